@@ -21,18 +21,28 @@ OPTIONAL = {
 
 
 class BuildWithGrids(build_py):
-    """Puts scripts/grids into the package, where an installation without a clone finds them by name."""
+    """Puts scripts/grids into the package, where an installation without a clone finds them by
+    name.
+    """
 
     def run(self) -> None:
-        """As setuptools does, then the grids, but for an editable installation, which has the clone."""
+        """As setuptools does, then the grids, but for an editable installation, which has the
+        clone.
+        """
         super().run()
         if not self.editable_mode:
-            shutil.copytree(HERE / "scripts/grids", Path(self.build_lib, "smoothadv/grids"), dirs_exist_ok=True)
+            shutil.copytree(
+                HERE / "scripts/grids", Path(self.build_lib, "smoothadv/grids"), dirs_exist_ok=True
+            )
 
 
 def requirements() -> list[str]:
     """The run-time dependencies: requirements.txt is their only list."""
-    return [line for line in (HERE / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+    return [
+        line
+        for line in (HERE / "requirements.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
 
 
 def version() -> str:
@@ -51,7 +61,8 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     author="smoothadv contributors",
-    keywords="randomized smoothing, certified robustness, adversarial training, adversarial examples, PyTorch",
+    keywords="randomized smoothing, certified robustness, adversarial training, adversarial "
+    "examples, PyTorch",
     classifiers=[
         "Development Status :: 4 - Beta",
         "Environment :: Console",

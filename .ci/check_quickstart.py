@@ -1,4 +1,6 @@
-"""Checks the folder that scripts/quickstart.sh wrote: SmoothAdv certifies more than Gaussian at every radius >= 0.5."""
+"""Checks the folder that scripts/quickstart.sh wrote: SmoothAdv certifies more than Gaussian at
+every radius >= 0.5.
+"""
 
 import csv
 import sys
@@ -14,7 +16,9 @@ radii = [radius for radius in rows["gaussian"] if radius >= 0.5]
 assert radii, f"the table has no radius of at least 0.5: {list(rows['gaussian'])}"
 for radius in radii:
     gaussian, smoothadv = rows["gaussian"][radius], rows["smoothadv"][radius]
-    assert smoothadv > gaussian, f"at radius {radius} SmoothAdv certifies {smoothadv:.3f}, Gaussian {gaussian:.3f}"
+    assert smoothadv > gaussian, (
+        f"at radius {radius} SmoothAdv certifies {smoothadv:.3f}, Gaussian {gaussian:.3f}"
+    )
 for name in (
     "certified_accuracy.png",
     "certified_accuracy.pdf",

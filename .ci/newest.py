@@ -1,8 +1,9 @@
-"""Runs a part of the tests with the newest versions of all packages where these are not the ones in .venv.
+"""Runs a part of the tests with the newest versions of all packages where these are not the ones in
+.venv.
 
-Only what is newer is downloaded, into a temporary folder that Python searches before .venv. Fails if these tests fail:
-requirements.txt promises that newer versions do. Where the newest cannot be found out, or be had here, it says so and
-passes.
+Only what is newer is downloaded, into a temporary folder that Python searches before .venv. Fails
+if these tests fail: requirements.txt promises that newer versions do. Where the newest cannot be
+found out, or be had here, it says so and passes.
 """
 
 import json
@@ -12,11 +13,29 @@ import sys
 import tempfile
 from pathlib import Path
 
-PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
+PIP = [
+    sys.executable,
+    "-m",
+    "pip",
+    "install",
+    "--quiet",
+    "--disable-pip-version-check",
+    "--upgrade",
+]
 SECONDS = 900  # for each of two downloads, so that a slow mirror does not hold up everything else
 TESTS = [
-    *("tests/test_core.py", "tests/test_checkpoints.py", "tests/test_readers.py", "tests/analysis", "tests/datasets"),
-    *("tests/commands/test_analyze.py", "tests/commands/test_certify.py", "tests/commands/test_train.py"),
+    *(
+        "tests/test_core.py",
+        "tests/test_checkpoints.py",
+        "tests/test_readers.py",
+        "tests/analysis",
+        "tests/datasets",
+    ),
+    *(
+        "tests/commands/test_analyze.py",
+        "tests/commands/test_certify.py",
+        "tests/commands/test_train.py",
+    ),
 ]
 
 
@@ -54,7 +73,9 @@ def main() -> int:
             return 0
         path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        return subprocess.run([sys.executable, "-m", "pytest", "-n", "2", *TESTS], env=environment).returncode
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-n", "2", *TESTS], env=environment
+        ).returncode
 
 
 if __name__ == "__main__":

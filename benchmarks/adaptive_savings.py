@@ -1,28 +1,34 @@
-"""How many noise draws `--method adaptive` saves, and how much accuracy it loses, simulated on p_A of released models.
+"""How many noise draws `--method adaptive` saves, and how much accuracy it loses, simulated on p_A
+of released models.
 
     python benchmarks/adaptive_savings.py --logs released [--rounds 3]
     python benchmarks/adaptive_savings.py --log logs/quickstart/sigma_0.50.tsv --sigma 0.5
 
-``--logs`` names a clone of the released repository (or its unpacked logs). The simulation takes four of its models: the
-best at radii 0.25, 0.625 to 0.75, 1.25 to 1.625 and 1.875 to 2.25. Their logs do not contain p_A, so it is estimated:
+``--logs`` names a clone of the released repository (or its unpacked logs). The simulation takes
+four of its models: the best at radii 0.25, 0.625 to 0.75, 1.25 to 1.625 and 1.875 to 2.25. Their
+logs do not contain p_A, so it is estimated:
 
-* A radius belongs to one count n_A of 100,000, or to a few counts whose printed radius is the same; one of these is
-  drawn, and p_A = n_A / n.
-* If n_A = n, the rate of misses is drawn from a gamma distribution, given that no miss was seen. The gamma is fitted by
-  maximum likelihood to the inputs with 0 to 20 misses, which are Poisson given their rate.
-* The p_A of an abstention is drawn uniformly below the smallest certified p_A, with the density that inputs have
-  between that p_A and 0.6, and not below 0.1. Its class is right as often as for the inputs in that range.
+* A radius belongs to one count n_A of 100,000, or to a few counts whose printed radius is the same;
+  one of these is drawn, and p_A = n_A / n.
+* If n_A = n, the rate of misses is drawn from a gamma distribution, given that no miss was seen.
+  The gamma is fitted by maximum likelihood to the inputs with 0 to 20 misses, which are Poisson
+  given their rate.
+* The p_A of an abstention is drawn uniformly below the smallest certified p_A, with the density
+  that inputs have between that p_A and 0.6, and not below 0.1. Its class is right as often as for
+  the inputs in that range.
 
-``--log`` takes p_A = successes / trials from one log that has these columns, and draws the class of its abstentions as
-above. The adaptive procedure is run on draws with these p_A, and so is the exact one with 100,000 draws; both use the
-same draws as long as both need draws. The selection is assumed to find the class that p_A belongs to. Printed are the
-draws per input (selection included), how many times fewer that is than for the exact procedure, the draws if wrong
-classes are skipped, the average certified radius of both (the adaptive one with its ladder), and the loss: the largest
-drop of certified accuracy at a radius of the paper's tables, in points. Wald's bound is what no sequential test of
-level alpha goes below on average, even if it knows p_A: log(1 / alpha) / KL(p_A, t) draws for the highest radius that
-it can decide with 125,000, whose null hypothesis is p_A <= t, and 0 for inputs without one. (Exact with n = 100,000
-certifies with a probability of one half what takes 145,000 draws by this formula.)
-Computing the boundaries of four fine grids takes half a minute, once. ``stopping_limit.py`` compares more rules.
+``--log`` takes p_A = successes / trials from one log that has these columns, and draws the class of
+its abstentions as above. The adaptive procedure is run on draws with these p_A, and so is the exact
+one with 100,000 draws; both use the same draws as long as both need draws. The selection is assumed
+to find the class that p_A belongs to. Printed are the draws per input (selection included), how
+many times fewer that is than for the exact procedure, the draws if wrong classes are skipped, the
+average certified radius of both (the adaptive one with its ladder), and the loss: the largest drop
+of certified accuracy at a radius of the paper's tables, in points. Wald's bound is what no
+sequential test of level alpha goes below on average, even if it knows p_A: log(1 / alpha) / KL(p_A,
+t) draws for the highest radius that it can decide with 125,000, whose null hypothesis is p_A <= t,
+and 0 for inputs without one. (Exact with n = 100,000 certifies with a probability of one half what
+takes 145,000 draws by this formula.) Computing the boundaries of four fine grids takes half a
+minute, once. ``stopping_limit.py`` compares more rules.
 """
 
 from __future__ import annotations
@@ -59,7 +65,9 @@ LEAST = 0.1
 
 @dataclass(frozen=True)
 class Population:
-    """Inputs: the probability [N] of the selected class, and whether that class is the right one [N]."""
+    """Inputs: the probability [N] of the selected class, and whether that class is the right one
+    [N].
+    """
 
     p: np.ndarray
     right: np.ndarray
@@ -78,7 +86,9 @@ def released_population(path: Path, sigma: float, generator: np.random.Generator
 
 
 def counts_behind(radii: np.ndarray, sigma: float, generator: np.random.Generator) -> np.ndarray:
-    """For each logged radius one of the counts that give this printed radius, or the nearest count if there is none."""
+    """For each logged radius one of the counts that give this printed radius, or the nearest count
+    if there is none.
+    """
     counts = np.arange(N // 2, N + 1)
     exact = sigma * special.ndtri(special.betaincinv(counts, N - counts + 1, ALPHA))
     exact[-1] = sigma * special.ndtri(ALPHA ** (1 / N))
@@ -87,11 +97,15 @@ def counts_behind(radii: np.ndarray, sigma: float, generator: np.random.Generato
     printed = np.array([float(f"{radius:.3}") for radius in exact])
     first = np.searchsorted(printed, radii - 1e-9).clip(max=len(counts) - 1)
     behind = np.searchsorted(printed, radii + 1e-9)
-    return counts[first + np.floor(generator.random(len(radii)) * np.maximum(1, behind - first)).astype(int)]
+    return counts[
+        first + np.floor(generator.random(len(radii)) * np.maximum(1, behind - first)).astype(int)
+    ]
 
 
 def unseen_misses(misses: np.ndarray, number: int, generator: np.random.Generator) -> np.ndarray:
-    """Rates of misses among N draws, for ``number`` inputs without a miss; see the module's docstring."""
+    """Rates of misses among N draws, for ``number`` inputs without a miss; see the module's
+    docstring.
+    """
     few = np.bincount(misses[misses <= FEW_MISSES], minlength=FEW_MISSES + 1)
     values = np.arange(FEW_MISSES + 1)
 
@@ -100,15 +114,23 @@ def unseen_misses(misses: np.ndarray, number: int, generator: np.random.Generato
         log_pmf = stats.nbinom.logpmf(values, shape, 1 / (1 + scale))
         return -float(few @ (log_pmf - special.logsumexp(log_pmf)))
 
-    fit = optimize.minimize(negative_log_likelihood, [-1.0, 2.0], method="L-BFGS-B", bounds=[(-7, 4), (-7, 9)])
+    fit = optimize.minimize(
+        negative_log_likelihood, [-1.0, 2.0], method="L-BFGS-B", bounds=[(-7, 4), (-7, 9)]
+    )
     shape, scale = np.exp(fit.x)
     return generator.gamma(shape, scale / (1 + scale), number)
 
 
 def with_abstentions(
-    p: np.ndarray, right: np.ndarray, abstained: np.ndarray, generator: np.random.Generator, spread: bool
+    p: np.ndarray,
+    right: np.ndarray,
+    abstained: np.ndarray,
+    generator: np.random.Generator,
+    spread: bool,
 ) -> Population:
-    """The population after its abstentions got classes and, with ``spread``, probabilities below the certified ones."""
+    """The population after its abstentions got classes and, with ``spread``, probabilities below
+    the certified ones.
+    """
     p, right = p.copy(), right.copy()
     certified = np.flatnonzero(~abstained)
     if abstained.any() and len(certified):
@@ -127,9 +149,13 @@ def logged_population(path: Path, generator: np.random.Generator) -> Population:
     """One draw of the inputs of a log with counts."""
     log = read_certification_log(path)
     if "trials" not in log:
-        raise SystemExit(f"{path} has no columns successes and trials: name a log that certify made")
+        raise SystemExit(
+            f"{path} has no columns successes and trials: name a log that certify made"
+        )
     p = (log["successes"] / log["trials"]).to_numpy()
-    return with_abstentions(p, log["correct"].to_numpy() == 1, log["predict"].to_numpy() < 0, generator, spread=False)
+    return with_abstentions(
+        p, log["correct"].to_numpy() == 1, log["predict"].to_numpy() < 0, generator, spread=False
+    )
 
 
 @cache
@@ -145,10 +171,11 @@ def new_adaptive(sigma: float, ladder: bool = False) -> Adaptive:
 
 
 def wald_bound(p: np.ndarray, sigma: float, n: int = N_MAX) -> tuple[np.ndarray, np.ndarray]:
-    """Wald's bound [N] for inputs of probabilities ``p``, and the numbers [N] of the radii decided (-1: none).
+    """Wald's bound [N] for inputs of probabilities ``p``, and the numbers [N] of the radii decided
+    (-1: none).
 
-    log(1 / alpha) / KL(p, t), where t is the null of the highest radius with t < p for which that is at most ``n``;
-    0 where there is none.
+    log(1 / alpha) / KL(p, t), where t is the null of the highest radius with t < p for which that
+    is at most ``n``; 0 where there is none.
     """
     bound, row = np.zeros(len(p)), np.full(len(p), -1)
     for j, radius in enumerate(PAPER_RADII):
@@ -160,8 +187,12 @@ def wald_bound(p: np.ndarray, sigma: float, n: int = N_MAX) -> tuple[np.ndarray,
     return bound, row.astype(int)
 
 
-def certify(procedure: Procedure, p: float, generator: np.random.Generator) -> tuple[Certificate, int]:
-    """The certificate for class 0 of probability ``p``, and how many of the first N draws that class won."""
+def certify(
+    procedure: Procedure, p: float, generator: np.random.Generator
+) -> tuple[Certificate, int]:
+    """The certificate for class 0 of probability ``p``, and how many of the first N draws that
+    class won.
+    """
     voting = procedure.votes(0)
     request, drawn, successes, of_n = next(voting), -N0, 0, 0
     while True:
@@ -179,7 +210,8 @@ def certify(procedure: Procedure, p: float, generator: np.random.Generator) -> t
 
 @dataclass(frozen=True)
 class Outcome:
-    """For each input [N]: draws, radii of both procedures (-1: abstained or wrong class), whether it is right.
+    """For each input [N]: draws, radii of both procedures (-1: abstained or wrong class), whether
+    it is right.
 
     ``wald`` [N] is Wald's bound on its draws.
     """
@@ -201,10 +233,14 @@ class Outcome:
     @property
     def loss(self) -> float:
         """The largest drop of certified accuracy, in points."""
-        return 100 * max(float((self.fixed >= r).mean() - (self.radius >= r).mean()) for r in PAPER_RADII)
+        return 100 * max(
+            float((self.fixed >= r).mean() - (self.radius >= r).mean()) for r in PAPER_RADII
+        )
 
 
-def simulate(procedure: Procedure, populations: Iterable[Population], generator: np.random.Generator) -> Outcome:
+def simulate(
+    procedure: Procedure, populations: Iterable[Population], generator: np.random.Generator
+) -> Outcome:
     """The outcome of ``procedure`` and of the exact one on all inputs."""
     sigma, rows, bounds = procedure.smoothing.sigma, [], []
     for population in populations:
@@ -218,7 +254,9 @@ def simulate(procedure: Procedure, populations: Iterable[Population], generator:
 
 
 def report(name: str, outcomes: list[Outcome]) -> None:
-    """Print one line of the table: for one population, or the mean over several with equal weights."""
+    """Print one line of the table: for one population, or the mean over several with equal
+    weights.
+    """
     mean = np.mean([outcome.mean for outcome in outcomes])
     aware = np.mean([outcome.label_aware_mean for outcome in outcomes])
     average = np.mean([np.maximum(outcome.radius, 0).mean() for outcome in outcomes])
@@ -226,24 +264,32 @@ def report(name: str, outcomes: list[Outcome]) -> None:
     loss = max(outcome.loss for outcome in outcomes)
     wald = np.mean([outcome.wald.mean() for outcome in outcomes])
     print(
-        f"{name:>9} {mean:9,.0f} {FIXED_DRAWS / mean:7.1f}x {aware:12,.0f} {FIXED_DRAWS / aware:7.1f}x"
-        f" {loss:12.3f} {average:8.3f} {fixed:8.3f} {average / fixed:6.3f} {wald:8,.0f} {mean / wald:6.2f}"
+        f"{name:>9} {mean:9,.0f} {FIXED_DRAWS / mean:7.1f}x {aware:12,.0f} "
+        f"{FIXED_DRAWS / aware:7.1f}x {loss:12.3f} {average:8.3f} {fixed:8.3f} "
+        f"{average / fixed:6.3f} {wald:8,.0f} {mean / wald:6.2f}"
     )
 
 
 def main() -> None:
     """Rebuild the populations, simulate, print a line for each and one over all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--logs", type=Path, help="folder of the released logs: it holds data/certify")
+    source.add_argument(
+        "--logs", type=Path, help="folder of the released logs: it holds data/certify"
+    )
     source.add_argument("--log", type=Path, help="one log with the columns successes and trials")
     parser.add_argument("--sigma", type=float, help="noise level of --log")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each population is drawn and certified")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each population is drawn and certified"
+    )
     options = parser.parse_args()
     if options.log and options.sigma is None:
         parser.error("--log needs --sigma")
     print(
-        "                draws  saving  label-aware  saving  loss/points      ACR  fixed n  ratio     Wald  draws/Wald"
+        "                draws  saving  label-aware  saving  loss/points      ACR  fixed n  "
+        "ratio     Wald  draws/Wald"
     )
     generator, outcomes = np.random.default_rng(0), []
     for sigma in [options.sigma] if options.log else LOGS:

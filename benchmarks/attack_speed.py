@@ -1,9 +1,10 @@
-"""Attacked images per second, as ratios to the released code, which attacks one image at a time in all its copies.
+"""Attacked images per second, as ratios to the released code, which attacks one image at a time in
+all its copies.
 
     python benchmarks/attack_speed.py --arch cifar_resnet20
 
-Both attack the same random images with the same noise, alternating in this process. Printed are medians over rounds of
-the ratio within a round, and the largest difference between the two results.
+Both attack the same random images with the same noise, alternating in this process. Printed are
+medians over rounds of the ratio within a round, and the largest difference between the two results.
 """
 
 from __future__ import annotations
@@ -26,21 +27,35 @@ EPSILON = 0.5
 
 
 def variants(
-    network: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, copies: int, options: argparse.Namespace
+    network: torch.nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    copies: int,
+    options: argparse.Namespace,
 ) -> dict[str, Callable[[], torch.Tensor]]:
-    """The functions to time, by name, the plain attack first. Each returns the adversarial images."""
+    """The functions to time, by name, the plain attack first. Each returns the adversarial
+    images.
+    """
     plain = plain_training.pgd(EPSILON, options.steps)
     attacked = arrange(network, options.device, images[0])
-    batch = options.batch or default_attack_batch(attacked, tuple(images.shape[1:]), options.device, copies)
+    batch = options.batch or default_attack_batch(
+        attacked, tuple(images.shape[1:]), options.device, copies
+    )
     ours = SmoothedAttack(PGD(EPSILON, options.steps), SIGMA, copies, batch=batch)
     noise = ours._noise(images, range(len(images)))
     eager = copy.deepcopy(network).eval()
 
     def attack_plainly() -> torch.Tensor:
-        rows = [plain(eager, images[i : i + 1], labels[i : i + 1], noise[i : i + 1]) for i in range(len(images))]
+        rows = [
+            plain(eager, images[i : i + 1], labels[i : i + 1], noise[i : i + 1])
+            for i in range(len(images))
+        ]
         return torch.cat(rows).detach()
 
-    return {"plain": attack_plainly, "ours": lambda: ours(attacked, images, labels, range(len(images)))}
+    return {
+        "plain": attack_plainly,
+        "ours": lambda: ours(attacked, images, labels, range(len(images))),
+    }
 
 
 def main() -> None:
@@ -53,17 +68,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--copies", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument(
-        "--batch", type=int, default=None, help="noisy images per pass (None: the default of the device)"
+        "--batch",
+        type=int,
+        default=None,
+        help="noisy images per pass (None: the default of the device)",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    where = torch.cuda.get_device_name() if options.device.type == "cuda" else f"{options.threads} threads"
+    where = (
+        torch.cuda.get_device_name()
+        if options.device.type == "cuda"
+        else f"{options.threads} threads"
+    )
     print(
-        f"{options.arch}, T={options.steps}, {options.rounds} rounds, {where}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}"
+        f"{options.arch}, T={options.steps}, {options.rounds} rounds, {where}, torch "
+        f"{torch.__version__}, Python {platform.python_version()}"
     )
     network = settled(options.arch, options.device).eval()
     for copies in options.copies:
@@ -73,11 +95,16 @@ def main() -> None:
         runs = variants(network, images, labels, copies, options)
         found = {name: run() for name, run in runs.items()}
         difference = float((found["ours"] - found["plain"]).abs().max())
-        rounds = [{name: seconds(run, options.device) for name, run in runs.items()} for _ in range(options.rounds)]
+        rounds = [
+            {name: seconds(run, options.device) for name, run in runs.items()}
+            for _ in range(options.rounds)
+        ]
         for name in runs:
             ratio = statistics.median(times["plain"] / times[name] for times in rounds)
             rate = statistics.median(count / times[name] for times in rounds)
-            print(f"m={copies:<4d} {name:6s} {rate:10,.2f} images/s {ratio:6.2f} x plain", flush=True)
+            print(
+                f"m={copies:<4d} {name:6s} {rate:10,.2f} images/s {ratio:6.2f} x plain", flush=True
+            )
         print(f"m={copies:<4d} largest difference of a pixel {difference:.1e}")
 
 

@@ -1,12 +1,14 @@
-"""How far attacks lower the probability of the label under smoothing: a finer measure than accuracy under attack.
+"""How far attacks lower the probability of the label under smoothing: a finer measure than accuracy
+under attack.
 
-    python benchmarks/attack_strength.py digits models/quickstart/smoothadv/checkpoint.pth.tar 0.25 \
+    python benchmarks/attack_strength.py digits models/quickstart/smoothadv/checkpoint.pth.tar \\
+        0.25 \
         logs/attacked/m64/epsilon_0.5.npz logs/attacked/m1/epsilon_0.5.npz
 
-For each archive of adversarial examples this prints the label's probability, averaged over images: from the base
-classifier's decisions on noisy copies, and from its softmax. The draws are the same for all archives, and no attack has
-seen them. It also prints the difference from the first archive, with the standard error of the paired difference over
-images.
+For each archive of adversarial examples this prints the label's probability, averaged over images:
+from the base classifier's decisions on noisy copies, and from its softmax. The draws are the same
+for all archives, and no attack has seen them. It also prints the difference from the first archive,
+with the standard error of the paired difference over images.
 """
 
 from __future__ import annotations
@@ -28,12 +30,23 @@ _BATCH = 500
 
 
 @torch.inference_mode()
-def label_probabilities(classifier: torch.nn.Module, images: np.ndarray, labels: np.ndarray, draws: torch.Tensor):
-    """For each of the images [N, C, H, W] the share of decisions for its label, and its label's softmax: [2, N]."""
+def label_probabilities(
+    classifier: torch.nn.Module, images: np.ndarray, labels: np.ndarray, draws: torch.Tensor
+):
+    """For each of the images [N, C, H, W] the share of decisions for its label, and its label's
+    softmax: [2, N].
+    """
     rows = []
-    for image, label in tqdm(list(zip(torch.tensor(images), labels.tolist())), "images", disable=None, delay=2):
+    for image, label in tqdm(
+        list(zip(torch.tensor(images), labels.tolist())), "images", disable=None, delay=2
+    ):
         logits = torch.cat([classifier(image + part) for part in draws.split(_BATCH)])
-        rows.append([float((logits.argmax(1) == label).double().mean()), float(logits.softmax(1)[:, label].mean())])
+        rows.append(
+            [
+                float((logits.argmax(1) == label).double().mean()),
+                float(logits.softmax(1)[:, label].mean()),
+            ]
+        )
     return np.array(rows).T
 
 
@@ -50,10 +63,13 @@ def main() -> None:
     archives = {path: read_examples(path) for path in options.archives}
     first = next(iter(archives.values()))
     shape = torch.tensor(first["image"][0])
-    classifier = arrange(load_classifier(options.checkpoint, options.dataset), torch.device("cpu"), shape)
+    classifier = arrange(
+        load_classifier(options.checkpoint, options.dataset), torch.device("cpu"), shape
+    )
     draws = GaussianNoise(options.sigma, _SEED).stream(0, "cpu").draw(options.draws, shape)
     print(
-        "| attack | images | decisions for the label (%) | over the first | softmax of the label (%) | over the first |"
+        "| attack | images | decisions for the label (%) | over the first | softmax of the label "
+        "(%) | over the first |"
     )
     print("|---|---:|---:|---:|---:|---:|")
     reference = None
@@ -66,7 +82,10 @@ def main() -> None:
         for probabilities, base in zip(found, reference):
             difference = 100 * (probabilities - base)
             error = difference.std(ddof=1) / np.sqrt(len(difference))
-            cells += [f"{100 * probabilities.mean():.2f}", f"{difference.mean():+.2f} ± {error:.2f}"]
+            cells += [
+                f"{100 * probabilities.mean():.2f}",
+                f"{difference.mean():+.2f} ± {error:.2f}",
+            ]
         print("| " + " | ".join(cells) + " |", flush=True)
 
 

@@ -1,11 +1,15 @@
-"""Noisy samples per second of certification, as a ratio to a plain eager float32 loop over the same network.
+"""Noisy samples per second of certification, as a ratio to a plain eager float32 loop over the same
+network.
 
-    python benchmarks/certification_speed.py --arch cifar_resnet110 --plain-batch 400 --draws 800 --compile
-    python benchmarks/certification_speed.py --arch resnet50 --plain-batch 8 --draws 16 --batch 8 --compile
+    python benchmarks/certification_speed.py --arch cifar_resnet110 --plain-batch 400 \\
+        --draws 800 --compile
+    python benchmarks/certification_speed.py --arch resnet50 --plain-batch 8 --draws 16 \\
+        --batch 8 --compile
 
-All variants alternate in this process, and include drawing the noise and counting the votes. Printed are medians over
-rounds of the ratio within a round. The last lines give the speed of drawing noise alone. Weights are random, because
-speed does not depend on them; the statistics of normalization come from noise-like images.
+All variants alternate in this process, and include drawing the noise and counting the votes.
+Printed are medians over rounds of the ratio within a round. The last lines give the speed of
+drawing noise alone. Weights are random, because speed does not depend on them; the statistics of
+normalization come from noise-like images.
 """
 
 from __future__ import annotations
@@ -31,7 +35,9 @@ DATASETS = {"resnet50": "imagenet"}
 
 
 def settled(arch: str, dataset: str, device: torch.device) -> torch.nn.Module:
-    """The architecture in eval mode, whose batch normalization has the statistics of noise-like images."""
+    """The architecture in eval mode, whose batch normalization has the statistics of noise-like
+    images.
+    """
     torch.manual_seed(0)
     network = get_architecture(arch, dataset).to(device).train()
     with torch.no_grad():
@@ -40,7 +46,9 @@ def settled(arch: str, dataset: str, device: torch.device) -> torch.nn.Module:
     return network.eval()
 
 
-def counting(counter: VoteCounter, noise: Noise, image: torch.Tensor, draws: int) -> Callable[[], None]:
+def counting(
+    counter: VoteCounter, noise: Noise, image: torch.Tensor, draws: int
+) -> Callable[[], None]:
     """A function that counts votes as certification does."""
 
     def voting():
@@ -53,7 +61,9 @@ def counting(counter: VoteCounter, noise: Noise, image: torch.Tensor, draws: int
     return run
 
 
-def filling(noise: Noise, image: torch.Tensor, batch: int, draws: int, device: torch.device) -> Callable[[], None]:
+def filling(
+    noise: Noise, image: torch.Tensor, batch: int, draws: int, device: torch.device
+) -> Callable[[], None]:
     """A function that only draws the noise."""
     out = torch.empty(batch, *image.shape, device=device).to(memory_format=torch.channels_last)
     stream = noise.stream(0, device)
@@ -67,7 +77,11 @@ def filling(noise: Noise, image: torch.Tensor, batch: int, draws: int, device: t
 
 def seconds(run: Callable[[], None], options: argparse.Namespace) -> float:
     """Processor time on one CPU thread, which other processes do not disturb; else wall time."""
-    clock = time.process_time if options.threads == 1 and options.device.type == "cpu" else time.perf_counter
+    clock = (
+        time.process_time
+        if options.threads == 1 and options.device.type == "cpu"
+        else time.perf_counter
+    )
     if options.device.type == "cuda":
         torch.cuda.synchronize()
     start = clock()
@@ -83,7 +97,11 @@ def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
     description = describe_dataset(dataset)
     network = settled(options.arch, dataset, device)
     image = (torch.rand(description.image_shape) * 255).round().to(device) / 255
-    classes, gauss, rounded = description.num_classes, GaussianNoise(SIGMA, 0), RoundedGaussianNoise(SIGMA, 0)
+    classes, gauss, rounded = (
+        description.num_classes,
+        GaussianNoise(SIGMA, 0),
+        RoundedGaussianNoise(SIGMA, 0),
+    )
     runs: dict[str, Callable[[], None]] = {
         f"plain, batch {options.plain_batch}": lambda: count_votes(
             network, image, options.draws, options.plain_batch, classes, gaussian(SIGMA)
@@ -100,8 +118,12 @@ def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
         runs[name] = counting(counter, gauss, image, options.draws)
         if precision == "fp32" and not compiled:
             runs[f"{name}, --sound"] = counting(counter, rounded, image, options.draws)
-            runs["drawing Gaussian noise alone"] = filling(gauss, image, batch, options.draws, device)
-            runs["drawing --sound noise alone"] = filling(rounded, image, batch, options.draws, device)
+            runs["drawing Gaussian noise alone"] = filling(
+                gauss, image, batch, options.draws, device
+            )
+            runs["drawing --sound noise alone"] = filling(
+                rounded, image, batch, options.draws, device
+            )
     return runs
 
 
@@ -112,7 +134,9 @@ def main() -> None:
     )
     parser.add_argument("--arch", default="cifar_resnet110")
     parser.add_argument("--plain-batch", type=int, default=400)
-    parser.add_argument("--batch", type=int, default=None, help="batch of ours; None: as certify chooses")
+    parser.add_argument(
+        "--batch", type=int, default=None, help="batch of ours; None: as certify chooses"
+    )
     parser.add_argument("--draws", type=int, default=800, help="per round and variant")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
@@ -128,9 +152,14 @@ def main() -> None:
     for _ in range(options.rounds):
         rounds.append({name: seconds(run, options) for name, run in runs.items()})
     plain = next(iter(runs))
-    where = torch.cuda.get_device_name() if options.device.type == "cuda" else f"{options.threads} threads"
+    where = (
+        torch.cuda.get_device_name()
+        if options.device.type == "cuda"
+        else f"{options.threads} threads"
+    )
     print(
-        f"{options.arch}, {options.rounds} rounds of {options.draws} draws, {where}, torch {torch.__version__}, ",
+        f"{options.arch}, {options.rounds} rounds of {options.draws} draws, {where}, torch "
+        f"{torch.__version__}, ",
         end="",
     )
     print(f"Python {platform.python_version()}")

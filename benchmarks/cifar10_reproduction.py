@@ -1,12 +1,14 @@
-"""SmoothAdv against Gaussian augmentation on CIFAR-10's images, with a schedule that takes minutes on one GPU.
+"""SmoothAdv against Gaussian augmentation on CIFAR-10's images, with a schedule that takes minutes
+on one GPU.
 
     python benchmarks/cifar10_reproduction.py IMAGES --minutes 9       # again until it says that all is done
 
-IMAGES is a folder with train/CLASS/* and test/CLASS/*, or a tar archive of one. For each sigma the script trains a
-Gaussian model and a model of SmoothAdv-PGD (T=2, m=1), certifies both on every 20th test image with N = 100,000 (exact)
-and on all test images adaptively, and attacks them. This is a sweep: its grid is written to FOLDER/cifar10_short.toml,
-and it continues where it was stopped. Then the script writes FOLDER/report.html and FOLDER/results.md: certified
-accuracies with intervals and their paired differences. --page also puts results.md between the markers of a page.
+IMAGES is a folder with train/CLASS/* and test/CLASS/*, or a tar archive of one. For each sigma the
+script trains a Gaussian model and a model of SmoothAdv-PGD (T=2, m=1), certifies both on every 20th
+test image with N = 100,000 (exact) and on all test images adaptively, and attacks them. This is a
+sweep: its grid is written to FOLDER/cifar10_short.toml, and it continues where it was stopped. Then
+the script writes FOLDER/report.html and FOLDER/results.md: certified accuracies with intervals and
+their paired differences. --page also puts results.md between the markers of a page.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- cifar10 reproduction: begin -->", "<!-- cifar10 reproduction: end -->"
 RADII = ("0", "0.25", "0.5", "0.75", "1", "1.25", "1.5", "1.75")
 GAUSSIAN, SMOOTHADV = "Gaussian", "SmoothAdv"
-# Exit codes of a sweep that was asked to stop; the last two if it ended before it could handle the signal.
+# Exit codes of a sweep that was asked to stop; the last two if it ended before it could handle the
+# signal.
 STOPPED = (143, -signal.SIGTERM, -signal.SIGKILL)
 # Seconds for a sweep to save before it is killed.
 GRACE = 60
@@ -94,7 +97,9 @@ SMOKE = {
 
 
 def unpacked(images: Path, folder: Path) -> Path:
-    """The folder of images; an archive is unpacked beside the results, unless that was done before."""
+    """The folder of images; an archive is unpacked beside the results, unless that was done
+    before.
+    """
     if images.is_dir():
         return images
     target, done = folder / "images", folder / "images" / ".complete"
@@ -128,8 +133,17 @@ def write_grid(options: argparse.Namespace, images: Path) -> Path:
 
 
 def sweep(grid: Path, options: argparse.Namespace) -> int:
-    """Run what is missing of the sweep; returns its exit code. After --minutes it is asked to stop, and saves."""
-    words = [sys.executable, str(ROOT / "code/sweep.py"), "run", str(grid), "--jobs", str(options.jobs)]
+    """Run what is missing of the sweep; returns its exit code. After --minutes it is asked to stop,
+    and saves.
+    """
+    words = [
+        sys.executable,
+        str(ROOT / "code/sweep.py"),
+        "run",
+        str(grid),
+        "--jobs",
+        str(options.jobs),
+    ]
     process = subprocess.Popen(words + ["--device", "cpu"] * (options.device == "cpu"))
     try:
         return process.wait(60 * options.minutes if options.minutes else None)
@@ -159,7 +173,9 @@ def logs_of(folder: Path, group: str, sigma: float, name: str) -> list[Path]:
 
 
 def results(options: argparse.Namespace) -> str:
-    """Certified accuracies with intervals, and their paired differences from the Gaussian model's, as Markdown."""
+    """Certified accuracies with intervals, and their paired differences from the Gaussian model's,
+    as Markdown.
+    """
     parts = []
     for sigma in options.sigmas:
         stem = f"sigma_{sigma:.2f}"
@@ -170,7 +186,9 @@ def results(options: argparse.Namespace) -> str:
             table = output_of("analyze", "table", *named, "--radii", *RADII, "--confidence", 0.95)
             parts.append(f"sigma = {sigma:g}, {title}:\n\n{table}")
             for other in others:
-                compared = output_of("analyze", "compare", gaussian, other, "--radii", *RADII, "--confidence", 0.95)
+                compared = output_of(
+                    "analyze", "compare", gaussian, other, "--radii", *RADII, "--confidence", 0.95
+                )
                 parts.append(f"{other.parts[-6]} against Gaussian, the same images:\n\n{compared}")
     return "\n\n".join(parts) + "\n"
 
@@ -188,9 +206,16 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("images", type=Path, help="folder with train/CLASS/* and test/CLASS/*, or a tar archive of one")
     parser.add_argument(
-        "--folder", type=Path, default=Path("logs/cifar10_reproduction"), help="folder for models, logs and results"
+        "images",
+        type=Path,
+        help="folder with train/CLASS/* and test/CLASS/*, or a tar archive of one",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("logs/cifar10_reproduction"),
+        help="folder for models, logs and results",
     )
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.5])
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1.0], help="of SmoothAdv")
@@ -198,21 +223,40 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--warmup", type=int, default=5, help="epochs over which epsilon grows")
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--skip", type=int, default=20, help="certify and attack every SKIP-th image")
+    parser.add_argument(
+        "--skip", type=int, default=20, help="certify and attack every SKIP-th image"
+    )
     parser.add_argument("--draws", type=int, default=100_000, help="N of the exact certificates")
-    parser.add_argument("--adaptive-skip", type=int, default=1, help="certify every K-th image adaptively")
-    parser.add_argument("--adaptive-draws", type=int, default=125_000, help="most draws of an image, adaptively")
+    parser.add_argument(
+        "--adaptive-skip", type=int, default=1, help="certify every K-th image adaptively"
+    )
+    parser.add_argument(
+        "--adaptive-draws", type=int, default=125_000, help="most draws of an image, adaptively"
+    )
     parser.add_argument("--attack-steps", type=int, default=20)
     parser.add_argument("--attack-draws", type=int, default=32, help="m of the attack")
-    parser.add_argument("--prediction-draws", type=int, default=10_000, help="N of PREDICT on attacked images")
+    parser.add_argument(
+        "--prediction-draws", type=int, default=10_000, help="N of PREDICT on attacked images"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
-    parser.add_argument("--minutes", type=float, default=None, help="stop after this time; the same command continues")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=None,
+        help="stop after this time; the same command continues",
+    )
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="bf16", help="of training")
     parser.add_argument("--certify-precision", choices=("fp32", "bf16", "fp16"), default="fp16")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--page", type=Path, default=None, help="page for the tables, like docs/replication.md")
-    parser.add_argument("--smoke", action="store_true", help="check that everything runs: a small network, few draws")
+    parser.add_argument(
+        "--page", type=Path, default=None, help="page for the tables, like docs/replication.md"
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="check that everything runs: a small network, few draws",
+    )
     options = parser.parse_args(arguments)
     if options.smoke:
         vars(options).update(SMOKE)

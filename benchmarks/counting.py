@@ -1,15 +1,17 @@
-"""Counts what a CUDA GPU would do: kernels, bytes, waits and memory of any code, run on tensors without data.
+"""Counts what a CUDA GPU would do: kernels, bytes, waits and memory of any code, run on tensors
+without data.
 
     with Counted() as cost, torch.inference_mode():
         network(torch.empty(4096, 3, 32, 32, device="meta"))
     print(sum(cost.kernels.values()), sum(cost.bytes.values()), cost.waits, cost.peak)
 
-The code runs on torch's "meta" device, whose tensors have a shape and no values, so that nothing is computed and the
-branches are those of an accelerator. Each operator that a GPU would execute counts as one kernel, except where the
-tables below say how many eager PyTorch launches. No kernels are: views, allocations, and copies between host and
-device. A kernel's bytes are those of the tensors that it reads and writes, each once; of an expanded tensor those that
-it has in memory. What kernels do inside (workspaces, layout changes within cuDNN, several passes of a reduction) is not
-counted. A value that the host reads is 1 (or True): that is the branch that is counted.
+The code runs on torch's "meta" device, whose tensors have a shape and no values, so that nothing is
+computed and the branches are those of an accelerator. Each operator that a GPU would execute counts
+as one kernel, except where the tables below say how many eager PyTorch launches. No kernels are:
+views, allocations, and copies between host and device. A kernel's bytes are those of the tensors
+that it reads and writes, each once; of an expanded tensor those that it has in memory. What kernels
+do inside (workspaces, layout changes within cuDNN, several passes of a reduction) is not counted. A
+value that the host reads is 1 (or True): that is the branch that is counted.
 """
 
 from __future__ import annotations
@@ -40,20 +42,30 @@ _FREE = {
 }
 # Operators that are sequences of kernels inside, where no mode sees them.
 _SEVERAL = {aten.logsumexp: 9, aten.nonzero: 2}
-# PyTorch's launches for lists of tensors (ATen/native/cuda/MultiTensorApply.cuh): so many tensors, by the number of
-# lists, and so many blocks of so many elements.
+# PyTorch's launches for lists of tensors (ATen/native/cuda/MultiTensorApply.cuh): so many tensors,
+# by the number of lists, and so many blocks of so many elements.
 _LIST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 _LIST_BLOCKS, _LIST_ELEMENTS = 320, 65_536
 _CONCATENATED = 128
-_OVERWRITING = ("copy_", "fill_", "zero_", "normal_", "uniform_", "_foreach_copy_", "_foreach_zero_")
+_OVERWRITING = (
+    "copy_",
+    "fill_",
+    "zero_",
+    "normal_",
+    "uniform_",
+    "_foreach_copy_",
+    "_foreach_zero_",
+)
 
 
 class Counted(TorchDispatchMode):
-    """Within, operators on meta tensors are counted: ``kernels`` and ``bytes`` by operator, ``waits`` by reason.
+    """Within, operators on meta tensors are counted: ``kernels`` and ``bytes`` by operator,
+    ``waits`` by reason.
 
-    ``launches`` are those of the host, which takes one for all kernels of a graph: ``graphs`` has their numbers.
-    ``peak`` is the most memory that tensors take at a time, in bytes: those made within, and those from before that
-    were used. While ``paused``, operators run without being counted.
+    ``launches`` are those of the host, which takes one for all kernels of a graph: ``graphs`` has
+    their numbers. ``peak`` is the most memory that tensors take at a time, in bytes: those made
+    within, and those from before that were used. While ``paused``, operators run without being
+    counted.
     """
 
     def __init__(self) -> None:
@@ -74,7 +86,9 @@ class Counted(TorchDispatchMode):
             self._paused = False
 
     def launch(self, name: str, kernels: int, moved: int) -> None:
-        """Count kernels that no operator stands for, for example of a library for exchange between GPUs."""
+        """Count kernels that no operator stands for, for example of a library for exchange between
+        GPUs.
+        """
         if not self._paused:
             self.launches += kernels
             self.kernels[name] += kernels
@@ -97,7 +111,11 @@ class Counted(TorchDispatchMode):
             self.waits[reason] += 1
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if _consists_of_others(function):  # in inference mode they arrive whole
@@ -119,7 +137,9 @@ class Counted(TorchDispatchMode):
         name = packet.__name__
         self._note_waits(name, args, kwargs, given, made)
         if not (_is_view(function) or packet in _FREE or _crosses(given, made)):
-            in_place = name.startswith("_foreach_") and not made  # of all lists, the first is overwritten
+            in_place = (
+                name.startswith("_foreach_") and not made
+            )  # of all lists, the first is overwritten
             moved = _moved(name, given, args[0] if in_place else made)
             if packet is aten.convolution and args[2] is not None:
                 moved += 2 * made[0].nbytes  # the bias is added in place
@@ -134,19 +154,34 @@ class Counted(TorchDispatchMode):
         given: list[torch.Tensor],
         made: list[torch.Tensor],
     ) -> None:
-        if name == "_to_copy" and not given[0].is_meta and made[0].is_meta and not kwargs.get("non_blocking"):
+        if (
+            name == "_to_copy"
+            and not given[0].is_meta
+            and made[0].is_meta
+            and not kwargs.get("non_blocking")
+        ):
             self.wait("copy to the device")
         elif name == "lift_fresh" and made[0].is_meta:
             self.wait("copy to the device")  # torch.tensor(values, device=...)
         elif name == "where" and any(not tensor.is_meta for tensor in given):
-            self.wait("copy to the device")  # CUDA's where moves a number of the host to the device first
-        elif name == "fill_" and not given[0].dim() and given[0].untyped_storage().nbytes() > given[0].nbytes:
-            self.wait("copy to the device")  # tensor[index] = number, which CUDA copies from a tensor of the host
+            self.wait(
+                "copy to the device"
+            )  # CUDA's where moves a number of the host to the device first
+        elif (
+            name == "fill_"
+            and not given[0].dim()
+            and given[0].untyped_storage().nbytes() > given[0].nbytes
+        ):
+            self.wait(
+                "copy to the device"
+            )  # tensor[index] = number, which CUDA copies from a tensor of the host
         elif name in ("index", "index_put_"):
             for index in args[1]:
                 if isinstance(index, torch.Tensor) and not index.is_meta:
                     self.wait("copy to the device")
-                elif _is_mask(index) and (name == "index" or args[2].numel() > 1):  # one value fills without a wait
+                elif _is_mask(index) and (
+                    name == "index" or args[2].numel() > 1
+                ):  # one value fills without a wait
                     self.wait("indexing by a mask")
 
     def _remember(self, tensors: list[torch.Tensor]) -> None:
@@ -187,7 +222,9 @@ def _answer_copy(counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any]
     return aten._to_copy.default(*args, **kwargs)
 
 
-def _answer_copy_into(counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _answer_copy_into(
+    counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
     target, source, *rest = args
     if target.is_meta == source.is_meta:
         return aten.copy_.default(*args, **kwargs)
@@ -196,7 +233,9 @@ def _answer_copy_into(counted: Counted, args: tuple[Any, ...], kwargs: dict[str,
     return target
 
 
-def _answer_nonzero(counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _answer_nonzero(
+    counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
     """All entries: the most rows that there can be."""
     counted.wait("number of nonzero entries")
     return torch.empty(args[0].numel(), args[0].dim(), dtype=torch.int64, device=META)
@@ -206,15 +245,21 @@ def _answer_index(counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any
     """All entries of a mask: the most rows that there can be."""
     places: list[torch.Tensor | None] = []
     for index in args[1]:
-        every = torch.empty(index.numel(), dtype=torch.int64, device=META) if _is_mask(index) else index
+        every = (
+            torch.empty(index.numel(), dtype=torch.int64, device=META) if _is_mask(index) else index
+        )
         places += [every] * (index.dim() if _is_mask(index) else 1)
     return aten.index.Tensor(args[0], places)
 
 
 def _answer_fused(counted: Counted, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """A convolution with all that follows in the same kernel, which the meta device does not know."""
+    """A convolution with all that follows in the same kernel, which the meta device does not
+    know.
+    """
     stride, padding, dilation, groups = args[-4:]
-    return aten.convolution.default(args[0], args[1], None, stride, padding, dilation, False, [0, 0], groups)
+    return aten.convolution.default(
+        args[0], args[1], None, stride, padding, dilation, False, [0, 0], groups
+    )
 
 
 def _is_mask(index: torch.Tensor | None) -> bool:
@@ -234,17 +279,23 @@ _ANSWERS: dict[Any, Callable[[Counted, tuple[Any, ...], dict[str, Any]], Any]] =
 
 @functools.cache
 def _consists_of_others(function: Any) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        function.name(), "CompositeImplicitAutograd"
+    )
 
 
 @functools.cache
 def _is_view(function: Any) -> bool:
     returned = function._schema.returns
-    return bool(returned) and all(each.alias_info is not None and not each.alias_info.is_write for each in returned)
+    return bool(returned) and all(
+        each.alias_info is not None and not each.alias_info.is_write for each in returned
+    )
 
 
 def _crosses(given: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
-    """Whether an operator copies between host and device, gives the host a number, or has nothing to compute."""
+    """Whether an operator copies between host and device, gives the host a number, or has nothing
+    to compute.
+    """
     if not all(tensor.is_meta for tensor in made) or (len(given) == 1 and not given[0].is_meta):
         return True
     written = made or given[:1]
@@ -255,23 +306,33 @@ def _launches(function: Any, args: tuple[Any, ...]) -> int:
     """The kernels of an operator."""
     packet, name = function.overloadpacket, function.overloadpacket.__name__
     if packet is aten.convolution:
-        return 1 + (args[2] is not None)  # cuDNN's convolution has no bias: PyTorch adds it in place
+        return 1 + (
+            args[2] is not None
+        )  # cuDNN's convolution has no bias: PyTorch adds it in place
     if packet is aten.convolution_backward:
         return sum(args[-1])  # of input, weight and bias
     if packet in (aten.cat, aten.stack):
         return math.ceil(len(args[0]) / _CONCATENATED)
     if name.startswith("_foreach_"):
-        lists = [arg for arg in args if isinstance(arg, (list, tuple)) and isinstance(arg[0], torch.Tensor)]
+        lists = [
+            arg
+            for arg in args
+            if isinstance(arg, (list, tuple)) and isinstance(arg[0], torch.Tensor)
+        ]
         return _list_launches(lists, function._schema.returns)
     return _SEVERAL.get(packet, 1)
 
 
 def _list_launches(lists: list[list[torch.Tensor]], returned: Any) -> int:
-    """The launches for lists of tensors: few, or one for each tensor where shapes, layouts or devices differ."""
+    """The launches for lists of tensors: few, or one for each tensor where shapes, layouts or
+    devices differ.
+    """
     for tensors in zip(*lists):
         first = tensors[0]
         if any(
-            tensor.shape != first.shape or tensor.stride() != first.stride() or not _is_dense(tensor)
+            tensor.shape != first.shape
+            or tensor.stride() != first.stride()
+            or not _is_dense(tensor)
             for tensor in tensors
         ):
             return len(lists[0])
@@ -293,7 +354,9 @@ def _list_launches(lists: list[list[torch.Tensor]], returned: Any) -> int:
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill a piece of memory, in any order of the dimensions."""
     expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1):
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size > 1
+    ):
         if stride != expected:
             return False
         expected *= size
@@ -313,17 +376,28 @@ def _in_memory(tensor: torch.Tensor) -> int:
 
 def page(rows: list[dict], with_operators: bool) -> str:
     """The figures as Markdown."""
-    lines = ["| case | images | kernels | launches | MB per image | waits | peak GiB | bytes, ms | launches, ms |"]
+    lines = [
+        "| case | images | kernels | launches | MB per image | waits | peak GiB | bytes, ms | "
+        "launches, ms |"
+    ]
     lines.append("|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for row in rows:
         moved, waits = row["bytes"] / row["images"] / 1e6, sum(row["waits"].values())
         lines.append(
-            f"| {row['case']} | {row['images']} | {row['kernels']:,} | {row['launches']:,} | {moved:,.2f} | {waits} "
-            f"| {row['peak'] / 2**30:.2f} | {row['bytes_ms']:.1f} | {row['launches_ms']:.1f} |"
+            f"| {row['case']} | {row['images']} | {row['kernels']:,} | {row['launches']:,} | "
+            f"{moved:,.2f} | {waits} | {row['peak'] / 2**30:.2f} | {row['bytes_ms']:.1f} | "
+            f"{row['launches_ms']:.1f} |"
         )
     for row in rows if with_operators else ():
-        lines += ["", f"{row['case']}; waits: {row['waits'] or 'none'}", "", "| operator | kernels | MB per image |"]
+        lines += [
+            "",
+            f"{row['case']}; waits: {row['waits'] or 'none'}",
+            "",
+            "| operator | kernels | MB per image |",
+        ]
         lines.append("|---|---:|---:|")
         for name, found in row["operators"].items():
-            lines.append(f"| {name} | {found['kernels']:,} | {found['bytes'] / row['images'] / 1e6:,.3f} |")
+            lines.append(
+                f"| {name} | {found['kernels']:,} | {found['bytes'] / row['images'] / 1e6:,.3f} |"
+            )
     return "\n".join(lines)

@@ -1,11 +1,13 @@
-"""Compares denoised smoothing with classifiers trained under noise, on digits, and writes docs/denoised.md and .png.
+"""Compares denoised smoothing with classifiers trained under noise, on digits, and writes
+docs/denoised.md and .png.
 
     python benchmarks/denoised_comparison.py
 
-One classifier per seed is trained without noise. It is certified at sigma as it is, behind a denoiser of mean squared
-error, behind one of stability that starts from the former, and behind a diffusion model in one step; beside it are
-Gaussian augmentation and SmoothAdv. The script runs the commands that a user would type, several at a time, and
-continues where it was interrupted. It needs the package diffusers.
+One classifier per seed is trained without noise. It is certified at sigma as it is, behind a
+denoiser of mean squared error, behind one of stability that starts from the former, and behind a
+diffusion model in one step; beside it are Gaussian augmentation and SmoothAdv. The script runs the
+commands that a user would type, several at a time, and continues where it was interrupted. It needs
+the package diffusers.
 """
 
 from __future__ import annotations
@@ -40,8 +42,10 @@ _DENOISED = ("mse", "stability", "diffusion")
 _OPTIONS = {
     **dict.fromkeys(("clean", "gaussian"), "--epochs 30 --lr-step-size 10"),
     "mse": "--recipe denoiser --epochs 60 --lr-step-size 20",
-    "stability": "--objective stability --optimizer adamw --lr 0.0003 --epochs 30 --lr-step-size 15",
-    "smoothadv": "--attack PGD --epsilon 0.5 --num-steps 4 --num-noise-vec 2 --epochs 30 --lr-step-size 12",
+    "stability": "--objective stability --optimizer adamw --lr 0.0003 --epochs 30 --lr-step-size "
+    "15",
+    "smoothadv": "--attack PGD --epsilon 0.5 --num-steps 4 --num-noise-vec 2 --epochs 30 "
+    "--lr-step-size 12",
 }
 
 
@@ -66,7 +70,11 @@ class Job:
 
     @property
     def denoiser(self) -> str:
-        return f"diffusers:{self.model(self.way)}" if self.way == "diffusion" else self.checkpoint(self.way)
+        return (
+            f"diffusers:{self.model(self.way)}"
+            if self.way == "diffusion"
+            else self.checkpoint(self.way)
+        )
 
     def train(self, way: str) -> None:
         """Make a model, and those that it starts from, unless it is there."""
@@ -76,11 +84,22 @@ class Job:
         if way == "diffusion":
             train_diffusion(model, self.seed)
         else:
-            command = {"mse": "train_denoiser", "stability": "train_denoiser", "smoothadv": "train_pgd"}.get(
-                way, "train"
-            )
+            command = {
+                "mse": "train_denoiser",
+                "stability": "train_denoiser",
+                "smoothadv": "train_pgd",
+            }.get(way, "train")
             arch = "digits_dncnn" if way in _DENOISED else "digits_resnet8"
-            words = ["digits", arch, str(model), "--noise", noise, "--seed", str(self.seed), *_OPTIONS[way].split()]
+            words = [
+                "digits",
+                arch,
+                str(model),
+                "--noise",
+                noise,
+                "--seed",
+                str(self.seed),
+                *_OPTIONS[way].split(),
+            ]
             if way in _DENOISED:
                 words += ["--classifier", self.checkpoint("clean")]
             if way == "stability":
@@ -91,17 +110,30 @@ class Job:
 
     def run(self) -> None:
         """Train what is missing and certify all test images, unless the log is complete."""
-        if self.log.exists() and len(read_certification_log(self.log)) == len(get_dataset("digits", "test")):
+        if self.log.exists() and len(read_certification_log(self.log)) == len(
+            get_dataset("digits", "test")
+        ):
             return
         classifier = "clean" if self.way in _DENOISED else self.way
         for way in (classifier, self.way):
             self.train(way)
-        words = ["digits", self.checkpoint(classifier), str(SIGMA), str(self.log), "--N", str(self.draws)]
-        digits.call("certify", *words, *(["--denoiser", self.denoiser] if self.way in _DENOISED else []))
+        words = [
+            "digits",
+            self.checkpoint(classifier),
+            str(SIGMA),
+            str(self.log),
+            "--N",
+            str(self.draws),
+        ]
+        digits.call(
+            "certify", *words, *(["--denoiser", self.denoiser] if self.way in _DENOISED else [])
+        )
 
 
 def train_diffusion(folder: Path, seed: int, updates: int = 3000) -> None:
-    """Train a small UNet2DModel to predict the noise at random steps of DDPM (Ho et al., 2020), with diffusers."""
+    """Train a small UNet2DModel to predict the noise at random steps of DDPM (Ho et al., 2020),
+    with diffusers.
+    """
     from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
 
     torch.set_num_threads(1)
@@ -126,11 +158,14 @@ def train_diffusion(folder: Path, seed: int, updates: int = 3000) -> None:
 
 
 def table(radii: dict[str, np.ndarray], draws: int) -> str:
-    """Certified accuracies, and their differences from the classifier alone; ``radii`` are [seeds, images]."""
+    """Certified accuracies, and their differences from the classifier alone; ``radii`` are [seeds,
+    images].
+    """
     seeds, images = radii["clean"].shape
     resampled = np.random.default_rng(0).integers(images, size=(digits.RESAMPLES, images))
     lines = [
-        f"sigma = {SIGMA}, {images} test images, n = {draws:,}, {seeds} seed{'s' * (seeds > 1)}, in percent:",
+        f"sigma = {SIGMA}, {images} test images, n = {draws:,}, {seeds} seed{'s' * (seeds > 1)}, "
+        "in percent:",
         "",
         "| base classifier | "
         + " | ".join(f"{radius:.2f}" for radius in RADII)
@@ -148,7 +183,9 @@ def table(radii: dict[str, np.ndarray], draws: int) -> str:
 
 @torch.inference_mode()
 def draw(jobs: dict[str, Job], columns: int = 9) -> Figure:
-    """Test images, noisy and denoised; below each the class that is certified there, and its radius."""
+    """Test images, noisy and denoised; below each the class that is certified there, and its
+    radius.
+    """
     test, description = get_dataset("digits", "test"), describe_dataset("digits")
     images = torch.stack([test[index][0] for index in range(columns)])
     noisy = images + SIGMA * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
@@ -159,7 +196,13 @@ def draw(jobs: dict[str, Job], columns: int = 9) -> Figure:
             if way == "diffusion"
             else load_denoiser(jobs[way].denoiser, description)
         )[0]
-        rows.append((WAYS[way][2:].replace(", ", "\n").replace("denoiser", "denoised"), network(noisy), jobs[way]))
+        rows.append(
+            (
+                WAYS[way][2:].replace(", ", "\n").replace("denoiser", "denoised"),
+                network(noisy),
+                jobs[way],
+            )
+        )
     figure = Figure(figsize=(1.1 * columns + 1.3, 1.45 * len(rows)), layout="constrained")
     for line, (title, pixels, job) in zip(figure.subplots(len(rows), columns), rows):
         line[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
@@ -180,23 +223,39 @@ def draw(jobs: dict[str, Job], columns: int = 9) -> Figure:
 def main() -> None:
     """Train, certify, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("logs/denoised_comparison"), help="for models and logs")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, one thread each")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("logs/denoised_comparison"), help="for models and logs"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, one thread each"
+    )
     parser.add_argument("--page", type=Path, default=digits.CODE.parent / "docs" / "denoised.md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--draws", type=int, default=DRAWS, help="n of the certificates")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="all unless asked otherwise")
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=list(WAYS), help="all unless asked otherwise"
+    )
     options = parser.parse_args()
     folder = options.folder.resolve()
-    jobs = {way: [Job(way, seed, folder, options.draws) for seed in options.seeds] for way in options.ways}
+    jobs = {
+        way: [Job(way, seed, folder, options.draws) for seed in options.seeds]
+        for way in options.ways
+    }
     # By stages, so that no two jobs make the same model.
     for stage in (("clean", "gaussian", "smoothadv"), ("mse", "diffusion"), ("stability",)):
         some = [job for way in stage for job in jobs.get(way, [])]
         digits.run_all(some, options.processes, ", ".join(stage))
-    radii = {way: np.stack([digits.certified_radii(job) for job in group]) for way, group in jobs.items()}
-    text = table(radii, options.draws) + "\n\n![images, noisy and denoised, with their certificates](denoised.png)"
+    radii = {
+        way: np.stack([digits.certified_radii(job) for job in group]) for way, group in jobs.items()
+    }
+    text = (
+        table(radii, options.draws)
+        + "\n\n![images, noisy and denoised, with their certificates](denoised.png)"
+    )
     digits.write_between(options.page, text, "denoised comparison")
-    draw({way: group[0] for way, group in jobs.items()}).savefig(options.page.parent / "denoised.png", dpi=120)
+    draw({way: group[0] for way, group in jobs.items()}).savefig(
+        options.page.parent / "denoised.png", dpi=120
+    )
     print(text)
 
 

@@ -1,14 +1,16 @@
-"""Trains, certifies and compares four ways of training on digits, and writes the table to docs/replication.md.
+"""Trains, certifies and compares four ways of training on digits, and writes the table to
+docs/replication.md.
 
     bash scripts/digits_comparison.sh
 
-Gaussian augmentation, Vanilla PGD, Vanilla PGD + noise (SmoothAdv, appendix C.1) and SmoothAdv, all with the same
-network, epochs and attack steps, for noise of 0.25 and 0.5. The epsilon of each method is chosen on training images
-alone: a fifth of them is held out, a model is trained on the rest for each candidate, and the largest average certified
-radius on the held-out images wins. Then models of three seeds are trained on all training images and certified on all
-test images.
+Gaussian augmentation, Vanilla PGD, Vanilla PGD + noise (SmoothAdv, appendix C.1) and SmoothAdv, all
+with the same network, epochs and attack steps, for noise of 0.25 and 0.5. The epsilon of each
+method is chosen on training images alone: a fifth of them is held out, a model is trained on the
+rest for each candidate, and the largest average certified radius on the held-out images wins. Then
+models of three seeds are trained on all training images and certified on all test images.
 
-The script runs the commands that a user would type, several at a time, and continues where it was interrupted.
+The script runs the commands that a user would type, several at a time, and continues where it was
+interrupted.
 """
 
 from __future__ import annotations
@@ -101,15 +103,37 @@ class Job:
         model = self.folder / "models" / self.name
         command, *options = self.method.command(self.sigma, self.epsilon)
         train = [self.dataset, "digits_resnet8", str(model), *options, "--resume"]
-        call(command, *train, "--seed", str(self.seed), "--crop-padding", "0", "--no-horizontal-flip", "--batch", "128")
+        call(
+            command,
+            *train,
+            "--seed",
+            str(self.seed),
+            "--crop-padding",
+            "0",
+            "--no-horizontal-flip",
+            "--batch",
+            "128",
+        )
         checkpoint = str(model / "checkpoint.pth.tar")
-        call("certify", self.dataset, checkpoint, str(self.sigma), str(self.log), "--N", str(self.draws))
+        call(
+            "certify",
+            self.dataset,
+            checkpoint,
+            str(self.sigma),
+            str(self.log),
+            "--N",
+            str(self.draws),
+        )
 
 
 def call(command: str, *arguments: str) -> None:
-    """Run a command of this clone on the CPU with one thread; its output is shown only if it fails."""
+    """Run a command of this clone on the CPU with one thread; its output is shown only if it
+    fails.
+    """
     words = [sys.executable, str(CODE / f"{command}.py"), *arguments, "--device", "cpu"]
-    done = subprocess.run(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
 
@@ -122,7 +146,9 @@ def run_all(jobs: Sequence[Any], processes: int, what: str) -> None:
 
 
 def hold_out(folder: Path) -> tuple[str, int]:
-    """Make a dataset of training images, every fifth of a class for testing; its name and the number of those."""
+    """Make a dataset of training images, every fifth of a class for testing; its name and the
+    number of those.
+    """
     images = get_dataset("digits", "train")
     seen = [0] * 10
     for index in range(len(images)):
@@ -137,7 +163,9 @@ def hold_out(folder: Path) -> tuple[str, int]:
 
 
 def certified_radii(job: Job) -> np.ndarray:
-    """The radius of each image, in order; -1 where the class is wrong or the classifier abstains."""
+    """The radius of each image, in order; -1 where the class is wrong or the classifier
+    abstains.
+    """
     log = read_certification_log(job.log)
     return np.where(log.correct == 1, log.radius, -1.0)
 
@@ -147,35 +175,59 @@ def average_radius(radii: np.ndarray) -> np.ndarray:
 
 
 def select(folder: Path, processes: int) -> dict[tuple[Method, float], float]:
-    """The epsilon of each attacking method at each sigma, by the average radius on held-out training images."""
+    """The epsilon of each attacking method at each sigma, by the average radius on held-out
+    training images.
+    """
     dataset, images = hold_out(folder / "held_out")
     choices = itertools.product((VANILLA, VANILLA_NOISE, SMOOTHADV), SIGMAS, EPSILONS)
     jobs = [
-        Job(method, sigma, epsilon, SELECTION_SEED, dataset, images, folder / "selection", DRAWS_TO_SELECT)
+        Job(
+            method,
+            sigma,
+            epsilon,
+            SELECTION_SEED,
+            dataset,
+            images,
+            folder / "selection",
+            DRAWS_TO_SELECT,
+        )
         for method, sigma, epsilon in choices
     ]
     run_all(jobs, processes, "choosing epsilon")
     best: dict[tuple[Method, float], Job] = {}
     for job in jobs:
         key = (job.method, job.sigma)
-        if key not in best or average_radius(certified_radii(job)) > average_radius(certified_radii(best[key])):
+        if key not in best or average_radius(certified_radii(job)) > average_radius(
+            certified_radii(best[key])
+        ):
             best[key] = job
     chosen = {key: job.epsilon for key, job in best.items()}
-    return chosen | {(method, sigma): chosen[SMOOTHADV, sigma] for method in (SMOOTHADV_4, FAST) for sigma in SIGMAS}
+    return chosen | {
+        (method, sigma): chosen[SMOOTHADV, sigma]
+        for method in (SMOOTHADV_4, FAST)
+        for sigma in SIGMAS
+    }
 
 
 def interval(values: np.ndarray, draws: np.ndarray) -> tuple[float, float]:
-    """The 95 % bootstrap interval over test images: values [images], draws [resamples, images] of indices."""
+    """The 95 % bootstrap interval over test images: values [images], draws [resamples, images] of
+    indices.
+    """
     low, high = np.quantile(values[draws].mean(1), [0.025, 0.975])
     return float(low), float(high)
 
 
 def cell(values: np.ndarray, draws: np.ndarray, scale: float, digits: int) -> str:
     low, high = interval(values, draws)
-    return f"{scale * values.mean():.{digits}f} ({scale * low:.{digits}f} to {scale * high:.{digits}f})"
+    return (
+        f"{scale * values.mean():.{digits}f} ({scale * low:.{digits}f} to "
+        f"{scale * high:.{digits}f})"
+    )
 
 
-def table(radii: dict[tuple[Method, float], np.ndarray], epsilons: dict[tuple[Method, float], float]) -> str:
+def table(
+    radii: dict[tuple[Method, float], np.ndarray], epsilons: dict[tuple[Method, float], float]
+) -> str:
     """The tables for both sigmas; ``radii`` are [seeds, images]."""
     images = next(iter(radii.values())).shape[1]
     draws = np.random.default_rng(0).integers(images, size=(RESAMPLES, images))
@@ -183,7 +235,9 @@ def table(radii: dict[tuple[Method, float], np.ndarray], epsilons: dict[tuple[Me
     for sigma in SIGMAS:
         lines += ["", f"sigma = {sigma}:", ""]
         lines.append(
-            "| training | epsilon | average certified radius | seeds | " + " | ".join(f"{r:.2f}" for r in RADII) + " |"
+            "| training | epsilon | average certified radius | seeds | "
+            + " | ".join(f"{r:.2f}" for r in RADII)
+            + " |"
         )
         lines.append("|---|---:|---:|---:|" + "---:|" * len(RADII))
         for method in METHODS:
@@ -192,23 +246,39 @@ def table(radii: dict[tuple[Method, float], np.ndarray], epsilons: dict[tuple[Me
             accuracies = [cell((found >= radius).mean(0), draws, 100, 1) for radius in RADII]
             epsilon = epsilons.get((method, sigma))
             average = cell(found.clip(min=0).mean(0), draws, 1, 3)
-            cells = [method.name, "" if epsilon is None else f"{epsilon:g}", average, by_seed, *accuracies]
+            cells = [
+                method.name,
+                "" if epsilon is None else f"{epsilon:g}",
+                average,
+                by_seed,
+                *accuracies,
+            ]
             lines.append("| " + " | ".join(cells) + " |")
         lines.append("")
         lines += differences(radii, sigma, draws)
     return "\n".join(lines)
 
 
-def differences(radii: dict[tuple[Method, float], np.ndarray], sigma: float, draws: np.ndarray) -> list[str]:
-    """Differences of average radii on the same images, for pairs in the order that the paper found."""
-    pairs = [(SMOOTHADV, GAUSSIAN), (SMOOTHADV, VANILLA_NOISE), (VANILLA_NOISE, VANILLA), (VANILLA_NOISE, GAUSSIAN)]
+def differences(
+    radii: dict[tuple[Method, float], np.ndarray], sigma: float, draws: np.ndarray
+) -> list[str]:
+    """Differences of average radii on the same images, for pairs in the order that the paper
+    found.
+    """
+    pairs = [
+        (SMOOTHADV, GAUSSIAN),
+        (SMOOTHADV, VANILLA_NOISE),
+        (VANILLA_NOISE, VANILLA),
+        (VANILLA_NOISE, GAUSSIAN),
+    ]
     lines = []
     for above, below in pairs:
         values = (radii[above, sigma].clip(min=0) - radii[below, sigma].clip(min=0)).mean(0)
         low, high = interval(values, draws)
         verdict = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
         lines.append(
-            f"- {above.name} {verdict} {below.name}: average radius {values.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+            f"- {above.name} {verdict} {below.name}: average radius {values.mean():+.3f} "
+            f"({low:+.3f} to {high:+.3f})"
         )
     return lines
 
@@ -226,9 +296,14 @@ def write_between(page: Path, text: str, name: str = "digits comparison") -> Non
 def main() -> None:
     """Select, train, certify, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("logs/digits_comparison"), help="for models and logs")
     parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, with one thread each"
+        "--folder", type=Path, default=Path("logs/digits_comparison"), help="for models and logs"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="jobs at a time, with one thread each",
     )
     parser.add_argument("--page", type=Path, default=CODE.parent / "docs" / "replication.md")
     options = parser.parse_args()
@@ -237,12 +312,17 @@ def main() -> None:
     images = len(get_dataset("digits", "test"))
     jobs = {
         (method, sigma): [
-            Job(method, sigma, epsilons.get((method, sigma)), seed, "digits", images, folder) for seed in SEEDS
+            Job(method, sigma, epsilons.get((method, sigma)), seed, "digits", images, folder)
+            for seed in SEEDS
         ]
         for method in METHODS
         for sigma in SIGMAS
     }
-    run_all([job for group in jobs.values() for job in group], options.processes, "training and certifying")
+    run_all(
+        [job for group in jobs.values() for job in group],
+        options.processes,
+        "training and certifying",
+    )
     radii = {key: np.stack([certified_radii(job) for job in group]) for key, group in jobs.items()}
     text = table(radii, epsilons)
     write_between(options.page, text)

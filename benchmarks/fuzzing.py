@@ -2,13 +2,14 @@
 
     python benchmarks/fuzzing.py --count 10000 --seed 0 --findings findings
 
-Each case is a command in a folder of its own, with a time limit that only ends a hang, and a limit on memory. A few
-cases share a process, which is forked from this one, as that has loaded the libraries; what is not clean there is run
-again in a process of its own. A case is clean if the command succeeds, or says in one line what is wrong: exit code 0,
-1, 2 or 130, and on standard error nothing but warnings of one line each and at most one error, without escape codes.
-Of the others, files, command and what it printed are kept. Case I of a kind depends on the seed, the kind and I alone.
-Paths of devices are no values here: as root, a command
-that replaced one would harm the machine.
+Each case is a command in a folder of its own, with a time limit that only ends a hang, and a limit
+on memory. A few cases share a process, which is forked from this one, as that has loaded the
+libraries; what is not clean there is run again in a process of its own. A case is clean if the
+command succeeds, or says in one line what is wrong: exit code 0, 1, 2 or 130, and on standard error
+nothing but warnings of one line each and at most one error, without escape codes. Of the others,
+files, command and what it printed are kept. Case I of a kind depends on the seed, the kind and I
+alone. Paths of devices are no values here: as root, a command that replaced one would harm the
+machine.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def _make_folder(case: Case, place: Path, folder: Path) -> None:
         target = folder / source.name
         if source.is_file():
             shutil.copyfile(source, target)
-        elif source.name in UNCHANGED and not any(name.startswith(f"{source.name}/") for name in case.files):
+        elif source.name in UNCHANGED and not any(
+            name.startswith(f"{source.name}/") for name in case.files
+        ):
             target.symlink_to(source)
         else:
             shutil.copytree(source, target)
@@ -76,7 +79,8 @@ def _make_folder(case: Case, place: Path, folder: Path) -> None:
 
 
 def run_cases(cases: Sequence[Case], place: Path, folders: Sequence[Path]) -> list[Outcome]:
-    """Run cases, each in its folder, a copy of ``place``; what they print is beside the folders, in .out and .err.
+    """Run cases, each in its folder, a copy of ``place``; what they print is beside the folders, in
+    .out and .err.
 
     One forked process runs them all; one that is not clean there is judged in a process of its own.
     """
@@ -85,12 +89,20 @@ def run_cases(cases: Sequence[Case], place: Path, folders: Sequence[Path]) -> li
         if outcome.end != "clean" and len(cases) > 1:
             shutil.rmtree(folders[number])
             folders[number].with_suffix(".end").unlink(missing_ok=True)
-            done[number] = _run_in_one_process(cases[number : number + 1], place, folders[number : number + 1])[0]
+            done[number] = _run_in_one_process(
+                cases[number : number + 1], place, folders[number : number + 1]
+            )[0]
     # The last of those that were begun may have ended the process.
-    return done + run_cases(cases[len(done) :], place, folders[len(done) :]) if len(done) < len(cases) else done
+    return (
+        done + run_cases(cases[len(done) :], place, folders[len(done) :])
+        if len(done) < len(cases)
+        else done
+    )
 
 
-def _run_in_one_process(cases: Sequence[Case], place: Path, folders: Sequence[Path]) -> list[Outcome]:
+def _run_in_one_process(
+    cases: Sequence[Case], place: Path, folders: Sequence[Path]
+) -> list[Outcome]:
     """The outcomes of the cases that were begun before one, the last of them, ended the process."""
     child = os.fork()
     if not child:
@@ -114,10 +126,15 @@ def _run_in_one_process(cases: Sequence[Case], place: Path, folders: Sequence[Pa
 
 
 def _run_here(case: Case, folder: Path) -> None:
-    """Run a case in this process, which was forked for it and others; writes .out, .err and .end beside the folder."""
+    """Run a case in this process, which was forked for it and others; writes .out, .err and .end
+    beside the folder.
+    """
     for stream, end in ((1, ".out"), (2, ".err")):
         os.dup2(os.open(folder.with_suffix(end), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, errors="backslashreplace")
+    sys.stdout, sys.stderr = (
+        open(1, "w", closefd=False),
+        open(2, "w", closefd=False, errors="backslashreplace"),
+    )
     Path("/proc/self/clear_refs").write_text("5")  # the largest memory counts from here
     before, code = _largest_memory(), _DEFECT
     os.chdir(folder)
@@ -138,7 +155,9 @@ def _largest_memory() -> int:
 
 
 def _judged(folder: Path, status: int) -> Outcome:
-    """The outcome of a case, by the files that its process left, or by the ``status`` with which it ended."""
+    """The outcome of a case, by the files that its process left, or by the ``status`` with which it
+    ended.
+    """
     if not folder.with_suffix(".end").exists():
         return Outcome("hang", "") if status == -signal.SIGALRM else Outcome("crash", str(status))
     code, memory = map(int, folder.with_suffix(".end").read_text().split())
@@ -146,19 +165,32 @@ def _judged(folder: Path, status: int) -> Outcome:
     lines = err.split("\n")[:-1]
     if code not in (0, 1, 2, 130):
         frames = re.findall(r'File ".*?(smoothadv/[^"]+)", line (\d+), in (\w+)', err)
-        return Outcome("traceback", f"{':'.join(frames[-1]) if frames else '?'} {''.join(lines[-1:])[:150]}")
+        return Outcome(
+            "traceback", f"{':'.join(frames[-1]) if frames else '?'} {''.join(lines[-1:])[:150]}"
+        )
     if memory > _MUCH_BYTES or "out of memory" in err:
         return Outcome("memory", f"{memory >> 20} MiB: {''.join(lines[-1:])[:100]}")
     errors = [line for line in lines if not line.startswith("warning: ")]
     if len(errors) != (code in (1, 2)) or not all(line.startswith("error: ") for line in errors):
         return Outcome("untidy", (errors or ["exit code without an error"])[0][:100])
-    if any(mark in out + err for mark in "\x07\x1b\u202e") or max(map(len, lines), default=0) > _LONGEST_LINE:
+    if (
+        any(mark in out + err for mark in "\x07\x1b\u202e")
+        or max(map(len, lines), default=0) > _LONGEST_LINE
+    ):
         return Outcome("untidy", f"escape codes or a long line: {ascii(lines[-1:])[:100]}")
     return Outcome("clean", "")
 
 
-def fuzz(count: int, seed: int, kinds: Sequence[str], findings: Path, report: Callable[[str], None] = print) -> Table:
-    """Run ``count`` cases of each kind; how many ended in which way. Keeps what is not clean in ``findings``."""
+def fuzz(
+    count: int,
+    seed: int,
+    kinds: Sequence[str],
+    findings: Path,
+    report: Callable[[str], None] = print,
+) -> Table:
+    """Run ``count`` cases of each kind; how many ended in which way. Keeps what is not clean in
+    ``findings``.
+    """
     table: Table = {kind: Counter() for kind in kinds}
     seen: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch:
@@ -168,9 +200,14 @@ def fuzz(count: int, seed: int, kinds: Sequence[str], findings: Path, report: Ca
             prepare(place)
         makers = Kinds(place)
         gc.freeze()  # so that the forked processes share more of the memory
-        for kind, first in ((kind, first) for kind in kinds for first in range(0, count, _TOGETHER)):
+        for kind, first in (
+            (kind, first) for kind in kinds for first in range(0, count, _TOGETHER)
+        ):
             numbers = range(first, min(count, first + _TOGETHER))
-            cases = [getattr(makers, kind)(random.Random(f"{seed} {kind} {number}")) for number in numbers]
+            cases = [
+                getattr(makers, kind)(random.Random(f"{seed} {kind} {number}"))
+                for number in numbers
+            ]
             folders = [Path(scratch) / f"{kind}-{seed}-{number}" for number in numbers]
             for case, folder, outcome in zip(cases, folders, run_cases(cases, place, folders)):
                 table[kind][outcome.end] += 1
@@ -201,17 +238,33 @@ def _keep(case: Case, folder: Path, target: Path) -> None:
 def main() -> None:
     """Run all kinds and print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--count", type=int, default=1000, help="cases in all, divided among the kinds (default: 1000)")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=1000,
+        help="cases in all, divided among the kinds (default: 1000)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--findings", type=Path, default=Path("findings"), help="folder of what is not clean")
+    parser.add_argument(
+        "--findings", type=Path, default=Path("findings"), help="folder of what is not clean"
+    )
     options = parser.parse_args()
     begun, each = time.monotonic(), -(-options.count // len(options.kinds))
-    table = fuzz(each, options.seed, options.kinds, options.findings.absolute(), lambda line: print(line, flush=True))
+    table = fuzz(
+        each,
+        options.seed,
+        options.kinds,
+        options.findings.absolute(),
+        lambda line: print(line, flush=True),
+    )
     print("\n| kind | " + " | ".join(ENDS) + " |\n|---" + "|---:" * len(ENDS) + "|")
     for kind, counts in table.items():
         print(f"| {kind} | " + " | ".join(str(counts[end]) for end in ENDS) + " |")
-    print(f"\n{each * len(options.kinds)} cases in {time.monotonic() - begun:.0f} s, seed {options.seed}")
+    print(
+        f"\n{each * len(options.kinds)} cases in {time.monotonic() - begun:.0f} s, seed "
+        f"{options.seed}"
+    )
 
 
 if __name__ == "__main__":

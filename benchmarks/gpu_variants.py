@@ -1,4 +1,6 @@
-"""What gpu.py measures, and how: certification and updates of training in their variants, timed in turns."""
+"""What gpu.py measures, and how: certification and updates of training in their variants, timed in
+turns.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,20 @@ from smoothadv.training.processes import Processes
 from smoothadv.training.update import Update
 
 # (method, T, m) of SmoothAdv's updates.
-UPDATES = {"PGD T=2 m=1": ("PGD", 2, 1), "PGD T=4 m=4": ("PGD", 4, 4), "PGD T=10 m=8": ("PGD", 10, 8)}
+UPDATES = {
+    "PGD T=2 m=1": ("PGD", 2, 1),
+    "PGD T=4 m=4": ("PGD", 4, 4),
+    "PGD T=10 m=8": ("PGD", 10, 8),
+}
 UPDATES["DDN T=4 m=1"] = ("DDN", 4, 1)
 PLAIN_BATCH = {"cifar_resnet110": 1000, "resnet50": 200}
 
 
 @dataclass
 class Measurement:
-    """The result of one variant: images per second, their ratio to plain, share of the ceiling, peak memory in MiB."""
+    """The result of one variant: images per second, their ratio to plain, share of the ceiling,
+    peak memory in MiB.
+    """
 
     case: str
     precision: str
@@ -64,7 +72,9 @@ class Variant:
 
 @contextlib.contextmanager
 def matrix_precision(precision: str) -> Iterator[None]:
-    """Within, convolutions compute in full float32 for "fp32"; otherwise they may use TF32, PyTorch's default."""
+    """Within, convolutions compute in full float32 for "fp32"; otherwise they may use TF32,
+    PyTorch's default.
+    """
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = precision != "fp32"
     try:
@@ -100,11 +110,19 @@ class Replayed(torch.nn.Module):
         return self._output
 
 
-def certifications(arch: str, precision: str, mode: str, options: argparse.Namespace) -> list[Variant]:
-    """The plain loop, then this package in a precision and mode, in every batch; mode "plain": the plain loop alone."""
+def certifications(
+    arch: str, precision: str, mode: str, options: argparse.Namespace
+) -> list[Variant]:
+    """The plain loop, then this package in a precision and mode, in every batch; mode "plain": the
+    plain loop alone.
+    """
     dataset, device = DATASETS.get(arch, "cifar10"), options.device
     description = describe_dataset(dataset)
-    network, shape, classes = settled(arch, dataset, device), description.image_shape, description.num_classes
+    network, shape, classes = (
+        settled(arch, dataset, device),
+        description.image_shape,
+        description.num_classes,
+    )
     image = torch.rand(shape, device=device)
     case, plain_batch = f"certify {arch}", min(PLAIN_BATCH.get(arch, 400), options.draws)
 
@@ -113,7 +131,8 @@ def certifications(arch: str, precision: str, mode: str, options: argparse.Names
 
     precisions = ("tf32", precision) if mode == "plain" else ("tf32",)
     plain = [
-        Variant(Measurement(case, each, "plain", plain_batch), lambda: plainly, options.draws) for each in precisions
+        Variant(Measurement(case, each, "plain", plain_batch), lambda: plainly, options.draws)
+        for each in precisions
     ]
     if mode == "plain":
         return plain
@@ -122,7 +141,9 @@ def certifications(arch: str, precision: str, mode: str, options: argparse.Names
         voter = arrange(network, device, precision=product_precision(precision))
         voter = CompiledClassifier(voter) if mode == "compiled" else voter
         if mode == "graph":
-            example = torch.rand(batch, *shape, device=device).contiguous(memory_format=torch.channels_last)
+            example = torch.rand(batch, *shape, device=device).contiguous(
+                memory_format=torch.channels_last
+            )
             voter = Replayed(voter, example)
         # With a smaller batch the figures would be those of another variant.
         counter = VoteCounter(voter, classes, batch, device, keep_batch=True)
@@ -162,9 +183,13 @@ def updates(name: str, precision: str, mode: str, options: argparse.Namespace) -
     def prepare() -> Callable[[], None]:
         execution = Execution(product_precision(precision), mode == "compiled")
         model = execution.prepare(copy.deepcopy(network), device)
-        objective = OBJECTIVES["smoothadv"](ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0)
+        objective = OBJECTIVES["smoothadv"](
+            ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0
+        )
         ours = sgd(model, device, 1e-12, momentum=0.9, decay=1e-4)
-        update = Update(model, objective, ours, execution, Processes(), device, images[:2], len(images))
+        update = Update(
+            model, objective, ours, execution, Processes(), device, images[:2], len(images)
+        )
         if mode != "graph":
             return updating(update, images, labels)
         update.compute = GraphedUpdate(update)
@@ -172,7 +197,9 @@ def updates(name: str, precision: str, mode: str, options: argparse.Namespace) -
 
         def run_graph() -> None:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", DoubtfulWarning)  # else the line would be of updates without a graph
+                warnings.simplefilter(
+                    "error", DoubtfulWarning
+                )  # else the line would be of updates without a graph
                 run()
 
         return run_graph
@@ -185,7 +212,9 @@ def updates(name: str, precision: str, mode: str, options: argparse.Namespace) -
 
 @contextlib.contextmanager
 def noting_trouble(measurement: Measurement) -> Iterator[None]:
-    """Within, an exception ends the block and becomes the measurement's ``trouble``; others are still measured."""
+    """Within, an exception ends the block and becomes the measurement's ``trouble``; others are
+    still measured.
+    """
     try:
         yield
     except Exception as error:
@@ -195,7 +224,9 @@ def noting_trouble(measurement: Measurement) -> Iterator[None]:
 
 
 def measured(variants: list[Variant], options: argparse.Namespace) -> list[Measurement]:
-    """Time all variants in turns: ``warm_ups`` times without counting, then ``rounds`` times; a failure is recorded."""
+    """Time all variants in turns: ``warm_ups`` times without counting, then ``rounds`` times; a
+    failure is recorded.
+    """
     runs: dict[int, Callable[[], None]] = {}
     times: list[list[float]] = [[] for _ in variants]
     for number, variant in enumerate(variants):
@@ -218,7 +249,9 @@ def measured(variants: list[Variant], options: argparse.Namespace) -> list[Measu
         if not variant.measurement.trouble:
             variant.measurement.rate = statistics.median(1 / each for each in of_variant)
         if not (variant.measurement.trouble or variants[0].measurement.trouble):
-            variant.measurement.ratio = statistics.median(plain / each for plain, each in zip(times[0], of_variant))
+            variant.measurement.ratio = statistics.median(
+                plain / each for plain, each in zip(times[0], of_variant)
+            )
     return [variant.measurement for variant in variants]
 
 
@@ -235,7 +268,9 @@ def seconds(run: Callable[[], None], precision: str, device: torch.device) -> fl
 
 
 def ceilings(device: torch.device, size: int) -> dict[str, float]:
-    """Measured limits: bytes per second of a copy (read and written), FLOP per second of products of matrices."""
+    """Measured limits: bytes per second of a copy (read and written), FLOP per second of products
+    of matrices.
+    """
     source = torch.empty(16 * size * size, device=device)
     target = torch.empty_like(source)
     found = {"copy": 2 * source.nbytes / quickest(lambda: target.copy_(source), device)}

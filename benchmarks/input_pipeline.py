@@ -1,11 +1,12 @@
-"""Training images per second and core: whole batches cropped and mirrored, against one image at a time with Pillow.
+"""Training images per second and core: whole batches cropped and mirrored, against one image at a
+time with Pillow.
 
     python benchmarks/input_pipeline.py
 
-Both return float32 batches of 256 random crops of 32x32 images padded by 4 pixels, mirrored with probability 1/2. The
-plain way is that of the released code: torchvision's transforms on Pillow images in a DataLoader, here without worker
-processes, so that all of its work is counted. Both alternate in one process of one thread; printed is the median of the
-rounds' ratios.
+Both return float32 batches of 256 random crops of 32x32 images padded by 4 pixels, mirrored with
+probability 1/2. The plain way is that of the released code: torchvision's transforms on Pillow
+images in a DataLoader, here without worker processes, so that all of its work is counted. Both
+alternate in one process of one thread; printed is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ class PlainImages(Dataset):
     def __init__(self, images: np.ndarray, labels: list[int]) -> None:
         self.images, self.labels = images, labels
         self.transform = transforms.Compose(
-            [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+            [
+                transforms.RandomCrop(32, padding=4),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+            ]
         )
 
     def __len__(self) -> int:
@@ -52,7 +57,9 @@ def main() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (options.images, 32, 32, 3), dtype=np.uint8)
     labels = torch.arange(options.images) % 10
     classes = tuple("0123456789")
-    description = DatasetDescription("random", classes, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING)
+    description = DatasetDescription(
+        "random", classes, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING
+    )
     batched = InMemoryImages(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, description)
     loader = DataLoader(PlainImages(pixels, labels.tolist()), BATCH, shuffle=True)
 

@@ -2,10 +2,11 @@
 
     python benchmarks/integer_speed.py --arch cifar_resnet20 cifar_resnet110 --batch 100 25
 
-All forms alternate in this process, on one thread; all forms of integers must return the same logits. Printed are
-medians over rounds: of the time, and of the ratio within a round. Weights are random, statistics and ranges those of
-noise-like images. "Bytes" are convolutions of 8 bits by oneDNN, which votes where the CPU has the instructions.
-ONEDNN_MAX_CPU_ISA=AVX2 and ATEN_CPU_CAPABILITY=avx2 show a CPU without them.
+All forms alternate in this process, on one thread; all forms of integers must return the same
+logits. Printed are medians over rounds: of the time, and of the ratio within a round. Weights are
+random, statistics and ranges those of noise-like images. "Bytes" are convolutions of 8 bits by
+oneDNN, which votes where the CPU has the instructions. ONEDNN_MAX_CPU_ISA=AVX2 and
+ATEN_CPU_CAPABILITY=avx2 show a CPU without them.
 """
 
 from __future__ import annotations
@@ -30,25 +31,40 @@ CPU, SHAPE, SIGMA, BASE = torch.device("cpu"), (3, 32, 32), 0.25, "floats, compi
 
 def noisy_images(count: int) -> torch.Tensor:
     """Images [count, C, H, W] of random grey levels with the noise of --sound."""
-    images, stream = (torch.rand(count, *SHAPE) * 255).round() / 255, RoundedGaussianNoise(SIGMA, 0).stream(0, CPU)
-    return torch.cat([stream.noisy(1, image) for image in images]).to(memory_format=torch.channels_last)
+    images, stream = (
+        (torch.rand(count, *SHAPE) * 255).round() / 255,
+        RoundedGaussianNoise(SIGMA, 0).stream(0, CPU),
+    )
+    return torch.cat([stream.noisy(1, image) for image in images]).to(
+        memory_format=torch.channels_last
+    )
 
 
 def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwork:
     """The network of integers, calibrated on ``images``."""
     floats = read_network(classifier, shape := tuple(images.shape[1:]))
     batches = ((images.double() - floats.mean.view(-1, 1, 1)) / floats.std.view(-1, 1, 1),)
-    made = Builder(floats, largest_values(floats, batches, LEVELS), shape, RoundedGaussianNoise(SIGMA, 0).clip).build()
+    made = Builder(
+        floats, largest_values(floats, batches, LEVELS), shape, RoundedGaussianNoise(SIGMA, 0).clip
+    ).build()
     made.set_probe()
     return made.eval()
 
 
 def forms(arch: str, batch: int) -> dict[str, VotingClassifier]:
-    """The float network, the integers in float32 and, where they are exact, in bytes: eager and compiled."""
+    """The float network, the integers in float32 and, where they are exact, in bytes: eager and
+    compiled.
+    """
     made = quantized(classifier := settled(arch, "cifar10", CPU), noisy_images(64))
     floats, integers, in_bytes = (arrange(network, CPU) for network in (classifier, made, made))
-    in_bytes.use_fast_form(partial(check_exact, VoteCounter(in_bytes, 10, batch, CPU), in_bytes.integers))
-    eager = {"floats": floats, "integers": integers, **({"bytes": in_bytes} if in_bytes.fast else {})}
+    in_bytes.use_fast_form(
+        partial(check_exact, VoteCounter(in_bytes, 10, batch, CPU), in_bytes.integers)
+    )
+    eager = {
+        "floats": floats,
+        "integers": integers,
+        **({"bytes": in_bytes} if in_bytes.fast else {}),
+    }
     return eager | {f"{name}, compiled": CompiledClassifier(voter) for name, voter in eager.items()}
 
 
@@ -74,7 +90,9 @@ def measure(arch: str, batch: int, options: argparse.Namespace) -> None:
     """Print the table of an architecture at a batch."""
     images, voters = noisy_images(batch), forms(arch, batch)
     logits = {name: voter(images) for name, voter in voters.items()}
-    assert all(torch.equal(logits[name], logits["integers"]) for name in voters if "floats" not in name)
+    assert all(
+        torch.equal(logits[name], logits["integers"]) for name in voters if "floats" not in name
+    )
     rounds = [
         {name: seconds(partial(voter, images), options) for name, voter in voters.items()}
         for _ in range(options.rounds)

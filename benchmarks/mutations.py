@@ -3,14 +3,15 @@
     python benchmarks/mutations.py                 # all of mutations.txt
     python benchmarks/mutations.py --only noise    # those whose file, tests or words match
 
-Each mutation is made in a copy of this clone, in a temporary folder, where the tests named for it run until one
-fails; the table names that test. First, all these tests must pass without a mutation. A mutation that survives although
-the list gives no reason for it is a hole in the tests: the exit code is then 1, as where one is killed in spite of its
-reason. All together take some minutes.
+Each mutation is made in a copy of this clone, in a temporary folder, where the tests named for it
+run until one fails; the table names that test. First, all these tests must pass without a mutation.
+A mutation that survives although the list gives no reason for it is a hole in the tests: the exit
+code is then 1, as where one is killed in spite of its reason. All together take some minutes.
 
-In mutations.txt, "# FILE: TESTS" begins the mutations of a file in code/smoothadv, or of scripts/NAME, with test files
-in tests. Each is a line that says what is wrong, lines "- " with text that is there exactly once, lines "+ " with that
-in its place, and perhaps a line "survives: " with a reason why no test can or need notice it.
+In mutations.txt, "# FILE: TESTS" begins the mutations of a file in code/smoothadv, or of
+scripts/NAME, with test files in tests. Each is a line that says what is wrong, lines "- " with text
+that is there exactly once, lines "+ " with that in its place, and perhaps a line "survives: " with
+a reason why no test can or need notice it.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ LOADED = ("pytest", "torch", "torch.fx", "numpy", "scipy.stats", "scipy.signal",
 
 @dataclass(frozen=True)
 class Mutation:
-    """In ``file``, whose place is ``path``, ``new`` replaces ``old``; some of ``tests``, below tests, must fail.
+    """In ``file``, whose place is ``path``, ``new`` replaces ``old``; some of ``tests``, below
+    tests, must fail.
 
-    ``fault`` says what is wrong then. ``survives`` is the reason why no test can or need notice it, "" if one must.
+    ``fault`` says what is wrong then. ``survives`` is the reason why no test can or need notice it,
+    "" if one must.
     """
 
     file: str
@@ -59,7 +62,9 @@ class Mutation:
     def applied(self, source: str) -> str:
         """The mutated source of the file; ValueError unless ``old`` is there exactly once."""
         if source.count(self.old) != 1:
-            raise ValueError(f"{self.file} has {source.count(self.old)} times, not once: {self.old}")
+            raise ValueError(
+                f"{self.file} has {source.count(self.old)} times, not once: {self.old}"
+            )
         return source.replace(self.old, self.new)
 
 
@@ -73,9 +78,14 @@ def read_list(text: str) -> list[Mutation]:
         if "".join(map("".join, found)) != re.sub("\n+$", "\n", body):
             raise ValueError(f"the mutations of {file} are not written as they should be")
         for fault, old, new, reason in found:
-            old, new = (re.sub("^[-+] ", "", lines, flags=re.MULTILINE).removesuffix("\n") for lines in (old, new))
+            old, new = (
+                re.sub("^[-+] ", "", lines, flags=re.MULTILINE).removesuffix("\n")
+                for lines in (old, new)
+            )
             survives = reason.removeprefix("survives: ").rstrip()
-            mutations.append(Mutation(file, tuple(tests.split()), fault.rstrip(), old, new, survives))
+            mutations.append(
+                Mutation(file, tuple(tests.split()), fault.rstrip(), old, new, survives)
+            )
     return mutations
 
 
@@ -96,21 +106,34 @@ def copy_clone(folder: Path) -> None:
 def run_tests(clone: Path, tests: Sequence[str]) -> str:
     """Run test files of a copy of this clone until one test fails: its name, "" if none fails.
 
-    RuntimeError where there is nothing to run. The tests run in a fork of this process, which has loaded the libraries.
+    RuntimeError where there is nothing to run. The tests run in a fork of this process, which has
+    loaded the libraries.
     """
     output = clone / "output.txt"
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
         os.chdir(clone)
-        # Bytecode is recognised by the second in which its source was written: that of the last mutation might run.
+        # Bytecode is recognised by the second in which its source was written: that of the last
+        # mutation might run.
         os.environ.update(PYTHONPATH=str(clone / "code"), PYTHONDONTWRITEBYTECODE="1")
         sys.dont_write_bytecode = True
         with output.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        words = ["-x", "-q", "-p", "no:cacheprovider", "--basetemp", str(clone / "made"), "--no-header", "--tb=short"]
-        code = importlib.import_module("pytest").main([*words, *(f"tests/{name}" for name in tests)])
+        words = [
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--basetemp",
+            str(clone / "made"),
+            "--no-header",
+            "--tb=short",
+        ]
+        code = importlib.import_module("pytest").main(
+            [*words, *(f"tests/{name}" for name in tests)]
+        )
         sys.stdout.flush()
         os._exit(code)
     code = _exit_code(child)
@@ -139,7 +162,9 @@ def _exit_code(child: int) -> int | None:
 
 
 def unexpected_outcomes(mutations: Sequence[Mutation], clone: Path) -> list[Mutation]:
-    """Run the tests of each mutation in ``clone``, and print the table; those whose outcome is not that of the list."""
+    """Run the tests of each mutation in ``clone``, and print the table; those whose outcome is not
+    that of the list.
+    """
     unexpected = []
     print("| file | what is wrong | killed by | seconds |\n|---|---|---|---|")
     for mutation in mutations:
@@ -152,18 +177,29 @@ def unexpected_outcomes(mutations: Sequence[Mutation], clone: Path) -> list[Muta
             path.write_text(source)
         if bool(killer) == bool(mutation.survives):
             unexpected.append(mutation)
-        verdict = killer or (f"survives: {mutation.survives}" if mutation.survives else "**survives**")
-        print(f"| {mutation.file} | {mutation.fault} | {verdict} | {time.monotonic() - began:.1f} |", flush=True)
+        verdict = killer or (
+            f"survives: {mutation.survives}" if mutation.survives else "**survives**"
+        )
+        print(
+            f"| {mutation.file} | {mutation.fault} | {verdict} | {time.monotonic() - began:.1f} |",
+            flush=True,
+        )
     return unexpected
 
 
 def main() -> int:
     """Run the mutations that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="PATTERN", default="", help="a regular expression, sought in the list")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", metavar="PATTERN", default="", help="a regular expression, sought in the list"
+    )
     pattern = re.compile(parser.parse_args().only)
     mutations = [
-        each for each in read_list(LIST.read_text()) if pattern.search(" ".join([each.file, *each.tests, each.fault]))
+        each
+        for each in read_list(LIST.read_text())
+        if pattern.search(" ".join([each.file, *each.tests, each.fault]))
     ]
     if not mutations:
         parser.error(f"no mutation matches {pattern.pattern}")

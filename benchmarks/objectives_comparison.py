@@ -1,16 +1,19 @@
-"""Trains, certifies and compares all training objectives on digits, and writes tables and curves to docs/objectives.md.
+"""Trains, certifies and compares all training objectives on digits, and writes tables and curves to
+docs/objectives.md.
 
     bash scripts/objectives_comparison.sh
 
-Each objective is trained twice for noise of 0.25 and 0.5: for as many epochs as all others, at the papers' settings,
-and for as many as cost what SmoothMix costs then. Cost is counted in passes per training image: 1 forward, 2 backward,
-2 for the gradient of an image or its noise, 1 for each noisy copy of a look at the training set. What a teacher costs
-comes on top and is stated beside it. One setting of each
-objective is chosen on training images alone: a fifth of them is held out, a model is trained on the rest with a quarter
-of the paper's value, that value and four times that value, and the largest average certified radius on the held-out
-images wins. Then models of three seeds are trained on all training images and certified on all test images.
+Each objective is trained twice for noise of 0.25 and 0.5: for as many epochs as all others, at the
+papers' settings, and for as many as cost what SmoothMix costs then. Cost is counted in passes per
+training image: 1 forward, 2 backward, 2 for the gradient of an image or its noise, 1 for each noisy
+copy of a look at the training set. What a teacher costs comes on top and is stated beside it. One
+setting of each objective is chosen on training images alone: a fifth of them is held out, a model
+is trained on the rest with a quarter of the paper's value, that value and four times that value,
+and the largest average certified radius on the held-out images wins. Then models of three seeds are
+trained on all training images and certified on all test images.
 
-The script runs the commands that a user would type, several at a time, and continues where it was interrupted.
+The script runs the commands that a user would type, several at a time, and continues where it was
+interrupted.
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ FACTORS = (0.25, 1.0, 4.0)
 
 @dataclass(frozen=True)
 class Method:
-    """An objective, its chosen flag with the papers' values by sigma, and its passes per image and epoch.
+    """An objective, its chosen flag with the papers' values by sigma, and its passes per image and
+    epoch.
 
-    ``options`` are further words for a number of epochs; ``teacher`` is the objective of the teacher.
+    ``options`` are further words for a number of epochs; ``teacher`` is the objective of the
+    teacher.
     """
 
     name: str
@@ -88,7 +93,12 @@ METHODS = (
     Method("consistency", constant(6), "--lambda", (20, 10)),
     Method("smoothmix", constant(28), "--eta", (5, 5), _warmup),
     Method(
-        "cat-rs", constant(56), "--lambda", (0.5, 1), lambda *_: ["--teacher-draws", str(TEACHER_DRAWS)], "gaussian"
+        "cat-rs",
+        constant(56),
+        "--lambda",
+        (0.5, 1),
+        lambda *_: ["--teacher-draws", str(TEACHER_DRAWS)],
+        "gaussian",
     ),
     Method("acr-weakness", _passes_of_weakness, "--noise-step-size", (0.25, 0.25), _weakness),
     Method("distillation", constant(4), teacher="smoothmix"),
@@ -99,10 +109,16 @@ MODES = {"settings": "for 30 epochs", "cost": "at equal cost"}
 
 
 def epochs_of(method: Method, sigma: float, mode: str) -> int:
-    """How many epochs an objective is trained: EPOCHS, or as many as the budget of passes allows."""
+    """How many epochs an objective is trained: EPOCHS, or as many as the budget of passes
+    allows.
+    """
     if mode == "settings":
         return EPOCHS
-    return max(number for number in range(1, BUDGET) if number * method.passes(sigma, number) <= BUDGET * 1.01)
+    return max(
+        number
+        for number in range(1, BUDGET)
+        if number * method.passes(sigma, number) <= BUDGET * 1.01
+    )
 
 
 @dataclass(frozen=True)
@@ -133,7 +149,11 @@ class Job:
     def passes_of_teacher(self) -> float:
         """Of the teacher's training per image, and of its votes."""
         teacher = self.teacher()
-        votes = TEACHER_DRAWS if "--teacher-draws" in self.method.options(self.epochs, self.sigma) else 0
+        votes = (
+            TEACHER_DRAWS
+            if "--teacher-draws" in self.method.options(self.epochs, self.sigma)
+            else 0
+        )
         return 0 if teacher is None else teacher.passes + votes
 
     @property
@@ -150,14 +170,36 @@ class Job:
             return None
         method = BY_NAME[self.method.teacher]
         value = method.value(self.sigma)
-        return Job(method, self.sigma, value, self.seed, EPOCHS, self.dataset, self.images, self.folder)
+        return Job(
+            method, self.sigma, value, self.seed, EPOCHS, self.dataset, self.images, self.folder
+        )
 
     def train(self) -> None:
         """Train the model, unless it is there; its teacher first."""
-        words = [self.dataset, "digits_resnet8", str(self.model), "--noise", str(self.sigma), "--seed", str(self.seed)]
-        words += ["--objective", self.method.name, "--epochs", str(self.epochs), "--evaluate-every", "1000", "--resume"]
+        words = [
+            self.dataset,
+            "digits_resnet8",
+            str(self.model),
+            "--noise",
+            str(self.sigma),
+            "--seed",
+            str(self.seed),
+        ]
+        words += [
+            "--objective",
+            self.method.name,
+            "--epochs",
+            str(self.epochs),
+            "--evaluate-every",
+            "1000",
+            "--resume",
+        ]
         words += ["--crop-padding", "0", "--no-horizontal-flip", "--batch", "128", "--lr", "0.1"]
-        words += ["--lr-step-size", str(-(-self.epochs // 3)), *self.method.options(self.epochs, self.sigma)]
+        words += [
+            "--lr-step-size",
+            str(-(-self.epochs // 3)),
+            *self.method.options(self.epochs, self.sigma),
+        ]
         words += [self.method.flag, f"{self.value:g}"] if self.method.flag else []
         if teacher := self.teacher():
             words += ["--teacher", str(teacher.model / "checkpoint.pth.tar")]
@@ -184,11 +226,21 @@ def run_all(jobs: list[Job], processes: int, what: str) -> None:
 
 
 def select(folder: Path, processes: int) -> dict[tuple[str, float], float]:
-    """The value of each objective's setting at each sigma, by the average radius on held-out training images."""
+    """The value of each objective's setting at each sigma, by the average radius on held-out
+    training images.
+    """
     dataset, images = digits.hold_out(folder / "held_out")
     jobs = [
         Job(
-            method, sigma, factor * method.value(sigma), SELECTION_SEED, EPOCHS, dataset, images, where, DRAWS_TO_SELECT
+            method,
+            sigma,
+            factor * method.value(sigma),
+            SELECTION_SEED,
+            EPOCHS,
+            dataset,
+            images,
+            where,
+            DRAWS_TO_SELECT,
         )
         for method in METHODS
         for sigma in SIGMAS
@@ -209,14 +261,26 @@ def average(job: Job) -> float:
     return float(digits.average_radius(digits.certified_radii(job)))
 
 
-def table(radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, float, str], list[Job]]) -> str:
+def table(
+    radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, float, str], list[Job]]
+) -> str:
     """The tables of both sigmas and modes; ``radii`` are [seeds, images]."""
     images = next(iter(radii.values())).shape[1]
     draws = np.random.default_rng(0).integers(images, size=(digits.RESAMPLES, images))
     lines = []
-    for mode, sigma in ((mode, sigma) for mode in MODES for sigma in SIGMAS if ("gaussian", sigma, mode) in radii):
+    for mode, sigma in (
+        (mode, sigma) for mode in MODES for sigma in SIGMAS if ("gaussian", sigma, mode) in radii
+    ):
         lines += ["", f"sigma = {sigma}, {MODES[mode]}:", ""]
-        head = ["objective", "setting", "epochs", "passes", "average certified radius", "against Gaussian", "seeds"]
+        head = [
+            "objective",
+            "setting",
+            "epochs",
+            "passes",
+            "average certified radius",
+            "against Gaussian",
+            "seeds",
+        ]
         lines.append("| " + " | ".join([*head, *(f"{radius:.2f}" for radius in RADII)]) + " |")
         lines.append("|---|---|---:|---:|---:|---:|---:|" + "---:|" * len(RADII))
         for method in METHODS:
@@ -227,32 +291,60 @@ def table(radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str,
             means = found.clip(min=0).mean(0)
             gain = means - radii["gaussian", sigma, mode].clip(min=0).mean(0)
             low, high = digits.interval(gain, draws)
-            cells = [f"`{method.name}`", f"`{method.flag} {job.value:g}`" if method.flag else "", str(job.epochs)]
-            cells += [f"{job.passes:.0f}" + (f" + {job.passes_of_teacher:.0f}" if method.teacher else "")]
+            cells = [
+                f"`{method.name}`",
+                f"`{method.flag} {job.value:g}`" if method.flag else "",
+                str(job.epochs),
+            ]
+            cells += [
+                f"{job.passes:.0f}" + (f" + {job.passes_of_teacher:.0f}" if method.teacher else "")
+            ]
             cells += [digits.cell(means, draws, 1, 3)]
-            cells += ["" if method.name == "gaussian" else f"{gain.mean():+.3f} ({low:+.3f} to {high:+.3f})"]
+            cells += [
+                ""
+                if method.name == "gaussian"
+                else f"{gain.mean():+.3f} ({low:+.3f} to {high:+.3f})"
+            ]
             cells += [", ".join(f"{digits.average_radius(seed):.3f}" for seed in found)]
             cells += [f"{100 * (found >= radius).mean():.1f}" for radius in RADII]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def draw(radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, float, str], list[Job]]) -> Figure:
-    """The average certified radius against the cost of training, for each sigma, a mark for each seed."""
+def draw(
+    radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, float, str], list[Job]]
+) -> Figure:
+    """The average certified radius against the cost of training, for each sigma, a mark for each
+    seed.
+    """
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     for axes, sigma in zip(figure.subplots(1, len(SIGMAS)), SIGMAS):
         for number, (method, marker) in enumerate(zip(METHODS, "os^DvPX<>")):
             color = f"C{number}"
-            keys = [(method.name, sigma, mode) for mode in MODES if (method.name, sigma, mode) in radii]
+            keys = [
+                (method.name, sigma, mode) for mode in MODES if (method.name, sigma, mode) in radii
+            ]
             points = [
-                (jobs[key][0].passes + jobs[key][0].passes_of_teacher, radii[key].clip(min=0).mean(1)) for key in keys
+                (
+                    jobs[key][0].passes + jobs[key][0].passes_of_teacher,
+                    radii[key].clip(min=0).mean(1),
+                )
+                for key in keys
             ]
             points.sort(key=lambda point: point[0])
-            axes.plot([cost for cost, _ in points], [each.mean() for _, each in points], color=color)
+            axes.plot(
+                [cost for cost, _ in points], [each.mean() for _, each in points], color=color
+            )
             axes.plot([], [], color=color, marker=marker, markersize=4, label=method.name)
             for cost, each in points:
-                axes.plot([cost] * len(each), each, marker, color=color, markersize=4, linestyle="none")
-        axes.set(xscale="log", xlabel="passes per training image, with its teacher's", title=f"sigma = {sigma}")
+                axes.plot(
+                    [cost] * len(each), each, marker, color=color, markersize=4, linestyle="none"
+                )
+        axes.set(
+            xscale="log",
+            xlabel="passes per training image, with its teacher's",
+            title=f"sigma = {sigma}",
+        )
     figure.axes[0].set_ylabel("average certified radius")
     figure.axes[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
@@ -261,12 +353,22 @@ def draw(radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, 
 def main() -> None:
     """Select, train, certify, compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("logs/objectives_comparison"), help="for models and logs")
     parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, with one thread each"
+        "--folder",
+        type=Path,
+        default=Path("logs/objectives_comparison"),
+        help="for models and logs",
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="jobs at a time, with one thread each",
     )
     parser.add_argument("--page", type=Path, default=digits.CODE.parent / "docs" / "objectives.md")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="both unless asked otherwise")
+    parser.add_argument(
+        "--modes", nargs="+", choices=MODES, default=list(MODES), help="both unless asked otherwise"
+    )
     options = parser.parse_args()
     folder, images = options.folder.resolve(), len(get_dataset("digits", "test"))
     chosen = select(folder, options.processes)
@@ -278,8 +380,13 @@ def main() -> None:
                 Job(method, sigma, value, seed, epochs, "digits", images, folder) for seed in SEEDS
             ]
         group = [job for (_, _, of_mode), group in jobs.items() if of_mode == mode for job in group]
-        run_all(list(dict.fromkeys(group)), options.processes, f"training and certifying {MODES[mode]}")
-        radii = {key: np.stack([digits.certified_radii(job) for job in group]) for key, group in jobs.items()}
+        run_all(
+            list(dict.fromkeys(group)), options.processes, f"training and certifying {MODES[mode]}"
+        )
+        radii = {
+            key: np.stack([digits.certified_radii(job) for job in group])
+            for key, group in jobs.items()
+        }
         text = "![average certified radius against cost](objectives.png)\n" + table(radii, jobs)
         digits.write_between(options.page, text, "objectives comparison")
         draw(radii, jobs).savefig(options.page.parent / "objectives.png", dpi=150)

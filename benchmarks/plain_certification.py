@@ -1,4 +1,6 @@
-"""Cohen et al.'s sampling loop, written as simply as possible: the reference for speed and counts."""
+"""Cohen et al.'s sampling loop, written as simply as possible: the reference for speed and
+counts.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def count_votes(
     num_classes: int,
     noise: Callable[[torch.Tensor], torch.Tensor],
 ) -> np.ndarray:
-    """How often each class wins among ``draws`` noisy copies of ``image`` [C, H, W]: int64 [num_classes]."""
+    """How often each class wins among ``draws`` noisy copies of ``image`` [C, H, W]: int64
+    [num_classes].
+    """
     counts = np.zeros(num_classes, dtype=np.int64)
     while draws > 0:
         size = min(batch_size, draws)

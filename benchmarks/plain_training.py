@@ -1,7 +1,8 @@
-"""The released code's SmoothAdv update, written as simply as possible: the reference for speed and losses.
+"""The released code's SmoothAdv update, written as simply as possible: the reference for speed and
+losses.
 
-It runs in eager float32 or float64, channels first. It attacks the model itself, in eval mode with frozen parameters,
-and reads loss and accuracy from the device in every step.
+It runs in eager float32 or float64, channels first. It attacks the model itself, in eval mode with
+frozen parameters, and reads loss and accuracy from the device in every step.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from torch.nn import functional as F
 Attack = Callable[[torch.nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def label_loss(model: torch.nn.Module, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> tuple:
-    """-log of the mean probability of the label over m copies, [B], and the logits [B, m, K]; noise is [B, m, ...]."""
+def label_loss(
+    model: torch.nn.Module, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+) -> tuple:
+    """-log of the mean probability of the label over m copies, [B], and the logits [B, m, K]; noise
+    is [B, m, ...].
+    """
     copies = noise.shape[1]
     repeated = points.repeat((1, copies, 1, 1)).view(-1, *points.shape[1:])
     logits = model(repeated + noise.reshape(repeated.shape)).view(len(points), copies, -1)
@@ -34,7 +39,9 @@ def norms(v: torch.Tensor) -> torch.Tensor:
 def pgd(epsilon: float, steps: int) -> Attack:
     """Projected gradient descent: steps of 2 epsilon / T along the unit gradient."""
 
-    def attack(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def attack(
+        model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
         v = torch.zeros_like(images)
         for _ in range(steps):
             v.requires_grad_()
@@ -49,9 +56,13 @@ def pgd(epsilon: float, steps: int) -> Attack:
 
 
 def ddn(epsilon: float, steps: int, gamma: float = 0.05, initial_norm: float = 1.0) -> Attack:
-    """Decoupled direction and norm, with a gradient for every iterate of every example; no quantization."""
+    """Decoupled direction and norm, with a gradient for every iterate of every example; no
+    quantization.
+    """
 
-    def attack(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def attack(
+        model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+    ) -> torch.Tensor:
         v = torch.zeros_like(images)
         worst = norms(torch.max(images, 1 - images))
         norm = torch.full_like(worst, initial_norm)
@@ -66,7 +77,9 @@ def ddn(epsilon: float, steps: int, gamma: float = 0.05, initial_norm: float = 1
             best, best_norm = torch.where(better, v, best), torch.where(better, norms(v), best_norm)
             length = 0.01 + 0.495 * (1 + math.cos(math.pi * step / max(1, steps - 1)))
             v = v + length * gradient / norms(gradient)
-            norm = torch.min(torch.where(adversarial, norm * (1 - gamma), norm * (1 + gamma)), worst)
+            norm = torch.min(
+                torch.where(adversarial, norm * (1 - gamma), norm * (1 + gamma)), worst
+            )
             v = (images + v * norm / norms(v)).clamp(0, 1) - images
         return (images + best * (epsilon / norms(best)).clamp(max=1).nan_to_num(1)).detach()
 
@@ -81,7 +94,9 @@ def update(
     noise: torch.Tensor,
     attack: Attack,
 ) -> dict[str, float]:
-    """Attack a batch [B, C, H, W] on noise [B, m, C, H, W], train on the m copies, and read loss and accuracies."""
+    """Attack a batch [B, C, H, W] on noise [B, m, C, H, W], train on the m copies, and read loss
+    and accuracies.
+    """
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -90,7 +105,9 @@ def update(
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     copies = noise.shape[1]
-    inputs = adversarial.repeat((1, copies, 1, 1)).view(-1, *images.shape[1:]) + noise.reshape(-1, *images.shape[1:])
+    inputs = adversarial.repeat((1, copies, 1, 1)).view(-1, *images.shape[1:]) + noise.reshape(
+        -1, *images.shape[1:]
+    )
     targets = labels.unsqueeze(1).repeat(1, copies).reshape(-1)
     outputs = model(inputs)
     loss = F.cross_entropy(outputs, targets)

@@ -1,10 +1,13 @@
-"""How many certificates in lower precision differ from those in float32, for the same model, images and noise.
+"""How many certificates in lower precision differ from those in float32, for the same model, images
+and noise.
 
-    python benchmarks/precision_agreement.py cifar10 models/cifar10/pgd/checkpoint.pth.tar 0.5 logs/precision --skip 20
+    python benchmarks/precision_agreement.py cifar10 models/cifar10/pgd/checkpoint.pth.tar 0.5 \\
+        logs/precision --skip 20
 
-Options after the folder go to certify.py; images that are already certified are not certified again. For each precision
-the table gives the number of images with another class, the number with the same class and another radius, the largest
-and the mean difference of radii, and the differences of certified accuracy.
+Options after the folder go to certify.py; images that are already certified are not certified
+again. For each precision the table gives the number of images with another class, the number with
+the same class and another radius, the largest and the mean difference of radii, and the differences
+of certified accuracy.
 """
 
 from __future__ import annotations
@@ -30,10 +33,10 @@ RADII = (0.0, 0.25, 0.5, 0.75, 1.0)
 class Agreement:
     """How the certificates of a precision differ from the reference's, image by image.
 
-    ``other_class`` counts images with another prediction (or where only one of the two abstains), ``other_radius``
-    those with the same prediction and another radius. ``largest`` and ``mean`` are over the absolute differences of
-    radii of images with the same prediction, ``accuracy`` has the differences of certified accuracy at RADII, in
-    points.
+    ``other_class`` counts images with another prediction (or where only one of the two abstains),
+    ``other_radius`` those with the same prediction and another radius. ``largest`` and ``mean`` are
+    over the absolute differences of radii of images with the same prediction, ``accuracy`` has the
+    differences of certified accuracy at RADII, in points.
     """
 
     images: int
@@ -67,7 +70,15 @@ def agreement(reference: pd.DataFrame, other: pd.DataFrame) -> Agreement:
 def certified(options: argparse.Namespace, precision: str, further: list[str]) -> pd.DataFrame:
     """The log of a precision, after certify has made or continued it."""
     log = options.folder / f"{precision}.tsv"
-    words = [options.dataset, options.checkpoint, options.sigma, log, "--precision", precision, *further]
+    words = [
+        options.dataset,
+        options.checkpoint,
+        options.sigma,
+        log,
+        "--precision",
+        precision,
+        *further,
+    ]
     done = subprocess.run([sys.executable, CERTIFY, *map(str, words)])
     if done.returncode:
         raise SystemExit(done.returncode)
@@ -82,7 +93,9 @@ def table(found: dict[str, Agreement]) -> str:
     for precision, each in found.items():
         points = " | ".join(f"{difference:+.1f}" for difference in each.accuracy)
         counts = f"{each.images} | {each.other_class} | {each.other_radius}"
-        lines.append(f"| {precision} | {counts} | {each.largest:.4f} | {each.mean:.5f} | {points} |")
+        lines.append(
+            f"| {precision} | {counts} | {each.largest:.4f} | {each.mean:.5f} | {points} |"
+        )
     return "\n".join(lines)
 
 
@@ -96,7 +109,10 @@ def main() -> None:
     parser.add_argument("sigma")
     parser.add_argument("folder", type=Path, help="for the logs and agreement.md")
     parser.add_argument(
-        "--precisions", nargs="+", choices=list(PRECISIONS), default=[name for name in PRECISIONS if name != REFERENCE]
+        "--precisions",
+        nargs="+",
+        choices=list(PRECISIONS),
+        default=[name for name in PRECISIONS if name != REFERENCE],
     )
     options, further = parser.parse_known_args()
     reference = certified(options, REFERENCE, further)

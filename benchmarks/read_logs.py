@@ -2,8 +2,8 @@
 
     python benchmarks/read_logs.py [--logs 2000] [--rounds 5]
 
-For comparison, a plain loop over pandas.read_csv computes the same numbers and checks nothing. Both alternate in this
-process; the medians and their ratio are printed.
+For comparison, a plain loop over pandas.read_csv computes the same numbers and checks nothing. Both
+alternate in this process; the medians and their ratio are printed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def plain(folder: Path) -> str:
     lines = []
     for path in sorted(folder.rglob("sigma_*")):
         table = pd.read_csv(path, delimiter="\t")
-        lines.append([path, *((table["correct"] & (table["radius"] >= radius)).mean() for radius in RADII)])
+        lines.append(
+            [path, *((table["correct"] & (table["radius"] >= radius)).mean() for radius in RADII)]
+        )
     return "\n".join(map(str, lines))
 
 
@@ -66,16 +68,23 @@ def seconds(function: Callable[[Path], str], folder: Path) -> float:
 
 def main() -> None:
     """Write the logs, time both, print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--logs", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         write_logs(Path(name), options.logs)
-        times = [(seconds(plain, Path(name)), seconds(ours, Path(name))) for _ in range(options.rounds)]
+        times = [
+            (seconds(plain, Path(name)), seconds(ours, Path(name))) for _ in range(options.rounds)
+        ]
     plain_time, our_time = (statistics.median(column) for column in zip(*times))
     ratio = statistics.median(b / a for a, b in times)
-    print(f"{options.logs} logs of {ROWS} rows, median of {options.rounds} rounds, {os.cpu_count()} CPUs,")
+    print(
+        f"{options.logs} logs of {ROWS} rows, median of {options.rounds} rounds, {os.cpu_count()} "
+        "CPUs,"
+    )
     print(f"Python {platform.python_version()}, pandas {pd.__version__}, NumPy {np.__version__}:")
     print(f"  read, checked and tabulated      {our_time:6.2f} s")
     print(f"  plain loop over pandas.read_csv  {plain_time:6.2f} s   (ratio {ratio:.2f})")

@@ -1,4 +1,5 @@
-"""Backward induction: the least mean cost of a rule that looks at successes at given draws, and its futility.
+"""Backward induction: the least mean cost of a rule that looks at successes at given draws, and its
+futility.
 
 ``stopping_limit.py`` uses it for the rules and the limits that its docstring lists.
 """
@@ -16,7 +17,9 @@ ATOM, REACH = 0.003, 5.0
 FEW_DRAWS = 2000
 """Beyond these, states with a row crossed that is two above p are left out."""
 NEGLIGIBLE = 1e-2
-"""Draws: a rejection whose priced error is below this is not put off, which may raise a limit by as much per radius."""
+"""Draws: a rejection whose priced error is below this is not put off, which may raise a limit by as
+much per radius.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,21 +32,26 @@ class Prior:
 
 
 def prior_of(populations: list[Population], spacing: float = ATOM) -> Prior:
-    """The distribution of p_A over the inputs, in bins of equal width of arcsin(sqrt(p)); an atom is a bin's mean."""
+    """The distribution of p_A over the inputs, in bins of equal width of arcsin(sqrt(p)); an atom
+    is a bin's mean.
+    """
     p = np.concatenate([population.p for population in populations])
     right = np.concatenate([population.right for population in populations])
     bins = np.floor((math.pi / 2 - np.arcsin(np.sqrt(p))) / spacing).astype(int)
     _, inside, number = np.unique(bins, return_inverse=True, return_counts=True)
-    return Prior(np.bincount(inside, p) / number, number / len(p), np.bincount(inside, right) / number)
+    return Prior(
+        np.bincount(inside, p) / number, number / len(p), np.bincount(inside, right) / number
+    )
 
 
 class Programme:
     """Backward induction over the states (draws, successes, highest row crossed) at ``looks``.
 
-    ``price`` [J] draws are paid for each right input whose row j is not crossed. Rows are crossed at the boundaries
-    ``efficacy`` [J, K]; without these, whenever it pays, at ``penalty`` [J] draws times the probability under null j.
-    ``value`` is the smallest mean of the draws less the price of what is certified; ``futility`` [J, K] are the
-    largest counts that stop. Counts further than ``REACH`` standard deviations from all atoms are left out.
+    ``price`` [J] draws are paid for each right input whose row j is not crossed. Rows are crossed
+    at the boundaries ``efficacy`` [J, K]; without these, whenever it pays, at ``penalty`` [J] draws
+    times the probability under null j. ``value`` is the smallest mean of the draws less the price
+    of what is certified; ``futility`` [J, K] are the largest counts that stop. Counts further than
+    ``REACH`` standard deviations from all atoms are left out.
     """
 
     def __init__(
@@ -57,7 +65,11 @@ class Programme:
     ) -> None:
         self.nulls, self.looks, self.prior, self.price = nulls, looks, prior, price
         self.efficacy, self.penalty = efficacy, np.zeros(len(nulls)) if penalty is None else penalty
-        self.rows = int((nulls < 1 - 1e-9).sum()) if efficacy is None else int((efficacy[:, -1] <= looks[-1]).sum())
+        self.rows = (
+            int((nulls < 1 - 1e-9).sum())
+            if efficacy is None
+            else int((efficacy[:, -1] <= looks[-1]).sum())
+        )
         self.futility = np.full((len(nulls), len(looks)), -1, dtype=np.int64)
         self.futility[:, -1] = looks[-1]
         after = None
@@ -71,10 +83,14 @@ class Programme:
         )
 
     def _values(self, k: int, after: np.ndarray | None) -> np.ndarray:
-        """The smallest mean cost [rows + 1, n + 1] from look ``k`` on, before its crossings, by rows crossed so far."""
+        """The smallest mean cost [rows + 1, n + 1] from look ``k`` on, before its crossings, by
+        rows crossed so far.
+        """
         n = int(self.looks[k])
         windows = [reach_of(n, p) for p in self.prior.p]
-        density = [w * binomial(n, p, s) for p, w, s in zip(self.prior.p, self.prior.weight, windows)]
+        density = [
+            w * binomial(n, p, s) for p, w, s in zip(self.prior.p, self.prior.weight, windows)
+        ]
         mass, right = np.zeros(n + 1), np.zeros(n + 1)
         for s, f, share in zip(windows, density, self.prior.right):
             mass[s] += f
@@ -95,8 +111,8 @@ class Programme:
         return values
 
     def _errors(self, n: int, k: int, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The priced error [rows, n + 1] of a rejection, infinite where it is not allowed; how many rows are sure to be
-        rejected [n + 1]."""
+        """The priced error [rows, n + 1] of a rejection, infinite where it is not allowed; how many
+        rows are sure to be rejected [n + 1]."""
         counts = np.arange(n + 1)
         if self.efficacy is not None:
             allowed = counts >= self.efficacy[: self.rows, k, None]
@@ -108,7 +124,12 @@ class Programme:
         return error, np.logical_and.accumulate(above & (error < NEGLIGIBLE), axis=0).sum(axis=0)
 
     def _go_on(
-        self, k: int, after: np.ndarray, windows: list[slice], density: list[np.ndarray], sure: np.ndarray
+        self,
+        k: int,
+        after: np.ndarray,
+        windows: list[slice],
+        density: list[np.ndarray],
+        sure: np.ndarray,
     ) -> np.ndarray:
         """The mean cost [rows, n + 1] of drawing up to the next look."""
         n, more = int(self.looks[k]), int(self.looks[k + 1] - self.looks[k])

@@ -1,10 +1,11 @@
-"""Wall time of training and certifying on a CPU beside k busy processes, by the number of threads and how they wait.
+"""Wall time of training and certifying on a CPU beside k busy processes, by the number of threads
+and how they wait.
 
     python benchmarks/threads.py            # prints the table
     python benchmarks/threads.py --write    # also puts it into docs/training.md
 
-A process for each setting does the same pieces of work, in rounds in which the settings take turns; shown are medians
-of the rounds. The machine should do nothing else.
+A process for each setting does the same pieces of work, in rounds in which the settings take turns;
+shown are medians of the rounds. The machine should do nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from pathlib import Path
 from smoothadv.cpus import shorten_waiting, suitable_threads, usable_cpus
 
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"
-START, END = "<!-- made by benchmarks/threads.py -->\n", "<!-- end of what benchmarks/threads.py made -->\n"
+START, END = (
+    "<!-- made by benchmarks/threads.py -->\n",
+    "<!-- end of what benchmarks/threads.py made -->\n",
+)
 CPUS = str(usable_cpus())
 DEFAULT = "default"
 SETTINGS = {
@@ -33,11 +37,18 @@ SETTINGS = {
     DEFAULT: {},
 }
 BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"
-TASKS = ("train digits_resnet8", "train cifar_resnet20", "certify digits_resnet8", "certify cifar_resnet20")
+TASKS = (
+    "train digits_resnet8",
+    "train cifar_resnet20",
+    "certify digits_resnet8",
+    "certify cifar_resnet20",
+)
 
 
 def work(setting: str) -> None:
-    """Do the piece of work that each line of standard input names; answer with the seconds that it took."""
+    """Do the piece of work that each line of standard input names; answer with the seconds that it
+    took.
+    """
     if setting == DEFAULT:
         shorten_waiting()
     import torch
@@ -56,7 +67,10 @@ def work(setting: str) -> None:
         if setting == DEFAULT:
             torch.set_num_threads(suitable_threads(data.image_shape, most))
         torch.manual_seed(0)
-        images, model = torch.rand(256, *data.image_shape), get_architecture(arch, data, "normalize")
+        images, model = (
+            torch.rand(256, *data.image_shape),
+            get_architecture(arch, data, "normalize"),
+        )
         if command == "certify":
             return lambda: smoothadv.certify(
                 model,
@@ -66,10 +80,24 @@ def work(setting: str) -> None:
                 n=4000 if arch.startswith("digits") else 300,
                 device="cpu",
             )
-        few = {"schedule": {"epochs": 1, "batch": 64}, "tests": EvaluationSchedule(images=16), "quiet": True}
-        some, folder = images if arch.startswith("digits") else images[:64], tempfile.mkdtemp(dir=outputs)
-        common = {"objective": Gaussian(noise_sd=0.25), "outdir": folder, "existing": "overwrite", "device": "cpu"}
-        return lambda: smoothadv.train(model, some, torch.arange(len(some)) % 10, num_classes=10, **common, **few)
+        few = {
+            "schedule": {"epochs": 1, "batch": 64},
+            "tests": EvaluationSchedule(images=16),
+            "quiet": True,
+        }
+        some, folder = (
+            images if arch.startswith("digits") else images[:64],
+            tempfile.mkdtemp(dir=outputs),
+        )
+        common = {
+            "objective": Gaussian(noise_sd=0.25),
+            "outdir": folder,
+            "existing": "overwrite",
+            "device": "cpu",
+        }
+        return lambda: smoothadv.train(
+            model, some, torch.arange(len(some)) % 10, num_classes=10, **common, **few
+        )
 
     with tempfile.TemporaryDirectory() as outputs:
         for line in sys.stdin:
@@ -81,10 +109,16 @@ def work(setting: str) -> None:
 
 def start_worker(setting: str) -> subprocess.Popen[str]:
     """A process with this setting."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_", "MKL_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMP_", "GOMP_", "KMP_", "MKL_"))
+    }
     command = [sys.executable, __file__, "--work", setting]
     environment = {**kept, **SETTINGS[setting]}
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def seconds(worker: subprocess.Popen[str], task: str) -> float:
@@ -102,12 +136,20 @@ def measure(competitors: list[int], rounds: int) -> dict[tuple[str, int], list[f
             for worker in workers:
                 seconds(worker, task)
         for count in competitors:
-            busy = [subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())]) for _ in range(count)]
+            busy = [
+                subprocess.Popen([sys.executable, "-c", BUSY, str(os.getpid())])
+                for _ in range(count)
+            ]
             try:
                 for task in TASKS:
                     times = [[seconds(worker, task) for worker in workers] for _ in range(rounds)]
                     medians[task, count] = [statistics.median(column) for column in zip(*times)]
-                    print(task, count, *(f"{median:.2f}" for median in medians[task, count]), file=sys.stderr)
+                    print(
+                        task,
+                        count,
+                        *(f"{median:.2f}" for median in medians[task, count]),
+                        file=sys.stderr,
+                    )
             finally:
                 for process in busy:
                     process.kill()
@@ -126,7 +168,8 @@ def table(medians: dict[tuple[str, int], list[float]], rounds: int) -> str:
         fields = [task, str(count), *(f"{one:.2f} s" for one in times), f"{ratio:.2f}"]
         lines.append("| " + " | ".join(fields) + " |")
     found = (
-        f"Medians of {rounds} rounds on {CPUS} CPUs; the default takes at most {max(ratios):.2f} times as long as the"
+        f"Medians of {rounds} rounds on {CPUS} CPUs; the default takes at most {max(ratios):.2f} "
+        "times as long as the"
     )
     return "\n".join([*lines, "", f"{found} best.", ""])
 
@@ -145,7 +188,9 @@ def main() -> None:
     print(text)
     if options.write:
         page = PAGE.read_text()
-        PAGE.write_text(re.sub(f"{START}.*?{END}", lambda _: f"{START}\n{text}\n{END}", page, flags=re.DOTALL))
+        PAGE.write_text(
+            re.sub(f"{START}.*?{END}", lambda _: f"{START}\n{text}\n{END}", page, flags=re.DOTALL)
+        )
 
 
 if __name__ == "__main__":

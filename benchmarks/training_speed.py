@@ -1,12 +1,14 @@
-"""Images per second of SmoothAdv updates, as ratios to the released code's updates of the same network.
+"""Images per second of SmoothAdv updates, as ratios to the released code's updates of the same
+network.
 
     python benchmarks/training_speed.py --arch cifar_resnet110 --compile
 
-All variants alternate in this process, on random images and with a learning rate of almost 0, so that the network does
-not change; its batch normalization gets the statistics of noisy images first. Three labels in ten are wrong, so that
-the image counts as adversarial from the start; there DDN can save work. Printed are medians over rounds of the ratio
-within a round. With m copies the plain update does what the released code does with --train-multi-noise: m updates on B
-/ m images in m copies each.
+All variants alternate in this process, on random images and with a learning rate of almost 0, so
+that the network does not change; its batch normalization gets the statistics of noisy images first.
+Three labels in ten are wrong, so that the image counts as adversarial from the start; there DDN can
+save work. Printed are medians over rounds of the ratio within a round. With m copies the plain
+update does what the released code does with --train-multi-noise: m updates on B / m images in m
+copies each.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ def settled(arch: str, device: torch.device) -> torch.nn.Module:
     model = get_architecture(arch, "cifar10").to(device)
     with torch.no_grad():
         for _ in range(30):
-            model(torch.rand(32, 3, 32, 32, device=device) + SIGMA * torch.randn(32, 3, 32, 32, device=device))
+            model(
+                torch.rand(32, 3, 32, 32, device=device)
+                + SIGMA * torch.randn(32, 3, 32, 32, device=device)
+            )
     return model
 
 
@@ -48,8 +53,12 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-12, momentum=0.9, weight_decay=1e-4)
 
 
-def batch_of(model: torch.nn.Module, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images, and labels of which about 30 % differ from the model's prediction on the noisy image."""
+def batch_of(
+    model: torch.nn.Module, size: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images, and labels of which about 30 % differ from the model's prediction on the noisy
+    image.
+    """
     images = torch.rand(size, 3, 32, 32, device=device)
     with torch.no_grad():
         predicted = copy.deepcopy(model).eval()(images + SIGMA * torch.randn_like(images)).argmax(1)
@@ -57,7 +66,9 @@ def batch_of(model: torch.nn.Module, size: int, device: torch.device) -> tuple[t
     return images, torch.where(wrong, (predicted + 1) % 10, predicted)
 
 
-def variants(case: str, network: torch.nn.Module, options: argparse.Namespace) -> dict[str, Callable[[], None]]:
+def variants(
+    case: str, network: torch.nn.Module, options: argparse.Namespace
+) -> dict[str, Callable[[], None]]:
     """The functions to time, by name, the plain update first."""
     name, steps, copies = CASES[case]
     device = options.device
@@ -77,9 +88,22 @@ def variants(case: str, network: torch.nn.Module, options: argparse.Namespace) -
         for compiled in [False, True][: 1 + options.compile]:
             execution = Execution(precision, compiled)
             model = execution.prepare(copy.deepcopy(network), device)
-            objective = OBJECTIVES["smoothadv"](ATTACKS[name](EPSILON, steps), SIGMA, copies, warmup=0)
-            update = Update(model, objective, sgd(model), execution, Processes(), device, images[:2], len(images))
-            runs[f"{precision}{', compiled' if compiled else ''}"] = updating(update, images, labels)
+            objective = OBJECTIVES["smoothadv"](
+                ATTACKS[name](EPSILON, steps), SIGMA, copies, warmup=0
+            )
+            update = Update(
+                model,
+                objective,
+                sgd(model),
+                execution,
+                Processes(),
+                device,
+                images[:2],
+                len(images),
+            )
+            runs[f"{precision}{', compiled' if compiled else ''}"] = updating(
+                update, images, labels
+            )
     return runs
 
 
@@ -95,7 +119,11 @@ def updating(update: Update, images: torch.Tensor, labels: torch.Tensor) -> Call
 
 def seconds(run: Callable[[], None], device: torch.device) -> float:
     """Processor time of one update on a CPU of one thread, else wall time."""
-    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    clock = (
+        time.process_time
+        if device.type == "cpu" and torch.get_num_threads() == 1
+        else time.perf_counter
+    )
     if device.type == "cuda":
         torch.cuda.synchronize()
     start = clock()
@@ -116,21 +144,30 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--precision", nargs="+", choices=list(CONVOLUTION_DTYPES), default=["fp32"])
+    parser.add_argument(
+        "--precision", nargs="+", choices=list(CONVOLUTION_DTYPES), default=["fp32"]
+    )
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    where = torch.cuda.get_device_name() if options.device.type == "cuda" else f"{options.threads} threads"
+    where = (
+        torch.cuda.get_device_name()
+        if options.device.type == "cuda"
+        else f"{options.threads} threads"
+    )
     print(
-        f"{options.arch}, batch {options.batch}, {options.rounds} rounds, {where}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}"
+        f"{options.arch}, batch {options.batch}, {options.rounds} rounds, {where}, torch "
+        f"{torch.__version__}, Python {platform.python_version()}"
     )
     network = settled(options.arch, options.device)
     for case in options.cases:
         runs = variants(case, network, options)
         for run in runs.values():
             run()
-        rounds = [{name: seconds(run, options.device) for name, run in runs.items()} for _ in range(options.rounds)]
+        rounds = [
+            {name: seconds(run, options.device) for name, run in runs.items()}
+            for _ in range(options.rounds)
+        ]
         for name in runs:
             ratio = statistics.median(times["plain"] / times[name] for times in rounds)
             rate = statistics.median(options.batch / times[name] for times in rounds)

@@ -1,4 +1,6 @@
-"""attack: attack a smoothed classifier, and check its certificates. `python code/attack.py --help`"""
+"""attack: attack a smoothed classifier, and check its certificates. `python code/attack.py
+--help`
+"""
 
 from smoothadv.commands import main
 

@@ -1,4 +1,6 @@
-"""certify: certify a smoothed classifier on test images: a log of radii. `python code/certify.py --help`"""
+"""certify: certify a smoothed classifier on test images: a log of radii. `python code/certify.py
+--help`
+"""
 
 from smoothadv.commands import main
 

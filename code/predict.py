@@ -1,4 +1,6 @@
-"""predict: predict with a smoothed classifier, on clean or attacked images. `python code/predict.py --help`"""
+"""predict: predict with a smoothed classifier, on clean or attacked images. `python code/predict.py
+--help`
+"""
 
 from smoothadv.commands import main
 

@@ -1,4 +1,6 @@
-"""quantize: make a network of integers of a trained one, the same on all machines. `python code/quantize.py --help`"""
+"""quantize: make a network of integers of a trained one, the same on all machines. `python
+code/quantize.py --help`
+"""
 
 from smoothadv.commands import main
 

@@ -1,4 +1,6 @@
-"""sweep: train, certify and attack grids of models, and report on them. `python code/sweep.py --help`"""
+"""sweep: train, certify and attack grids of models, and report on them. `python code/sweep.py
+--help`
+"""
 
 from smoothadv.commands import main
 

@@ -1,4 +1,6 @@
-"""train_denoiser: train a denoiser to put before a classifier. `python code/train_denoiser.py --help`"""
+"""train_denoiser: train a denoiser to put before a classifier. `python code/train_denoiser.py
+--help`
+"""
 
 from smoothadv.commands import main
 

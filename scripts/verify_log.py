@@ -1,26 +1,32 @@
 """Verify a certification log: python scripts/verify_log.py logs/quickstart/gaussian.tsv
 
-Shares no statistics with smoothadv, only the words on what a manifest and a row may hold: Python's integers and mpmath
-compute the rest. A row "class c, radius R" is true if c has probability
-p_A > t = Phi(R / sigma) under noise (Cohen et al., 2019, Theorem 1 with p_B = 1 - p_A). The row holds if its counts
-reject the hypothesis "p_A <= t" at the level alpha of the manifest:
+Shares no statistics with smoothadv, only the words on what a manifest and a row may hold: Python's
+integers and mpmath compute the rest. A row "class c, radius R" is true if c has probability p_A > t
+= Phi(R / sigma) under noise (Cohen et al., 2019, Theorem 1 with p_B = 1 - p_A). The row holds if
+its counts reject the hypothesis "p_A <= t" at the level alpha of the manifest:
   exact     all N draws were made, and P[Binomial(N, t) >= successes] <= alpha (Clopper and Pearson, 1934)
   adaptive  at the look after `trials` draws, the successes reach the boundary of each radius r <= R of the grid; the
-            boundaries of r are computed anew, such that p_A = Phi(r / sigma) reaches one with probability <= alpha
-Or it is true if p_A > Phi(z) and all other classes have less than Phi(-y), z + y >= 2 R / sigma (Theorem 1 as it is):
+            boundaries of r are computed anew, such that p_A = Phi(r / sigma) reaches one with
+            probability <= alpha
+Or it is true if p_A > Phi(z) and all other classes have less than Phi(-y), z + y >= 2 R / sigma
+(Theorem 1 as it is):
   two-sided   as exact, at the level alpha_share * alpha; or the successes reject "p_A <= Phi(z)" at this level, and the
-              draws that were not for the strongest `rival` reject "1 - p_rival <= Phi(y)" at the rest of alpha
-  sequential  as adaptive, with z = r / sigma or a multiple of 1/50 from -2, and y a multiple of 1/50 above 0
-Or c is among the k most probable classes (Jia et al., 2020, Theorem 1) if the t smallest of k bounds on rivals have a
-sum S for which t Phi(z - R / sigma) > Phi(Phi^-1(S) + R / sigma), or all k have, with S at most 1 - Phi(z):
+              draws that were not for the strongest `rival` reject "1 - p_rival <= Phi(y)" at the
+              rest of alpha
+  sequential  as adaptive, with z = r / sigma or a multiple of 1/50 from -2, and y a multiple of
+  1/50 above 0
+Or c is among the k most probable classes (Jia et al., 2020, Theorem 1) if the t smallest of k
+bounds on rivals have a sum S for which t Phi(z - R / sigma) > Phi(Phi^-1(S) + R / sigma), or all k
+have, with S at most 1 - Phi(z):
   top-k     as two-sided, for one z, and for the rival_1 to rival_k each at the rest of alpha, divided by k
   --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2 + d; and the
-            `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R is 0; of two hypotheses, each
-            has + d, and z + y >= 2 (R / sigma + e), Phi(m + e) - Phi(m - e) >= 2 d, m = (z - y) / 2; top-k: p_A, S
-            and both sides of the inequality may be off by d
-Probabilities are whole numbers of units 2^-160, rounded to the side on which a row fails. No log can show that its
-counts are the classifier's, its draws independent, and N, alpha and the radii chosen beforehand. A --ladder and
-sequential logs take minutes. Exit code 0: all rows hold and no image is missing; 1: not so, or not to be verified.
+            `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R is 0; of two
+            hypotheses, each has + d, and z + y >= 2 (R / sigma + e), Phi(m + e) - Phi(m - e) >= 2
+            d, m = (z - y) / 2; top-k: p_A, S and both sides of the inequality may be off by d
+Probabilities are whole numbers of units 2^-160, rounded to the side on which a row fails. No log
+can show that its counts are the classifier's, its draws independent, and N, alpha and the radii
+chosen beforehand. A --ladder and sequential logs take minutes. Exit code 0: all rows hold and no
+image is missing; 1: not so, or not to be verified.
 """
 
 import argparse
@@ -41,12 +47,22 @@ from mpmath import iv, mp
 BITS = 160
 ONE = 1 << BITS
 mp.prec = iv.prec = BITS + 64
-RESERVE = ONE // 10**12  # of its allowance, each look leaves this to those who compute boundaries in float64
-COARSE = Fraction(1, 2), Fraction(5, 4), 50  # of adaptive: the share spent before N; the growth and step of its looks
-FORMS = {"time": "[^\t]*", "radius": "[0-9]{1,9}([.][0-9]{1,60})?"}  # other columns have whole numbers
+RESERVE = (
+    ONE // 10**12
+)  # of its allowance, each look leaves this to those who compute boundaries in float64
+COARSE = (
+    Fraction(1, 2),
+    Fraction(5, 4),
+    50,
+)  # of adaptive: the share spent before N; the growth and step of its looks
+FORMS = {
+    "time": "[^\t]*",
+    "radius": "[0-9]{1,9}([.][0-9]{1,60})?",
+}  # other columns have whole numbers
 
 
-# Here begins what code/smoothadv/manifests.py and scripts/verify_log.py both have, word for word: a test compares them.
+# Here begins what code/smoothadv/manifests.py and scripts/verify_log.py both have, word for word: a
+# test compares them.
 _SETTINGS = """
 text: dataset precision module_sha256 arch library noise device torch cpu_capability generator classifier_sha256
 text: noise_kernel method tables_sha256
@@ -84,11 +100,25 @@ whole 1 to 1000000: batch attack_batch
 list of whole 0 to 340282366920938463463374607431768211455: seeds
 """
 SETTINGS, RUN = (
-    {name: form for form, _, names in (line.partition(": ") for line in table.split("\n")) for name in names.split()}
+    {
+        name: form
+        for form, _, names in (line.partition(": ") for line in table.split("\n"))
+        for name in names.split()
+    }
     for table in (_SETTINGS, _RUN)
 )
-KINDS = {"text": "str", "flag": "bool", "object": "dict", "null": "NoneType", "whole": "int", "number": "int float"}
-NEEDED = "dataset split dataset_fingerprint arch input_layer num_classes sigma alpha seed noise N0 N method sound"
+KINDS = {
+    "text": "str",
+    "flag": "bool",
+    "object": "dict",
+    "null": "NoneType",
+    "whole": "int",
+    "number": "int float",
+}
+NEEDED = (
+    "dataset split dataset_fingerprint arch input_layer num_classes sigma alpha seed noise N0 N "
+    "method sound"
+)
 METHODS = {  # the settings and the columns of each procedure that not all have
     "exact": ("", ""),
     "two-sided": ("alpha_share", "rival"),
@@ -111,11 +141,20 @@ def fits(value: Any, form: str) -> bool:
 
 
 def manifest_fault(manifest: Any) -> str:
-    """What is impossible in a manifest: no settings and runs, or a value of another form; "" if nothing is."""
-    parts = [manifest.get("settings"), manifest.get("runs")] if fits(manifest, "object") else [None, None]
+    """What is impossible in a manifest: no settings and runs, or a value of another form; "" if
+    nothing is.
+    """
+    parts = (
+        [manifest.get("settings"), manifest.get("runs")]
+        if fits(manifest, "object")
+        else [None, None]
+    )
     if not fits(parts[0], "object") or not fits(parts[1], "list of object"):
         return "holds no settings and runs"
-    for part, forms in [(manifest["settings"], SETTINGS), *((run, RUN) for run in manifest["runs"])]:
+    for part, forms in [
+        (manifest["settings"], SETTINGS),
+        *((run, RUN) for run in manifest["runs"]),
+    ]:
         for name, value in part.items():
             if name in forms and not fits(value, forms[name]):
                 return f"states the {name} {ascii(value)[:60]}, not {forms[name]}"
@@ -129,23 +168,40 @@ def images_of(settings: dict[str, Any], run: dict[str, Any]) -> range:
 
 
 def log_fault(manifest: dict[str, Any]) -> str:
-    """What a certification log's settings, or its last run, lack, have too much or contradict; "" if nothing."""
+    """What a certification log's settings, or its last run, lack, have too much or contradict; ""
+    if nothing.
+    """
     settings, run = manifest["settings"], (manifest["runs"] or [{}])[-1]
     if settings.get("method") not in METHODS:
         return f"names no method, one of {', '.join(METHODS)}"
     own = METHODS[settings["method"]][0].split()
-    others = {name for names, _ in METHODS.values() for name in names.split()}.difference(own) | {"attack", "against"}
+    others = {name for names, _ in METHODS.values() for name in names.split()}.difference(own) | {
+        "attack",
+        "against",
+    }
     foreign = [name for name in settings if name not in SETTINGS or name in others]
     known, needed = {**settings, **run}, f"{NEEDED} images skip max image_shape".split()
     lacking = [name for name in [*needed, *own] if name not in known]
     if lacking or foreign:
-        return f"lacks {lacking[0]!r}" if lacking else f"states {foreign[0]!r}, which no such log has"
+        return (
+            f"lacks {lacking[0]!r}" if lacking else f"states {foreign[0]!r}, which no such log has"
+        )
     whole, radii = images_of({}, run), settings.get("radii", [0])
-    part = {"index": 0, "count": 1, "examples": [whole.start, whole.stop, whole.step], **settings.get("shard", {})}
-    lengths, (index, count) = {len(part), len(settings.get("shard", part))}, (part["index"], part["count"])
+    part = {
+        "index": 0,
+        "count": 1,
+        "examples": [whole.start, whole.stop, whole.step],
+        **settings.get("shard", {}),
+    }
+    lengths, (index, count) = (
+        {len(part), len(settings.get("shard", part))},
+        (part["index"], part["count"]),
+    )
     contradictions = {
-        "noise that is not that of its sound": settings["noise"] != "Rounded" * settings["sound"] + "GaussianNoise",
-        "radii that do not ascend from 0": radii[:1] != [0] or any(a >= b for a, b in zip(radii, radii[1:])),
+        "noise that is not that of its sound": settings["noise"]
+        != "Rounded" * settings["sound"] + "GaussianNoise",
+        "radii that do not ascend from 0": radii[:1] != [0]
+        or any(a >= b for a, b in zip(radii, radii[1:])),
         "an N above 4000000000": settings["N"] > 4 * 10**9,
         "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
         "an impossible shard": lengths != {3}
@@ -161,30 +217,51 @@ def columns_of(settings: dict[str, Any]) -> list[str]:
     columns = f"idx label predict radius correct time successes trials {METHODS[settings['method']][1]}".split()
     rivals = [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
     return (
-        columns + rivals + ["label_aware"] * settings.get("label_aware", False) + ["squared_radius"] * settings["sound"]
+        columns
+        + rivals
+        + ["label_aware"] * settings.get("label_aware", False)
+        + ["squared_radius"] * settings["sound"]
     )
 
 
 def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, Any]:
-    """What must hold of a row, or of each row if ``row`` has arrays, by what is wrong else. A <= B is: if A, then B.
+    """What must hold of a row, or of each row if ``row`` has arrays, by what is wrong else. A <= B
+    is: if A, then B.
 
-    So much follows from the counts and the manifest without statistics, but for radii beyond what any counts show.
+    So much follows from the counts and the manifest without statistics, but for radii beyond what
+    any counts show.
     """
     classes, n, grid = settings["num_classes"], settings["N"], settings.get("radii")
-    idx, label, predict, radius, correct, _, successes, trials = (row.get(name) for name in columns_of(settings)[:8])
-    claims, rivals = predict >= 0, [row[name] for name in columns_of(settings) if name.startswith("rival")]
-    others, order, m = trials - successes - sum(rivals), [trials - successes, *rivals], row.get("squared_radius", 0)
-    # All draws are successes; the sum of the bounds on the rivals of a set adds Phi^-1(1 - 1 / k) < 5 at most.
-    z = -NormalDist().inv_cdf(min(1 - 2**-53, -math.expm1(math.log(settings["alpha"]) / n))) + 5 * ("top_k" in settings)
+    idx, label, predict, radius, correct, _, successes, trials = (
+        row.get(name) for name in columns_of(settings)[:8]
+    )
+    claims, rivals = (
+        predict >= 0,
+        [row[name] for name in columns_of(settings) if name.startswith("rival")],
+    )
+    others, order, m = (
+        trials - successes - sum(rivals),
+        [trials - successes, *rivals],
+        row.get("squared_radius", 0),
+    )
+    # All draws are successes; the sum of the bounds on the rivals of a set adds Phi^-1(1 - 1 / k) <
+    # 5 at most.
+    z = -NormalDist().inv_cdf(min(1 - 2**-53, -math.expm1(math.log(settings["alpha"]) / n))) + 5 * (
+        "top_k" in settings
+    )
     checks = {
         "its image is not among those selected": (images.start <= idx)
         & (idx < images.stop)
         & ((idx - images.start) % images.step == 0),
-        "its label or predict is no class": (0 <= label) & (label < classes) & (-1 <= predict) & (predict < classes),
+        "its label or predict is no class": (0 <= label)
+        & (label < classes)
+        & (-1 <= predict)
+        & (predict < classes),
         "correct is not whether predict is the label": correct == (predict == label),
         "an abstention has predict -1 and radius 0": (radius >= 0) & (claims | (radius == 0)),
         "no draws show so large a radius": radius <= settings["sigma"] * max(0, z) * (1 + 1e-9),
-        # The pigeonhole principle: of the other classes, none has more votes than the last of the rivals.
+        # The pigeonhole principle: of the other classes, none has more votes than the last of the
+        # rivals.
         "its counts are impossible": (0 <= successes)
         & (0 <= order[-1])
         & (trials <= n)
@@ -195,10 +272,15 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         <= (successes > sum(rivals[-1:])),
         "it is a certificate of no trials, or of a number that decides nothing": claims
         <= ((trials == n) if grid is None else (trials > 0)),
-        "squared_radius is not below (255 R)^2": ((0 <= m) & (m < (255 * radius) ** 2)) | ((m == 0) & (radius == 0)),
+        "squared_radius is not below (255 R)^2": ((0 <= m) & (m < (255 * radius) ** 2))
+        | ((m == 0) & (radius == 0)),
     }
     if grid is not None:
-        drawn, looks, aware = row["samples"] - settings["N0"], row["looks"], row.get("label_aware", 0)
+        drawn, looks, aware = (
+            row["samples"] - settings["N0"],
+            row["looks"],
+            row.get("label_aware", 0),
+        )
         checks |= {
             "trials, samples and looks disagree": (trials <= drawn)
             & (drawn <= n)
@@ -208,7 +290,9 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
             & ((looks > 0) == (drawn > 0)),
             "level is not that of its radius": row["level"] + 1
             == claims * sum((r <= radius * (1 + 1e-15)) * 1 for r in grid),
-            "label_aware is not whether its class was wrong": ((claims & settings["label_aware"]) <= (predict == label))
+            "label_aware is not whether its class was wrong": (
+                (claims & settings["label_aware"]) <= (predict == label)
+            )
             & (((aware == 1) & (drawn == 0)) | (aware == 0)),
         }
     return checks
@@ -223,14 +307,18 @@ def below(interval):
 
 
 def normal_cdf(x):
-    """1/2 + phi(x) (x + x^3 / 3 + x^5 / (3 * 5) + ...), from above by < 2^-109; Abramowitz and Stegun, 26.2.11."""
+    """1/2 + phi(x) (x + x^3 / 3 + x^5 / (3 * 5) + ...), from above by < 2^-109; Abramowitz and
+    Stegun, 26.2.11.
+    """
     if x < 0:
         return ONE - normal_cdf(-x) + (ONE >> 110)
     if x > 13:
         return ONE  # above Phi(x) by less than 2^-120
     x = ceil(x * ONE)
     term, total, odd = x, x, 1
-    while term > 1 or odd * ONE**2 < 2 * x**2:  # from then on, each term is less than half of the one before
+    while (
+        term > 1 or odd * ONE**2 < 2 * x**2
+    ):  # from then on, each term is less than half of the one before
         odd += 2
         term = -(-term * x**2 // (odd * ONE**2))
         total += term
@@ -239,30 +327,49 @@ def normal_cdf(x):
 
 
 def binomial(draws, t):
-    """(a, [P[a], P[a + 1], ...]) of Binomial(draws, t), below: P[s] / P[s - 1] = (draws - s + 1) t / (s (1 - t))."""
+    """(a, [P[a], P[a + 1], ...]) of Binomial(draws, t), below: P[s] / P[s - 1] = (draws - s + 1) t
+    / (s (1 - t)).
+    """
     if t >= ONE:
         return draws, [0]
     mode = min(draws, (draws + 1) * t // ONE)
     log = iv.loggamma(draws + 1) - iv.loggamma(mode + 1) - iv.loggamma(draws - mode + 1)
-    peak = below(iv.exp(log + mode * iv.log(iv.mpf(t) / ONE) + (draws - mode) * iv.log(iv.mpf(ONE - t) / ONE)))
-    up = accumulate(range(mode + 1, draws + 1), lambda w, s: w * (draws - s + 1) * t // (s * (ONE - t)), initial=peak)
-    down = accumulate(range(mode, 0, -1), lambda w, s: w * s * (ONE - t) // ((draws - s + 1) * t), initial=peak)
+    peak = below(
+        iv.exp(
+            log + mode * iv.log(iv.mpf(t) / ONE) + (draws - mode) * iv.log(iv.mpf(ONE - t) / ONE)
+        )
+    )
+    up = accumulate(
+        range(mode + 1, draws + 1),
+        lambda w, s: w * (draws - s + 1) * t // (s * (ONE - t)),
+        initial=peak,
+    )
+    down = accumulate(
+        range(mode, 0, -1), lambda w, s: w * s * (ONE - t) // ((draws - s + 1) * t), initial=peak
+    )
     lower = list(takewhile(bool, down))[:0:-1]
     return mode - len(lower), lower + list(takewhile(bool, up))
 
 
 def convolution(a, b):
-    """Of lists of probabilities, from below: half of their bits are digits of two integers, which are multiplied."""
+    """Of lists of probabilities, from below: half of their bits are digits of two integers, which
+    are multiplied.
+    """
     width = BITS // 8 + 1
     size = width * (len(a) + len(b) - 1)
-    digits = (b"".join((v >> BITS // 2).to_bytes(width, "little") for v in values) for values in (a, b))
+    digits = (
+        b"".join((v >> BITS // 2).to_bytes(width, "little") for v in values) for values in (a, b)
+    )
     product = prod(int.from_bytes(number, "little") for number in digits).to_bytes(size, "little")
     return [int.from_bytes(product[i : i + width], "little") for i in range(0, size, width)]
 
 
 def boundaries(t, looks, allowances):
-    """The successes that reject "p_A <= t" at each look; by look k, P <= allowances[k] (Lan and DeMets, 1983)."""
-    # alive[i] <= P[start + i successes, and no rejection so far]: whatever is not surely alive counts as rejected.
+    """The successes that reject "p_A <= t" at each look; by look k, P <= allowances[k] (Lan and
+    DeMets, 1983).
+    """
+    # alive[i] <= P[start + i successes, and no rejection so far]: whatever is not surely alive
+    # counts as rejected.
     alive, start, drawn, found = [ONE], 0, 0, []
     for k, (n, allowance) in enumerate(zip(looks, allowances), start=1):
         low, weights = binomial(n - drawn, t)
@@ -277,82 +384,147 @@ def boundaries(t, looks, allowances):
 
 
 def noise_distance(sigma, dimension):
-    """d: the total variation between an image's integer noise and round(N(0, (255 sigma)^2)), from above."""
-    # A pixel's noise is at most i, -M <= i < M, with probability T_i / 2^62, T_i = round(2^62 Phi((i + 1/2) / (255
-    # sigma))) and M = 255 + ceil(6 * 255 sigma): d = dimension * sum |T_i / 2^62 - Phi(.)|, half of it for i < 0.
+    """d: the total variation between an image's integer noise and round(N(0, (255 sigma)^2)), from
+    above.
+    """
+    # A pixel's noise is at most i, -M <= i < M, with probability T_i / 2^62, T_i = round(2^62
+    # Phi((i + 1/2) / (255 sigma))) and M = 255 + ceil(6 * 255 sigma): d = dimension * sum |T_i /
+    # 2^62 - Phi(.)|, half of it for i < 0.
     unit, steps = ONE >> 62, range(255 + ceil(6 * 255 * sigma))
     exact = [normal_cdf(min(Fraction(13), (i + Fraction(1, 2)) / (255 * sigma))) for i in steps]
-    return 2 * dimension * sum(abs((value + unit // 2) // unit * unit - value) + (ONE >> 110) for value in exact)
+    return (
+        2
+        * dimension
+        * sum(abs((value + unit // 2) // unit * unit - value) + (ONE >> 110) for value in exact)
+    )
 
 
 class Procedure:
-    """What decides the rows of a log: the settings of its manifest, and its last run, which says of what images."""
+    """What decides the rows of a log: the settings of its manifest, and its last run, which says of
+    what images.
+    """
 
     def __init__(self, settings, run):
         self.settings, self.images = settings, images_of(settings, run)
-        self.sigma, self.alpha, self.n = Fraction(settings["sigma"]), settings["alpha"], settings["N"]
-        self.adaptive, self.sound = settings["method"] in ("adaptive", "sequential"), settings["sound"]
-        self.both, dimension = "alpha_share" in settings, prod(run["image_shape"]) if self.sound else 1
+        self.sigma, self.alpha, self.n = (
+            Fraction(settings["sigma"]),
+            settings["alpha"],
+            settings["N"],
+        )
+        self.adaptive, self.sound = (
+            settings["method"] in ("adaptive", "sequential"),
+            settings["sound"],
+        )
+        self.both, dimension = (
+            "alpha_share" in settings,
+            prod(run["image_shape"]) if self.sound else 1,
+        )
         if not 0 < dimension <= 10**9:
             raise ValueError(f"its manifest has images of {dimension} numbers")
         self.rivals = [name for name in columns_of(settings) if name.startswith("rival")]
         self.share = Fraction(settings["alpha_share"]) if self.both else Fraction(1)
         self.distance = noise_distance(self.sigma, dimension) if self.sound else 0
-        # Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d for z far below 0.1.
+        # Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d for z far below
+        # 0.1.
         self.loss = Fraction(252, 100) * self.distance / ONE
         self.boundaries, self.edges = {}, {}
         self.looks = [self.n]
         if self.adaptive:
             self.radii, self.n0 = sorted(map(float, settings["radii"])), settings["N0"]
             rungs = range(-100, 650) if self.both else range(1300 if settings["ladder"] else 0)
-            self.early, self.growth, self.step = (Fraction(9, 10), Fraction(27, 25), 10) if self.both else COARSE
+            self.early, self.growth, self.step = (
+                (Fraction(9, 10), Fraction(27, 25), 10) if self.both else COARSE
+            )
             ladder = [float(self.sigma) * rung / (50 if self.both else 100) for rung in rungs]
             self.grid, self.looks = sorted({*self.radii, *ladder}), self.make_looks()
-        # Of each part of alpha, what may be spent by each look; one look has no use for the reserve.
-        reserve, self.parts = 0 if self.adaptive else RESERVE, (self.share, (1 - self.share) / max(1, len(self.rivals)))
-        self.allowances = [[below(self.spending(n, part)) + reserve for n in self.looks] for part in self.parts]
+        # Of each part of alpha, what may be spent by each look; one look has no use for the
+        # reserve.
+        reserve, self.parts = (
+            0 if self.adaptive else RESERVE,
+            (self.share, (1 - self.share) / max(1, len(self.rivals))),
+        )
+        self.allowances = [
+            [below(self.spending(n, part)) + reserve for n in self.looks] for part in self.parts
+        ]
 
     def null(self, z):
         """Phi(z) + d, from above."""
         return min(ONE, normal_cdf(z) + self.distance)
 
     def spending(self, n, part):
-        """What part of alpha may be spent up to n draws: early * ln(1 + n / 100) / ln(1 + N / 100) of it; all at N."""
+        """What part of alpha may be spent up to n draws: early * ln(1 + n / 100) / ln(1 + N / 100)
+        of it; all at N.
+        """
         if n < self.n:
-            part, share = part * self.early, iv.log(1 + iv.mpf(n) / 100) / iv.log(1 + iv.mpf(self.n) / 100)
+            part, share = (
+                part * self.early,
+                iv.log(1 + iv.mpf(n) / 100) / iv.log(1 + iv.mpf(self.n) / 100),
+            )
         return iv.mpf(self.alpha) * part.numerator / part.denominator * (share if n < self.n else 1)
 
     def make_looks(self):
-        """100 growth^i to the nearest step; 100,000; N; the first multiple with Phi(r / sigma)^n <= spending(n)."""
-        added, steps = {100_000, self.n} if self.n > 100_000 else {self.n}, range(self.step, self.n, self.step)
+        """100 growth^i to the nearest step; 100,000; N; the first multiple with Phi(r / sigma)^n <=
+        spending(n).
+        """
+        added, steps = (
+            {100_000, self.n} if self.n > 100_000 else {self.n},
+            range(self.step, self.n, self.step),
+        )
         for z in [Fraction(radius) / self.sigma + self.loss for radius in self.radii]:
             log = iv.log(iv.mpf(self.null(z)) / ONE)
-            first = bisect_left(steps, True, key=lambda n: bool(n * log <= iv.log(self.spending(n, self.share))))
+            first = bisect_left(
+                steps, True, key=lambda n: bool(n * log <= iv.log(self.spending(n, self.share)))
+            )
             added.update(steps[first : first + 1])
         geometric = [100 * self.growth**i for i in range(99 if self.growth > 1.2 else 250)]
-        rising = {self.step * max(1, round(n / self.step)) for n in geometric if self.growth * n**2 < self.n**2}
+        rising = {
+            self.step * max(1, round(n / self.step))
+            for n in geometric
+            if self.growth * n**2 < self.n**2
+        }
         apart = Fraction(4, 25) * (self.growth - 1)
-        return sorted(added | {n for n in rising if all(abs(n - near) > apart * near for near in added)})
+        return sorted(
+            added | {n for n in rising if all(abs(n - near) > apart * near for near in added)}
+        )
 
     def fault(self, row):
         """Why a row does not hold; None if it does."""
-        claims, radius, checks = row["predict"] >= 0, row["radius"], row_checks(row, self.settings, self.images)
+        claims, radius, checks = (
+            row["predict"] >= 0,
+            row["radius"],
+            row_checks(row, self.settings, self.images),
+        )
         if self.adaptive:
             made = [0, *self.looks][row["looks"] : row["looks"] + 1]
             checks["trials, samples and looks disagree"] &= row["samples"] - self.n0 in made
             checks["it is a certificate of no trials, or of a number that decides nothing"] &= (
                 not claims or row["trials"] in self.looks
             )
-            checks["its radius is not on the grid"] = self.both or radius <= float(radius) in self.grid
+            checks["its radius is not on the grid"] = (
+                self.both or radius <= float(radius) in self.grid
+            )
         if all(checks.values()) and claims:
             of_both = self.lacks_of_set if "rival_1" in row else self.lacks_of_two
-            find = self.lacks_on_grid if self.adaptive and self.both else of_both if self.both else self.lacks
-            lacking = find(radius, row["trials"], row["successes"], *([row[name] for name in self.rivals] or [0]))
+            find = (
+                self.lacks_on_grid
+                if self.adaptive and self.both
+                else of_both
+                if self.both
+                else self.lacks
+            )
+            lacking = find(
+                radius,
+                row["trials"],
+                row["successes"],
+                *([row[name] for name in self.rivals] or [0]),
+            )
             checks[lacking] = not lacking
         return next((fault for fault, holds in checks.items() if not holds), None)
 
     def lacks(self, radius, n, successes, rival):
-        """What the counts lack to reject "p_A <= t" for the radius, and for those of the grid below; "" if nothing."""
+        """What the counts lack to reject "p_A <= t" for the radius, and for those of the grid
+        below; "" if nothing.
+        """
         for tested in [r for r in self.grid if r <= float(radius)] if self.adaptive else [radius]:
             needed = self.needed(Fraction(tested) / self.sigma + self.loss, n)
             if successes < needed:
@@ -360,18 +532,29 @@ class Procedure:
         return ""
 
     def lacks_of_two(self, radius, n, successes, rival):
-        """As ``lacks``, also by two hypotheses: z is where the successes just reject, which leaves the least for y."""
+        """As ``lacks``, also by two hypotheses: z is where the successes just reject, which leaves
+        the least for y.
+        """
         if not successes or not self.lacks(radius, n, successes, 0):
             return "" if successes else "no draw was a success"
         z = self.just_rejected(successes, n)
         y = 2 * (radius / self.sigma + self.loss_between(z - radius / self.sigma)) - z
         needed = self.needed(z, n), self.needed(y, n, 1)
         holds = successes >= needed[0] and n - rival >= needed[1]
-        return "" if holds else f"radius {float(radius)} needs fewer than {rival} of {n} draws for the rival"
+        return (
+            ""
+            if holds
+            else f"radius {float(radius)} needs fewer than {rival} of {n} draws for the rival"
+        )
 
     def lacks_of_set(self, radius, n, successes, *rivals):
-        """As ``lacks``, for a class among the k most probable ones: k bounds on other classes, and sums of them."""
-        lacking, r = f"radius {float(radius)} is more than {successes} of {n} draws show", radius / self.sigma
+        """As ``lacks``, for a class among the k most probable ones: k bounds on other classes, and
+        sums of them.
+        """
+        lacking, r = (
+            f"radius {float(radius)} is more than {successes} of {n} draws show",
+            radius / self.sigma,
+        )
         if not successes:
             return lacking
         z, sets = self.just_rejected(successes, n), [0]
@@ -391,22 +574,34 @@ class Procedure:
         return lacking
 
     def just_rejected(self, successes, n, part=0):
-        """About the largest z for which the successes reject "p <= Phi(z) + d" at a part of alpha, a little below."""
+        """About the largest z for which the successes reject "p <= Phi(z) + d" at a part of alpha,
+        a little below.
+        """
         if (successes, part) not in self.edges:
             level = below(self.spending(n, self.parts[part]))
 
-            def excess(z):  # how far the logarithm of P[Binomial(n, Phi(z) + d) >= successes] is above its level's
+            def excess(
+                z,
+            ):  # how far the logarithm of P[Binomial(n, Phi(z) + d) >= successes] is above its level's
                 start, weights = binomial(n, self.null(Fraction(int(mp.floor(z * ONE)), ONE)))
-                return mp.log(max(1, ONE - sum(weights[: max(0, successes - start)])) / mp.mpf(level))
+                return mp.log(
+                    max(1, ONE - sum(weights[: max(0, successes - start)])) / mp.mpf(level)
+                )
 
-            spread = 3 * (successes * (n - successes) / n + 9 / 4) ** 0.5  # the guess is a score interval at 3 sigma
+            spread = (
+                3 * (successes * (n - successes) / n + 9 / 4) ** 0.5
+            )  # the guess is a score interval at 3 sigma
             guess = NormalDist().inv_cdf((successes + 9 / 2 - spread) / (n + 9))
             root = mp.findroot(excess, (guess, guess + 1e-3), solver="secant", tol=1e-40)
-            self.edges[successes, part] = Fraction(int(mp.floor(root * ONE)), ONE) - Fraction(1, 10**15)
+            self.edges[successes, part] = Fraction(int(mp.floor(root * ONE)), ONE) - Fraction(
+                1, 10**15
+            )
         return self.edges[successes, part]
 
     def lacks_on_grid(self, radius, n, successes, rival):
-        """As ``lacks``, by two hypotheses of the grid; all of the grid below them must be rejected too."""
+        """As ``lacks``, by two hypotheses of the grid; all of the grid below them must be rejected
+        too.
+        """
 
         def steps(r):
             return floor(r / self.sigma * 50 + Fraction(1, 10**9))
@@ -414,60 +609,104 @@ class Procedure:
         def hypothesis(z):  # a little beyond, for the rounding of a radius that is a sum in float64
             return z + abs(z) * 3 / 10**16 + self.loss
 
-        of_c = [(hypothesis(max(r / self.sigma, Fraction(steps(r), 50))), r) for r in map(Fraction, self.grid)]
+        of_c = [
+            (hypothesis(max(r / self.sigma, Fraction(steps(r), 50))), r)
+            for r in map(Fraction, self.grid)
+        ]
         rejected = list(takewhile(lambda each: successes >= self.needed(each[0], n), of_c))
-        y = sum(1 for _ in takewhile(lambda j: n - rival >= self.needed(hypothesis(Fraction(j, 50)), n, 1), count(1)))
+        y = sum(
+            1
+            for _ in takewhile(
+                lambda j: n - rival >= self.needed(hypothesis(Fraction(j, 50)), n, 1), count(1)
+            )
+        )
         if rejected:
             shown, step = rejected[-1][1], steps(rejected[-1][1])
-            both = Fraction(step + y, 100) - (self.loss_between(Fraction(step - y, 100)) if self.distance else 0)
+            both = Fraction(step + y, 100) - (
+                self.loss_between(Fraction(step - y, 100)) if self.distance else 0
+            )
             if radius <= max(shown, both * self.sigma * (1 + Fraction(3, 10**16))):
                 return ""
-        return f"radius {float(radius)} is more than {successes} of {n} draws, and {rival} for the rival, show"
+        return (
+            f"radius {float(radius)} is more than {successes} of {n} draws, and {rival} for the "
+            "rival, show"
+        )
 
     def loss_between(self, m):
-        """e such that Phi(m + e) - Phi(m - e) >= 2 d, if the true m is off by e at most: the density at |m| + 2 e."""
+        """e such that Phi(m + e) - Phi(m - e) >= 2 d, if the true m is off by e at most: the
+        density at |m| + 2 e.
+        """
         if not self.distance:
             return 0
-        slack = -below(-iv.exp((iv.mpf(abs(m).numerator) / abs(m).denominator + iv.mpf("0.1")) ** 2 / 2))
+        slack = -below(
+            -iv.exp((iv.mpf(abs(m).numerator) / abs(m).denominator + iv.mpf("0.1")) ** 2 / 2)
+        )
         e = Fraction(251, 100) * self.distance * slack / ONE**2
         return e if e < Fraction(1, 20) else 1000  # far too much
 
     def needed(self, z, n, part=0):
-        """The successes that reject "p <= Phi(z) + d" at the look after n draws, at a part of alpha."""
+        """The successes that reject "p <= Phi(z) + d" at the look after n draws, at a part of
+        alpha.
+        """
         if (z, part) not in self.boundaries:
             self.boundaries[z, part] = boundaries(self.null(z), self.looks, self.allowances[part])
         return self.boundaries[z, part][self.looks.index(n)]
 
 
 def verify(log):
-    """Print a line for each row that does not hold, and a summary; return whether all rows hold and none is missing."""
+    """Print a line for each row that does not hold, and a summary; return whether all rows hold and
+    none is missing.
+    """
     manifest = json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
     if fault := manifest_fault(manifest) or log_fault(manifest):
         raise ValueError(f"its manifest {fault}")
     procedure, messages, seen = Procedure(manifest["settings"], manifest["runs"][-1]), [], set()
-    columns, (header, *lines) = columns_of(procedure.settings), log.read_text().removesuffix("\n").split("\n")
+    columns, (header, *lines) = (
+        columns_of(procedure.settings),
+        log.read_text().removesuffix("\n").split("\n"),
+    )
     if header.split("\t") != columns:
         raise ValueError(f"its columns are not {' '.join(columns)}")
     form = "\t".join(FORMS.get(name, "-?[0-9]{1,15}") for name in columns)
     for number, line in enumerate(lines, start=2):
         fault, fields = "it is no row of such a log", zip(columns, line.split("\t"))
         if re.fullmatch(form, line):
-            row = {name: Fraction(text) if name == "radius" else int(text) for name, text in fields if name != "time"}
+            row = {
+                name: Fraction(text) if name == "radius" else int(text)
+                for name, text in fields
+                if name != "time"
+            }
             fault = "its image is there twice" if row["idx"] in seen else procedure.fault(row)
             seen.add(row["idx"])
         messages += [f"{log}, line {number}: {fault}"] if fault else []
     missing = len(procedure.images) - sum(idx in procedure.images for idx in seen)
     state = f"; unfinished: {missing} of {len(procedure.images)} images are missing" * (missing > 0)
-    state += "; label-aware: images of which the class selected was wrong were given up" * ("label_aware" in columns)
-    print(*messages, f"{log}: {len(lines) - len(messages)} of {len(lines)} rows hold{state}", sep="\n")
+    state += "; label-aware: images of which the class selected was wrong were given up" * (
+        "label_aware" in columns
+    )
+    print(
+        *messages, f"{log}: {len(lines) - len(messages)} of {len(lines)} rows hold{state}", sep="\n"
+    )
     return not messages and not missing
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("log", metavar="LOG", type=Path, help="certification log, LOG.manifest.json beside it")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "log", metavar="LOG", type=Path, help="certification log, LOG.manifest.json beside it"
+    )
     log = parser.parse_args().log
     try:
         sys.exit(not verify(log))
-    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        OSError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         sys.exit(f"error: {log} cannot be verified: {error}")

@@ -1,4 +1,6 @@
-"""Puts the package of this clone, and what tests share, on the path; keeps torch from fighting over the cores."""
+"""Puts the package of this clone, and what tests share, on the path; keeps torch from fighting over
+the cores.
+"""
 
 import os
 import runpy
@@ -9,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Before torch is loaded: parallel test processes of many threads each are ten times slower than of one.
+# Before torch is loaded: parallel test processes of many threads each are ten times slower than of
+# one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # for the tests that take several
 ROOT = Path(__file__).parent.parent
@@ -18,14 +21,16 @@ sys.path.insert(0, str(ROOT / "code"))
 runpy.run_path(str(ROOT / "tests/support/reseeded/sitecustomize.py"))
 
 # The same examples in each run, on machines of any speed.
-settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=80)
+settings.register_profile(
+    "repeatable", deadline=None, derandomize=True, database=None, max_examples=80
+)
 settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
 def settings_of_torch() -> Iterator[None]:
-    """What holds for the whole process: kernels compiled by PyTorch 2.4 take subnormal numbers for zero from then on,
-    and commands choose a number of threads.
+    """What holds for the whole process: kernels compiled by PyTorch 2.4 take subnormal numbers for
+    zero from then on, and commands choose a number of threads.
     """
     yield
     if torch := sys.modules.get("torch"):
@@ -46,7 +51,9 @@ def no_plugins() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_disk() -> Iterator[None]:
-    """Waiting until the disk has a file shows no test anything; those of what is waited for replace it themselves."""
+    """Waiting until the disk has a file shows no test anything; those of what is waited for replace
+    it themselves.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -67,7 +74,9 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Tables that the tests build, and the processes that they start, are never cached among this user's."""
+    """Tables that the tests build, and the processes that they start, are never cached among this
+    user's.
+    """
     from support.commands import ENVIRONMENT
 
     folder = tmp_path_factory.mktemp("cache")
@@ -79,7 +88,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Classifiers of digits, trained under noise of 0.25: the same on every machine, by the recipe that made each."""
+    """Classifiers of digits, trained under noise of 0.25: the same on every machine, by the recipe
+    that made each.
+    """
     from support.classifiers import restore
     from support.recipes import RECIPES
 

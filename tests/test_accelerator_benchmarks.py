@@ -1,4 +1,6 @@
-"""The benchmarks for accelerators run from end to end on a CPU, in small: their figures mean nothing there."""
+"""The benchmarks for accelerators run from end to end on a CPU, in small: their figures mean
+nothing there.
+"""
 
 import importlib
 import json
@@ -45,10 +47,22 @@ def variants(imported) -> ModuleType:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
+)
 def test_speed_of_what_is_compiled_is_measured(tmp_path):
     """A minute of processor time, for two compilations."""
-    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "--modes", "compiled", "--cases", "PGD T=2 m=1"]
+    words = [
+        "--smoke",
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+        "--modes",
+        "compiled",
+        "--cases",
+        "PGD T=2 m=1",
+    ]
     done = run_benchmark("gpu", tmp_path, *words, "--out", "out")
     assert done.returncode == 0, done.stderr
     compiled = [line.split(" | ") for line in done.stdout.splitlines() if "| compiled |" in line]
@@ -60,23 +74,44 @@ def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
     words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", "eager"]
     gpu.main([*words, "--out", str(tmp_path)])
     written, page = sorted(tmp_path.iterdir())
-    assert written.suffix == ".json" and page.suffix == ".md" and capsys.readouterr().out == page.read_text()
+    assert (
+        written.suffix == ".json"
+        and page.suffix == ".md"
+        and capsys.readouterr().out == page.read_text()
+    )
     content = json.loads(written.read_text())
     assert {"device", "date", "PyTorch", "Python"} <= content["facts"].keys()
     assert min(content["ceilings"].values()) > 0
-    seen = {(each["case"].split()[0], each["precision"], each["mode"]) for each in content["measurements"]}
-    assert {("certify", "tf32", "plain"), ("certify", "bf16", "eager"), ("train", "bf16", "eager")} <= seen
+    seen = {
+        (each["case"].split()[0], each["precision"], each["mode"])
+        for each in content["measurements"]
+    }
+    assert {
+        ("certify", "tf32", "plain"),
+        ("certify", "bf16", "eager"),
+        ("train", "bf16", "eager"),
+    } <= seen
     trained = [each for each in content["measurements"] if each["case"].startswith("train")]
-    assert {each["case"].split(" ", 2)[2] for each in trained} == {"PGD T=2 m=1", "PGD T=4 m=4", "DDN T=4 m=1"}
+    assert {each["case"].split(" ", 2)[2] for each in trained} == {
+        "PGD T=2 m=1",
+        "PGD T=4 m=4",
+        "DDN T=4 m=1",
+    }
     assert all(each["batch"] == 4 for each in trained)
     for each in content["measurements"]:
         assert each["trouble"] == "" and each["rate"] > 0 and each["ratio"] > 0
-        assert each["mode"] != "plain" or each["ratio"] == pytest.approx(1) or each["precision"] == "fp32"
+        assert (
+            each["mode"] != "plain"
+            or each["ratio"] == pytest.approx(1)
+            or each["precision"] == "fp32"
+        )
 
 
 @pytest.mark.parametrize("works", [-1, 0, 1])
 def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu, variants):
-    """Where it is made, as when a CUDA graph cannot be captured, at its first run, or once it is timed."""
+    """Where it is made, as when a CUDA graph cannot be captured, at its first run, or once it is
+    timed.
+    """
     options, runs = gpu.parsed(["--smoke", "--device", "cpu"]), []
 
     def broken() -> None:
@@ -89,7 +124,11 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu, var
             broken()
         return broken
 
-    prepared = {"plain": lambda: lambda: sum(range(1000)), "graph": prepare, "eager": lambda: lambda: sum(range(10))}
+    prepared = {
+        "plain": lambda: lambda: sum(range(1000)),
+        "graph": prepare,
+        "eager": lambda: lambda: sum(range(10)),
+    }
     made = [variants.Measurement("certify x", "tf32", mode, 1) for mode in prepared]
     made = [variants.Variant(each, make, 10) for each, make in zip(made, prepared.values())]
     plain, failed, other = variants.measured(made, options)
@@ -105,21 +144,39 @@ def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(gpu, varian
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr(variants, "arrange", lambda network, device, precision: large)
-    plain, failed = variants.measured(variants.certifications("digits_resnet8", "fp32", "eager", options), options)
-    assert plain.rate > 0 and failed.trouble.startswith("UserError: out of memory with --batch 2") and failed.batch == 2
+    plain, failed = variants.measured(
+        variants.certifications("digits_resnet8", "fp32", "eager", options), options
+    )
+    assert (
+        plain.rate > 0
+        and failed.trouble.startswith("UserError: out of memory with --batch 2")
+        and failed.batch == 2
+    )
 
 
 @pytest.mark.parametrize("fails", ["", "CUDA out of memory."])
 def test_updates_by_a_graph_are_timed_or_named(fails, gpu, variants, recorded_graphs):
     options = gpu.parsed(["--smoke", "--device", "cpu"])
     options.warm_ups, recorded_graphs.fails = 2, fails
-    plain, timed = variants.measured(variants.updates("DDN T=4 m=1", "fp32", "graph", options), options)
+    plain, timed = variants.measured(
+        variants.updates("DDN T=4 m=1", "fp32", "graph", options), options
+    )
     assert plain.rate > 0 and timed.trouble.endswith(fails) and bool(timed.rate) == (not fails)
     assert [graph.replays for graph in recorded_graphs.graphs] == [0 if fails else 2]
 
 
 def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypatch):
-    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "--modes", "eager", "--out", str(tmp_path)]
+    words = [
+        "--smoke",
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+        "--modes",
+        "eager",
+        "--out",
+        str(tmp_path),
+    ]
     words += ["--cases", "PGD T=2 m=1", "DDN T=4 m=1"]
     seen = []
 
@@ -131,7 +188,10 @@ def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypat
     monkeypatch.setattr(gpu, "measured", measured)
     monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     gpu.main([*words, "--minutes", "2"])
-    assert len(seen) == 1 and "2 parts remain: the same command again continues" in capsys.readouterr().err
+    assert (
+        len(seen) == 1
+        and "2 parts remain: the same command again continues" in capsys.readouterr().err
+    )
     gpu.main(words)
     assert len(seen) == len(set(seen)) == 3
     (written,) = tmp_path.glob("*.json")
@@ -162,11 +222,17 @@ def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(gpu
     assert gpu.ways(small, precisions, modes, is_first=False) == first[:1]
     assert {gpu.UPDATES[case][0] for case in small.cases} == {"PGD", "DDN"}
     assert small.training_batch % max(gpu.UPDATES[case][2] for case in small.cases) == 0
-    assert whole.cases == list(gpu.UPDATES) and whole.rounds > small.rounds and whole.warm_ups > small.warm_ups
+    assert (
+        whole.cases == list(gpu.UPDATES)
+        and whole.rounds > small.rounds
+        and whole.warm_ups > small.warm_ups
+    )
 
 
 def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):
-    """ResNet-110 moves 5.3 MB and computes 0.506 GFLOP per image in half precision, twice the bytes in float32."""
+    """ResNet-110 moves 5.3 MB and computes 0.506 GFLOP per image in half precision, twice the bytes
+    in float32.
+    """
     found = {"copy": 5.3e9, "bf16": 1e15, "tf32": 1e15}
     for precision, rate, share in [("bf16", 500.0, 0.5), ("tf32", 500.0, 1.0)]:
         measurement = gpu.Measurement("certify cifar_resnet110", precision, "eager", 1, rate)
@@ -175,13 +241,17 @@ def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):
     found = {"copy": 1e18, "bf16": 3.54e9}
     measurement = gpu.Measurement("train cifar_resnet110 PGD T=2 m=1", "bf16", "eager", 1, 0.25)
     gpu.relate(measurement, found)
-    assert measurement.of_ceiling == pytest.approx(0.25), "two steps of 1.01 GFLOP and an update of 1.52"
+    assert measurement.of_ceiling == pytest.approx(0.25), (
+        "two steps of 1.01 GFLOP and an update of 1.52"
+    )
 
 
 def certificates(predictions: list[int], radii: list[float]) -> pd.DataFrame:
     """Of images of class 1."""
     columns = {"idx": range(len(predictions)), "label": 1, "predict": predictions, "radius": radii}
-    return pd.DataFrame(columns).assign(correct=lambda table: (table.predict == table.label).astype(np.int64))
+    return pd.DataFrame(columns).assign(
+        correct=lambda table: (table.predict == table.label).astype(np.int64)
+    )
 
 
 def test_agreement_counts_classes_and_radii(imported):
@@ -199,11 +269,33 @@ def test_agreement_counts_classes_and_radii(imported):
 
 def test_certificates_of_precisions_are_compared(imported, warm, tmp_path, monkeypatch, capsys):
     """By the command, in processes as the benchmark starts them."""
-    succeed("train", "digits", "digits_resnet8", tmp_path / "model", "--epochs", 1, "--noise", 0.25, "--device", "cpu")
-    words = ["digits", "model/checkpoint.pth.tar", 0.25, "logs", "--precisions", "bf16", "--device", "cpu"]
+    succeed(
+        "train",
+        "digits",
+        "digits_resnet8",
+        tmp_path / "model",
+        "--epochs",
+        1,
+        "--noise",
+        0.25,
+        "--device",
+        "cpu",
+    )
+    words = [
+        "digits",
+        "model/checkpoint.pth.tar",
+        0.25,
+        "logs",
+        "--precisions",
+        "bf16",
+        "--device",
+        "cpu",
+    ]
     benchmark = imported("precision_agreement")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["precision_agreement.py", *map(str, words), "--N", "100", "--skip", "30"])
+    monkeypatch.setattr(
+        sys, "argv", ["precision_agreement.py", *map(str, words), "--N", "100", "--skip", "30"]
+    )
     started = SimpleNamespace(run=lambda command: warm.run(list(map(str, command)), tmp_path))
     monkeypatch.setattr(benchmark, "subprocess", started)
     benchmark.main()
@@ -234,14 +326,23 @@ def images(tmp_path_factory) -> Path:
 def test_cifar10_is_reproduced_from_images_to_tables(images, tmp_path):
     """A minute: two models, each certified twice and attacked, a report, and the page."""
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- cifar10 reproduction: begin -->\nold\n<!-- cifar10 reproduction: end -->\nafter\n")
+    page.write_text(
+        "before\n<!-- cifar10 reproduction: begin -->\nold\n<!-- cifar10 reproduction: end "
+        "-->\nafter\n"
+    )
     words = [images, "--smoke", "--folder", "made", "--page", page]
     done = run_benchmark("cifar10_reproduction", tmp_path, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     text = (tmp_path / "made/results.md").read_text()
-    assert "sigma = 0.5, exact:" in text and "sigma = 0.5, adaptive:" in text and text.count("against Gaussian") == 2
+    assert (
+        "sigma = 0.5, exact:" in text
+        and "sigma = 0.5, adaptive:" in text
+        and text.count("against Gaussian") == 2
+    )
     assert page.read_text() == (
-        "before\n<!-- cifar10 reproduction: begin -->\n\n" + text + "\n<!-- cifar10 reproduction: end -->\nafter\n"
+        "before\n<!-- cifar10 reproduction: begin -->\n\n"
+        + text
+        + "\n<!-- cifar10 reproduction: end -->\nafter\n"
     )
     assert "Upper envelopes" in (tmp_path / "made/report.html").read_text()
     logs = sorted((tmp_path / "made/logs").rglob("sigma_0.50*.tsv"))
@@ -251,8 +352,11 @@ def test_cifar10_is_reproduced_from_images_to_tables(images, tmp_path):
 @pytest.mark.slow
 def test_cifar10_is_stopped_in_time(images, tmp_path):
     """Without a page or a table before all is done."""
-    stopped = run_benchmark("cifar10_reproduction", tmp_path, images, "--smoke", "--folder", "other", "--minutes", 0.1)
+    stopped = run_benchmark(
+        "cifar10_reproduction", tmp_path, images, "--smoke", "--folder", "other", "--minutes", 0.1
+    )
     assert stopped.returncode == 143 and not (tmp_path / "other/results.md").exists()
     assert (
-        "the same command again continues" in stopped.stdout and (tmp_path / "other/images/train/cat/0000.jpg").exists()
+        "the same command again continues" in stopped.stdout
+        and (tmp_path / "other/images/train/cat/0000.jpg").exists()
     )

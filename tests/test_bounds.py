@@ -29,7 +29,8 @@ def counts(draw, largest: int = 10**6) -> tuple[int, int]:
     return trials - failures, trials
 
 
-# successes, trials, alpha, exact p_lower, exact radius in units of sigma (None: below 1/2). 50-digit arithmetic.
+# successes, trials, alpha, exact p_lower, exact radius in units of sigma (None: below 1/2).
+# 50-digit arithmetic.
 TABLE = [
     (100_000, 100_000, 1e-3, 0.9999309248330094, 3.81145656339),
     (99_999, 100_000, 1e-3, 0.9999076696662654, 3.7391266685434),
@@ -46,19 +47,26 @@ TABLE = [
 
 @pytest.mark.parametrize("successes, trials, alpha, p_lower, radius", TABLE)
 def test_bound_and_radius_match_the_high_precision_table(successes, trials, alpha, p_lower, radius):
-    # SciPy before 1.16 is off by 3e-15 here; radii do not come through p but through q, which must never fall short.
-    assert lower_confidence_bound(successes, trials, alpha) == pytest.approx(p_lower, rel=1e-14, abs=0)
+    # SciPy before 1.16 is off by 3e-15 here; radii do not come through p but through q, which must
+    # never fall short.
+    assert lower_confidence_bound(successes, trials, alpha) == pytest.approx(
+        p_lower, rel=1e-14, abs=0
+    )
     if radius is None:
         assert certified_radius(successes, trials, 1.0, alpha) is None
     else:
-        assert certified_radius(successes, trials, 1.0, alpha) == pytest.approx(radius, rel=0, abs=1e-8)
+        assert certified_radius(successes, trials, 1.0, alpha) == pytest.approx(
+            radius, rel=0, abs=1e-8
+        )
 
 
 @pytest.mark.parametrize(
-    "successes, trials, q", [(9_999_997, 10**7, 1.3062234207419e-6), (10**9, 10**9, 6.9077552551236e-9)]
+    "successes, trials, q",
+    [(9_999_997, 10**7, 1.3062234207419e-6), (10**9, 10**9, 6.9077552551236e-9)],
 )
 def test_failure_bound_keeps_its_digits_where_p_is_nearly_one(successes, trials, q):
-    # The exact q is given to 14 digits; the bound may exceed it by a relative 1e-8 and not fall short.
+    # The exact q is given to 14 digits; the bound may exceed it by a relative 1e-8 and not fall
+    # short.
     assert q * (1 - 1e-13) <= failure_upper_bound(successes, trials, 1e-3) <= q * (1 + 1e-8)
 
 
@@ -74,31 +82,47 @@ def test_clopper_pearson_oracle():
     assert lower_confidence_bound(100_000, 100_000, 1e-3) == pytest.approx(0.99993092, abs=5e-9)
 
 
-@pytest.mark.parametrize("sigma, cap", [(0.12, 0.4574), (0.25, 0.9529), (0.5, 1.9057), (1.0, 3.8115)])
+@pytest.mark.parametrize(
+    "sigma, cap", [(0.12, 0.4574), (0.25, 0.9529), (0.5, 1.9057), (1.0, 3.8115)]
+)
 def test_a_constant_classifier_reaches_the_largest_radius(sigma, cap):
     assert bounds.maximum_radius(100_000, sigma, 1e-3) == pytest.approx(cap, abs=5e-5)
-    assert bounds.maximum_radius(100_000, sigma, 1e-3) == certified_radius(100_000, 100_000, sigma, 1e-3)
+    assert bounds.maximum_radius(100_000, sigma, 1e-3) == certified_radius(
+        100_000, 100_000, sigma, 1e-3
+    )
 
 
 def test_largest_radius_is_zero_where_no_count_certifies():
     assert bounds.maximum_radius(9, 0.25, 1e-3) == 0.0 < bounds.maximum_radius(10, 0.25, 1e-3)
 
 
-@pytest.mark.parametrize("trials, successes", [(100, 66), (1_000, 550), (10_000, 5_156), (100_000, 50_490)])
+@pytest.mark.parametrize(
+    "trials, successes", [(100, 66), (1_000, 550), (10_000, 5_156), (100_000, 50_490)]
+)
 def test_smallest_count_that_certifies(trials, successes):
     assert certified_radius(successes, trials, 0.25, 1e-3) > 0
     assert certified_radius(successes - 1, trials, 0.25, 1e-3) is None
 
 
 @pytest.mark.parametrize(
-    "trials, top", [(100, 67), (1_000, 553), (10_000, 5_166), (100_000, 50_521), (10**6, 501_646), (10**7, 5_005_204)]
+    "trials, top",
+    [
+        (100, 67),
+        (1_000, 553),
+        (10_000, 5_166),
+        (100_000, 50_521),
+        (10**6, 501_646),
+        (10**7, 5_005_204),
+    ],
 )
 def test_smallest_count_that_predicts(trials, top):
     assert bounds.vote_is_significant(top, trials - top, 1e-3)
     assert not bounds.vote_is_significant(top - 1, trials - top + 1, 1e-3)
     with mpmath.workdps(DIGITS):
         p_value = float(2 * probability_of_at_most(trials - top, trials, mpmath.mpf(1) / 2))
-    assert not bounds.vote_is_significant(top, trials - top, math.nextafter(p_value, 0)), "rounding decides nothing"
+    assert not bounds.vote_is_significant(top, trials - top, math.nextafter(p_value, 0)), (
+        "rounding decides nothing"
+    )
     assert bounds.vote_is_significant(top, trials - top, p_value * (1 + 1.1e-10))
 
 
@@ -124,7 +148,9 @@ def binomial_pmf(k: int, n: int, p: float) -> float:
 
 
 def miscoverage(bounds: list[float], p: float) -> float:
-    """P[bounds[K] > p] over K ~ Binomial(len(bounds) - 1, p): how often a lower bound on p is false."""
+    """P[bounds[K] > p] over K ~ Binomial(len(bounds) - 1, p): how often a lower bound on p is
+    false.
+    """
     n = len(bounds) - 1
     return math.fsum(binomial_pmf(k, n, p) for k in range(n + 1) if bounds[k] > p)
 
@@ -143,7 +169,10 @@ def test_bound_covers_with_exactly_its_level(trials, alpha):
 
 def test_coverage_check_rejects_the_normal_approximation():
     trials, normal_quantile = 60, 1.6448536
-    wald = [k / trials - normal_quantile * math.sqrt(k / trials * (1 - k / trials) / trials) for k in range(trials + 1)]
+    wald = [
+        k / trials - normal_quantile * math.sqrt(k / trials * (1 - k / trials) / trials)
+        for k in range(trials + 1)
+    ]
     assert worst_miscoverage(wald) > 2 * 0.05
 
 
@@ -161,7 +190,9 @@ def test_bound_is_monotone_and_never_above_the_point_estimate(count, alpha, othe
         assert lower_confidence_bound(successes + 1, trials, alpha) > bound
         assert lower_confidence_bound(successes, trials + 1, alpha) <= bound
     small, large = sorted([alpha, other_alpha])
-    assert lower_confidence_bound(successes, trials, small) <= lower_confidence_bound(successes, trials, large)
+    assert lower_confidence_bound(successes, trials, small) <= lower_confidence_bound(
+        successes, trials, large
+    )
 
 
 @given(counts(), alphas)
@@ -174,7 +205,9 @@ def test_failure_bound_is_a_probability_above_one_minus_the_success_bound(count,
 
 @given(counts(largest=10**5), alphas)
 def test_failure_bound_is_never_below_the_exact_one(count, alpha):
-    """Without its margins it would be, of every second count without failures, and of some others."""
+    """Without its margins it would be, of every second count without failures, and of some
+    others.
+    """
     successes, trials = count
     assume(successes)
     with mpmath.workdps(DIGITS):
@@ -195,7 +228,9 @@ def test_radius_is_never_above_the_exact_one_and_within_1e8_of_it(count, alpha):
 
 @st.composite
 def many_draws(draw) -> tuple[int, int]:
-    """Successes and trials up to 1e9, with at most a million failures: their tails take a sum over them."""
+    """Successes and trials up to 1e9, with at most a million failures: their tails take a sum over
+    them.
+    """
     trials = round(10 ** draw(st.floats(5, 9)))
     return trials - min(trials // 2, round(10 ** draw(st.floats(0, 6))) - 1), trials
 
@@ -208,17 +243,23 @@ def test_radius_of_up_to_a_billion_draws_is_sound_and_tight(count, alpha):
     assert is_sound_and_tight(radius, *count, alpha)
 
 
-# Few failures among very many trials: there SciPy's inverse of the beta distribution is least accurate.
+# Few failures among very many trials: there SciPy's inverse of the beta distribution is least
+# accurate.
 @pytest.mark.parametrize(
     "successes, trials, alpha",
     [row[:3] for row in TABLE if row[4] is not None]
     + [(10**6 - 38, 10**6, 1e-3), (99_995, 100_000, 1e-6)]
-    + [(609_328_884, 609_328_894, 0.03930288282735106), (211_779_448, 211_779_449, 7.337983765435685e-11)]
+    + [
+        (609_328_884, 609_328_894, 0.03930288282735106),
+        (211_779_448, 211_779_449, 7.337983765435685e-11),
+    ]
     # So many that the bound's margin is smaller than the rounding of the normal quantile.
     + [(606_408_645_028_971, 606_408_645_028_971, 0.006353062024035954)],
 )
 def test_radius_is_sound_at_extreme_counts(successes, trials, alpha):
-    assert is_sound_and_tight(certified_radius(successes, trials, 1.0, alpha), successes, trials, alpha)
+    assert is_sound_and_tight(
+        certified_radius(successes, trials, 1.0, alpha), successes, trials, alpha
+    )
 
 
 @pytest.mark.parametrize("shift", [1e-10, -2e-8])
@@ -232,7 +273,9 @@ def test_radius_is_proportional_to_sigma_and_grows_with_the_count(count, alpha, 
     successes, trials = count
     radius = certified_radius(successes, trials, sigma, alpha)
     assume(radius is not None)
-    assert radius == pytest.approx(sigma * certified_radius(successes, trials, 1.0, alpha), rel=1e-14)
+    assert radius == pytest.approx(
+        sigma * certified_radius(successes, trials, 1.0, alpha), rel=1e-14
+    )
     if successes < trials:
         assert certified_radius(successes + 1, trials, sigma, alpha) > radius
 
@@ -253,17 +296,23 @@ def test_abstains_exactly_where_one_half_cannot_be_excluded(count, alpha):
 def test_vote_test_is_the_exact_two_sided_binomial_test(one, other, alpha):
     top, runner_up = max(one, other, 1), min(one, other)
     p_value = 1 if top == runner_up else 2 * upper_half_tail(top, top + runner_up)
-    assert not bounds.vote_is_significant(top, runner_up, math.nextafter(float(p_value), 0)), "rounding decides nothing"
+    assert not bounds.vote_is_significant(top, runner_up, math.nextafter(float(p_value), 0)), (
+        "rounding decides nothing"
+    )
     assume(abs(p_value / Fraction(alpha) - 1) > 1e-9)  # nearer than that, the margin decides
     assert bounds.vote_is_significant(top, runner_up, alpha) == (p_value <= alpha)
-    assert p_value == 1 or bounds.vote_is_significant(top, runner_up, float(p_value) * (1 + 1.1e-10)), "nor does more"
+    assert p_value == 1 or bounds.vote_is_significant(
+        top, runner_up, float(p_value) * (1 + 1.1e-10)
+    ), "nor does more"
 
 
 def radius_at_sigma_one(successes: int, trials: int, alpha: float) -> float | None:
     return certified_radius(successes, trials, 1.0, alpha)
 
 
-every_bound = pytest.mark.parametrize("bound", [lower_confidence_bound, failure_upper_bound, radius_at_sigma_one])
+every_bound = pytest.mark.parametrize(
+    "bound", [lower_confidence_bound, failure_upper_bound, radius_at_sigma_one]
+)
 
 
 @pytest.mark.parametrize("successes, trials", [(-1, 10), (11, 10), (0, 0), (0, -1)])
@@ -309,15 +358,21 @@ def test_radii_are_the_nearest_floats_on_the_safe_side_of_the_root(radius, dimen
     assert Fraction(small) ** 2 * dimension <= Fraction(radius) ** 2
     assert Fraction(math.nextafter(small, math.inf)) ** 2 * dimension > Fraction(radius) ** 2
     assert Fraction(large) ** 2 >= Fraction(radius) ** 2 * dimension
-    assert large == 0 or Fraction(math.nextafter(large, 0.0)) ** 2 < Fraction(radius) ** 2 * dimension
-    assert bounds.l2_radius_for(small, dimension) <= radius, "the l2 radius that it came from certifies it"
+    assert (
+        large == 0 or Fraction(math.nextafter(large, 0.0)) ** 2 < Fraction(radius) ** 2 * dimension
+    )
+    assert bounds.l2_radius_for(small, dimension) <= radius, (
+        "the l2 radius that it came from certifies it"
+    )
 
 
 def test_of_many_radii_divided_by_the_root_none_is_too_large():
     cases = [(k / 1009, dimension) for k in range(1, 1001) for dimension in (192, 3_072, 150_528)]
 
     def too_large(found) -> int:
-        return sum(Fraction(small) ** 2 * d > Fraction(r) ** 2 for (r, d), small in zip(cases, found))
+        return sum(
+            Fraction(small) ** 2 * d > Fraction(r) ** 2 for (r, d), small in zip(cases, found)
+        )
 
     assert too_large(bounds.linf_radius(*case) for case in cases) == 0
     assert too_large(r / math.sqrt(d) for r, d in cases) > 900, "what rounding to the nearest does"
@@ -325,12 +380,16 @@ def test_of_many_radii_divided_by_the_root_none_is_too_large():
 
 @pytest.mark.parametrize("examples, deduction", [(500, 0.010859), (10_000, 0.002405)])
 def test_deduction_from_a_measured_certified_accuracy(examples, deduction):
-    assert bounds.certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3) == pytest.approx(deduction, abs=5e-7)
+    assert bounds.certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3) == pytest.approx(
+        deduction, abs=5e-7
+    )
 
 
 def probability_of_more_false_certificates(examples: int, share: float, alpha: float) -> float:
     """P[Binomial(examples, alpha) > examples * share]"""
-    return 1 - math.fsum(binomial_pmf(k, examples, alpha) for k in range(math.floor(examples * share) + 1))
+    return 1 - math.fsum(
+        binomial_pmf(k, examples, alpha) for k in range(math.floor(examples * share) + 1)
+    )
 
 
 @pytest.mark.parametrize("examples", [500, 10_000])
@@ -340,4 +399,6 @@ def test_more_than_the_deduction_is_false_with_probability_at_most_rho(examples)
 
 
 def test_the_deduction_without_the_factor_2_is_too_small():
-    assert probability_of_more_false_certificates(10_000, 0.00206, 1e-3) == pytest.approx(0.00158, abs=5e-6)
+    assert probability_of_more_false_certificates(10_000, 0.00206, 1e-3) == pytest.approx(
+        0.00158, abs=5e-6
+    )

@@ -1,4 +1,6 @@
-"""Tolerated false statements and intervals of a probability: against exact sums and 60-digit arithmetic."""
+"""Tolerated false statements and intervals of a probability: against exact sums and 60-digit
+arithmetic.
+"""
 
 import math
 from fractions import Fraction
@@ -9,7 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from smoothadv.bounds import binomial_interval, certified_accuracy_deduction, tolerated_false_statements
+from smoothadv.bounds import (
+    binomial_interval,
+    certified_accuracy_deduction,
+    tolerated_false_statements,
+)
 from support.exact_tails import DIGITS, probability_of_at_most
 
 few = settings(max_examples=40)
@@ -34,7 +40,9 @@ def more_than(k: int, statements: int, probability: Fraction) -> Fraction:
 @example(3, 0.0, 1e-12)
 @example(3, 5e-324, 1e-12)
 @example(30, 0.999, 1e-12)
-def test_tolerated_number_is_the_smallest_that_exact_tails_allow(statements, probability, false_alarm):
+def test_tolerated_number_is_the_smallest_that_exact_tails_allow(
+    statements, probability, false_alarm
+):
     k = tolerated_false_statements(statements, probability, false_alarm)
     exact, level = Fraction(probability), Fraction(false_alarm)
     # Where a tail is within rounding of the level either neighbour will do.
@@ -47,7 +55,9 @@ def test_tolerated_number_is_the_smallest_that_exact_tails_allow(statements, pro
 @few
 @given(st.integers(1000, 200_000), st.floats(1e-6, 0.05), st.floats(1e-9, 0.1))
 @example(50_000, 0.002, 0.001)
-def test_tolerated_number_of_many_statements_is_that_of_60_digits(statements, probability, false_alarm):
+def test_tolerated_number_of_many_statements_is_that_of_60_digits(
+    statements, probability, false_alarm
+):
     k = tolerated_false_statements(statements, probability, false_alarm)
     with mpmath.workdps(DIGITS):
         q = mpmath.mpf(probability)
@@ -60,29 +70,46 @@ def test_tolerated_number_of_many_statements_is_that_of_60_digits(statements, pr
 
 
 @given(st.integers(1, 40), st.floats(1e-6, 0.5), st.floats(1e-9, 0.5))
-def test_exact_deduction_is_the_smallest_share_of_false_certificates_that_exact_tails_allow(examples, alpha, rho):
+def test_exact_deduction_is_the_smallest_share_of_false_certificates_that_exact_tails_allow(
+    examples, alpha, rho
+):
     share = certified_accuracy_deduction(examples, alpha, rho, exact=True)
     false, slack = round(share * examples), 1 + Fraction(1, 10**9)
-    assert share == false / examples and more_than(false, examples, Fraction(alpha)) <= Fraction(rho) * slack
+    assert (
+        share == false / examples
+        and more_than(false, examples, Fraction(alpha)) <= Fraction(rho) * slack
+    )
     assert false == 0 or more_than(false - 1, examples, Fraction(alpha)) > Fraction(rho) / slack
-    assert share <= certified_accuracy_deduction(examples, alpha, rho), "Bernstein's inequality allows no less"
+    assert share <= certified_accuracy_deduction(examples, alpha, rho), (
+        "Bernstein's inequality allows no less"
+    )
 
 
 # statements, probability, false alarm, tolerated
 TABLE = [(0, 0.5, 0.001, 0), (1, 0.002, 0.001, 1), (1, 0.002, 0.01, 0)]
-TABLE += [(500, 0.002, 0.001, 5), (10_000, 0.002, 0.001, 35), (1, 0.25, 0.25, 0), (1, 0.25, math.nextafter(0.25, 0), 1)]
+TABLE += [
+    (500, 0.002, 0.001, 5),
+    (10_000, 0.002, 0.001, 35),
+    (1, 0.25, 0.25, 0),
+    (1, 0.25, math.nextafter(0.25, 0), 1),
+]
 
 
 @pytest.mark.parametrize("statements, probability, false_alarm, tolerated", TABLE)
 def test_tolerated_numbers_of_usual_sizes(statements, probability, false_alarm, tolerated):
     assert tolerated_false_statements(statements, probability, false_alarm) == tolerated
     with mpmath.workdps(DIGITS):
-        tails = [1 - probability_of_at_most(k, statements, mpmath.mpf(probability)) for k in range(tolerated + 1)]
+        tails = [
+            1 - probability_of_at_most(k, statements, mpmath.mpf(probability))
+            for k in range(tolerated + 1)
+        ]
         assert next(k for k, tail in enumerate(tails) if tail <= false_alarm) == tolerated
 
 
 @given(st.integers(0, 300), st.floats(0, 0.5), levels, st.integers(0, 50), st.floats(0, 0.4))
-def test_more_or_likelier_statements_tolerate_no_fewer_and_a_stricter_level_no_fewer(n, p, level, more, likelier):
+def test_more_or_likelier_statements_tolerate_no_fewer_and_a_stricter_level_no_fewer(
+    n, p, level, more, likelier
+):
     k = tolerated_false_statements(n, p, level)
     assert tolerated_false_statements(n + more, p, level) >= k
     assert tolerated_false_statements(n, p + likelier, level) >= k
@@ -91,7 +118,14 @@ def test_more_or_likelier_statements_tolerate_no_fewer_and_a_stricter_level_no_f
 
 @pytest.mark.parametrize(
     "statements, probability, false_alarm",
-    [(-1, 0.1, 0.1), (1, -0.1, 0.1), (1, math.nan, 0.1), (1, 0.1, 0), (1, 0.1, 1), (1, 0.1, math.nan)],
+    [
+        (-1, 0.1, 0.1),
+        (1, -0.1, 0.1),
+        (1, math.nan, 0.1),
+        (1, 0.1, 0),
+        (1, 0.1, 1),
+        (1, 0.1, math.nan),
+    ],
 )
 def test_impossible_arguments_are_refused(statements, probability, false_alarm):
     with pytest.raises(ValueError):
@@ -113,7 +147,9 @@ def counts(draw, largest: int = 5000) -> tuple[int, int]:
 @example((0, 1), 0.95)
 @example((1, 1), 0.95)
 def test_ends_of_the_interval_solve_the_tail_equations(count, confidence):
-    """P[X >= successes] at the lower end and P[X <= successes] at the upper are half of 1 - confidence each."""
+    """P[X >= successes] at the lower end and P[X <= successes] at the upper are half of 1 -
+    confidence each.
+    """
     successes, trials = count
     low, high = binomial_interval(successes, trials, confidence)
     assert 0 <= low <= successes / trials <= high <= 1
@@ -127,13 +163,17 @@ def test_ends_of_the_interval_solve_the_tail_equations(count, confidence):
         if successes == trials:
             assert high == 1
         else:
-            assert mpmath.almosteq(probability_of_at_most(successes, trials, mpmath.mpf(high)), half, rel_eps=1e-6)
+            assert mpmath.almosteq(
+                probability_of_at_most(successes, trials, mpmath.mpf(high)), half, rel_eps=1e-6
+            )
 
 
 @given(counts(10**6), st.floats(0.5, 0.9999))
 def test_interval_is_that_of_scipy(count, confidence):
     expected = stats.binomtest(*count).proportion_ci(confidence, method="exact")
-    assert binomial_interval(*count, confidence) == pytest.approx((expected.low, expected.high), rel=1e-9, abs=1e-12)
+    assert binomial_interval(*count, confidence) == pytest.approx(
+        (expected.low, expected.high), rel=1e-9, abs=1e-12
+    )
 
 
 @given(counts(), st.floats(0.01, 0.9999))

@@ -1,4 +1,6 @@
-"""Radii for noise that is nearly Gaussian, and the probability that a radius needs: against 60-digit arithmetic."""
+"""Radii for noise that is nearly Gaussian, and the probability that a radius needs: against
+60-digit arithmetic.
+"""
 
 import math
 from fractions import Fraction
@@ -8,7 +10,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from smoothadv.bounds import certified_radius, maximum_radius, radius_probability, squared_grey_radius
+from smoothadv.bounds import (
+    certified_radius,
+    maximum_radius,
+    radius_probability,
+    squared_grey_radius,
+)
 from support.exact_tails import DIGITS, failure_probability, is_sound_and_tight
 
 alphas = st.floats(1e-12, 0.4).filter(lambda alpha: math.frexp(alpha)[0] != 0.5)
@@ -25,7 +32,9 @@ def counts(draw) -> tuple[int, int]:
 
 
 def lost_to_the_bend(distance: float) -> float:
-    """What a radius may lose to the bound on Phi^-1(1/2 + distance), which adds 1 % for its curvature."""
+    """What a radius may lose to the bound on Phi^-1(1/2 + distance), which adds 1 % for its
+    curvature.
+    """
     return 0.011 * math.sqrt(2 * math.pi) * distance
 
 
@@ -46,11 +55,17 @@ def test_soundness_check_rejects_a_distance_that_is_counted_once():
 
 
 @given(counts(), alphas, distances, distances, st.floats(0.05, 4))
-def test_radius_falls_with_the_distance_and_is_proportional_to_sigma(count, alpha, one, other, sigma):
-    near, far = (certified_radius(*count, 1.0, alpha, distance) for distance in sorted([one, other]))
+def test_radius_falls_with_the_distance_and_is_proportional_to_sigma(
+    count, alpha, one, other, sigma
+):
+    near, far = (
+        certified_radius(*count, 1.0, alpha, distance) for distance in sorted([one, other])
+    )
     assume(near is not None)
     assert far is None or far <= near <= certified_radius(*count, 1.0, alpha)
-    assert certified_radius(*count, sigma, alpha, min(one, other)) == pytest.approx(sigma * near, rel=1e-9, abs=1e-12)
+    assert certified_radius(*count, sigma, alpha, min(one, other)) == pytest.approx(
+        sigma * near, rel=1e-9, abs=1e-12
+    )
 
 
 def test_distance_of_rounded_noise_costs_next_to_nothing():
@@ -83,10 +98,19 @@ def test_nothing_is_certified_with_noise_unlike_a_gaussian(distance):
 
 
 def is_above_and_tight(p: float, radius: float, sigma: float, distance: float) -> bool:
-    """Whether p is at least Phi(radius / sigma + Phi^-1(1/2 + distance)) + distance, or 1, and not much larger."""
+    """Whether p is at least Phi(radius / sigma + Phi^-1(1/2 + distance)) + distance, or 1, and not
+    much larger.
+    """
     with mpmath.workdps(DIGITS):
         exact = 1 - max(failure_probability(mpmath.mpf(radius) / mpmath.mpf(sigma), distance), 0)
-        return exact <= p <= exact + mpmath.mpf(3e-16) + (1 - exact) * mpmath.mpf(1e-12) + lost_to_the_bend(distance)
+        return (
+            exact
+            <= p
+            <= exact
+            + mpmath.mpf(3e-16)
+            + (1 - exact) * mpmath.mpf(1e-12)
+            + lost_to_the_bend(distance)
+        )
 
 
 @given(st.floats(0, 5) | st.floats(0, 1e-6), st.floats(0.05, 4), distances)

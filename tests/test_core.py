@@ -1,6 +1,8 @@
-"""Smooth: against classifiers whose smoothed version is known exactly, and against a slow, obvious loop.
+"""Smooth: against classifiers whose smoothed version is known exactly, and against a slow, obvious
+loop.
 
-Random checks have a false-alarm probability of 1e-6 over the seeds (``support.statistical_checks``).
+Random checks have a false-alarm probability of 1e-6 over the seeds
+(``support.statistical_checks``).
 """
 
 import math
@@ -36,26 +38,35 @@ def smooth_linear(sigma: float, weight=WEIGHT, bias: float = BIAS) -> Smooth:
 @pytest.mark.parametrize("sigma, p_a", [(0.25, 0.999313), (0.5, 0.945201), (1.0, 0.788145)])
 def test_votes_on_a_linear_classifier_follow_the_closed_form(sigma, p_a):
     assert norm.cdf(MARGIN / (5 * sigma)) == pytest.approx(p_a, abs=5e-7)
-    found = smooth_linear(sigma).certificate(image(*POINT), 100, 200_000, ALPHA, 10_000, stream=stream(0, sigma))
+    found = smooth_linear(sigma).certificate(
+        image(*POINT), 100, 200_000, ALPHA, 10_000, stream=stream(0, sigma)
+    )
     assert (found.prediction, found.trials) == (1, 200_000)
     assert is_binomial_count(found.successes, 200_000, p_a)
     # Noise 5 % too large would be noticed.
     assert not is_binomial_count(found.successes, 200_000, norm.cdf(MARGIN / (5 * sigma * 1.05)))
 
 
-# Where p = Phi(z), the expected shortfall is 3.1 standard errors of p, divided by the density phi(z): 4 % at
-# z = 0.3, 1.3 % at 1.5 and 3 % at 3. The tolerance adds 4 standard errors: false alarms 3e-5 each. Above: alpha.
-@pytest.mark.parametrize("z, tolerance", [(0.3, 0.1), (0.5, 0.06), (1, 0.035), (1.5, 0.03), (2, 0.032), (3, 0.065)])
+# Where p = Phi(z), the expected shortfall is 3.1 standard errors of p, divided by the density
+# phi(z): 4 % at z = 0.3, 1.3 % at 1.5 and 3 % at 3. The tolerance adds 4 standard errors: false
+# alarms 3e-5 each. Above: alpha.
+@pytest.mark.parametrize(
+    "z, tolerance", [(0.3, 0.1), (0.5, 0.06), (1, 0.035), (1.5, 0.03), (2, 0.032), (3, 0.065)]
+)
 def test_radius_is_close_to_the_distance_at_the_sample_size_of_the_paper(z, tolerance):
     sigma = 0.5
     smooth = smooth_linear(sigma, weight=(1.0, 0.0), bias=0.0)
-    prediction, radius = smooth.certify(image(z * sigma, 0.0), 100, 100_000, ALPHA, 10_000, stream=stream(1, sigma))
+    prediction, radius = smooth.certify(
+        image(z * sigma, 0.0), 100, 100_000, ALPHA, 10_000, stream=stream(1, sigma)
+    )
     assert prediction == 1
     assert (1 - tolerance) * z * sigma <= radius <= z * sigma
 
 
 def repeated_certificates(alpha: float, repetitions: int):
-    """Certificates from 200 draws each of a linear classifier at distance 0.3, and this distance."""
+    """Certificates from 200 draws each of a linear classifier at distance 0.3, and this
+    distance.
+    """
     sigma, distance = 0.5, 0.3
     smooth = smooth_linear(sigma, weight=(0.6, 0.8), bias=-0.2)
     x = image(0.1 + 0.6 * distance, 0.175 + 0.8 * distance)
@@ -68,7 +79,8 @@ def repeated_certificates(alpha: float, repetitions: int):
 @pytest.mark.parametrize("alpha", [1e-3, 0.05])
 def test_certificates_are_false_with_probability_at_most_alpha(alpha):
     certificates, distance, sigma = repeated_certificates(alpha, 600)
-    # The true class is 1, and its radius is the distance, where two classes tie: a ball that reaches it is false.
+    # The true class is 1, and its radius is the distance, where two classes tie: a ball that
+    # reaches it is false.
     false = sum(c.prediction == 0 or c.radius >= distance for c in certificates)
     assert not too_many(false, len(certificates), alpha)
     assert sum(c.prediction == 1 for c in certificates) > len(certificates) / 3
@@ -88,7 +100,9 @@ def test_predictions_on_the_boundary_are_made_with_probability_at_most_alpha():
 
     def answers(alpha: float) -> int:
         streams = (noise.stream(example, "cpu") for example in range(500))
-        return sum(smooth.predict(image(0.0, 0.0), 201, alpha, 201, stream=each) != -1 for each in streams)
+        return sum(
+            smooth.predict(image(0.0, 0.0), 201, alpha, 201, stream=each) != -1 for each in streams
+        )
 
     assert not too_many(answers(0.05), 500, 0.05)
     assert too_many(answers(0.15), 500, 0.05)
@@ -100,7 +114,9 @@ def test_predict_on_a_constant_classifier_needs_eleven_draws():
     assert smooth.predict(image(0.5), 11, ALPHA, 100) == 2
 
 
-@pytest.mark.parametrize("sigma, cap", [(0.12, 0.4574), (0.25, 0.9529), (0.5, 1.9057), (1.0, 3.8115)])
+@pytest.mark.parametrize(
+    "sigma, cap", [(0.12, 0.4574), (0.25, 0.9529), (0.5, 1.9057), (1.0, 3.8115)]
+)
 def test_certify_on_a_constant_classifier_gives_the_largest_radius(sigma, cap):
     smooth = Smooth(models.ConstantClassifier(2, 4), 4, sigma)
     prediction, radius = smooth.certify(image(0.5), 100, 100_000, ALPHA, 10_000)
@@ -118,9 +134,12 @@ def test_certify_inside_a_slab():
 
 
 def test_the_radius_does_not_profit_from_a_divided_opposition():
-    # Classes of probability 0.7, 0.2 and 0.1: a two-sided bound would reach 0.683011, CERTIFY proves 0.524401.
+    # Classes of probability 0.7, 0.2 and 0.1: a two-sided bound would reach 0.683011, CERTIFY
+    # proves 0.524401.
     smooth = Smooth(models.IntervalClassifier(norm.ppf(0.7), norm.ppf(0.9)), 3, 1.0)
-    prediction, radius = smooth.certify(image(0.0), 100, 100_000, ALPHA, 10_000, stream=stream(0, 1.0))
+    prediction, radius = smooth.certify(
+        image(0.0), 100, 100_000, ALPHA, 10_000, stream=stream(0, 1.0)
+    )
     assert prediction == 0
     assert 0.5 < radius <= 0.524401
 
@@ -142,7 +161,8 @@ def test_the_class_is_selected_by_the_first_n0_draws_alone():
     # Class 1 has all the votes of the estimation, but class 0 was selected.
     certificate = Smooth(ByDraw(10), 2, 0.25).certificate(image(0.5), 10, 1_000, ALPHA, 100)
     assert (certificate.prediction, certificate.radius) == (-1, 0.0)
-    # No vote for it: the estimation ends with the first that rules out a certificate, of 550 needed.
+    # No vote for it: the estimation ends with the first that rules out a certificate, of 550
+    # needed.
     assert (certificate.successes, certificate.trials) == (0, 1_000 - 550 + 1)
 
 
@@ -154,7 +174,8 @@ def test_the_smaller_class_is_selected_among_ties():
 def test_the_same_stream_gives_the_same_certificate():
     smooth = smooth_linear(0.5)
     first, again, other = (
-        smooth.certificate(image(*POINT), 10, 500, ALPHA, 100, stream=stream(seed)) for seed in (1, 1, 2)
+        smooth.certificate(image(*POINT), 10, 500, ALPHA, 100, stream=stream(seed))
+        for seed in (1, 1, 2)
     )
     assert first == again != other
 
@@ -192,7 +213,11 @@ def test_certificates_count_the_distance_of_the_noise_from_a_gaussian():
     certificate = Smooth(models.ConstantClassifier(0, 2), 2, 0.25).certificate(
         image(0.5, 0.5), 10, 500, ALPHA, 100, stream=far
     )
-    assert certificate.radius == certified_radius(500, 500, 0.25, ALPHA, 2e-4) < maximum_radius(500, 0.25, ALPHA)
+    assert (
+        certificate.radius
+        == certified_radius(500, 500, 0.25, ALPHA, 2e-4)
+        < maximum_radius(500, 0.25, ALPHA)
+    )
 
 
 def test_the_image_is_left_alone():
@@ -210,12 +235,17 @@ def test_the_classifier_votes_in_eval_mode():
 
 def test_logits_of_another_shape_or_that_are_not_finite_are_refused():
     """For the cases see tests/smoothing/test_voting_faults.py."""
-    for logits, error in ((torch.ones(10, 3), "2 classes"), (torch.full((10, 2), math.nan), "not finite")):
+    for logits, error in (
+        (torch.ones(10, 3), "2 classes"),
+        (torch.full((10, 2), math.nan), "not finite"),
+    ):
         with pytest.raises((ValueError, NonFiniteError), match=error):
             Smooth(lambda images, logits=logits: logits, 2, 0.25).predict(image(0.5), 10, ALPHA, 10)
 
 
-@pytest.mark.parametrize("num_classes, sigma", [(0, 0.25), (2, 0.0), (2, -1.0), (2, float("nan")), (2, float("inf"))])
+@pytest.mark.parametrize(
+    "num_classes, sigma", [(0, 0.25), (2, 0.0), (2, -1.0), (2, float("nan")), (2, float("inf"))]
+)
 def test_what_cannot_be_smoothed_is_refused(num_classes, sigma):
     with pytest.raises(ValueError, match="num_classes|sigma"):
         Smooth(models.ConstantClassifier(0, 2), num_classes, sigma)

@@ -1,4 +1,6 @@
-"""What a GPU would have to do stays below ceilings, and what is counted is what was done; no GPU is needed."""
+"""What a GPU would have to do stays below ceilings, and what is counted is what was done; no GPU is
+needed.
+"""
 
 import importlib
 import json
@@ -17,8 +19,8 @@ pytestmark = pytest.mark.skipif(
     reason="counts the operators of PyTorch 2.15; older versions divide an update into others",
 )
 
-# Of each case: kernels, waits of the host, MB per image. A change may add less than a tenth of the first and the last,
-# and no wait. What makes a case cheaper lowers its ceiling.
+# Of each case: kernels, waits of the host, MB per image. A change may add less than a tenth of the
+# first and the last, and no wait. What makes a case cheaper lowers its ceiling.
 CEILINGS = {
     "noise cifar_resnet110 gaussian": (1, 0, 0.0125),
     "noise cifar_resnet110 sound": (1, 0, 0.0125),
@@ -59,15 +61,22 @@ def excess(counted, images: int, ceiling: tuple[int, int, float]) -> list[str]:
         "waits": (sum(counted.waits.values()), waits + 1),
         "MB per image": (sum(counted.bytes.values()) / images / 1e6, moved * 1.1),
     }
-    return [f"{name}: {number:,} (below {limit:,})" for name, (number, limit) in found.items() if number >= limit]
+    return [
+        f"{name}: {number:,} (below {limit:,})"
+        for name, (number, limit) in found.items()
+        if number >= limit
+    ]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CEILINGS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in CEILINGS],
 )
 def test_cost_stays_below_its_ceiling(name, tool):
     if "integers" in name:
-        pytest.importorskip("triton", reason="Triton, which computes these integers, is not installed")
+        pytest.importorskip(
+            "triton", reason="Triton, which computes these integers, is not installed"
+        )
     (case,) = [each for each in tool.standard_cases() if each.name == name]
     assert excess(case.run(), case.images, CEILINGS[name]) == []
 
@@ -77,7 +86,9 @@ def test_every_case_has_a_ceiling(tool):
 
 
 def test_update_of_resnet110_is_launched_at_once(tool):
-    """Before its graph: noise, and copies of images, labels, noise and, when they change, numbers; after it, sums."""
+    """Before its graph: noise, and copies of images, labels, noise and, when they change, numbers;
+    after it, sums.
+    """
     (case,) = [each for each in tool.standard_cases() if each.name.endswith("T=2 m=1, as a graph")]
     counted = case.run()
     (inside,) = counted.graphs
@@ -153,7 +164,11 @@ def test_each_wait_of_the_host_is_counted(wait, tool):
         (lambda x: x.contiguous(), 0, 0),
         (lambda x: x.T.contiguous(), 1, 96),
         (lambda x: torch.conv2d(x[None, None], tensor(3, 1, 1, 1)), 1, 48 + 12 + 144),
-        (lambda x: torch.conv2d(x[None, None], tensor(3, 1, 1, 1), tensor(3)), 2, 48 + 12 + 144 + 12 + 2 * 144),
+        (
+            lambda x: torch.conv2d(x[None, None], tensor(3, 1, 1, 1), tensor(3)),
+            2,
+            48 + 12 + 144 + 12 + 2 * 144,
+        ),
         (lambda x: torch.cat([x] * 129), 2, 2 * 129 * 48),
         (lambda x: x.index_select(0, x[:2, 0].long()), 2, 8 + 16 + 48 + 16 + 24),
         (lambda x: torch._foreach_add([x] * 129, 1.0), 3, 2 * 129 * 48),
@@ -162,11 +177,15 @@ def test_each_wait_of_the_host_is_counted(wait, tool):
     ],
 )
 def test_kernels_and_bytes_are_those_of_the_operators(work, kernels, moved, tool):
-    """Rows of 12 bytes, 48 in all; PyTorch concatenates 128 tensors and multiplies 64 pairs of them at a time."""
+    """Rows of 12 bytes, 48 in all; PyTorch concatenates 128 tensors and multiplies 64 pairs of them
+    at a time.
+    """
     x = tensor(4, 3)
     with tool.Counted() as counted:
         work(x)
-    assert (sum(counted.kernels.values()), sum(counted.bytes.values())) == (kernels, moved), counted.kernels
+    assert (sum(counted.kernels.values()), sum(counted.bytes.values())) == (kernels, moved), (
+        counted.kernels
+    )
 
 
 def test_peak_is_that_of_tensors_at_a_time(tool):
@@ -183,9 +202,16 @@ def test_peak_is_that_of_tensors_at_a_time(tool):
 
 @pytest.mark.parametrize("method", ATTACKS)
 def test_attack_waits_for_no_single_example(method, tool, monkeypatch):
-    """A pass waits for two lists of rows and epsilon, a call for the largest label and whether all is finite."""
-    monkeypatch.setattr(_Examples, "checked", lambda self: self)  # whose questions have other answers for images
-    attack, model = SmoothedAttack(ATTACKS[method](0.5, 4), 0.25, 4, batch=64), tool.voter_of("digits_resnet8", "fp32")
+    """A pass waits for two lists of rows and epsilon, a call for the largest label and whether all
+    is finite.
+    """
+    monkeypatch.setattr(
+        _Examples, "checked", lambda self: self
+    )  # whose questions have other answers for images
+    attack, model = (
+        SmoothedAttack(ATTACKS[method](0.5, 4), 0.25, 4, batch=64),
+        tool.voter_of("digits_resnet8", "fp32"),
+    )
     for count in (2, 6):
         with tool.Counted() as counted:
             attack(model, tensor(count, 1, 8, 8), tensor(count, dtype=torch.int64))
@@ -193,14 +219,22 @@ def test_attack_waits_for_no_single_example(method, tool, monkeypatch):
 
 
 def test_everything_can_be_counted_from_the_command_line(tool, capsys):
-    tool.main("vote --arch digits_resnet8 --batch 64 --shares 1 3 --noise sound --precision fp32".split())
+    tool.main(
+        "vote --arch digits_resnet8 --batch 64 --shares 1 3 --noise sound --precision fp32".split()
+    )
     header, _, one, three = capsys.readouterr().out.splitlines()
     assert header.count("|") == one.count("|") == 10 and "shares: 3" in three
-    words = "update --arch digits_resnet8 --batch 8 --attack DDN --steps 3 --copies 2 --precision bf16 --processes 3"
+    words = (
+        "update --arch digits_resnet8 --batch 8 --attack DDN --steps 3 --copies 2 --precision bf16 "
+        "--processes 3"
+    )
     tool.main([*words.split(), "--device-bandwidth", "2", "--launch", "10", "--json"])
     update, added = json.loads(capsys.readouterr().out)
     assert update["kernels"] > 300 > 10 > added["kernels"] > 2 and update["peak"] > 0
-    assert update["launches_ms"] == update["kernels"] / 100 and update["bytes_ms"] == update["bytes"] / 2e9
+    assert (
+        update["launches_ms"] == update["kernels"] / 100
+        and update["bytes_ms"] == update["bytes"] / 2e9
+    )
     assert sum(each["kernels"] for each in update["operators"].values()) == update["kernels"]
     tool.main("update --arch digits_resnet8 --attack none --graph --operators".split())
     page = capsys.readouterr().out
@@ -212,6 +246,10 @@ def test_everything_can_be_counted_from_the_command_line(tool, capsys):
 
 def test_half_precision_halves_the_bytes_of_training(tool):
     """Activations of convolutions; those of the attacked form are of that precision throughout."""
-    whole, half = (tool.update("digits_resnet8", 64, precision, "PGD", 2, 1) for precision in ("fp32", "bf16"))
+    whole, half = (
+        tool.update("digits_resnet8", 64, precision, "PGD", 2, 1) for precision in ("fp32", "bf16")
+    )
     assert 0.45 < half.bytes["convolution"] / whole.bytes["convolution"] < 0.55
-    assert 0.45 < half.bytes["cudnn_convolution_relu"] / whole.bytes["cudnn_convolution_relu"] < 0.55
+    assert (
+        0.45 < half.bytes["cudnn_convolution_relu"] / whole.bytes["cudnn_convolution_relu"] < 0.55
+    )

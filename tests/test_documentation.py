@@ -41,19 +41,25 @@ def test_examples_of_a_page_are_one_program_that_runs(warm, page, word, tmp_path
 
 
 def test_a_program_that_fails_is_noticed(warm, tmp_path):
-    done = run_program(warm, program("```python\nfrom smoothadv.attacks.pgd import Nothing\n```\n"), tmp_path)
+    done = run_program(
+        warm, program("```python\nfrom smoothadv.attacks.pgd import Nothing\n```\n"), tmp_path
+    )
     assert done.returncode == 1 and "Nothing" in done.stderr
 
 
 PAGES = ["Dockerfile", "docs/install.md", "CONTRIBUTING.md"]
 
 
-@pytest.mark.parametrize("name", [*PAGES, ".github/workflows/tests.yml", ".github/workflows/release.yml"])
+@pytest.mark.parametrize(
+    "name", [*PAGES, ".github/workflows/tests.yml", ".github/workflows/release.yml"]
+)
 def test_files_that_a_setup_names_are_there(repository, name):
     text = (repository / name).read_text()
     jobs = yaml.safe_load(text)["jobs"] if name.endswith(".yml") else {}
     assert all("uses" in job or {"runs-on", "steps"} <= job.keys() for job in jobs.values())
-    named = re.findall(r"(?<![\w/.-])(?:\./)?((?:scripts|\.ci|\.github|code)/[\w./-]*\w|requirements\.\w+)", text)
+    named = re.findall(
+        r"(?<![\w/.-])(?:\./)?((?:scripts|\.ci|\.github|code)/[\w./-]*\w|requirements\.\w+)", text
+    )
     assert named and [one for one in named if not (repository / one).exists()] == []
 
 
@@ -64,10 +70,14 @@ def test_site_lists_every_page():
 
 
 def test_reference_has_the_names_that_pages_import():
-    pages = "\n".join((DOCS / f"{name}.md").read_text() for name in ("python", "extending", "plugins"))
+    pages = "\n".join(
+        (DOCS / f"{name}.md").read_text() for name in ("python", "extending", "plugins")
+    )
     lists = re.findall(r"^ *from smoothadv\S* import (.+)$", pages, re.MULTILINE)
     names = {name.strip() for names in lists for name in names.split(",")}
-    assert len(names) > 20 and names - set(re.findall(r"\w+", (DOCS / "api.md").read_text())) == set()
+    assert (
+        len(names) > 20 and names - set(re.findall(r"\w+", (DOCS / "api.md").read_text())) == set()
+    )
 
 
 @pytest.mark.slow

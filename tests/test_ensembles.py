@@ -15,8 +15,17 @@ from smoothadv.errors import UserError
 def save(path, seed: int, **changes: object) -> None:
     torch.manual_seed(seed)
     weights = get_architecture("digits_resnet8", "digits", "center").state_dict()
-    facts = {"input_layer": "center", "image_shape": [1, 8, 8], "mean": [0.5], "std": [0.5], **changes}
-    save_checkpoint(path, {"epoch": 1, "arch": "digits_resnet8", "state_dict": weights, "optimizer": {}, **facts})
+    facts = {
+        "input_layer": "center",
+        "image_shape": [1, 8, 8],
+        "mean": [0.5],
+        "std": [0.5],
+        **changes,
+    }
+    save_checkpoint(
+        path,
+        {"epoch": 1, "arch": "digits_resnet8", "state_dict": weights, "optimizer": {}, **facts},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,27 +62,41 @@ def _in_folder(folder, monkeypatch):
 )
 def test_a_plus_sign_separates_files_unless_it_belongs_to_one(name, paths):
     members = members_of(name)
-    assert [str(path) for path in members.paths] == paths and members.mean == (None if len(paths) == 1 else "logits")
+    assert [str(path) for path in members.paths] == paths and members.mean == (
+        None if len(paths) == 1 else "logits"
+    )
 
 
-def test_paths_are_relative_to_the_file_and_an_input_layer_is_for_members_that_record_none(folder, tmp_path):
+def test_paths_are_relative_to_the_file_and_an_input_layer_is_for_members_that_record_none(
+    folder, tmp_path
+):
     description = tmp_path / "both.toml"
     paths = [os.path.relpath(folder / name, tmp_path) for name in ("a", "unrecorded")]
-    description.write_text(f'members = {paths}\nmean = "probabilities"\ninput_layer = "normalize"\n')
+    description.write_text(
+        f'members = {paths}\nmean = "probabilities"\ninput_layer = "normalize"\n'
+    )
     images = torch.rand(4, 1, 8, 8)
     ensemble = load_classifier(description, "digits")
     assert isinstance(ensemble, Ensemble) and not ensemble.training
-    each = [load_classifier(folder / "a", "digits"), load_classifier(folder / "unrecorded", "digits", "normalize")]
+    each = [
+        load_classifier(folder / "a", "digits"),
+        load_classifier(folder / "unrecorded", "digits", "normalize"),
+    ]
     with torch.no_grad():
         expected = sum(one(images).softmax(1) for one in each) / 2
         torch.testing.assert_close(ensemble(images).exp(), expected)
         asked = load_classifier(description, "digits", "center")
-        assert not torch.allclose(asked(images).exp(), expected), "what the caller asks for comes first"
+        assert not torch.allclose(asked(images).exp(), expected), (
+            "what the caller asks for comes first"
+        )
 
 
 @pytest.mark.parametrize("name", ["a", "b+a"])
 def test_an_input_layer_that_contradicts_every_record_is_refused(name):
-    reason = f"checkpoint {name[0]} was trained with input layer 'center', not 'normalize': leave --input-layer out"
+    reason = (
+        f"checkpoint {name[0]} was trained with input layer 'center', not 'normalize': leave "
+        "--input-layer out"
+    )
     with pytest.raises(UserError, match=reason):
         load_classifier(name, "digits", "normalize")
     assert not load_classifier(name, "digits", "center").training, "it may be repeated"
@@ -85,8 +108,15 @@ def test_an_input_layer_that_contradicts_every_record_is_refused(name):
         ("a+nothing", "checkpoint nothing does not exist"),
         ("a+twin", "ensemble a+twin: a and twin are the same checkpoint: name it once"),
         ("b+b", "b and b are the same"),
-        ("a+letters", "checkpoint letters does not fit dataset 'digits': it was trained with classes [a, b,"),
-        ("a+large", "checkpoint large does not fit dataset 'digits': it was trained with image_shape [3, 32, 32]"),
+        (
+            "a+letters",
+            "checkpoint letters does not fit dataset 'digits': it was trained with classes [a, b,",
+        ),
+        (
+            "a+large",
+            "checkpoint large does not fit dataset 'digits': it was trained with image_shape [3, "
+            "32, 32]",
+        ),
         ("a+unrecorded", "checkpoint unrecorded does not record its input layer"),
         ("a+x.toml", "ensemble a+x.toml: x.toml is an ensemble too: name its checkpoints"),
         ("missing.toml", "ensemble missing.toml is no TOML file: No such file or directory"),
@@ -95,10 +125,19 @@ def test_an_input_layer_that_contradicts_every_record_is_refused(name):
         ("members = ['a']", "members is ['a'], expected a list of two or more"),
         ("members = 'ab'", "members is 'ab', expected a list"),
         ("members = ['a', 1]", "members is ['a', 1], expected a list"),
-        ("members = ['a', 'b']\nmean = 'median'", "mean is 'median', expected one of logits, probabilities"),
+        (
+            "members = ['a', 'b']\nmean = 'median'",
+            "mean is 'median', expected one of logits, probabilities",
+        ),
         ("members = ['a', 'b']\nmean = ['logits']", "mean is ['logits'], expected one of"),
-        ("members = ['a', 'b']\ninput_layer = 1", "input_layer is 1, expected the name of an input layer"),
-        ("members = ['a', 'b']\nweights = [1, 2]", "weights is [1, 2], expected no other keys than members, mean,"),
+        (
+            "members = ['a', 'b']\ninput_layer = 1",
+            "input_layer is 1, expected the name of an input layer",
+        ),
+        (
+            "members = ['a', 'b']\nweights = [1, 2]",
+            "weights is [1, 2], expected no other keys than members, mean,",
+        ),
         ("members = ['a', 'y.toml']", "y.toml is an ensemble too: name its checkpoints"),
     ],
 )

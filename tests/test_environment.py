@@ -1,4 +1,6 @@
-"""What scripts/environment.sh installs and .ci/newest.py tries, by what they ask of pip; the versions of the lock."""
+"""What scripts/environment.sh installs and .ci/newest.py tries, by what they ask of pip; the
+versions of the lock.
+"""
 
 import importlib.util
 import json
@@ -15,8 +17,8 @@ from packaging.utils import canonicalize_name
 from support.clones import make_clone
 from support.commands import run_process
 
-# Answers for Python and pip: appends what is asked of pip to `asked`; a file `refuses` says why no lock can be had.
-# Its PyTorch is what the file `pytorch` says; `-m venv` copies it.
+# Answers for Python and pip: appends what is asked of pip to `asked`; a file `refuses` says why no
+# lock can be had. Its PyTorch is what the file `pytorch` says; `-m venv` copies it.
 PIP = """#!/bin/sh
 [ "$1" != - ] || exec cat pytorch
 [ "$1" = -m ] || exit 0
@@ -29,14 +31,26 @@ LOCKED = "--constraint requirements.lock"
 
 @pytest.fixture
 def enter(tmp_path):
-    """Enters a clone as its scripts do; returns what pip was asked for, and what was said on standard error."""
+    """Enters a clone as its scripts do; returns what pip was asked for, and what was said on
+    standard error.
+    """
     clone = make_clone(tmp_path)
     (clone / ".venv/bin/python").write_text(PIP)
-    (installed := clone / ".venv/installed").write_text(installed.read_text().removesuffix("test\n"))
+    (installed := clone / ".venv/installed").write_text(
+        installed.read_text().removesuffix("test\n")
+    )
 
     def run(*words: str, code: int = 0, **environment: str) -> tuple[list[str], str]:
         (run.clone / "asked").write_text("")
-        program = ["bash", "-euo", "pipefail", "-c", "source scripts/environment.sh", "bash", *words]
+        program = [
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            "source scripts/environment.sh",
+            "bash",
+            *words,
+        ]
         run.done = run_process(program, run.clone, **environment)
         assert run.done.returncode == code, run.done.stderr
         return (run.clone / "asked").read_text().splitlines(), run.done.stderr
@@ -95,7 +109,9 @@ def test_installation_that_is_stopped_is_not_tried_with_other_versions(enter, wh
 
 def test_extras_are_added_to_what_is_there(enter):
     """Each once, and with a new lock all of them again; `test` has all."""
-    (asked,), _ = enter("--only", "x", "--engine", "slurm", "--detach", SMOOTHADV_EXTRAS="timm, onnx")
+    (asked,), _ = enter(
+        "--only", "x", "--engine", "slurm", "--detach", SMOOTHADV_EXTRAS="timm, onnx"
+    )
     assert (
         LOCKED in asked
         and asked.endswith("--editable .[onnx,slurm,timm]")
@@ -117,12 +133,18 @@ def test_unknown_extra_is_refused(enter):
 
 def test_scripts_install_no_more_than_they_need(enter, repository):
     texts = {path.stem: path.read_text() for path in (repository / "scripts").glob("*.sh")}
-    needs = {name: re.findall(r"(?m)^SMOOTHADV_EXTRAS=(\w+)$", text) for name, text in texts.items()}
+    needs = {
+        name: re.findall(r"(?m)^SMOOTHADV_EXTRAS=(\w+)$", text) for name, text in texts.items()
+    }
     few = {"test": ["test"], "check": ["test"], "denoised_comparison": ["diffusers"]}
     assert {name: extras for name, extras in needs.items() if extras} == few and len(needs) > 10
     assert run_process(["bash", "scripts/test.sh", "-x"], enter.clone).returncode == 0
     installed, ran = (enter.clone / "asked").read_text().splitlines()
-    assert installed.endswith("--editable .[test]") and ran.startswith("-m pytest") and ran.endswith(" -x")
+    assert (
+        installed.endswith("--editable .[test]")
+        and ran.startswith("-m pytest")
+        and ran.endswith(" -x")
+    )
 
 
 def test_environment_without_pip_is_completed(enter):
@@ -137,7 +159,9 @@ def test_environment_without_pip_is_completed(enter):
 def test_why_no_environment_can_be_made_is_said(enter, tmp_path):
     """Of an interpreter whose path has a space."""
     why = "[Errno 30] Read-only file system: '.venv'"
-    (python := tmp_path / "a python").write_text(f'#!/bin/sh\n[ "$1" != -m ] || {{ echo "Error: {why}"; exit 1; }}\n')
+    (python := tmp_path / "a python").write_text(
+        f'#!/bin/sh\n[ "$1" != -m ] || {{ echo "Error: {why}"; exit 1; }}\n'
+    )
     python.chmod(0o755)
     (enter.clone / ".venv/bin/python").unlink()
     asked, said = enter(code=1, PYTHON=str(python))
@@ -154,7 +178,9 @@ def test_pytorch_that_is_there_is_kept(enter, tmp_path, whose):
         (enter.clone / ".venv/bin/python").unlink()
     asked, _ = enter(PYTHON=str(python))
     venv = ["-m venv --system-site-packages .venv"] if whose == "the interpreter's" else []
-    assert asked[:-1] == venv and asked[-1].endswith("--constraint .venv/lock --constraint .venv/kept --editable .")
+    assert asked[:-1] == venv and asked[-1].endswith(
+        "--constraint .venv/lock --constraint .venv/kept --editable ."
+    )
     assert (enter.clone / ".venv/kept").read_text() == (enter.clone / "pytorch").read_text()
     lock = (enter.clone / ".venv/lock").read_text()
     assert "numpy==" in lock and not re.search("(?m)^(torch|torchvision|triton|nvidia-.*)==", lock)
@@ -175,18 +201,36 @@ def test_disk_that_is_too_small_is_refused_before_anything_is_downloaded(enter):
     (df := enter.clone / ".venv/bin/df").write_text("#!/bin/sh\necho / 9 9 102400 9 /\n")
     df.chmod(0o755)
     asked, said = enter(code=1, SMOOTHADV_EXTRAS="test", PATH=f"{df.parent}:{os.environ['PATH']}")
-    assert asked == [] and said.startswith("error: ") and said.count("\n") == 1 and "docs/install.md" in said
-    assert re.search(r"\[test\] into .venv: up to \d+ MB to .* where 100 are free", enter.done.stdout)
+    assert (
+        asked == []
+        and said.startswith("error: ")
+        and said.count("\n") == 1
+        and "docs/install.md" in said
+    )
+    assert re.search(
+        r"\[test\] into .venv: up to \d+ MB to .* where 100 are free", enter.done.stdout
+    )
 
 
 def test_lock_names_one_version_of_each_requirement(repository):
-    lines = [line for line in (repository / "requirements.lock").read_text().splitlines() if line[0] != "#"]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), "no address, no path, no local version"
-    locked = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
+    lines = [
+        line
+        for line in (repository / "requirements.lock").read_text().splitlines()
+        if line[0] != "#"
+    ]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), (
+        "no address, no path, no local version"
+    )
+    locked = {
+        canonicalize_name(name): version
+        for name, _, version in (line.partition("==") for line in lines)
+    }
     assert len(locked) == len(lines)
     for text in metadata.requires("smoothadv"):
         requirement = Requirement(text)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": "test", "python_version": "3.11"}):
+        if requirement.marker is None or requirement.marker.evaluate(
+            {"extra": "test", "python_version": "3.11"}
+        ):
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), text
 
 
@@ -211,7 +255,9 @@ def test_newest_versions_are_tried_where_they_can_be_had(repository, monkeypatch
             assert command[-1] == "numpy==9.0" and "--no-deps" in command
             code = int(outcome == "cannot be had")
         else:
-            assert options["env"]["PYTHONPATH"].startswith(commands[1][commands[1].index("--target") + 1])
+            assert options["env"]["PYTHONPATH"].startswith(
+                commands[1][commands[1].index("--target") + 1]
+            )
             code = int(outcome == "fail")
         return subprocess.CompletedProcess(command, code, "", "ERROR: why\n")
 

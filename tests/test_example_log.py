@@ -1,4 +1,6 @@
-"""ExampleLog: a log that is killed at any byte is resumed to what it would have been; anything odd is refused."""
+"""ExampleLog: a log that is killed at any byte is resumed to what it would have been; anything odd
+is refused.
+"""
 
 import json
 import shutil
@@ -23,8 +25,12 @@ WHOLE = b"idx\tlabel\tradius\n0\t3\t0.123456789\n20\t10\t0.0\n40\t7\t1.5\n"
 SETTINGS = {"sigma": 0.25, "n": 1000, "digest": "abc"}
 
 
-def open_log(path, existing: str = "refuse", settings: dict | None = None, **details) -> closing[ExampleLog]:
-    return closing(ExampleLog(path, COLUMNS, SETTINGS if settings is None else settings, details, existing))
+def open_log(
+    path, existing: str = "refuse", settings: dict | None = None, **details
+) -> closing[ExampleLog]:
+    return closing(
+        ExampleLog(path, COLUMNS, SETTINGS if settings is None else settings, details, existing)
+    )
 
 
 def write_log(path, rows=ROWS, existing: str = "refuse"):
@@ -56,7 +62,9 @@ def test_each_row_is_in_the_file_before_the_next_example(tmp_path):
     with open_log(tmp_path / "log") as log:
         for number, row in enumerate(ROWS, start=1):
             log.append(row)
-            assert (tmp_path / "log").read_bytes() == b"".join(WHOLE.splitlines(keepends=True)[: number + 1])
+            assert (tmp_path / "log").read_bytes() == b"".join(
+                WHOLE.splitlines(keepends=True)[: number + 1]
+            )
             assert log.done == {done["idx"] for done in ROWS[:number]}
 
 
@@ -130,7 +138,9 @@ def test_malformed_row_in_the_middle_is_refused_by_line_number_and_kept(tmp_path
     assert path.read_bytes() == damaged
 
 
-@pytest.mark.parametrize("header", [b"idx\tlabel\n", b"idx\tradius\tlabel\n", b"0\t3\t0.5\n", b"something else\n"])
+@pytest.mark.parametrize(
+    "header", [b"idx\tlabel\n", b"idx\tradius\tlabel\n", b"0\t3\t0.5\n", b"something else\n"]
+)
 def test_log_with_other_columns_is_refused(tmp_path, header):
     path = write_log(tmp_path / "log")
     path.write_bytes(header)
@@ -206,10 +216,15 @@ sys.stdin.read()
 """
 
 
-def test_log_of_a_killed_process_is_locked_until_its_end_and_whole_after_it(tmp_path, repository, monkeypatch):
+def test_log_of_a_killed_process_is_locked_until_its_end_and_whole_after_it(
+    tmp_path, repository, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", str(repository / "code"))
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path / "log")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", WRITER, str(tmp_path / "log")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert writer.stdout.readline() == "wrote\n"
@@ -228,7 +243,9 @@ def replace(path):
 
 
 @pytest.mark.parametrize(
-    "happens", [lambda path: path.unlink(), replace, lambda path: shutil.rmtree(path.parent)], ids=range(3)
+    "happens",
+    [lambda path: path.unlink(), replace, lambda path: shutil.rmtree(path.parent)],
+    ids=range(3),
 )
 @pytest.mark.parametrize("amended", [False, True])
 def test_log_that_is_gone_is_noticed_at_the_next_row(tmp_path, happens, amended):
@@ -237,6 +254,8 @@ def test_log_that_is_gone_is_noticed_at_the_next_row(tmp_path, happens, amended)
         log.append(ROWS[0])
         happens(path)
         before = snapshot(tmp_path)
-        with pytest.raises(UserError, match="was deleted, moved or replaced while it was written") as error:
+        with pytest.raises(
+            UserError, match="was deleted, moved or replaced while it was written"
+        ) as error:
             log.amend({"batch": 1}) if amended else log.append(ROWS[1])
         assert str(path) in str(error.value) and snapshot(tmp_path) == before

@@ -1,4 +1,6 @@
-"""Mutated files and arguments end in success or in one line; and the fuzzer notices every other end."""
+"""Mutated files and arguments end in success or in one line; and the fuzzer notices every other
+end.
+"""
 
 import gc
 import importlib
@@ -18,7 +20,14 @@ ENDS = ["clean", "traceback", "crash", "hang", "memory", "untidy"]
 
 @pytest.mark.parametrize("count", [48, pytest.param(2004, marks=pytest.mark.slow)])
 def test_nothing_but_success_or_one_line(count, warm, tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "fuzzing.py"), "--count", str(count), "--seed", str(count)]
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "fuzzing.py"),
+        "--count",
+        str(count),
+        "--seed",
+        str(count),
+    ]
     done = warm.run(command, tmp_path)
     rows = re.findall(r"^\| (\w+) " + r"\| (\d+) " * len(ENDS) + r"\|$", done.stdout, re.MULTILINE)
     table = {kind: numbers for kind, *numbers in rows}
@@ -39,7 +48,11 @@ def end_as(words: list[str]) -> int:
     ballast = mmap.mmap(-1, (1 << 28) if how == "memory" else 1)
     for page in range(0, len(ballast), mmap.PAGESIZE):
         ballast[page] = 1
-    lines = {"untidy": "error: one\nerror: two", "escape": "error: \x1b[2J", "fine": f"error: {len(ballast)}"}
+    lines = {
+        "untidy": "error: one\nerror: two",
+        "escape": "error: \x1b[2J",
+        "fine": f"error: {len(ballast)}",
+    }
     print(lines.get(how, lines["fine"]), file=sys.stderr)
     return 1
 
@@ -53,7 +66,8 @@ def test_each_end_is_noticed_and_told_from_the_others(tmp_path, monkeypatch):
     words = ["fine", "crash", "fine", "traceback", "hang", "memory", "untidy", "fine", "escape"]
     cases = [fuzzing.Case([word], {"log": b"content"}) for word in words]
     folders = [tmp_path / f"case-{number}" for number in range(len(words))]
-    gc.collect()  # what other tests have left would be freed in the forked processes, and hide what these take
+    # what other tests have left would be freed in the forked processes, and hide what these take
+    gc.collect()
     outcomes = fuzzing.run_cases(cases, tmp_path / "place", folders)
     expected = [{"fine": "clean", "escape": "untidy"}.get(word, word) for word in words]
     assert [outcome.end for outcome in outcomes] == expected

@@ -1,4 +1,6 @@
-"""The rules of the house that ruff cannot check: who may import whom, sizes, names, what an installation requires."""
+"""The rules of the house that ruff cannot check: who may import whom, sizes, names, what an
+installation requires.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ ALLOWED = {
     "attacks": FOUNDATION | {"memory", "noise"},
     "objectives": FOUNDATION | {"attacks", "noise"},
     "graphs": FOUNDATION,
-    "smoothing": FOUNDATION | {"architectures", "certification", "devices", "graphs", "memory", "noise"},
+    "smoothing": FOUNDATION
+    | {"architectures", "certification", "devices", "graphs", "memory", "noise"},
     "core": FOUNDATION | {"architectures", "certification", "noise", "smoothing"},
     "checkpoint_fields": FOUNDATION,
     "ensembles": FOUNDATION,
@@ -72,12 +75,47 @@ ALLOWED = {
     "scripts": {"commands"},
     "__main__": {"commands"},
 }
-ALLOWED["evaluation"] = FOUNDATION | {"analysis", "architectures", "attacks", "certification", "checkpoints"}
+ALLOWED["evaluation"] = FOUNDATION | {
+    "analysis",
+    "architectures",
+    "attacks",
+    "certification",
+    "checkpoints",
+}
 ALLOWED["evaluation"] |= {"datasets", "devices", "ensembles", "noise", "smoothing"}
-ALLOWED["training"] = FOUNDATION | {"architectures", "attacks", "checkpoints", "datasets", "devices", "graphs", "noise"}
-ALLOWED["training"] |= {"certification", "checkpoint_fields", "ensembles", "objectives", "smoothing"}
-ALLOWED["quantization"] = FOUNDATION | {"architectures", "checkpoints", "datasets", "graphs", "noise", "smoothing"}
-ALLOWED["api"] = FOUNDATION | {"attacks", "checkpoints", "datasets", "devices", "evaluation", "objectives", "training"}
+ALLOWED["training"] = FOUNDATION | {
+    "architectures",
+    "attacks",
+    "checkpoints",
+    "datasets",
+    "devices",
+    "graphs",
+    "noise",
+}
+ALLOWED["training"] |= {
+    "certification",
+    "checkpoint_fields",
+    "ensembles",
+    "objectives",
+    "smoothing",
+}
+ALLOWED["quantization"] = FOUNDATION | {
+    "architectures",
+    "checkpoints",
+    "datasets",
+    "graphs",
+    "noise",
+    "smoothing",
+}
+ALLOWED["api"] = FOUNDATION | {
+    "attacks",
+    "checkpoints",
+    "datasets",
+    "devices",
+    "evaluation",
+    "objectives",
+    "training",
+}
 ALLOWED["commands"] = set(ALLOWED) - {"", "scripts", "__main__"}
 WITHOUT_TORCH = {
     "version",
@@ -107,7 +145,8 @@ WITHOUT_TORCH = {
     "commands.options.recipes",
     "commands.runner",
 }
-# Their functions may import torch, but importing them does not: names, requests and help texts do not wait for it.
+# Their functions may import torch, but importing them does not: names, requests and help texts do
+# not wait for it.
 LOADED_WITHOUT_TORCH = {
     "smoothadv",
     "smoothadv.commands",
@@ -125,7 +164,9 @@ TORCH = {"torch", "torchvision"}
 def torch_users(sources: dict[str, str]) -> list[str]:
     """Modules that must do without torch but import it, themselves or through others."""
     edges = graph(sources)
-    return [module for module in sources if is_without_torch(module) and reaches(edges, module) & TORCH]
+    return [
+        module for module in sources if is_without_torch(module) and reaches(edges, module) & TORCH
+    ]
 
 
 def is_without_torch(module: str) -> bool:
@@ -158,10 +199,16 @@ def test_imports_follow_the_picture():
         ("smoothadv.settings", "import smoothadv.records"),
         ("smoothadv.certification.exact", "from smoothadv.noise import GaussianNoise"),
         ("smoothadv.analysis.summary", "def late():\n    from smoothadv import checkpoints"),
-        ("smoothadv.attacks.pgd", "if TYPE_CHECKING:\n    from smoothadv.objectives import Outcome"),
+        (
+            "smoothadv.attacks.pgd",
+            "if TYPE_CHECKING:\n    from smoothadv.objectives import Outcome",
+        ),
         ("smoothadv.attacks.ddn", "from ..training import train"),
         ("smoothadv.datasets.digits", "from smoothadv.commands import options"),
-        ("smoothadv.objectives.gaussian", "import importlib\nimportlib.import_module('smoothadv.training')"),
+        (
+            "smoothadv.objectives.gaussian",
+            "import importlib\nimportlib.import_module('smoothadv.training')",
+        ),
         ("smoothadv.core", "import certify"),
         ("train", "from smoothadv import training"),
     ],
@@ -216,26 +263,42 @@ def test_importing_statistics_and_analysis_does_not_import_torch(tmp_path):
 def test_training_names_no_objective():
     assert objectives_named_by_training(SOURCES) == set()
     sources = [source for module, source in SOURCES.items() if part(module) == "training"]
-    assert len(sources) > 5 and not any("OBJECTIVES" in source for source in sources), "nor looks one up"
+    assert len(sources) > 5 and not any("OBJECTIVES" in source for source in sources), (
+        "nor looks one up"
+    )
     line = "from smoothadv.objectives.gaussian import Gaussian"
-    assert objectives_named_by_training(with_line("smoothadv.training.loop", line)), "the check would notice it"
+    assert objectives_named_by_training(with_line("smoothadv.training.loop", line)), (
+        "the check would notice it"
+    )
 
 
 def calls(source: str, *names: str) -> list[ast.Call]:
     """The calls of ``a.b`` for names "a.b", of ``.b`` of anything for names "b"."""
     found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    return [node for node in found if any(f".{ast.unparse(node.func)}".endswith(f".{name}") for name in names)]
+    return [
+        node
+        for node in found
+        if any(f".{ast.unparse(node.func)}".endswith(f".{name}") for name in names)
+    ]
 
 
 def unsafe_loads(source: str) -> list[str]:
     """Calls of torch.load that may run code from a file."""
-    return [ast.unparse(call) for call in calls(source, "torch.load") if "weights_only=True" not in ast.unparse(call)]
+    return [
+        ast.unparse(call)
+        for call in calls(source, "torch.load")
+        if "weights_only=True" not in ast.unparse(call)
+    ]
 
 
 def test_checkpoints_are_read_as_plain_weights():
     assert [line for source in SOURCES.values() for line in unsafe_loads(source)] == []
-    assert any(calls(source, "torch.load") for source in SOURCES.values()), "there is something to check"
-    assert unsafe_loads("content = torch.load(path)") and unsafe_loads("torch.load(path, weights_only=False)")
+    assert any(calls(source, "torch.load") for source in SOURCES.values()), (
+        "there is something to check"
+    )
+    assert unsafe_loads("content = torch.load(path)") and unsafe_loads(
+        "torch.load(path, weights_only=False)"
+    )
 
 
 def parses_at_import(source: str) -> bool:
@@ -245,7 +308,8 @@ def parses_at_import(source: str) -> bool:
     at_import = [
         node
         for node in ast.parse(source).body
-        if not isinstance(node, definitions) and not (isinstance(node, ast.If) and ast.unparse(node.test) == main)
+        if not isinstance(node, definitions)
+        and not (isinstance(node, ast.If) and ast.unparse(node.test) == main)
     ]
     text = "\n".join(map(ast.unparse, at_import))
     return bool(calls(text, "parse_args", "parse_known_args", "main")) or "sys.argv" in text
@@ -253,20 +317,26 @@ def parses_at_import(source: str) -> bool:
 
 def test_nothing_parses_arguments_at_import():
     assert [module for module, source in SOURCES.items() if parses_at_import(source)] == []
-    assert parses_at_import("options = parser.parse_args()") and parses_at_import("raise SystemExit(main())")
+    assert parses_at_import("options = parser.parse_args()") and parses_at_import(
+        "raise SystemExit(main())"
+    )
 
 
 def dead_links(page: Path) -> list[str]:
     """Relative targets of a Markdown page's links and pictures that are not there."""
     targets = re.findall(r"\]\(([^)#\s]+)", page.read_text())
-    return [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    return [
+        target for target in targets if "://" not in target and not (page.parent / target).exists()
+    ]
 
 
 def test_pages_link_to_what_is_there(tmp_path):
     pages = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
     assert {page.name: links for page in pages if (links := dead_links(page))} == {}
     assert len(pages) >= 4
-    (tmp_path / "page.md").write_text("![plot](gone.png) [other](page.md#part) [web](https://example.org)")
+    (tmp_path / "page.md").write_text(
+        "![plot](gone.png) [other](page.md#part) [web](https://example.org)"
+    )
     assert dead_links(tmp_path / "page.md") == ["gone.png"]
 
 
@@ -274,7 +344,9 @@ def test_files_are_short():
     files = [*CODE.rglob("*.py"), *(REPOSITORY / "tests").rglob("*.py")]
     sizes = {path: len(path.read_text().splitlines()) for path in files}
     assert {path: size for path, size in sizes.items() if size > 400} == {}
-    assert {path: size for path, size in sizes.items() if path.parent == CODE and size > 10} == {}, "scripts only start"
+    assert {
+        path: size for path, size in sizes.items() if path.parent == CODE and size > 10
+    } == {}, "scripts only start"
 
 
 def test_code_is_a_folder_not_a_package():
@@ -283,8 +355,12 @@ def test_code_is_a_folder_not_a_package():
 
 
 def test_no_script_hides_an_installed_module():
-    """Running code/X.py puts code/ first on the path: a file there would be imported in a module's place."""
-    own = {path.stem if path.suffix == ".py" else path.name for path in CODE.iterdir()} - {"smoothadv"}
+    """Running code/X.py puts code/ first on the path: a file there would be imported in a module's
+    place.
+    """
+    own = {path.stem if path.suffix == ".py" else path.name for path in CODE.iterdir()} - {
+        "smoothadv"
+    }
     installed = pkgutil.iter_modules(path for path in sys.path if path.endswith("-packages"))
     others = sys.stdlib_module_names | {module.name for module in installed}
     assert {"torch", "numpy", "code"} <= others
@@ -294,14 +370,21 @@ def test_no_script_hides_an_installed_module():
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
     """The metadata that an installation of this clone would have."""
-    pytest.importorskip("setuptools", "70.1", reason="older versions need the package wheel to build one")
+    pytest.importorskip(
+        "setuptools", "70.1", reason="older versions need the package wheel to build one"
+    )
     clone = tmp_path_factory.mktemp("clone")
     for path in REPOSITORY.iterdir():
         if path.is_file():
             shutil.copy(path, clone)
-    shutil.copytree(CODE, clone / "code", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copytree(
+        CODE, clone / "code", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+    )
     shutil.copytree(REPOSITORY / "scripts/grids", clone / "scripts/grids")
-    program = "from setuptools import build_meta; print(build_meta.prepare_metadata_for_build_wheel('built'))"
+    program = (
+        "from setuptools import build_meta; "
+        "print(build_meta.prepare_metadata_for_build_wheel('built'))"
+    )
     (clone / "built").mkdir()
     done = run_process([sys.executable, "-c", program], clone)
     assert done.returncode == 0, done.stderr
@@ -311,7 +394,11 @@ def built(tmp_path_factory) -> Path:
 def test_installation_requires_what_requirements_lists(built):
     """requirements.txt is the only list; the extras add to it."""
     installed = metadata.Distribution.at(built).requires or []
-    listed = [line for line in (REPOSITORY / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
+    listed = [
+        line
+        for line in (REPOSITORY / "requirements.txt").read_text().splitlines()
+        if line and line[0] != "#"
+    ]
     always = [line for line in installed if "extra ==" not in line]
     spelled = [sorted(line.replace(" ", "") for line in lines) for lines in (always, listed)]
     assert spelled[0] == spelled[1]
@@ -319,15 +406,38 @@ def test_installation_requires_what_requirements_lists(built):
 
 def test_requirements_list_what_the_code_imports(built):
     """Directly, and not by the grace of another requirement; what is optional, as an extra."""
-    imported = {name for names in graph(SOURCES).values() for name in names} - SOURCES.keys() - sys.stdlib_module_names
+    imported = (
+        {name for names in graph(SOURCES).values() for name in names}
+        - SOURCES.keys()
+        - sys.stdlib_module_names
+    )
     imported -= {"tomllib"}  # from Python 3.11 on
-    distributions = {"sklearn": "scikit-learn", "PIL": "pillow", "typing_extensions": "typing-extensions"}
-    distributions["triton"] = "torch"  # which requires it where there can be a GPU; without it torch draws the noise
-    listed = set(re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE))
-    optional = {"submitit", "ray", "onnx", "onnxruntime", "timm", "transformers", "datasets", "diffusers"}
+    distributions = {
+        "sklearn": "scikit-learn",
+        "PIL": "pillow",
+        "typing_extensions": "typing-extensions",
+    }
+    distributions["triton"] = (
+        "torch"  # which requires it where there can be a GPU; without it torch draws the noise
+    )
+    listed = set(
+        re.findall(r"^[\w-]+", (REPOSITORY / "requirements.txt").read_text().lower(), re.MULTILINE)
+    )
+    optional = {
+        "submitit",
+        "ray",
+        "onnx",
+        "onnxruntime",
+        "timm",
+        "transformers",
+        "datasets",
+        "diffusers",
+    }
     optional |= {"argcomplete"}
     extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")
-    assert optional <= {re.match(r"\w+", line)[0] for line in metadata.Distribution.at(built).requires or []}
+    assert optional <= {
+        re.match(r"\w+", line)[0] for line in metadata.Distribution.at(built).requires or []
+    }
     assert {"slurm", "ray", "onnx"} <= set(extras or [])
     assert {distributions.get(name, name) for name in imported} - listed <= optional
 
@@ -336,10 +446,14 @@ def test_installation_has_the_console_command_and_every_module(built):
     distribution = metadata.Distribution.at(built)
     (command,) = distribution.entry_points.select(group="console_scripts")
     assert (command.name, command.value) == ("smoothadv", "smoothadv.commands:main")
-    version = re.search(r'^__version__ = "(.+)"$', SOURCES["smoothadv.version"], re.MULTILINE).group(1)
+    version = re.search(
+        r'^__version__ = "(.+)"$', SOURCES["smoothadv.version"], re.MULTILINE
+    ).group(1)
     assert distribution.version == version
     folders = {path.parent for path in (CODE / "smoothadv").rglob("*.py")}
-    assert all((folder / "__init__.py").is_file() for folder in folders), "find_packages sees only packages"
+    assert all((folder / "__init__.py").is_file() for folder in folders), (
+        "find_packages sees only packages"
+    )
 
 
 def test_wheel_has_the_data_and_tells_type_checkers_of_its_types(built):
@@ -350,7 +464,11 @@ def test_wheel_has_the_data_and_tells_type_checkers_of_its_types(built):
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(clone / done.stdout.splitlines()[-1]) as wheel:
         packed = {name for name in wheel.namelist() if name.startswith("smoothadv/")}
-    files = [path for path in (CODE / "smoothadv").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path
+        for path in (CODE / "smoothadv").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
     grids = {f"smoothadv/grids/{path.name}" for path in (REPOSITORY / "scripts/grids").iterdir()}
     assert packed == {path.relative_to(CODE).as_posix() for path in files} | grids
     assert {"smoothadv/py.typed", "smoothadv/grids/digits-smoke.toml"} <= packed

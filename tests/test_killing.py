@@ -1,4 +1,6 @@
-"""No certification is lost: killed twenty times at random moments, or on a full disk, it ends like any other."""
+"""No certification is lost: killed twenty times at random moments, or on a full disk, it ends like
+any other.
+"""
 
 import json
 import random
@@ -9,7 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, on_a_small_disk, rows, script, snapshot, start_process, succeed, timeless, wait_until
+from support.commands import (
+    call,
+    on_a_small_disk,
+    rows,
+    script,
+    snapshot,
+    start_process,
+    succeed,
+    timeless,
+    wait_until,
+)
 
 KILLED = -signal.SIGKILL
 METHODS = {
@@ -39,7 +51,9 @@ def tear(log: Path, moments: random.Random) -> None:
 
 
 def kill_at_random(process, log: Path, startup: float, moments: random.Random) -> None:
-    """Kill a process a moment after it has added up to seven rows; one in five within the seconds of its start."""
+    """Kill a process a moment after it has added up to seven rows; one in five within the seconds
+    of its start.
+    """
     before = whole_rows(log)
     try:
         if moments.random() < 0.2:
@@ -57,13 +71,19 @@ def kill_at_random(process, log: Path, startup: float, moments: random.Random) -
 
 
 @pytest.mark.parametrize(
-    ("start", "startup"), [("warm", 0.3), pytest.param("cold", 4.0, marks=pytest.mark.slow)], ids=["warm", "cold"]
+    ("start", "startup"),
+    [("warm", 0.3), pytest.param("cold", 4.0, marks=pytest.mark.slow)],
+    ids=["warm", "cold"],
 )
-@pytest.mark.parametrize(("method", "seed"), [("exact", 1), pytest.param("adaptive", 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("method", "seed"), [("exact", 1), pytest.param("adaptive", 2, marks=pytest.mark.slow)]
+)
 def test_certification_killed_ten_times_is_finished_by_the_same_command(
     checkpoint, warm, tmp_path, method, seed, start, startup
 ):
-    """Twenty kills, in all phases of the work. The slow ones, of processes that load torch first, take 45 seconds."""
+    """Twenty kills, in all phases of the work. The slow ones, of processes that load torch first,
+    take 45 seconds.
+    """
     whole, log, moments = tmp_path / "whole.tsv", tmp_path / "killed.tsv", random.Random(seed)
     command = script("certify", *certification(checkpoint, log, *METHODS[method]))
     starts, left = [], []
@@ -75,24 +95,36 @@ def test_certification_killed_ten_times_is_finished_by_the_same_command(
         if moments.random() < 0.5 and left[-1]:
             tear(log, moments)
     starts.append(whole_rows(log))
-    # The last image is set only when the kills are over: of all 359 many are left, however late a kill comes.
+    # The last image is set only when the kills are over: of all 359 many are left, however late a
+    # kill comes.
     for path in (log, whole):
-        succeed("certify", *certification(checkpoint, path, *METHODS[method], "--max", starts[-1] + 10))
+        succeed(
+            "certify", *certification(checkpoint, path, *METHODS[method], "--max", starts[-1] + 10)
+        )
     assert timeless(log) == timeless(whole) and len(rows(log)) == starts[-1] + 10
-    assert all(log.read_bytes().startswith(lines) for lines in left), "no row is lost, nor computed again"
+    assert all(log.read_bytes().startswith(lines) for lines in left), (
+        "no row is lost, nor computed again"
+    )
     check_runs(log, starts)
 
 
 def check_runs(log: Path, starts: list[int]) -> None:
-    """The manifest lists the runs that added rows, each with the row from which on; ``starts`` are those of all."""
-    listed = [run["first_row"] for run in json.loads(log.with_name(f"{log.name}.manifest.json").read_text())["runs"]]
+    """The manifest lists the runs that added rows, each with the row from which on; ``starts`` are
+    those of all.
+    """
+    listed = [
+        run["first_row"]
+        for run in json.loads(log.with_name(f"{log.name}.manifest.json").read_text())["runs"]
+    ]
     added = [first for first, then in zip(starts, [*starts[1:], len(rows(log))]) if then > first]
     assert listed == sorted(listed) and set(added) <= set(listed) <= set(starts) and len(added) >= 5
 
 
 def test_interrupted_certification_says_how_to_go_on(checkpoint, warm, tmp_path):
     log, fresh = tmp_path / "interrupted.tsv", tmp_path / "fresh.tsv"
-    with warm.start(script("certify", *certification(checkpoint, log, "--N", 300)), tmp_path) as process:
+    with warm.start(
+        script("certify", *certification(checkpoint, log, "--N", 300)), tmp_path
+    ) as process:
         try:
             wait_until(lambda: whole_rows(log) >= 3, process)
             process.send_signal(signal.SIGINT)
@@ -118,9 +150,15 @@ def finished(checkpoint, tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_finished_certification_is_left_alone_by_the_same_command(checkpoint, finished, method, capsys):
+def test_finished_certification_is_left_alone_by_the_same_command(
+    checkpoint, finished, method, capsys
+):
     before = snapshot(finished[method].parent)
-    outcome = call(capsys, "certify", *certification(checkpoint, finished[method], "--max", 3, *METHODS[method]))
+    outcome = call(
+        capsys,
+        "certify",
+        *certification(checkpoint, finished[method], "--max", 3, *METHODS[method]),
+    )
     assert outcome.code == 0 and "3 examples" in outcome.out and outcome.err == ""
     assert snapshot(finished[method].parent) == before
 
@@ -143,29 +181,57 @@ OTHER_SETTINGS = [
 
 
 @pytest.mark.parametrize(
-    ("method", "change", "field"), OTHER_SETTINGS, ids=[f"{case[0]} {case[2]}" for case in OTHER_SETTINGS]
+    ("method", "change", "field"),
+    OTHER_SETTINGS,
+    ids=[f"{case[0]} {case[2]}" for case in OTHER_SETTINGS],
 )
 def test_the_same_log_under_other_settings_is_refused_naming_them(
     checkpoint, finished, method, change, field, capsys, monkeypatch
 ):
     """Without --resume too; a later option replaces an earlier one."""
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)  # which takes ten seconds
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: function
+    )  # which takes ten seconds
     options = [] if change[0] == "--method" else METHODS[method]
     before = snapshot(finished[method].parent)
-    outcome = call(capsys, "certify", *certification(checkpoint, finished[method], "--max", 5, *options, *change))
+    outcome = call(
+        capsys,
+        "certify",
+        *certification(checkpoint, finished[method], "--max", 5, *options, *change),
+    )
     last = outcome.err.splitlines()[-1]
-    assert outcome.code == 1 and last.startswith("error: ") and field in last and str(finished[method]) in last
+    assert (
+        outcome.code == 1
+        and last.startswith("error: ")
+        and field in last
+        and str(finished[method]) in last
+    )
     assert snapshot(finished[method].parent) == before
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_another_sigma_or_checkpoint_is_refused_naming_it(checkpoint, finished, tmp_path, method, capsys):
+def test_another_sigma_or_checkpoint_is_refused_naming_it(
+    checkpoint, finished, tmp_path, method, capsys
+):
     before = snapshot(finished[method].parent)
     other = tmp_path / "checkpoint.pth.tar"
     content = torch.load(checkpoint, weights_only=True)
     torch.save({**content, "epoch": 99}, other)
-    for model, sigma, field in [(checkpoint, 0.5, "sigma was 0.25, now 0.5"), (other, 0.25, "checkpoint_sha256 was ")]:
-        command = ["digits", model, sigma, finished[method], "--device", "cpu", "--max", 5, *METHODS[method]]
+    for model, sigma, field in [
+        (checkpoint, 0.5, "sigma was 0.25, now 0.5"),
+        (other, 0.25, "checkpoint_sha256 was "),
+    ]:
+        command = [
+            "digits",
+            model,
+            sigma,
+            finished[method],
+            "--device",
+            "cpu",
+            "--max",
+            5,
+            *METHODS[method],
+        ]
         outcome = call(capsys, "certify", *command)
         assert outcome.code == 1 and field in outcome.err.splitlines()[-1]
         assert snapshot(finished[method].parent) == before
@@ -177,11 +243,17 @@ def test_full_disk_ends_in_one_line_and_a_log_of_whole_rows(checkpoint, warm, tm
     options = ["--N", 100, "--max", 100]
     succeed("certify", *certification(checkpoint, whole, *options))
     space = len(whole.read_bytes()) - 300
-    assert space > whole.with_name("whole.tsv.manifest.json").stat().st_size, "the manifest must fit"
+    assert space > whole.with_name("whole.tsv.manifest.json").stat().st_size, (
+        "the manifest must fit"
+    )
     command = script("certify", *certification(checkpoint, log, *options))
     done = warm.run(on_a_small_disk(space, command), tmp_path)
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and str(log) in done.stderr and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith("error: ")
+        and str(log) in done.stderr
+        and done.stderr.count("\n") == 1
+    )
     assert log.read_bytes() == whole_lines(log) and 30 < whole_rows(log) < 100
     assert timeless(log) == timeless(whole)[: whole_rows(log)]
     succeed("certify", *certification(checkpoint, log, *options))
@@ -190,6 +262,9 @@ def test_full_disk_ends_in_one_line_and_a_log_of_whole_rows(checkpoint, warm, tm
 
 def test_disk_too_full_for_a_manifest_names_the_file(checkpoint, warm, tmp_path):
     log = tmp_path / "log.tsv"
-    done = warm.run(on_a_small_disk(500, script("certify", *certification(checkpoint, log, "--N", 20))), tmp_path)
+    done = warm.run(
+        on_a_small_disk(500, script("certify", *certification(checkpoint, log, "--N", 20))),
+        tmp_path,
+    )
     assert done.returncode == 1 and whole_rows(log) == 0
     assert str(log) in done.stderr and done.stderr.count("\n") == 1

@@ -1,4 +1,6 @@
-"""What a manifest may hold is said once, for the package and the stand-alone verifier; every wrong type is refused."""
+"""What a manifest may hold is said once, for the package and the stand-alone verifier; every wrong
+type is refused.
+"""
 
 import json
 import math
@@ -34,7 +36,9 @@ def with_value(part: str, key: str, value: object) -> dict:
 
 
 def test_stand_alone_verifier_has_the_same_text():
-    ours, theirs = (SHARED.search(Path(path).read_text())[0] for path in (manifests.__file__, SCRIPT))
+    ours, theirs = (
+        SHARED.search(Path(path).read_text())[0] for path in (manifests.__file__, SCRIPT)
+    )
     assert ours == theirs and "def row_checks" in ours
 
 
@@ -43,10 +47,19 @@ def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, 
     form = (SETTINGS if part == "settings" else RUN)[key]
     allowed = {kind.split()[0] for kind in form.replace("list of ", "list or ").split(" or ")}
     wrong = [value for kind, values in OF_KIND.items() if kind not in allowed for value in values]
-    wrong += [value for kind in ("whole", "number") for value in OF_KIND[kind] if key not in ("radii", "mean", "std")]
+    wrong += [
+        value
+        for kind in ("whole", "number")
+        for value in OF_KIND[kind]
+        if key not in ("radii", "mean", "std")
+    ]
     for kind, low, high in re.findall(r"(whole|number) (\S+) to (\S+)", form):
         limits = [int(low), int(high)] if kind == "whole" else [float(low), float(high)]
-        each = (lambda value: [value]) if "list of" in form and "or list" not in form else lambda value: value
+        each = (
+            (lambda value: [value])
+            if "list of" in form and "or list" not in form
+            else lambda value: value
+        )
         assert all(fits(each(limit), form) for limit in limits)
         wrong += [each(math.nextafter(limits[0], -math.inf) if kind == "number" else limits[0] - 1)]
         wrong += [each(limits[1] * (1 + 1e-15) if kind == "number" else limits[1] + 1)]
@@ -54,7 +67,9 @@ def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, 
     for value in wrong:
         assert re.match(f"states the {key} ", manifest_fault(with_value(part, key, value))), value
     manifest_path(tmp_path / "log").write_text(json.dumps(with_value(part, key, wrong[0])))
-    assert f"states the {key} " in refusal(read_manifest_file, tmp_path / "log", names=tmp_path / "log")
+    assert f"states the {key} " in refusal(
+        read_manifest_file, tmp_path / "log", names=tmp_path / "log"
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,13 +91,23 @@ def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, 
         ({"shard": {"index": 0, "count": 1, "examples": [0, 1797, 1]}}, {}, ""),
         ({"shard": {"index": 0, "count": 2}}, {}, "an impossible shard"),
         ({"shard": {"index": -1, "count": 2, "examples": [0, 1797, 1]}}, {}, "an impossible shard"),
-        ({"shard": {"index": 0, "count": 2, "examples": [0, 1796, 1]}}, {}, "a shard of other images"),
-        ({"shard": {"index": True, "count": 2, "examples": [0, 1797, 1], "x": 1}}, {}, "an impossible shard"),
+        (
+            {"shard": {"index": 0, "count": 2, "examples": [0, 1796, 1]}},
+            {},
+            "a shard of other images",
+        ),
+        (
+            {"shard": {"index": True, "count": 2, "examples": [0, 1797, 1], "x": 1}},
+            {},
+            "an impossible shard",
+        ),
     ],
 )
 def test_contradictions_are_refused(settings, run, fault):
     content = {"settings": MANIFEST["settings"] | settings, "runs": [MANIFEST["runs"][0] | run]}
-    assert manifest_fault(content) == "" and (fault in log_fault(content) if fault else log_fault(content) == "")
+    assert manifest_fault(content) == "" and (
+        fault in log_fault(content) if fault else log_fault(content) == ""
+    )
 
 
 @pytest.mark.parametrize("part", ["settings", "runs"])

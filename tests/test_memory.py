@@ -1,4 +1,6 @@
-"""Choosing a batch by memory, with a stand-in for a GPU: torch.cuda's accounting, with tensors on the host."""
+"""Choosing a batch by memory, with a stand-in for a GPU: torch.cuda's accounting, with tensors on
+the host.
+"""
 
 from types import SimpleNamespace
 
@@ -15,7 +17,9 @@ FREE, TOTAL = 2**20, 2**21
 
 
 class Gpu(torch.nn.Module):
-    """A stand-in: an image takes BYTES_PER_IMAGE, twice that with gradients; more than ``capacity`` images fail."""
+    """A stand-in: an image takes BYTES_PER_IMAGE, twice that with gradients; more than ``capacity``
+    images fail.
+    """
 
     type = "cuda"
 
@@ -35,7 +39,9 @@ class Gpu(torch.nn.Module):
 def gpu(monkeypatch) -> Gpu:
     gpu = Gpu()
     zeros = torch.zeros
-    monkeypatch.setattr(torch, "zeros", lambda *shape, device=None, **options: zeros(*shape, **options))
+    monkeypatch.setattr(
+        torch, "zeros", lambda *shape, device=None, **options: zeros(*shape, **options)
+    )
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
@@ -63,7 +69,9 @@ def test_attacks_on_a_cpu_take_one_image_at_a_time_where_that_is_enough(copies, 
 
 
 def test_attacks_on_a_gpu_fill_its_memory_with_at_most_64_images(gpu):
-    assert default_attack_batch(gpu, SHAPE, gpu, 1_000_000) == default_batch(gpu, SHAPE, gpu, with_gradient=True)
+    assert default_attack_batch(gpu, SHAPE, gpu, 1_000_000) == default_batch(
+        gpu, SHAPE, gpu, with_gradient=True
+    )
     assert default_attack_batch(gpu, SHAPE, gpu, 3) == 192
 
 
@@ -74,13 +82,17 @@ def test_processes_that_must_choose_the_same_batch_count_all_memory(gpu):
 def test_memory_of_drawing_noise_is_counted(gpu, monkeypatch):
     """Here four times that of the network."""
     drawn, noise, without = [0], SimpleNamespace(), default_batch(gpu, SHAPE, gpu)
-    stream = SimpleNamespace(fill=lambda out, image, first: drawn.append(4 * len(out) * BYTES_PER_IMAGE))
+    stream = SimpleNamespace(
+        fill=lambda out, image, first: drawn.append(4 * len(out) * BYTES_PER_IMAGE)
+    )
     noise.stream = lambda example, device, purpose: stream
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: max(gpu.peak, *drawn))
     assert default_batch(gpu, SHAPE, gpu, noise=noise) == without // 4
 
 
-@pytest.mark.parametrize(("elements", "batch"), [(2**19 - 1, 4096), (2**19, 2048), (64 * 112 * 112, 2048), (2**32, 1)])
+@pytest.mark.parametrize(
+    ("elements", "batch"), [(2**19 - 1, 4096), (2**19, 2048), (64 * 112 * 112, 2048), (2**32, 1)]
+)
 def test_no_tensor_of_a_default_batch_has_2_to_the_31_elements(gpu, elements, batch, monkeypatch):
     """The first activations of ResNet-50 have 64 * 112 * 112 for each image."""
 
@@ -99,7 +111,9 @@ def test_largest_tensor_of_a_network_is_found():
     assert largest.elements == 4 * 16 * 32 * 32
 
 
-@pytest.mark.parametrize(("capacity", "tried"), [(64, [64]), (20, [64, 32, 16]), (1, [64, 32, 16, 8, 4, 2, 1])])
+@pytest.mark.parametrize(
+    ("capacity", "tried"), [(64, [64]), (20, [64, 32, 16]), (1, [64, 32, 16, 8, 4, 2, 1])]
+)
 def test_the_trial_itself_may_run_out_of_memory(gpu, capacity, tried):
     gpu.capacity = capacity
     assert default_batch(gpu, SHAPE, gpu) > 1
@@ -115,10 +129,18 @@ def test_one_image_at_a_time_where_not_even_one_fits(gpu):
     ("error", "is_memory"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
-        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"), True),
+        (
+            RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+            True,
+        ),
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."), True),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+            ),
+            True,
+        ),
         (MemoryError(), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (ValueError("shapes do not match"), False),

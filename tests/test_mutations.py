@@ -1,4 +1,6 @@
-"""The list of mutations fits the code, so that benchmarks/mutations.py can run it; and that notices what survives."""
+"""The list of mutations fits the code, so that benchmarks/mutations.py can run it; and that notices
+what survives.
+"""
 
 import ast
 import importlib.util
@@ -64,7 +66,8 @@ def test_text_that_is_not_there_once_is_named(mutations, source):
 
 
 @pytest.mark.parametrize(
-    "text", ["# a.py: b.py\nno change\n", "# a.py: b.py\nno text\n- x\n", "# a.py: b.py\n- x\n+ y\n"]
+    "text",
+    ["# a.py: b.py\nno change\n", "# a.py: b.py\nno text\n- x\n", "# a.py: b.py\n- x\n+ y\n"],
 )
 def test_list_with_anything_else_in_it_is_refused(mutations, text):
     with pytest.raises(ValueError, match=r"a\.py are not written"):
@@ -77,8 +80,12 @@ def test_survivors_without_a_reason_and_reasons_without_a_survivor_are_found(tmp
     (package / "__init__.py").touch()
     (package / "whole.py").write_text("def following(n):\n    return n + 1\n")
     (tmp_path / "tests").mkdir()
-    test = "from smoothadv.whole import following\n\n\ndef test_it():\n    assert following(1) == 2\n"
-    (tmp_path / "tests" / "test_whole.py").write_text(f"import sys\nsys.path.insert(0, 'code')\n{test}")
+    test = (
+        "from smoothadv.whole import following\n\n\ndef test_it():\n    assert following(1) == 2\n"
+    )
+    (tmp_path / "tests" / "test_whole.py").write_text(
+        f"import sys\nsys.path.insert(0, 'code')\n{test}"
+    )
     (tmp_path / "list.txt").write_text(SMALL)
     done = run_process([sys.executable, "-c", RUN], tmp_path, PYTHONPATH=str(BENCHMARKS))
     *table, unexpected = done.stdout.splitlines()
@@ -90,6 +97,8 @@ def test_survivors_without_a_reason_and_reasons_without_a_survivor_are_found(tmp
 
 
 def test_tests_that_do_not_exist_kill_nothing(tmp_path):
-    program = "import mutations, pathlib; mutations.run_tests(pathlib.Path.cwd(), ['test_nothing.py'])"
+    program = (
+        "import mutations, pathlib; mutations.run_tests(pathlib.Path.cwd(), ['test_nothing.py'])"
+    )
     done = run_process([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(BENCHMARKS))
     assert done.returncode == 1 and "RuntimeError: test_nothing.py cannot be run" in done.stderr

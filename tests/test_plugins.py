@@ -1,4 +1,6 @@
-"""Plug-ins: what is loaded, what a digest covers, what is wrong with a plug-in, and what other processes find of it."""
+"""Plug-ins: what is loaded, what a digest covers, what is wrong with a plug-in, and what other
+processes find of it.
+"""
 
 import hashlib
 import sys
@@ -56,7 +58,9 @@ def test_loading_twice_is_harmless(workplace, again):
 
 def test_module_of_a_package_has_the_digest_of_the_whole_package():
     contents = {"__init__.py": "", "part/helper.py": "NAME = 'mine'"}
-    contents["smoothing.py"] = "from pack_of_mine.part.helper import NAME\n" + OBJECTIVE.replace('"mine"', "NAME")
+    contents["smoothing.py"] = "from pack_of_mine.part.helper import NAME\n" + OBJECTIVE.replace(
+        '"mine"', "NAME"
+    )
     for path, text in contents.items():
         written(f"pack_of_mine/{path}", text)
     plugin = plugins.load("pack_of_mine.smoothing")
@@ -65,14 +69,19 @@ def test_module_of_a_package_has_the_digest_of_the_whole_package():
     assert plugin.sha256 == hashlib.sha256(listed.encode()).hexdigest() and "mine" in OBJECTIVES
 
 
-@pytest.mark.parametrize("name, changed", [("mine.py", "mine.py"), ("one/mine.py", "two/mine.py"), ("mine", "mine.py")])
+@pytest.mark.parametrize(
+    "name, changed", [("mine.py", "mine.py"), ("one/mine.py", "two/mine.py"), ("mine", "mine.py")]
+)
 def test_other_code_under_a_name_that_is_loaded_is_refused(name, changed):
     """The same file after a change, and another file; that of a module is read again, too."""
     written(name if name.endswith(".py") else f"{name}.py")
     plugin = plugins.load(name)
     written(changed, OBJECTIVE.replace('"mine"', '"newer"'))
     again = changed if name.endswith(".py") else name
-    with pytest.raises(UserError, match=f"plug-in {again} cannot be loaded: {name} is loaded, whose name is the same"):
+    with pytest.raises(
+        UserError,
+        match=f"plug-in {again} cannot be loaded: {name} is loaded, whose name is the same",
+    ):
         plugins.load(again)
     assert plugins.loaded() == (plugin,) and "newer" not in OBJECTIVES
 
@@ -82,19 +91,31 @@ def test_those_are_used_whose_names_or_components_take_part():
     plugins.load(written("other.py", OBJECTIVE.replace('"mine"', '"other"')))
     objective = OBJECTIVES["mine"](noise_sd=0.25)
     assert plugins.used({}, [objective]) == plugins.used({"objective": "mine"}) == [mine]
-    assert plugins.used({"dataset": "mine", "objective": "gaussian"}, [OBJECTIVES["gaussian"](0.25)]) == []
-    assert plugins.digests([mine]) == {"plugins": {"mine.py": mine.sha256}} and plugins.digests([]) == {}
+    assert (
+        plugins.used({"dataset": "mine", "objective": "gaussian"}, [OBJECTIVES["gaussian"](0.25)])
+        == []
+    )
+    assert (
+        plugins.digests([mine]) == {"plugins": {"mine.py": mine.sha256}}
+        and plugins.digests([]) == {}
+    )
     assert plugins.words() == ["--plugin", "mine.py", "--plugin", "other.py"]
 
 
 TAKEN = OBJECTIVE.replace('"mine"', '"gaussian"')
 FAULTS = {
     "exception": (OBJECTIVE + "\n1 / 0", ["plug-in bad.py, line 11", "ZeroDivisionError"]),
-    "import": ("import nothing_of_this_name", ["plug-in bad.py, line 1", "No module named 'nothing_of_this_name'"]),
+    "import": (
+        "import nothing_of_this_name",
+        ["plug-in bad.py, line 1", "No module named 'nothing_of_this_name'"],
+    ),
     "syntax": ("x = (", ["plug-in bad.py, line 1", "SyntaxError"]),
     "exit": ("raise SystemExit(0)", ["plug-in bad.py, line 1", "SystemExit"]),
     "several lines": ("raise ValueError('first\\nsecond')", ["plug-in bad.py, line 1", "first"]),
-    "name taken": (OBJECTIVE + TAKEN, ["plug-in bad.py, line", "objective 'gaussian' is already registered"]),
+    "name taken": (
+        OBJECTIVE + TAKEN,
+        ["plug-in bad.py, line", "objective 'gaussian' is already registered"],
+    ),
     "nothing": ("x = 1", ["plug-in bad.py registers nothing"]),
 }
 
@@ -125,7 +146,9 @@ def test_fault_is_one_line_that_names_the_plugin_and_leaves_nothing(text, words)
 def test_plugin_that_does_not_exist_is_a_usage_error(monkeypatch, name, word):
     Path("folder").mkdir()
     written("here.py")
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))])
+    monkeypatch.setattr(
+        sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))]
+    )
     with pytest.raises(UsageError, match="--plugin") as error:
         plugins.load(name)
     assert word in str(error.value)

@@ -1,4 +1,5 @@
-"""Whatever a file holds, reading it gives rows that are literally in it or one line that names it: nothing else.
+"""Whatever a file holds, reading it gives rows that are literally in it or one line that names it:
+nothing else.
 
 What a file holds is decided by a slow and obvious parser of this test's own.
 """
@@ -52,7 +53,10 @@ SHORT_NAMES = {"trainacc": "trainaccuracy", "testacc": "testaccuracy"}
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 hostile_cases = plain_module("hostile_cases")
 FUZZ = settings(
-    deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -96,11 +100,18 @@ def field_says(field: str, name: str, column: str, value: Any, row: dict[str, An
 
 
 def disagreement(table: Any, content: bytes) -> str | None:
-    """The first row that is not literally a row of the content, or that is missing; None if all is well."""
+    """The first row that is not literally a row of the content, or that is missing; None if all is
+    well.
+    """
     header, *rows = lines_of(content)
-    if any("cut off" in note for note in table.attrs["notes"]) and not content.endswith((b"\n", b"\r")):
+    if any("cut off" in note for note in table.attrs["notes"]) and not content.endswith(
+        (b"\n", b"\r")
+    ):
         rows = rows[:-1]
-    found = [dict(zip(table.columns, values)) for values in zip(*(table[name].tolist() for name in table.columns))]
+    found = [
+        dict(zip(table.columns, values))
+        for values in zip(*(table[name].tolist() for name in table.columns))
+    ]
     if len(found) != len(rows):
         return f"{len(found)} rows of {len(rows)}"
     if "idx" in table:  # such tables are sorted
@@ -112,14 +123,17 @@ def disagreement(table: Any, content: bytes) -> str | None:
         for column, value in row.items():
             places = [index for index, name in enumerate(header) if is_called(name, column)]
             if not places or not all(
-                index < len(fields) and field_says(fields[index], header[index], column, value, row) for index in places
+                index < len(fields) and field_says(fields[index], header[index], column, value, row)
+                for index in places
             ):
                 return f"{column} {value!r} of {fields}"
     return None
 
 
 def refusal(path: Path, error: UserError) -> str | None:
-    """What is wrong with an error message; None if it is one line of readable length that names the file."""
+    """What is wrong with an error message; None if it is one line of readable length that names the
+    file.
+    """
     message = error.args[0]  # as it was written: as text, every message has one line
     well_made = str(path) in message and len(message.splitlines()) == 1 and len(message) < 1000
     return None if well_made else message[:2000]
@@ -155,7 +169,10 @@ def test_damaged_log_is_read_literally_or_refused_by_name(tmp_path, name):
 
 @pytest.mark.parametrize("read", [read_certification_log, read_prediction_log, read_training_log])
 @FUZZ
-@given(content=st.binary(max_size=200), start=st.sampled_from(["", *(log.splitlines()[0] for _, log in LOGS.values())]))
+@given(
+    content=st.binary(max_size=200),
+    start=st.sampled_from(["", *(log.splitlines()[0] for _, log in LOGS.values())]),
+)
 def test_arbitrary_bytes_are_refused_by_name(tmp_path, read, content, start):
     check(read, tmp_path, start.replace(" ", "\t").replace("~", " ").encode() + content)
 
@@ -194,7 +211,9 @@ def test_harmless_changes_change_nothing(tmp_path, name):
                 shuffle(rows)
             columns = [*zip(header, *rows), ("more", *["x"] * len(rows))]
             shuffle(columns)
-            (tmp_path / "log").write_bytes(start + written([list(line) for line in zip(*columns)], ends))
+            (tmp_path / "log").write_bytes(
+                start + written([list(line) for line in zip(*columns)], ends)
+            )
             table = read(tmp_path / "log")
             assert table.attrs["notes"] == [] and table[list(plain.columns)].equals(plain)
 
@@ -204,12 +223,21 @@ def test_the_check_notices_a_number_that_is_not_in_the_file(tmp_path):
     (tmp_path / "log").write_bytes(content)
     table = read_certification_log(tmp_path / "log")
     assert disagreement(table, content) is None
-    for column, value in [("idx", 61), ("label", 13), ("predict", 2), ("radius", 0.05121), ("correct", 0)]:
+    for column, value in [
+        ("idx", 61),
+        ("label", 13),
+        ("predict", 2),
+        ("radius", 0.05121),
+        ("correct", 0),
+    ]:
         wrong = table.copy()
         wrong.loc[3, column] = value
         assert disagreement(wrong, content) is not None
     assert disagreement(table.iloc[:3], content) == "3 rows of 4"
-    assert refusal(tmp_path, UserError("no such log")) and refusal(tmp_path, UserError(f"{tmp_path}\n"[:-1])) is None
+    assert (
+        refusal(tmp_path, UserError("no such log"))
+        and refusal(tmp_path, UserError(f"{tmp_path}\n"[:-1])) is None
+    )
     assert refusal(tmp_path, UserError(f"{tmp_path} is\nno log"))
 
 
@@ -224,16 +252,20 @@ def test_odd_field_is_read_as_it_is_printed_or_refused_by_name(tmp_path, name):
             lines[2][column] = odd
             try:
                 check(read, tmp_path, written(lines))
-            except Exception as error:  # an assertion that failed, or what should have been a UserError
+            except (
+                Exception
+            ) as error:  # an assertion that failed, or what should have been a UserError
                 wrong.add(f"{heading} {ascii(odd[:24])}: {type(error).__name__}")
     assert not wrong, "\n".join(sorted(wrong))
 
 
 HEADER = RELEASED.splitlines()[0].replace(" ", "\t")
 WRONG_NUMBERS = {
-    "a blank line before a row that is longer than the header": f"{HEADER}\n\n7\t7\t7\t7\t1\t1\t0\n",
+    "a blank line before a row that is longer than the "
+    "header": f"{HEADER}\n\n7\t7\t7\t7\t1\t1\t0\n",
     "a header of 70 kB and a longer row": f"{HEADER}\t{'x' * 70_000}\n7\t7\t7\t7\t1\t1\t0\t9\n",
-    "an idx beyond the precision of a float": f"{HEADER}\n9007199254740993\t3\t3\t0.5\t1\t0\n3.0\t3\t3\t0.5\t1\t0\n",
+    "an idx beyond the precision of a "
+    "float": f"{HEADER}\n9007199254740993\t3\t3\t0.5\t1\t0\n3.0\t3\t3\t0.5\t1\t0\n",
     "two columns of radii": f"{HEADER}\tradius\n7\t3\t3\t0.5\t1\t0\t0.25\n",
     "two columns of idx": f"idx\t{HEADER}\n7\t9\t3\t3\t0.5\t1\t0\n",
 }
@@ -263,13 +295,19 @@ def test_missing_column_is_missed_although_a_row_behind_a_bare_cr_names_it(tmp_p
 
 
 def expected_summary(content: bytes) -> list[float]:
-    """Examples, clean accuracy, average certified radius and abstention rate, from the slow parser's rows."""
+    """Examples, clean accuracy, average certified radius and abstention rate, from the slow
+    parser's rows.
+    """
     header, *rows = lines_of(content)
-    if not content.endswith((b"\n", b"\r")) and (header[-1] != "time" or len(rows[-1]) != len(header)):
+    if not content.endswith((b"\n", b"\r")) and (
+        header[-1] != "time" or len(rows[-1]) != len(header)
+    ):
         rows = rows[:-1]
     assert all(header.count(name) == 1 for name in OURS.split()[:5]), "which of two columns counts?"
     entries = [dict(zip(header, fields)) for fields in rows]
-    label, predict, radius = ([float(entry[name]) for entry in entries] for name in ("label", "predict", "radius"))
+    label, predict, radius = (
+        [float(entry[name]) for entry in entries] for name in ("label", "predict", "radius")
+    )
     correct = [a == b for a, b in zip(label, predict)]
     count = len(entries)
     certified = sum(r for r, hit in zip(radius, correct) if hit)
@@ -289,7 +327,9 @@ def test_command_summarises_a_damaged_log_truly_or_names_it(tmp_path, capsys, na
         if outcome.code == 0:
             assert not last or last.startswith("warning: ")
             header, row = csv.reader(io.StringIO(outcome.out))
-            assert [float(field) for field in row[1:5]] == pytest.approx(expected_summary(content), rel=1e-12)
+            assert [float(field) for field in row[1:5]] == pytest.approx(
+                expected_summary(content), rel=1e-12
+            )
         else:
             assert outcome.code == 1 and outcome.out == "" and last.startswith(f"error: {path}")
     assert {0, 1} <= set(codes)

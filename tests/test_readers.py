@@ -1,9 +1,16 @@
-"""Certification and prediction logs, ours and the released ones, are read exactly; all logs are refused by fault."""
+"""Certification and prediction logs, ours and the released ones, are read exactly; all logs are
+refused by fault.
+"""
 
 import pytest
 
 from smoothadv.errors import UserError
-from smoothadv.readers import kind_of_log, read_certification_log, read_prediction_log, read_training_log
+from smoothadv.readers import (
+    kind_of_log,
+    read_certification_log,
+    read_prediction_log,
+    read_training_log,
+)
 from smoothadv.records import manifest_path
 
 RELEASED_HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
@@ -51,7 +58,9 @@ def columns_of(table) -> dict[str, list]:
 @pytest.mark.parametrize("dialect", CERTIFICATION_LOGS)
 def test_certification_log_is_read_exactly(tmp_path, dialect):
     table = read_certification_log(write(tmp_path / "sigma_0.25", CERTIFICATION_LOGS[dialect]))
-    counts = {"successes": [99000, 40000, 60000], "trials": [100000] * 3} if dialect == "ours" else {}
+    counts = (
+        {"successes": [99000, 40000, 60000], "trials": [100000] * 3} if dialect == "ours" else {}
+    )
     assert columns_of(table) == {
         **counts,
         "idx": [0, 20, 40],
@@ -81,20 +90,31 @@ def test_column_of_numbers_and_texts_is_a_fault_in_our_logs_and_left_out_of_othe
     path = write(tmp_path / "log", OF_ANOTHER_PROCEDURE.replace("300", "many"))
     table = read_certification_log(path)
     assert "draws" not in table and "share" in table
-    assert table.attrs["notes"] == ["its column draws is left out: some of its fields are numbers, others are not"]
+    assert table.attrs["notes"] == [
+        "its column draws is left out: some of its fields are numbers, others are not"
+    ]
     manifest_path(path).write_text('{"settings": {}, "runs": []}')
     with pytest.raises(UserError, match="not a number: draws is 'many' in row 1"):
         read_certification_log(path)
 
 
 def test_columns_without_a_name_of_their_own_are_left_out(tmp_path):
-    header, rows = f"{RELEASED_HEADER}\t\tx\tx".split("\t"), ["20", "7", "7", "0.5", "1", "0:00:01", "1", "2", "3"]
+    header, rows = (
+        f"{RELEASED_HEADER}\t\tx\tx".split("\t"),
+        ["20", "7", "7", "0.5", "1", "0:00:01", "1", "2", "3"],
+    )
     (tmp_path / "log").write_text("\t".join(header) + "\n" + "\t".join(rows) + "\n")
-    assert " ".join(read_certification_log(tmp_path / "log").columns) == "idx label predict radius correct"
+    assert (
+        " ".join(read_certification_log(tmp_path / "log").columns)
+        == "idx label predict radius correct"
+    )
 
 
 def test_two_columns_of_successes_are_refused(tmp_path):
-    path = write(tmp_path / "log", f"{RELEASED_HEADER} successes trials successes\n20 7 7 0.5 1 0:00:01 9 10 8")
+    path = write(
+        tmp_path / "log",
+        f"{RELEASED_HEADER} successes trials successes\n20 7 7 0.5 1 0:00:01 9 10 8",
+    )
     with pytest.raises(UserError, match="two columns that are its successes"):
         read_certification_log(path)
 
@@ -154,13 +174,19 @@ TRAINING_FAULTS = {
     "other digits in a loss": ("1 11 0.1 0 ٣ 0.5 1 0.5", "not a number"),
     "other digits in an epoch": ("٣ 11 0.1 0 1 0.5 1 0.5", "not a number"),
 }
-FAULTS = [(read_certification_log, RELEASED_HEADER, GOOD, *fault) for fault in CERTIFICATION_FAULTS.values()]
+FAULTS = [
+    (read_certification_log, RELEASED_HEADER, GOOD, *fault)
+    for fault in CERTIFICATION_FAULTS.values()
+]
 FAULTS += [
-    (read_prediction_log, PREDICTION_HEADER, "20 7 7 7 1 0:00:01", *fault) for fault in PREDICTION_FAULTS.values()
+    (read_prediction_log, PREDICTION_HEADER, "20 7 7 7 1 0:00:01", *fault)
+    for fault in PREDICTION_FAULTS.values()
 ]
 COUNTS = (read_certification_log, f"{RELEASED_HEADER} successes trials", f"{GOOD} 10 10")
 FAULTS += [(*COUNTS, *fault) for fault in COUNT_FAULTS.values()]
-FAULTS += [(read_training_log, TRAINING_HEADER, EPOCH, *fault) for fault in TRAINING_FAULTS.values()]
+FAULTS += [
+    (read_training_log, TRAINING_HEADER, EPOCH, *fault) for fault in TRAINING_FAULTS.values()
+]
 
 
 @pytest.mark.parametrize(
@@ -179,8 +205,14 @@ def test_faulty_log_is_refused_with_its_name_and_fault(tmp_path, read, header, g
 @pytest.mark.parametrize(
     "read, header, column",
     [
-        *((read_certification_log, RELEASED_HEADER, name) for name in ("idx", "label", "predict", "radius", "correct")),
-        *((read_prediction_log, PREDICTION_HEADER, name) for name in ("idx", "label", "predict", "correct")),
+        *(
+            (read_certification_log, RELEASED_HEADER, name)
+            for name in ("idx", "label", "predict", "radius", "correct")
+        ),
+        *(
+            (read_prediction_log, PREDICTION_HEADER, name)
+            for name in ("idx", "label", "predict", "correct")
+        ),
     ],
 )
 def test_missing_column_is_named(tmp_path, read, header, column):
@@ -190,7 +222,9 @@ def test_missing_column_is_named(tmp_path, read, header, column):
 
 
 def test_the_first_faulty_example_is_named(tmp_path):
-    rows = "\n".join(f"{idx} 1 1 {radius} 1 0" for idx, radius in [(5, 0.1), (3, -1), (9, -2), (1, 0.2)])
+    rows = "\n".join(
+        f"{idx} 1 1 {radius} 1 0" for idx, radius in [(5, 0.1), (3, -1), (9, -2), (1, 0.2)]
+    )
     with pytest.raises(UserError, match="idx 3"):
         read_certification_log(write(tmp_path / "log", f"{RELEASED_HEADER}\n{rows}"))
 
@@ -199,12 +233,16 @@ def test_the_first_faulty_example_is_named(tmp_path):
     "read, text",
     [
         (read_certification_log, f"{RELEASED_HEADER}\n20 7 7 7 1 1 0:00:01\n40 1 1 1 1 1 0:00:01"),
-        (read_prediction_log, "idx label predict correct time\n20 7 7 7 1 0:00:01\n40 1 1 1 1 0:00:01"),
+        (
+            read_prediction_log,
+            "idx label predict correct time\n20 7 7 7 1 0:00:01\n40 1 1 1 1 0:00:01",
+        ),
     ],
     ids=["certification", "prediction"],
 )
 def test_rows_with_one_field_more_than_the_header_are_not_read_shifted(tmp_path, read, text):
-    # pandas takes the first field of such rows for their name and all others for the column before theirs.
+    # pandas takes the first field of such rows for their name and all others for the column before
+    # theirs.
     with pytest.raises(UserError, match="shifted"):
         read(write(tmp_path / "shifted", text))
 
@@ -232,15 +270,22 @@ def test_missing_file_and_folder_are_named(tmp_path, read):
 
 
 PREDICTION_LOGS = {
-    "ours and SmoothAdv's": f"{PREDICTION_HEADER}\n40 1 2 1 0 0:00:01.5\n0 3 3 5 1 0:00:02\n20 7 -1 7 0 0:00:01.5",
-    "Cohen et al.'s": "idx label predict correct time\n40 1 2 0 0:00:01.5\n0 3 3 1 0:00:02\n20 7 -1 0 0:00:01.5",
+    "ours and SmoothAdv's": f"{PREDICTION_HEADER}\n40 1 2 1 0 0:00:01.5\n0 3 3 5 1 0:00:02\n20 7 "
+    "-1 7 0 0:00:01.5",
+    "Cohen et al.'s": "idx label predict correct time\n40 1 2 0 0:00:01.5\n0 3 3 1 0:00:02\n20 7 "
+    "-1 0 0:00:01.5",
 }
 
 
 @pytest.mark.parametrize("text", PREDICTION_LOGS.values(), ids=PREDICTION_LOGS)
 def test_prediction_log_is_read_exactly_and_sorted(tmp_path, text):
     table = read_prediction_log(write(tmp_path / "log", text))
-    assert columns_of(table) == {"idx": [0, 20, 40], "label": [3, 7, 1], "predict": [3, -1, 2], "correct": [1, 0, 0]}
+    assert columns_of(table) == {
+        "idx": [0, 20, 40],
+        "label": [3, 7, 1],
+        "predict": [3, -1, 2],
+        "correct": [1, 0, 0],
+    }
     assert {str(dtype) for dtype in table.dtypes} == {"int64"}
 
 

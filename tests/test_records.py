@@ -1,4 +1,6 @@
-"""What is written: files that are whole or not there, radii that are never rounded up, manifests that explain."""
+"""What is written: files that are whole or not there, radii that are never rounded up, manifests
+that explain.
+"""
 
 import errno
 import json
@@ -43,16 +45,22 @@ def test_radius_of_an_abstention_is_printed_as_in_the_released_logs():
 
 
 def test_rounding_to_nearest_would_fail_the_test_of_radii():
-    # Negative control: 17 digits of the ordinary kind exceed the radius for about every second float.
+    # Negative control: 17 digits of the ordinary kind exceed the radius for about every second
+    # float.
     radii = [index / 1000 for index in range(1, 1000)]
     assert 300 < sum(Decimal(f"{radius:.17g}") > Decimal(radius) for radius in radii) < 700
 
 
 def test_table_is_a_header_and_a_line_per_row_in_the_order_of_the_columns():
-    assert tsv(("b", "a"), [{"a": 1, "b": "x"}, {"a": 2.5, "b": "y", "c": 0}]) == "b\ta\nx\t1\ny\t2.5\n"
+    assert (
+        tsv(("b", "a"), [{"a": 1, "b": "x"}, {"a": 2.5, "b": "y", "c": 0}])
+        == "b\ta\nx\t1\ny\t2.5\n"
+    )
 
 
-def test_file_is_written_whole_with_missing_folders_and_readers_see_the_old_one_until_then(tmp_path):
+def test_file_is_written_whole_with_missing_folders_and_readers_see_the_old_one_until_then(
+    tmp_path,
+):
     path = tmp_path / "a" / "b" / "file.bin"
     write_atomically(path, lambda file: file.write(b"\x00old"))
     assert path.read_bytes() == b"\x00old" and list(path.parent.iterdir()) == [path]
@@ -80,7 +88,9 @@ def test_failure_midway_leaves_the_old_file_and_no_other(tmp_path, error, old):
 
     with pytest.raises(error):
         write_atomically(path, write)
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == ({"file": old} if old else {})
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == (
+        {"file": old} if old else {}
+    )
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -116,7 +126,11 @@ def test_text_and_json_are_written_in_utf_8_with_a_final_newline(tmp_path):
 def test_manifest_beside_the_log_says_which_settings_made_it_and_which_run(tmp_path):
     path = manifest_path(tmp_path / "log")
     assert path.parent == tmp_path and path.name.startswith("log") and path.name.endswith(".json")
-    with closing(ExampleLog(tmp_path / "log", ("idx",), {"sigma": 0.25, "classes": (1, 2)}, {"device": "cpu"})):
+    with closing(
+        ExampleLog(
+            tmp_path / "log", ("idx",), {"sigma": 0.25, "classes": (1, 2)}, {"device": "cpu"}
+        )
+    ):
         manifest = json.loads(path.read_text())
     assert manifest["settings"] == {"sigma": 0.25, "classes": [1, 2]}
     assert manifest["runs"] == [{"first_row": 0, "device": "cpu"}]
@@ -126,13 +140,18 @@ def test_provenance_is_command_versions_and_start(monkeypatch):
     command = ["certify.py", "digits", "model with a space.tar", "0.25"]
     monkeypatch.setattr(sys, "argv", command)
     record = provenance()
-    assert record["command"] == command and provenance(["certify", "x"])["command"] == ["certify", "x"]
+    assert record["command"] == command and provenance(["certify", "x"])["command"] == [
+        "certify",
+        "x",
+    ]
     assert record["smoothadv"] == smoothadv.__version__
     assert record["python"] == platform.python_version()
     versions = {name: metadata.version(name) for name in ("torch", "torchvision", "numpy", "scipy")}
     assert record["packages"].items() >= versions.items()
     assert "git_commit" in record
-    assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(record["started"])) < timedelta(minutes=1)
+    assert abs(datetime.now(timezone.utc) - datetime.fromisoformat(record["started"])) < timedelta(
+        minutes=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,8 +160,14 @@ def test_provenance_is_command_versions_and_start(monkeypatch):
         (["--hf-token", "abc", "--N", "100"], ["--hf-token", "***", "--N", "100"]),
         (["--API_KEY=abc", "--password=a b"], ["--API_KEY=***", "--password=***"]),
         (["https://me:pass@example.org/a.tar"], ["https://***@example.org/a.tar"]),
-        (["https://example.org/a.tar?x=1&token=abc&y=2"], ["https://example.org/a.tar?x=1&token=***&y=2"]),
-        ([f"hf_{'a1' * 17}", f"x=ghp_{'B2' * 18}", f"sk-proj-{'c3' * 20}"], ["***", "x=***", "***"]),
+        (
+            ["https://example.org/a.tar?x=1&token=abc&y=2"],
+            ["https://example.org/a.tar?x=1&token=***&y=2"],
+        ),
+        (
+            [f"hf_{'a1' * 17}", f"x=ghp_{'B2' * 18}", f"sk-proj-{'c3' * 20}"],
+            ["***", "x=***", "***"],
+        ),
         (["a@b/key=1", "models/task-17_with-a-long-name", "hf_short", "tokens=3", "10:30"], None),
     ],
 )
@@ -169,20 +194,32 @@ def test_version_of_a_package_that_is_not_installed_is_null(monkeypatch):
 
 
 def git(folder, *arguments: str) -> str:
-    identity = ["-c", "user.name=Somebody", "-c", "user.email=somebody@example.org", "-c", "commit.gpgsign=false"]
+    identity = [
+        "-c",
+        "user.name=Somebody",
+        "-c",
+        "user.email=somebody@example.org",
+        "-c",
+        "commit.gpgsign=false",
+    ]
     command = ["git", "-C", str(folder), *identity, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def commit_recorded_by(package_folder) -> str | None:
     """The commit that the package in this folder records, run from elsewhere."""
-    program = "import json; from smoothadv.provenance import provenance; print(json.dumps(provenance()['git_commit']))"
+    program = (
+        "import json; from smoothadv.provenance import provenance; "
+        "print(json.dumps(provenance()['git_commit']))"
+    )
     python = {"PYTHONPATH": str(package_folder), "PYTHONDONTWRITEBYTECODE": "1"}
     done = run_process([sys.executable, "-c", program], package_folder.parent, **python)
     return json.loads(done.stdout)
 
 
-def test_manifest_records_the_commit_of_the_package_and_whether_files_differ_from_it(tmp_path, repository):
+def test_manifest_records_the_commit_of_the_package_and_whether_files_differ_from_it(
+    tmp_path, repository
+):
     """But not that of a repository that the package merely lies in."""
     copy, ignored = tmp_path / "clone", shutil.ignore_patterns("__pycache__")
     shutil.copytree(repository / "code" / "smoothadv", copy / "smoothadv", ignore=ignored)
@@ -194,7 +231,9 @@ def test_manifest_records_the_commit_of_the_package_and_whether_files_differ_fro
     commit, index = git(copy, "rev-parse", "HEAD"), copy / ".git/index"
     before = index.read_bytes()
     os.utime(copy / "smoothadv" / "bounds.py", (1, 1))  # git would note that it looked at this file
-    assert commit_recorded_by(copy) == commit and index.read_bytes() == before, "nor is the index locked"
+    assert commit_recorded_by(copy) == commit and index.read_bytes() == before, (
+        "nor is the index locked"
+    )
     with (copy / "smoothadv" / "bounds.py").open("a") as file:
         file.write("# changed\n")
     assert commit_recorded_by(copy) == commit + "-dirty"

@@ -1,4 +1,5 @@
-"""Registries find components by name, refuse duplicates, and list the known names for an unknown one.
+"""Registries find components by name, refuse duplicates, and list the known names for an unknown
+one.
 
 A text that is no value of a setting gives an error that says what is expected.
 """
@@ -45,10 +46,15 @@ def test_unknown_name_lists_all_known_ones_in_one_line(colours):
     with pytest.raises(KeyError) as error:  # so that a registry is a mapping
         colours["xyz"]
     assert isinstance(error.value, UserError)
-    assert str(error.value) == "unknown colour 'xyz'; known: crimson, azure, olive; --plugin FILE adds your own"
+    assert (
+        str(error.value)
+        == "unknown colour 'xyz'; known: crimson, azure, olive; --plugin FILE adds your own"
+    )
 
 
-@pytest.mark.parametrize("typo, meant", [("azur", "azure"), ("cirmson", "crimson"), ("olives", "olive")])
+@pytest.mark.parametrize(
+    "typo, meant", [("azur", "azure"), ("cirmson", "crimson"), ("olives", "olive")]
+)
 def test_unknown_name_that_is_close_to_a_known_one_suggests_it(colours, typo, meant):
     for ask in (colours.__getitem__, colours.require):
         with pytest.raises(UserError, match=f"unknown colour '{typo}' .did you mean '{meant}'"):
@@ -64,7 +70,9 @@ discover(__name__, __path__)
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """Makes an importable package ``plugins_of_a_test`` of the given files and returns its SHAPES."""
+    """Makes an importable package ``plugins_of_a_test`` of the given files and returns its
+    SHAPES.
+    """
 
     def make(files: dict[str, str]) -> Registry:
         folder = tmp_path / "plugins_of_a_test"
@@ -88,8 +96,18 @@ def plugin(*names: str) -> str:
 
 
 def test_a_file_in_the_package_is_all_that_a_component_needs(package):
-    shapes = package({"round.py": plugin("circle", "oval"), "angular.py": plugin("square"), "notes.txt": "no module"})
-    assert {name: shapes[name] for name in shapes} == {"circle": "a circle", "oval": "a oval", "square": "a square"}
+    shapes = package(
+        {
+            "round.py": plugin("circle", "oval"),
+            "angular.py": plugin("square"),
+            "notes.txt": "no module",
+        }
+    )
+    assert {name: shapes[name] for name in shapes} == {
+        "circle": "a circle",
+        "oval": "a oval",
+        "square": "a square",
+    }
 
 
 def test_files_that_claim_one_name_or_cannot_be_imported_are_not_passed_over(package):
@@ -101,14 +119,19 @@ def test_files_that_claim_one_name_or_cannot_be_imported_are_not_passed_over(pac
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "value"), [(positive_int, "7", 7), (non_negative_float, "0", 0.0), (probability, "1e-3", 1e-3)]
+    ("parse", "text", "value"),
+    [(positive_int, "7", 7), (non_negative_float, "0", 0.0), (probability, "1e-3", 1e-3)],
 )
 def test_a_number_that_is_accepted_is_returned_with_its_type(parse, text, value):
     assert parse(text) == value and type(parse(text)) is type(value)
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "1.5", "nan", "many", "", "1" + 400 * "0"], ids=lambda text: text[:9])
+@pytest.mark.parametrize(
+    "text", ["0", "-3", "1.5", "nan", "many", "", "1" + 400 * "0"], ids=lambda text: text[:9]
+)
 def test_a_text_that_is_no_such_number_is_refused(text):
     """An integer too large for a float is refused like any other."""
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number from 1 to 4,000,000,000"):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="is not a whole number from 1 to 4,000,000,000"
+    ):
         positive_int(text)

@@ -1,4 +1,6 @@
-"""The shell scripts around sweeps: which commands they call, and certify_all.sh on real checkpoints."""
+"""The shell scripts around sweeps: which commands they call, and certify_all.sh on real
+checkpoints.
+"""
 
 import json
 import subprocess
@@ -14,7 +16,9 @@ SAY = 'import sys\nprint("{name}", *sys.argv[1:])\nsys.exit("fails" in " ".join(
 
 @pytest.fixture(scope="module")
 def speaking(tmp_path_factory) -> Path:
-    """A clone whose certify and sweep only say what they were asked for, and fail where "fails" is among it."""
+    """A clone whose certify and sweep only say what they were asked for, and fail where "fails" is
+    among it.
+    """
     clone = make_clone(tmp_path_factory.mktemp("speaking"))
     for name in ("certify", "sweep"):
         (clone / f"code/{name}.py").write_text(SAY.format(name=name))
@@ -36,15 +40,20 @@ NOISY = {"dataset": "digits", "objective": {"noise_sd": 0.25}}
 
 
 def test_every_checkpoint_is_certified_as_it_was_trained(speaking, tmp_path):
-    checkpoint(tmp_path / "models/a b/x", {"dataset": "imagefolder:my images", "objective": {"noise_sd": 0.5}})
+    checkpoint(
+        tmp_path / "models/a b/x",
+        {"dataset": "imagefolder:my images", "objective": {"noise_sd": 0.5}},
+    )
     checkpoint(tmp_path / "models/cifar10/PGD_2steps/eps_64/cifar10/resnet110/noise_0.12")
     done = run_script(speaking, "certify_all", "models", "mine", "--skip", 20, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     released = "cifar10/PGD_2steps/eps_64/cifar10/resnet110/noise_0.12"
     models, logs = tmp_path / "models", tmp_path / "mine"
     assert said(done, "certify") == [
-        f"certify imagefolder:my images {models}/a b/x/checkpoint.pth.tar 0.5 {logs}/a b/x/sigma_0.5.tsv --skip 20",
-        f"certify cifar10 {models}/{released}/checkpoint.pth.tar 0.12 {logs}/{released}/sigma_0.12.tsv --skip 20",
+        f"certify imagefolder:my images {models}/a b/x/checkpoint.pth.tar 0.5 {logs}/a "
+        "b/x/sigma_0.5.tsv --skip 20",
+        f"certify cifar10 {models}/{released}/checkpoint.pth.tar 0.12 "
+        f"{logs}/{released}/sigma_0.12.tsv --skip 20",
     ]
     assert "2 of 2 models are certified" in done.stdout
 
@@ -64,7 +73,13 @@ def test_what_cannot_be_certified_is_named_and_stops_no_other(speaking, tmp_path
 
 
 @pytest.mark.parametrize(
-    "words", [["certify_all"], ["certify_all", "nowhere"], ["reproduce_paper"], ["reproduce_paper", "mnist"]]
+    "words",
+    [
+        ["certify_all"],
+        ["certify_all", "nowhere"],
+        ["reproduce_paper"],
+        ["reproduce_paper", "mnist"],
+    ],
 )
 def test_call_without_what_exists_is_told_how(speaking, tmp_path, words):
     done = run_script(speaking, *words, cwd=tmp_path)
@@ -112,7 +127,10 @@ def test_script_goes_from_grids_to_a_report(speaking, script):
 
 def test_failed_jobs_are_no_reason_not_to_report_on_the_others(speaking):
     done = run_script(speaking, "sweep_imagenet", "fails")
-    assert done.returncode == 1 and [line.split()[1] for line in said(done, "sweep")] == ["run", "report"]
+    assert done.returncode == 1 and [line.split()[1] for line in said(done, "sweep")] == [
+        "run",
+        "report",
+    ]
 
 
 def test_jobs_that_are_left_to_a_queue_are_not_reported_on(speaking):
@@ -124,7 +142,14 @@ def test_models_of_the_scripts_are_counted_right(speaking, repository, monkeypat
     """reproduce_paper.sh says how many models there are."""
     text = (repository / "scripts/reproduce_paper.sh").read_text()
     monkeypatch.chdir(speaking)
-    numbers = {"cifar10": 664, "released": 424, "cohen": 4, "imagenet": 27, "extras": 816, "digits": 8}
+    numbers = {
+        "cifar10": 664,
+        "released": 424,
+        "cohen": 4,
+        "imagenet": 27,
+        "extras": 816,
+        "digits": 8,
+    }
     for what, stated in numbers.items():
         calls = said(run_script(speaking, "reproduce_paper", what), "sweep")
         grids = [word for word in calls[0].split() if word.endswith(".toml")]

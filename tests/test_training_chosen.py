@@ -1,4 +1,6 @@
-"""Training on chosen images and with a teacher: what is looked at, kept, resumed, cached, logged and refused."""
+"""Training on chosen images and with a teacher: what is looked at, kept, resumed, cached, logged
+and refused.
+"""
 
 import shutil
 from pathlib import Path
@@ -14,9 +16,27 @@ from support.weights import read, same_state
 
 pytestmark = pytest.mark.usefixtures("workplace")
 SMALL = ["--noise", 0.25, "--device", "cpu", "--batch", 256, "--evaluate-images", 20, "--epochs", 1]
-CHOSEN = ["--objective", "acr-weakness", "--num-noise-vec", 1, "--attack-from-epoch", 1, "--drop-below", 0.1]
+CHOSEN = [
+    "--objective",
+    "acr-weakness",
+    "--num-noise-vec",
+    1,
+    "--attack-from-epoch",
+    1,
+    "--drop-below",
+    0.1,
+]
 CHOSEN += ["--epochs", 2, "--steps-per-epoch", 3]
-CAT_RS = ["--objective", "cat-rs", "--teacher-draws", 2, "--num-noise-vec", 1, "--steps-per-epoch", 1]
+CAT_RS = [
+    "--objective",
+    "cat-rs",
+    "--teacher-draws",
+    2,
+    "--num-noise-vec",
+    1,
+    "--steps-per-epoch",
+    1,
+]
 CHECKPOINT = "t/checkpoint.pth.tar"
 DISTILLED = ["--objective", "distillation", "--teacher", CHECKPOINT, "--steps-per-epoch", 1]
 
@@ -26,7 +46,9 @@ def train(capsys, folder: str, *options: object) -> Outcome:
 
 
 def watch(patch: pytest.MonkeyPatch, module, signalled: int = 0) -> list[tuple[int, int]]:
-    """The images and draws of each count of votes from now on; during one of them, from 1, comes a signal."""
+    """The images and draws of each count of votes from now on; during one of them, from 1, comes a
+    signal.
+    """
     looks, count = [], module.count_votes
 
     def counting(classifier, images, indices, draws, *more, **options):
@@ -40,40 +62,72 @@ def watch(patch: pytest.MonkeyPatch, module, signalled: int = 0) -> list[tuple[i
 
 
 def test_images_are_chosen_by_looks_that_end_in_the_checkpoint(capsys):
-    """A run that goes on within the epoch does not look again; one that is stopped during a look does."""
+    """A run that goes on within the epoch does not look again; one that is stopped during a look
+    does.
+    """
     with pytest.MonkeyPatch.context() as patch:
         looks = watch(patch, loop)
         after_update(patch, 4, send)
         assert train(capsys, "stopped", *CHOSEN).code == 143
         content = read(Path("stopped"))
         weights = content["image_weights"]
-        assert looks == [(1438, 100), (int((weights > 0).sum()), 16)] and 0 < looks[1][0] < 1438 == len(weights)
+        assert looks == [(1438, 100), (int((weights > 0).sum()), 16)] and 0 < looks[1][
+            0
+        ] < 1438 == len(weights)
         for name, changed in (("run", weights), ("other", weights.flip(0))):
             shutil.copytree("stopped", name)
             torch.save({**content, "image_weights": changed}, f"{name}/checkpoint.pth.tar")
             assert train(capsys, name, *CHOSEN, "--resume").code == 0
         assert len(looks) == 2 and not same_state(Path("run"), Path("other")), "a control"
-    for wrong in (None, weights[1:], weights[None], weights * torch.nan, weights - 0.5, 0 * weights, weights + 1e308):
+    for wrong in (
+        None,
+        weights[1:],
+        weights[None],
+        weights * torch.nan,
+        weights - 0.5,
+        0 * weights,
+        weights + 1e308,
+    ):
         torch.save({**content, "image_weights": wrong}, "stopped/checkpoint.pth.tar")
-        assert refused(train(capsys, "stopped", *CHOSEN, "--resume"), "stopped/checkpoint.pth.tar", "1438")
+        assert refused(
+            train(capsys, "stopped", *CHOSEN, "--resume"), "stopped/checkpoint.pth.tar", "1438"
+        )
     for number in (1, 2):
         with pytest.MonkeyPatch.context() as patch:
             looks = watch(patch, loop, signalled=number)
             assert train(capsys, "again", *CHOSEN, "--resume").code == 143 and len(looks) == number
         assert (read(Path("again"))["epoch"], read(Path("again")).get("image_weights")) == (1, None)
-    assert train(capsys, "again", *CHOSEN, "--resume").code == 0 and same_state(Path("again"), Path("run"))
+    assert train(capsys, "again", *CHOSEN, "--resume").code == 0 and same_state(
+        Path("again"), Path("run")
+    )
 
 
-def test_teacher_votes_once_for_each_noise_and_number_of_draws(checkpoints, own_cache, capsys, monkeypatch):
+def test_teacher_votes_once_for_each_noise_and_number_of_draws(
+    checkpoints, own_cache, capsys, monkeypatch
+):
     for folder, name in {"t": "gaussian", "u": "PGD"}.items():
         shutil.copytree(checkpoints[name].parent, folder)
     looks = watch(monkeypatch, teacher)
-    for count, changes in enumerate([["t"], ["t", "--teacher-draws", 3], ["t", "--noise", 0.5], ["u"]], 1):
-        options = [*CAT_RS, "--overwrite", "--teacher", f"{changes[0]}/checkpoint.pth.tar", *changes[1:]]
-        assert train(capsys, "run", *options).code == train(capsys, "run", *options, "--seed", 1).code == 0
+    for count, changes in enumerate(
+        [["t"], ["t", "--teacher-draws", 3], ["t", "--noise", 0.5], ["u"]], 1
+    ):
+        options = [
+            *CAT_RS,
+            "--overwrite",
+            "--teacher",
+            f"{changes[0]}/checkpoint.pth.tar",
+            *changes[1:],
+        ]
+        assert (
+            train(capsys, "run", *options).code
+            == train(capsys, "run", *options, "--seed", 1).code
+            == 0
+        )
         assert len(looks) == count and looks[-1][0] == 1438
     taken = train(capsys, "t", *CAT_RS, "--teacher", "u/checkpoint.pth.tar", "--teacher-draws", 4)
-    assert refused(taken, "t already holds a trained model") and len(looks) == 4, "before anything is counted"
+    assert refused(taken, "t already holds a trained model") and len(looks) == 4, (
+        "before anything is counted"
+    )
     for file in (own_cache / "teacher_votes").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
     assert train(capsys, "run", *options, "--seed", 2).code == 0
@@ -100,8 +154,14 @@ def test_what_contradicts_itself_is_refused_in_one_line(word, checkpoint, capsys
     """Also a teacher of other classes."""
     Path("t").mkdir()
     content = torch.load(checkpoint, weights_only=True)
-    last = {name: value[:2].clone() for name, value in content["state_dict"].items() if value.shape[:1] == (10,)}
-    torch.save({**content, "classes": ["a", "b"], "state_dict": content["state_dict"] | last}, CHECKPOINT)
+    last = {
+        name: value[:2].clone()
+        for name, value in content["state_dict"].items()
+        if value.shape[:1] == (10,)
+    }
+    torch.save(
+        {**content, "classes": ["a", "b"], "state_dict": content["state_dict"] | last}, CHECKPOINT
+    )
     for options in REFUSED[word]:
         outcome = train(capsys, "run", *options)
         assert refused(outcome, word, code=1 if word == CHECKPOINT else 2), outcome
@@ -109,6 +169,10 @@ def test_what_contradicts_itself_is_refused_in_one_line(word, checkpoint, capsys
 
 
 def test_share_that_no_image_reaches_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr(loop, "count_votes", lambda classifier, images, indices, *_, **__: np.zeros((len(indices), 1)))
+    monkeypatch.setattr(
+        loop,
+        "count_votes",
+        lambda classifier, images, indices, *_, **__: np.zeros((len(indices), 1)),
+    )
     outcome = train(capsys, "run", "--drop-below", 0.01, "--choose-from-epoch", 0)
     assert refused(outcome, "--drop-below") and not Path("run/checkpoint.pth.tar").exists()

@@ -1,6 +1,8 @@
-"""No training is lost: killed six times at random moments, or stopped within epochs, it ends like an undisturbed one.
+"""No training is lost: killed six times at random moments, or stopped within epochs, it ends like
+an undisturbed one.
 
-A run continues from a checkpoint within an epoch, whatever the objective, the schedule and the data are.
+A run continues from a checkpoint within an epoch, whatever the objective, the schedule and the data
+are.
 """
 
 import functools
@@ -28,8 +30,28 @@ STEPS = 12
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 SMALL = ["--device", "cpu", "--batch", 32, "--steps-per-epoch", STEPS, "--evaluate-images", 40]
 PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 2]
-DDN = ["--noise", 0.25, "--attack", "DDN", "--epsilon", "64/255", "--num-steps", 2, "--num-noise-vec", 1]
-ACR_WEAKNESS = ["--noise", 0.25, "--objective", "acr-weakness", "--num-noise-vec", 1, "--attack-from-epoch", 1]
+DDN = [
+    "--noise",
+    0.25,
+    "--attack",
+    "DDN",
+    "--epsilon",
+    "64/255",
+    "--num-steps",
+    2,
+    "--num-noise-vec",
+    1,
+]
+ACR_WEAKNESS = [
+    "--noise",
+    0.25,
+    "--objective",
+    "acr-weakness",
+    "--num-noise-vec",
+    1,
+    "--attack-from-epoch",
+    1,
+]
 ACR_WEAKNESS += ["--drop-below", 0, "--resample-every", 1]
 # Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
 KILLED = {
@@ -40,7 +62,9 @@ KILLED = {
 
 
 def updates_saved(folder: Path) -> int:
-    """The number of updates of the weights in the checkpoint, 0 without one; a process may replace it meanwhile."""
+    """The number of updates of the weights in the checkpoint, 0 without one; a process may replace
+    it meanwhile.
+    """
     if not (folder / "checkpoint.pth.tar").exists():
         return 0
     content = read(folder)
@@ -48,7 +72,9 @@ def updates_saved(folder: Path) -> int:
 
 
 class Watch:
-    """Tells how many updates were saved; to spare the processor it reads the checkpoint only when it has changed."""
+    """Tells how many updates were saved; to spare the processor it reads the checkpoint only when
+    it has changed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen, self.updates = folder, 0, 0
@@ -61,8 +87,12 @@ class Watch:
         return self.updates
 
 
-def kill_at_random(process, folder: Path, earliest: int, startup: float, moments: random.Random) -> None:
-    """Kill a process shortly after it has saved a random update; one process in five while it starts."""
+def kill_at_random(
+    process, folder: Path, earliest: int, startup: float, moments: random.Random
+) -> None:
+    """Kill a process shortly after it has saved a random update; one process in five while it
+    starts.
+    """
     try:
         if moments.random() < 0.2:
             time.sleep(moments.uniform(0, startup))
@@ -82,11 +112,14 @@ def kill_at_random(process, folder: Path, earliest: int, startup: float, moments
     [("PGD", "warm", 0.3, 1), SLOW("acr-weakness", "warm", 0.3, 3), SLOW("DDN", "cold", 5.0, 2)],
     ids=["PGD warm", "acr-weakness warm", "DDN cold"],
 )
-def test_training_killed_six_times_is_finished_by_resuming(warm, tmp_path, attack, start, startup, seed):
+def test_training_killed_six_times_is_finished_by_resuming(
+    warm, tmp_path, attack, start, startup, seed
+):
     """The slow one, of processes that load torch first, takes a minute and a half."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     moments = random.Random(seed)
-    # The last epoch is set only when the kills are over: however slow this machine is, none comes too late.
+    # The last epoch is set only when the kills are over: however slow this machine is, none comes
+    # too late.
     options = [*TRAINING, killed, *KILLED[attack], *SMALL, *AT_ONCE]
     command = script("train_pgd", *options, "--epochs", 1000, "--resume")
     left, within = [], []
@@ -96,22 +129,38 @@ def test_training_killed_six_times_is_finished_by_resuming(warm, tmp_path, attac
         left.append(updates_saved(killed))
         within.append(left[-1] % STEPS > 0)
         if left[-1]:
-            assert 0 <= read(killed)["epoch"] - len(rows(killed / "log.txt")) <= 1, "the checkpoint comes first"
-    assert left == sorted(left) and len(set(left)) > 2, "what was saved is never lost, and they did get somewhere"
+            assert 0 <= read(killed)["epoch"] - len(rows(killed / "log.txt")) <= 1, (
+                "the checkpoint comes first"
+            )
+    assert left == sorted(left) and len(set(left)) > 2, (
+        "what was saved is never lost, and they did get somewhere"
+    )
     assert any(within), "at least one was killed with a checkpoint within an epoch"
     epochs = math.ceil(left[-1] / STEPS) + 1
     succeed("train_pgd", *options, "--epochs", epochs, "--resume")
     succeed("train_pgd", *TRAINING, whole, *KILLED[attack], *SMALL, "--epochs", epochs)
     assert same_state(killed, whole)
-    assert timeless(killed / "log.txt") == timeless(whole / "log.txt") and len(rows(whole / "log.txt")) == epochs
-    assert sorted(path.name for path in killed.iterdir()) == ["args.json", "checkpoint.pth.tar", "log.txt"]
+    assert (
+        timeless(killed / "log.txt") == timeless(whole / "log.txt")
+        and len(rows(whole / "log.txt")) == epochs
+    )
+    assert sorted(path.name for path in killed.iterdir()) == [
+        "args.json",
+        "checkpoint.pth.tar",
+        "log.txt",
+    ]
     check_runs(killed, left)
 
 
 def check_runs(folder: Path, left: list[int]) -> None:
-    """The checkpoint lists the runs that trained, each with its first update, which an earlier run had saved."""
+    """The checkpoint lists the runs that trained, each with its first update, which an earlier run
+    had saved.
+    """
     runs = read(folder)["runs"]
-    assert json.loads((folder / "args.json").read_text())["runs"] == runs and runs[-1]["command"][-1] == "--resume"
+    assert (
+        json.loads((folder / "args.json").read_text())["runs"] == runs
+        and runs[-1]["command"][-1] == "--resume"
+    )
     first = [run["first_epoch"] * STEPS + run["first_step"] for run in runs]
     assert first == sorted(first) and set(first) <= {0, *left} and first[-1] == left[-1]
 
@@ -121,7 +170,9 @@ def pseudo_labelled(folder: Path) -> Path:
     draws = np.random.default_rng(0)
     images = draws.integers(0, 256, (700, 8, 8, 1), dtype=np.uint8)
     file = folder / "pseudo.pickle"
-    file.write_bytes(pickle.dumps({"data": images, "extrapolated_targets": draws.integers(0, 10, 700)}))
+    file.write_bytes(
+        pickle.dumps({"data": images, "extrapolated_targets": draws.integers(0, 10, 700)})
+    )
     return file
 
 
@@ -132,12 +183,24 @@ WAYS = {
     "self-training": ("train", ["--noise", 0.25, "--unlabelled-weight", 0.5]),
     "micro-batches": ("train_pgd", [*PGD, "--warmup", 0, "--micro-batch", 16]),
     "one-cycle": ("train", ["--noise", 0.25, "--lr-schedule", "one-cycle"]),
-    "released behaviour": ("train_pgd", [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1]),
-    "crops and mirror images": ("train", ["--noise", 0.25, "--crop-padding", 1, "--horizontal-flip"]),
+    "released behaviour": (
+        "train_pgd",
+        [*DDN[:4], "--epsilon", 64, *DDN[6:], "--released-behaviour", "--warmup", 1],
+    ),
+    "crops and mirror images": (
+        "train",
+        ["--noise", 0.25, "--crop-padding", 1, "--horizontal-flip"],
+    ),
     "bf16": ("train_pgd", [*PGD, "--warmup", 0, "--precision", "bf16"]),
     "acr-weakness": ("train", ACR_WEAKNESS),
-    "smoothmix": ("train", ["--objective", "smoothmix", "--noise", 0.25, "--warmup", 3, "--one-step-adversary"]),
-    "cat-rs": ("train", ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 5]),
+    "smoothmix": (
+        "train",
+        ["--objective", "smoothmix", "--noise", 0.25, "--warmup", 3, "--one-step-adversary"],
+    ),
+    "cat-rs": (
+        "train",
+        ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 5],
+    ),
     "distillation": ("train", ["--objective", "distillation", "--noise", 0.25, "--transfer", 0.5]),
     "consistency": ("train", ["--objective", "consistency", "--noise", 0.25]),
     "macer": ("train", ["--objective", "macer", "--noise", 0.25, "--num-noise-vec", 4]),
@@ -151,7 +214,9 @@ RARE = {"micro-batches", "one-cycle", "released behaviour", "crops and mirror im
 
 @pytest.mark.parametrize("way", [SLOW(way) if way in RARE else way for way in WAYS])
 def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
-    """Stopped after the updates 5, 12 (the last of its epoch, before its test) and 18; terms of the loss go on, too."""
+    """Stopped after the updates 5, 12 (the last of its epoch, before its test) and 18; terms of the
+    loss go on, too.
+    """
     command, options = WAYS[way]
     terms = OBJECTIVES[way].TERMS if way in OBJECTIVES else ()
     if way == "self-training":
@@ -163,7 +228,9 @@ def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
     done, stopped = 0, tmp_path / "stopped"
     for last, saved in [(5, (0, 5)), (12, (0, 12)), (18, (1, 6))]:
         with pytest.MonkeyPatch.context() as patch:
-            after_update(patch, last - done, send, getattr(torch.optim, "AdamW" if way == "AdamW" else "SGD"))
+            after_update(
+                patch, last - done, send, getattr(torch.optim, "AdamW" if way == "AdamW" else "SGD")
+            )
             outcome = call(capsys, command, *TRAINING, stopped, *options, "--resume")
         assert outcome.code == 143
         content = read(stopped)
@@ -174,7 +241,9 @@ def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
     succeed(command, *TRAINING, stopped, *options, "--resume")
     assert same_state(stopped, tmp_path / "whole")
     log = timeless(stopped / "log.txt")
-    assert log == timeless(tmp_path / "whole/log.txt") and all(float(log[1][f"train_{name}"]) > 0 for name in terms)
+    assert log == timeless(tmp_path / "whole/log.txt") and all(
+        float(log[1][f"train_{name}"]) > 0 for name in terms
+    )
     assert read(stopped)["step"] == 0, "the last checkpoint is that of a whole epoch"
 
 
@@ -217,13 +286,29 @@ def without_last_row(log: Path) -> None:
         (1, lambda run: (run / "checkpoint.pth.tar.tmp").write_bytes(b"half a checkpo")),
         (1, lambda run: (run / "log.txt.tmp").write_bytes(b"epoch\tti")),
     ],
-    ids=["log lacks its epoch", "log lacks the last epoch", "no log", "half a checkpoint", "half a log"],
+    ids=[
+        "log lacks its epoch",
+        "log lacks the last epoch",
+        "no log",
+        "half a checkpoint",
+        "half a log",
+    ],
 )
-def test_kill_while_an_epoch_is_saved_is_mended_by_resuming(two_epochs, tmp_path, monkeypatch, epochs, damage):
-    """The checkpoint is replaced first and as a whole, then the log: a kill can fall before, between or after."""
+def test_kill_while_an_epoch_is_saved_is_mended_by_resuming(
+    two_epochs, tmp_path, monkeypatch, epochs, damage
+):
+    """The checkpoint is replaced first and as a whole, then the log: a kill can fall before,
+    between or after.
+    """
     monkeypatch.chdir(tmp_path)
     run = Path(shutil.copytree(two_epochs[epochs - 1], tmp_path / "run"))
     damage(run)
     succeed("train", *SAVED, 2)
-    assert same_state(run, two_epochs[1]) and timeless(run / "log.txt") == timeless(two_epochs[1] / "log.txt")
-    assert sorted(path.name for path in run.iterdir()) == ["args.json", "checkpoint.pth.tar", "log.txt"]
+    assert same_state(run, two_epochs[1]) and timeless(run / "log.txt") == timeless(
+        two_epochs[1] / "log.txt"
+    )
+    assert sorted(path.name for path in run.iterdir()) == [
+        "args.json",
+        "checkpoint.pth.tar",
+        "log.txt",
+    ]

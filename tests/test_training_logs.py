@@ -1,4 +1,6 @@
-"""Training logs: ours, those of Cohen et al.'s train.py and of Salman et al.'s train_pgd.py give the same table."""
+"""Training logs: ours, those of Cohen et al.'s train.py and of Salman et al.'s train_pgd.py give
+the same table.
+"""
 
 import pytest
 
@@ -24,7 +26,11 @@ SALMAN_WITH_CLEAN = """epoch time lr trainloss testloss trainacc testacc testacc
 0 353.21 0.1 1.99 1.83 26.5 32.7 41.1
 1 352.90 0.1 1.73 1.7 36.2 37.9 46.6
 2 352.90 0.01 0.75 1.25 1e+02 0.0 1e+02"""
-RELEASED = {"Cohen et al.'s": COHEN, "Salman et al.'s": SALMAN, "Salman et al.'s with four": SALMAN_WITH_CLEAN}
+RELEASED = {
+    "Cohen et al.'s": COHEN,
+    "Salman et al.'s": SALMAN,
+    "Salman et al.'s with four": SALMAN_WITH_CLEAN,
+}
 DIALECTS = {"ours": OURS, **RELEASED}
 RELEASED_COLUMNS = {
     "epoch": [0, 1, 2],
@@ -37,7 +43,9 @@ RELEASED_COLUMNS = {
 
 def write(path, text: str, ends: str = "\n"):
     """Write a log given with spaces for tabs, and ~ for spaces."""
-    path.write_bytes((text.replace(" ", "\t").replace("~", " ").replace("\n", ends) + ends).encode())
+    path.write_bytes(
+        (text.replace(" ", "\t").replace("~", " ").replace("\n", ends) + ends).encode()
+    )
     return path
 
 
@@ -69,13 +77,20 @@ def whole_log(tested: str = "2.0 0.25 0.5 nan 100", untested: str = "nan nan nan
 
 def test_epochs_without_a_test_have_none(tmp_path):
     table = read_training_log(write(tmp_path / "log.txt", whole_log()))
-    assert table.train_loss.tolist() == [2.25, 1.5] and table.test_accuracy.isna().tolist() == [False, True]
+    assert table.train_loss.tolist() == [2.25, 1.5] and table.test_accuracy.isna().tolist() == [
+        False,
+        True,
+    ]
     assert (table.test_loss[0], table.test_accuracy[0]) == (2.0, 0.25)
 
 
 def test_test_that_took_place_must_have_given_numbers(tmp_path):
-    assert "not finite" in refusal(write(tmp_path / "log.txt", whole_log(untested="nan 0.5 0.5 nan 100")))
-    assert "outside 0 to 1" in refusal(write(tmp_path / "log.txt", whole_log(tested="2.0 nan 0.5 nan 100")))
+    assert "not finite" in refusal(
+        write(tmp_path / "log.txt", whole_log(untested="nan 0.5 0.5 nan 100"))
+    )
+    assert "outside 0 to 1" in refusal(
+        write(tmp_path / "log.txt", whole_log(tested="2.0 nan 0.5 nan 100"))
+    )
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"], ids=["LF", "CRLF"])
@@ -105,15 +120,22 @@ def test_training_log_is_told_by_its_header(tmp_path, text):
 
 
 def test_attacked_accuracy_is_not_mistaken_for_the_clean_one(tmp_path):
-    """testaccNor is on unattacked noisy images: as the last column it must not stand in for testacc."""
+    """testaccNor is on unattacked noisy images: as the last column it must not stand in for
+    testacc.
+    """
     without = SALMAN_WITH_CLEAN.replace("testacc ", "other ")
     assert "lacks the column test_accuracy" in refusal(write(tmp_path / "log.txt", without))
 
 
 @pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
-@pytest.mark.parametrize("column", ["epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy"])
+@pytest.mark.parametrize(
+    "column", ["epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy"]
+)
 def test_missing_column_is_named(tmp_path, text, column):
-    words = {"train_accuracy": ("train_accuracy", "train~acc", "trainacc"), "test_loss": ("test_loss", "testloss")}
+    words = {
+        "train_accuracy": ("train_accuracy", "train~acc", "trainacc"),
+        "test_loss": ("test_loss", "testloss"),
+    }
     words |= {"test_accuracy": ("test_accuracy", "test~acc", "testacc"), "epoch": ("epoch",)}
     words["train_loss"] = ("train_loss", "train~loss", "trainloss")
     header, *rows = text.splitlines()
@@ -136,20 +158,26 @@ def test_two_runs_in_one_file_are_refused(tmp_path):
 def test_epochs_may_start_late_and_leave_gaps(tmp_path):
     """A resumed run may have logged its start elsewhere."""
     header, _, second, third = OURS.splitlines()
-    table = read_training_log(write(tmp_path / "log.txt", "\n".join([header, second, third.replace("2 ", "9 ", 1)])))
+    table = read_training_log(
+        write(tmp_path / "log.txt", "\n".join([header, second, third.replace("2 ", "9 ", 1)]))
+    )
     assert table.epoch.tolist() == [1, 9]
 
 
 @pytest.mark.parametrize("name", ["epoch", "train_loss", "train_accuracy", "test_loss"])
 def test_column_that_is_there_twice_is_refused(tmp_path, name):
-    """Under the same name, or under another name of the same column: it is unclear which one counts."""
+    """Under the same name, or under another name of the same column: it is unclear which one
+    counts.
+    """
     header, *rows = OURS.splitlines()
     for again in (name, name.upper(), name.replace("_", "").replace("accuracy", "acc")):
         if again == "epoch":
             continue
         text = "\n".join([f"{header} {again}", *(f"{row} 0.75" for row in rows)])
         refusal(write(tmp_path / "log.txt", text))
-    refusal(write(tmp_path / "log.txt", "\n".join([f"{header} epoch", *(f"{row} 7" for row in rows)])))
+    refusal(
+        write(tmp_path / "log.txt", "\n".join([f"{header} epoch", *(f"{row} 7" for row in rows)]))
+    )
 
 
 @pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)

@@ -1,4 +1,6 @@
-"""SIGTERM, Ctrl-C and a loss that is not finite end training with one line, and with a checkpoint to continue from."""
+"""SIGTERM, Ctrl-C and a loss that is not finite end training with one line, and with a checkpoint
+to continue from.
+"""
 
 import math
 import os
@@ -10,13 +12,33 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, rows, run_process, script, snapshot, succeed, timeless, wait_until
+from support.commands import (
+    call,
+    rows,
+    run_process,
+    script,
+    snapshot,
+    succeed,
+    timeless,
+    wait_until,
+)
 from support.stopping import AT_ONCE, after_update, send
 from support.weights import read, same_state
 
 TRAINING = ["digits", "digits_resnet8"]
 STEPS = 12
-RECIPE = ["--noise", 0.25, "--device", "cpu", "--lr-step-size", 1, "--epochs", 2, "--evaluate-images", 20]
+RECIPE = [
+    "--noise",
+    0.25,
+    "--device",
+    "cpu",
+    "--lr-step-size",
+    1,
+    "--epochs",
+    2,
+    "--evaluate-images",
+    20,
+]
 RECIPE += ["--batch", 32, "--steps-per-epoch", STEPS]
 STOPPED = {signal.SIGTERM: (143, "stopped by SIGTERM"), signal.SIGINT: (130, "interrupted")}
 FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
@@ -24,11 +46,15 @@ FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
 
 @pytest.fixture(autouse=True)
 def interruptible():
-    """Ctrl-C takes effect even where the tests run in the background, which ignores it; no test changes handlers."""
+    """Ctrl-C takes effect even where the tests run in the background, which ignores it; no test
+    changes handlers.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     handlers = [signal.getsignal(number) for number in STOPPED]
     yield
-    assert [signal.getsignal(number) for number in STOPPED] == handlers, "they are as they were before the command"
+    assert [signal.getsignal(number) for number in STOPPED] == handlers, (
+        "they are as they were before the command"
+    )
     signal.signal(signal.SIGINT, before)
 
 
@@ -97,9 +123,13 @@ def test_process_obeys_a_signal_within_its_first_epoch(number, warm, tmp_path):
 
 
 def test_interruption_while_libraries_load_is_quiet_too(tmp_path):
-    """That takes seconds, in which people notice a slip; this torch is one whose import was interrupted."""
+    """That takes seconds, in which people notice a slip; this torch is one whose import was
+    interrupted.
+    """
     (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n")
-    done = run_process(script("train", *TRAINING, "run", *RECIPE), tmp_path, PYTHONPATH=str(tmp_path))
+    done = run_process(
+        script("train", *TRAINING, "run", *RECIPE), tmp_path, PYTHONPATH=str(tmp_path)
+    )
     assert done.returncode == 130
     assert len(done.stderr.strip().splitlines()) <= 1
 
@@ -179,13 +209,22 @@ def test_second_ctrl_c_stops_at_once(saved, whole, tmp_path, capsys, monkeypatch
         (3, [signal.SIGINT, signal.SIGINT], (0, 3)),
         (3, [signal.SIGTERM, signal.SIGINT], (0, 3)),
     ],
-    ids=["very first update", "last update of all", "Ctrl-C that torchrun passes on", "both signals"],
+    ids=[
+        "very first update",
+        "last update of all",
+        "Ctrl-C that torchrun passes on",
+        "both signals",
+    ],
 )
-def test_signals_of_one_moment_save_that_very_update_once(update, sent, kept, whole, tmp_path, capsys):
+def test_signals_of_one_moment_save_that_very_update_once(
+    update, sent, kept, whole, tmp_path, capsys
+):
     """Also before the test of the last epoch, which may take longer than a cluster waits."""
     outcome = train_acting(capsys, tmp_path, update, lambda: [send(number) for number in sent])
     assert outcome.code in [STOPPED[number][0] for number in sent]
-    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == kept and len(rows(tmp_path / "log.txt")) == kept[0]
+    assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == kept and len(
+        rows(tmp_path / "log.txt")
+    ) == kept[0]
     assert_resumes(capsys, tmp_path, whole)
 
 
@@ -237,7 +276,10 @@ def test_loss_that_is_no_number_ends_in_one_line_and_leaves_the_last_good_checkp
     assert outcome.code == 1
     assert_one_line(outcome.err, "error: ", "loss stopped being finite", where, "--lr")
     if kept is None:
-        assert "nothing was saved yet" in outcome.err and not (tmp_path / "checkpoint.pth.tar").exists()
+        assert (
+            "nothing was saved yet" in outcome.err
+            and not (tmp_path / "checkpoint.pth.tar").exists()
+        )
     else:
         assert f"last good checkpoint is {tmp_path / 'checkpoint.pth.tar'}" in outcome.err
         content = read(tmp_path)
@@ -247,7 +289,9 @@ def test_loss_that_is_no_number_ends_in_one_line_and_leaves_the_last_good_checkp
 
 
 @pytest.mark.parametrize("stopping", [False, True], ids=["to be saved", "when stopped"])
-def test_weights_that_broke_within_an_epoch_do_not_replace_a_good_checkpoint(stopping, whole, tmp_path, capsys):
+def test_weights_that_broke_within_an_epoch_do_not_replace_a_good_checkpoint(
+    stopping, whole, tmp_path, capsys
+):
     """The loss before that update was still finite."""
     clock = iter(range(10**9))
 
@@ -265,14 +309,18 @@ def test_weights_that_broke_within_an_epoch_do_not_replace_a_good_checkpoint(sto
         patch.setattr(torch.optim.SGD, "step", broken_step)
         outcome = train(capsys, tmp_path, *([] if stopping else AT_ONCE))
     assert outcome.code == 1
-    assert_one_line(outcome.err, "error: ", "weights stopped being finite", "epoch 2", str(tmp_path))
+    assert_one_line(
+        outcome.err, "error: ", "weights stopped being finite", "epoch 2", str(tmp_path)
+    )
     assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == ((1, 0) if stopping else (1, 2))
     assert_resumes(capsys, tmp_path, whole)
 
 
 @pytest.mark.parametrize("model", [False, True], ids=["nothing", "another model"])
 def test_folder_deleted_during_the_training(model, whole, tmp_path, capsys):
-    """It is made anew, whole and locked; but the model of another training that is there instead is not replaced."""
+    """It is made anew, whole and locked; but the model of another training that is there instead is
+    not replaced.
+    """
     folder = tmp_path / "run"
     found = []
 
@@ -295,5 +343,7 @@ def test_folder_deleted_during_the_training(model, whole, tmp_path, capsys):
         assert snapshot(folder) == {"checkpoint.pth.tar": b"of another training"}
     else:
         assert outcome.code == 0
-        assert found[0] == FILES and all("being written by another process" in error for error in found[1:])
+        assert found[0] == FILES and all(
+            "being written by another process" in error for error in found[1:]
+        )
         assert same_state(folder, whole)

@@ -1,7 +1,9 @@
-"""scripts/verify_log.py accepts what certify writes, and rejects every single field by which a log claims too much.
+"""scripts/verify_log.py accepts what certify writes, and rejects every single field by which a log
+claims too much.
 
-"Too much" is a radius that the counts in the log do not support under the manifest beside it. More successes, a smaller
-radius or a larger sigma leave every claim supported: nobody can tell them from an honest log.
+"Too much" is a radius that the counts in the log do not support under the manifest beside it. More
+successes, a smaller radius or a larger sigma leave every claim supported: nobody can tell them from
+an honest log.
 """
 
 import dataclasses
@@ -40,11 +42,15 @@ from support.models import IntervalClassifier
 SCRIPT = Path(__file__).parents[1] / "scripts" / "verify_log.py"
 SIGMA, N = 0.5, 300
 GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
-"""The first pixel: class 1 above 127.5 of 255, so that the certified radius grows with the distance from it."""
+"""The first pixel: class 1 above 127.5 of 255, so that the certified radius grows with the distance
+from it.
+"""
 FOUR = (-0.4, 0.5, 1.4)
 """Thresholds between four classes: the strongest rival is the class beyond the middle one."""
 NEAR = (-0.05, 0.5, 1.05)
-"""Thresholds between four classes of which no two are certainly the most probable ones at some of the images."""
+"""Thresholds between four classes of which no two are certainly the most probable ones at some of
+the images.
+"""
 LOGS = {
     "exact": {},
     "sound": {"sound": True},
@@ -57,7 +63,12 @@ LOGS = {
     "top-k": {"method": "top-k", "top_k": 2, "thresholds": NEAR},
     "top-k-sound": {"method": "top-k", "top_k": 2, "sound": True, "thresholds": NEAR},
     "sequential": {"method": "sequential", "radii": (0.05, 0.1, 0.4), "thresholds": FOUR},
-    "sequential-sound": {"method": "sequential", "radii": (0.07, 0.313), "sound": True, "thresholds": FOUR},
+    "sequential-sound": {
+        "method": "sequential",
+        "radii": (0.07, 0.313),
+        "sound": True,
+        "thresholds": FOUR,
+    },
     "label-aware": {"method": "adaptive", "radii": (0.05, 0.1), "label_aware": True},
 }
 Tampering = Callable[[list[dict[str, str]], dict[str, Any]], None]
@@ -65,7 +76,9 @@ Tampering = Callable[[list[dict[str, str]], dict[str, Any]], None]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """The script, which remembers what it has computed: two hundred logs share most of their boundaries."""
+    """The script, which remembers what it has computed: two hundred logs share most of their
+    boundaries.
+    """
     spec = importlib.util.spec_from_file_location("verify_log", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -95,12 +108,22 @@ def written(
     images[:, 0, 0, 0] = torch.tensor(GREY) / 255
     lower = thresholds.index(0.5)  # the last two will be wrong
     labels = torch.tensor([lower + int(grey > 127) for grey in GREY[:-2]] + [lower + 1] * 2)
-    fields = common_fields("certify", IntervalClassifier(*thresholds), images, labels, {"seed": 3, "device": "cpu"})
-    fields |= {"sigma": SIGMA, "draws": N, "method": method, "procedure_settings": settings, "sound": sound}
+    fields = common_fields(
+        "certify", IntervalClassifier(*thresholds), images, labels, {"seed": 3, "device": "cpu"}
+    )
+    fields |= {
+        "sigma": SIGMA,
+        "draws": N,
+        "method": method,
+        "procedure_settings": settings,
+        "sound": sound,
+    }
     request = CertifyRequest(**fields, outfile=log)
     for number in range(shards):
         certify(dataclasses.replace(request, shard=Shard(number, shards)))
-    merge(log, [Shard(number, shards).path(log) for number in range(shards)]) if shards else certify(request)
+    merge(
+        log, [Shard(number, shards).path(log) for number in range(shards)]
+    ) if shards else certify(request)
     return log
 
 
@@ -115,7 +138,9 @@ def verdict(script: ModuleType, log: Path, capsys) -> tuple[bool, str]:
 def tampered(log: Path, target: Path, tampering: Tampering) -> Path:
     table, manifest = rows(log), json.loads(manifest_path(log).read_text())
     tampering(table, manifest)
-    target.write_text("\n".join("\t".join(row) for row in [header(log), *(row.values() for row in table)]) + "\n")
+    target.write_text(
+        "\n".join("\t".join(row) for row in [header(log), *(row.values() for row in table)]) + "\n"
+    )
     manifest_path(target).write_text(json.dumps(manifest))
     return target
 
@@ -129,7 +154,9 @@ def setting(name: str, value: object) -> Tampering:
 
 
 def larger_radii(row: dict[str, str], settings: dict[str, Any]) -> list[str]:
-    """Radii that the counts in a row do not support: a last digit or a step of the grid above, and far above."""
+    """Radii that the counts in a row do not support: a last digit or a step of the grid above, and
+    far above.
+    """
     alpha, radius = settings["alpha"], float(row["radius"])
     if settings["method"] in ("two-sided", "top-k"):
         return [f"{radius * factor:.20f}" for factor in (1 + 1e-7, 1.001, 1.5)]
@@ -137,14 +164,21 @@ def larger_radii(row: dict[str, str], settings: dict[str, Any]) -> list[str]:
         return [f"{radius + more:.20f}" for more in (1e-9, SIGMA / 100, 10)]
     if settings["method"] == "exact":
         p_lower = stats.beta.ppf(alpha, int(row["successes"]), N - int(row["successes"]) + 1)
-        assert SIGMA * stats.norm.ppf(p_lower) < radius * (1 + 1e-8) + 1e-12, "a larger radius would be supported"
+        assert SIGMA * stats.norm.ppf(p_lower) < radius * (1 + 1e-8) + 1e-12, (
+            "a larger radius would be supported"
+        )
         return [f"{radius * factor:.20f}" for factor in (1 + 1e-7, 1.001, 1.5)]
     noise = RoundedGaussianNoise(SIGMA, 0).distance(4) if settings["sound"] else 0.0
     procedure = Adaptive(
-        Smoothing(SIGMA, 100, N, alpha, noise), radii=tuple(settings["radii"]), ladder=settings["ladder"]
+        Smoothing(SIGMA, 100, N, alpha, noise),
+        radii=tuple(settings["radii"]),
+        ladder=settings["ladder"],
     )
     look = procedure.looks.tolist().index(int(row["trials"]))
-    larger = [*procedure._grid[procedure._efficacy[:, look] > int(row["successes"])].tolist(), radius + 10]
+    larger = [
+        *procedure._grid[procedure._efficacy[:, look] > int(row["successes"])].tolist(),
+        radius + 10,
+    ]
     assert radius < larger[0], "a larger radius would be supported"
     return [repr(larger[0]), f"{radius + 1e-9:.20f}", repr(larger[-1])]
 
@@ -153,16 +187,25 @@ def row_tamperings(row: dict[str, str], settings: dict[str, Any]) -> list[tuple[
     if row["predict"] == "-1":
         return [("predict", 2), ("radius", "0.05")]
     successes, trials = int(row["successes"]), int(row["trials"])
-    changes: list[tuple[str, object]] = [("radius", radius) for radius in larger_radii(row, settings)]
+    changes: list[tuple[str, object]] = [
+        ("radius", radius) for radius in larger_radii(row, settings)
+    ]
     changes += [("successes", successes // 2), ("trials", trials + 1), ("trials", trials - 1)]
     if "rival" in row:
         changes.append(("rival", trials - successes + 1))
     if settings["method"] == "two-sided":
         alone = certified_radius(successes, trials, SIGMA, settings["alpha"]) or 0.0
-        changes += [("rival", int(row["rival"]) + 1), ("successes", successes - 1)] * (float(row["radius"]) > alone)
+        changes += [("rival", int(row["rival"]) + 1), ("successes", successes - 1)] * (
+            float(row["radius"]) > alone
+        )
     elif settings["method"] == "top-k":
         first, second = int(row["rival_1"]), int(row["rival_2"])
-        changes += [("rival_2", first + 1), ("rival_1", second - 1), ("rival_2", -1), ("successes", successes - 1)]
+        changes += [
+            ("rival_2", first + 1),
+            ("rival_1", second - 1),
+            ("rival_2", -1),
+            ("successes", successes - 1),
+        ]
     elif settings["method"] == "exact":
         changes.append(("successes", successes - 1))
     else:
@@ -173,7 +216,9 @@ def row_tamperings(row: dict[str, str], settings: dict[str, Any]) -> list[tuple[
 
 
 def manifest_tamperings(settings: dict[str, Any]) -> Iterator[Tampering]:
-    """Settings under which the radii claim more than the counts support, or that contradict the log."""
+    """Settings under which the radii claim more than the counts support, or that contradict the
+    log.
+    """
     yield setting("sound", not settings["sound"])
     yield setting("method", "adaptive" if settings["method"] == "exact" else "exact")
     if settings["method"] in ("two-sided", "top-k"):
@@ -183,7 +228,10 @@ def manifest_tamperings(settings: dict[str, Any]) -> Iterator[Tampering]:
         larger = [radius * 1.01 for radius in settings["radii"]]
         yield setting("ladder", False) if settings["ladder"] else setting("radii", larger)
     if not settings.get("ladder"):
-        yield from (setting(name, settings[name] * factor) for name, factor in (("sigma", 0.4), ("alpha", 1e-4)))
+        yield from (
+            setting(name, settings[name] * factor)
+            for name, factor in (("sigma", 0.4), ("alpha", 1e-4))
+        )
         yield setting("N", settings["N"] + 50)
     if settings["method"] == "top-k":
         yield setting("top_k", 1)
@@ -198,16 +246,22 @@ def test_honest_logs_are_accepted(script, logs, name, capsys):
     assert accepted and f"{len(GREY)} of {len(GREY)} rows hold" in said
     assert ("label-aware" in said) == (name == "label-aware")
     claims = {row["radius"] for row in rows(logs[name]) if row["predict"] != "-1"}
-    assert len(claims) >= 3 and len(rows(logs[name])) > len(claims), "radii and abstentions, for this to say anything"
+    assert len(claims) >= 3 and len(rows(logs[name])) > len(claims), (
+        "radii and abstentions, for this to say anything"
+    )
 
 
 def test_a_bound_that_is_not_shown_is_in_no_sum(script, logs, monkeypatch):
-    """Whatever hypothesis on a rival is tried first: only if it is rejected does its bound count, alone or in sums."""
+    """Whatever hypothesis on a rival is tried first: only if it is rejected does its bound count,
+    alone or in sums.
+    """
     manifest = json.loads(manifest_path(logs["top-k"]).read_text())
     procedure = script.Procedure({**manifest["settings"], "N": 300}, manifest["runs"][-1])
     counts, found = (script.Fraction(1, 100), 300, 80, 60, 5), procedure.just_rejected
     assert procedure.lacks_of_set(*counts) == ""
-    monkeypatch.setattr(procedure, "just_rejected", lambda s, *which: 4 if s == 295 else found(s, *which))
+    monkeypatch.setattr(
+        procedure, "just_rejected", lambda s, *which: 4 if s == 295 else found(s, *which)
+    )
     assert procedure.lacks_of_set(*counts) != ""
 
 
@@ -230,7 +284,10 @@ def test_two_hundred_fields_that_claim_too_much_are_rejected(script, logs, tmp_p
                 assert reported and not accepted, (log, row, name, value)
                 rejected += 1
         for number, tampering in enumerate(manifest_tamperings(settings)):
-            assert not verdict(script, tampered(log, tmp_path / "x.tsv", tampering), capsys)[0], (log, number)
+            assert not verdict(script, tampered(log, tmp_path / "x.tsv", tampering), capsys)[0], (
+                log,
+                number,
+            )
             rejected += 1
     assert rejected >= 200
 
@@ -239,25 +296,52 @@ def test_changes_that_leave_every_claim_supported_are_accepted(script, logs, tmp
     number = next(i for i, row in enumerate(rows(logs["exact"])) if 0.1 < float(row["radius"]))
     successes = int(rows(logs["exact"])[number]["successes"])
     of_row = [field(number, "successes", successes + 1), field(number, "radius", "0.05")]
-    for tampering in [*of_row, setting("sigma", SIGMA * 2), setting("alpha", 0.002), setting("seed", 4)]:
+    for tampering in [
+        *of_row,
+        setting("sigma", SIGMA * 2),
+        setting("alpha", 0.002),
+        setting("seed", 4),
+    ]:
         assert verdict(script, tampered(logs["exact"], tmp_path / "x.tsv", tampering), capsys)[0]
 
 
-@pytest.mark.parametrize(("n", "alpha", "radii"), [(3000, 1e-3, (0.25, 1.0)), (125_000, 1e-2, (1.25, 1.75))])
+@pytest.mark.parametrize(
+    ("n", "alpha", "radii"), [(3000, 1e-3, (0.25, 1.0)), (125_000, 1e-2, (1.25, 1.75))]
+)
 def test_looks_and_boundaries_are_those_of_the_package(script, n, alpha, radii):
     """In whole numbers here, in float64 there."""
-    settings = {"sigma": SIGMA, "alpha": alpha, "N": n, "N0": 100, "method": "adaptive", "sound": False}
-    settings |= {"noise": "GaussianNoise", "radii": [0.0, *radii], "ladder": False, "label_aware": False}
+    settings = {
+        "sigma": SIGMA,
+        "alpha": alpha,
+        "N": n,
+        "N0": 100,
+        "method": "adaptive",
+        "sound": False,
+    }
+    settings |= {
+        "noise": "GaussianNoise",
+        "radii": [0.0, *radii],
+        "ladder": False,
+        "label_aware": False,
+    }
     ours = script.Procedure(settings, {"images": 1, "skip": 1, "max": None})
     theirs = Adaptive(Smoothing(SIGMA, 100, n, alpha), radii=radii)
     assert ours.looks == theirs.looks.tolist()
-    found = [script.boundaries(ours.null(radius / ours.sigma), ours.looks, ours.allowances[0]) for radius in radii]
+    found = [
+        script.boundaries(ours.null(radius / ours.sigma), ours.looks, ours.allowances[0])
+        for radius in radii
+    ]
     assert np.maximum.accumulate(found).tolist() == theirs._efficacy[1:].tolist()
     distance = script.noise_distance(ours.sigma, 3072) / script.ONE
     assert distance == pytest.approx(RoundedGaussianNoise(SIGMA, 0).distance(3072), rel=1e-9)
-    rounded, run = {"sound": True, "noise": "RoundedGaussianNoise"}, {"images": 1, "skip": 1, "max": None}
+    rounded, run = (
+        {"sound": True, "noise": "RoundedGaussianNoise"},
+        {"images": 1, "skip": 1, "max": None},
+    )
     sound = script.Procedure({**settings, **rounded}, {**run, "image_shape": [3, 32, 32]})
-    assert all(sound.null(z) - ours.null(z) == sound.distance > 0 for z in (-1, 0, 1)), "in each hypothesis's test"
+    assert all(sound.null(z) - ours.null(z) == sound.distance > 0 for z in (-1, 0, 1)), (
+        "in each hypothesis's test"
+    )
     ours.radii = []
     for ours.n in [*range(1, 600), 4_000_000_000]:
         assert ours.make_looks() == look_schedule([], ours.n, alpha, 0.5).tolist()
@@ -267,54 +351,135 @@ ARGUED = {
     "time": "nothing is computed from it",
     "label": "the data set has it, and a class that is wrong for one label is wrong for another",
     "predict": "which class got the votes is known to the model alone, and a wrong one stays wrong",
-    "radius": "a smaller one; in analyses one larger by 1e-6, or another one of a grid that one look alone would show",
+    "radius": "a smaller one; in analyses one larger by 1e-6, or another one of a grid that one "
+    "look alone would show",
     "squared_radius": "a smaller one claims less",
-    "label_aware": "of an image that was given up without a draw, the votes that selected a class are not logged",
-    **dict.fromkeys(("successes", "trials", "rival", "rival_1", "rival_2"), "other votes, which show the same radius"),
+    "label_aware": "of an image that was given up without a draw, the votes that selected a class "
+    "are not logged",
+    **dict.fromkeys(
+        ("successes", "trials", "rival", "rival_1", "rival_2"),
+        "other votes, which show the same radius",
+    ),
 }
 """Columns in which a change is accepted, if no reader without the model can see it: why."""
-DESCRIBING = "dataset split seed precision compiled dataset_fingerprint module_sha256 arch input_layer training folded"
-DESCRIBING += " device torch cpu_capability threads batch generator classifier_sha256 logits_sha256 tables_sha256 fused"
-DESCRIBING += (
-    " first_row checkpoint torch_threads started command smoothadv git_commit python platform packages plugins"
+DESCRIBING = (
+    "dataset split seed precision compiled dataset_fingerprint module_sha256 arch input_layer "
+    "training folded"
 )
 DESCRIBING += (
-    " seeds noise_kernel tf32 denoiser checkpoint_sha256 library pretrained mean std images_saved target restarts"
+    " device torch cpu_capability threads batch generator classifier_sha256 logits_sha256 "
+    "tables_sha256 fused"
+)
+DESCRIBING += (
+    " first_row checkpoint torch_threads started command smoothadv git_commit python platform "
+    "packages plugins"
+)
+DESCRIBING += (
+    " seeds noise_kernel tf32 denoiser checkpoint_sha256 library pretrained mean std images_saved "
+    "target restarts"
 )
 DESCRIBING += " num_noise_vec attack_batch base_attack against"
-"""Keys of a manifest that say how votes were counted, or by whom: no row depends on them but through the votes."""
+"""Keys of a manifest that say how votes were counted, or by whom: no row depends on them but
+through the votes.
+"""
 OF_SELECTION = {"images", "skip", "max"}
 """Of the last run: other numbers may select the same images."""
-OF_LEVEL = {"sigma", "alpha", "alpha_share", "N", "N0", "num_classes", "top_k", "radii", "ladder", "image_shape"}
-"""What the radii follow from: accepted where the same counts show as much, so that it may have been so."""
-ODD = ["", "x", "1.5", "nan", "inf", "1e3", "0x1", "True", "\u0663", " 1", "1_0", "--1", "0.0.1", "-", "1\x0b"]
-WRONG = [None, True, False, -1, 0, 0.5, 1, 2**31, 2**70, 1e301, math.nan, math.inf, "", "0.25", "\u0663", [], [None]]
+OF_LEVEL = {
+    "sigma",
+    "alpha",
+    "alpha_share",
+    "N",
+    "N0",
+    "num_classes",
+    "top_k",
+    "radii",
+    "ladder",
+    "image_shape",
+}
+"""What the radii follow from: accepted where the same counts show as much, so that it may have been
+so.
+"""
+ODD = [
+    "",
+    "x",
+    "1.5",
+    "nan",
+    "inf",
+    "1e3",
+    "0x1",
+    "True",
+    "\u0663",
+    " 1",
+    "1_0",
+    "--1",
+    "0.0.1",
+    "-",
+    "1\x0b",
+]
+WRONG = [
+    None,
+    True,
+    False,
+    -1,
+    0,
+    0.5,
+    1,
+    2**31,
+    2**70,
+    1e301,
+    math.nan,
+    math.inf,
+    "",
+    "0.25",
+    "\u0663",
+    [],
+    [None],
+]
 WRONG += [["x"], [-1], [True], [[]], {}, {"x": 1}, [{"x": 1}]]
 
 
 def other_fields(text: str) -> list[str]:
     """Twenty and more other fields: numbers nearby and far away, and what is no number."""
-    numbers = [int(float(text)) + more for more in (1, -1, 2, -2, 5, -5, 9, -9, 20, -20, 50, -50, 10**6, 10**14, 2**70)]
+    numbers = [
+        int(float(text)) + more
+        for more in (1, -1, 2, -2, 5, -5, 9, -9, 20, -20, 50, -50, 10**6, 10**14, 2**70)
+    ]
     if "." in text:
-        numbers = [f"{float(text) * factor:.20f}" for factor in (0, 0.5, 0.99, 1 + 1e-7, 1.001, 1.5, 2, 100)]
+        numbers = [
+            f"{float(text) * factor:.20f}"
+            for factor in (0, 0.5, 0.99, 1 + 1e-7, 1.001, 1.5, 2, 100)
+        ]
         numbers += ["0.001", "0.05", "0.1", "0.4", "1.0", "20000.0", "999999999.9", "-0.1"]
     return [other for other in map(str, [*numbers, *ODD]) if other != text]
 
 
 def is_possible(row: dict[str, str], settings: dict[str, Any]) -> bool:
-    """Whether votes exist that give the row, and would certify its radius at one look: by trying to hand them out."""
-    counts = {name: int(row[name]) for name in row if name in ("successes", "trials") or name.startswith("rival")}
+    """Whether votes exist that give the row, and would certify its radius at one look: by trying to
+    hand them out.
+    """
+    counts = {
+        name: int(row[name])
+        for name in row
+        if name in ("successes", "trials") or name.startswith("rival")
+    }
     rivals = [count for name, count in counts.items() if name.startswith("rival")]
     classes, left = settings["num_classes"], counts["trials"] - counts["successes"] - sum(rivals)
     for _ in range(classes - 1 - len(rivals)):
         left -= min(max(left, 0), min(rivals, default=left))
-    if left or min(counts.values()) < 0 or rivals != sorted(rivals, reverse=True) or counts["trials"] > settings["N"]:
+    if (
+        left
+        or min(counts.values()) < 0
+        or rivals != sorted(rivals, reverse=True)
+        or counts["trials"] > settings["N"]
+    ):
         return False
     name = "top-k" if "top_k" in settings else "two-sided" if "alpha_share" in settings else "exact"
     radius = PROCEDURES[name].radius_from(counts, settings) if int(row["predict"]) >= 0 else 0.0
     fits = 0 <= int(row["label"]) < classes and -1 <= int(row["predict"]) < classes
     hit = int(row["correct"]) == (row["label"] == row["predict"])
-    return fits and hit and radius is not None and float(row["radius"]) <= radius * (1 + 1e-6) + 1e-9
+    return (
+        fits and hit and radius is not None and float(row["radius"]) <= radius * (1 + 1e-6) + 1e-9
+    )
 
 
 def readers_that_accept(script: ModuleType, log: Path, capsys) -> list[str]:
@@ -331,23 +496,34 @@ def readers_that_accept(script: ModuleType, log: Path, capsys) -> list[str]:
 @pytest.mark.parametrize("name", LOGS)
 def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, capsys):
     """Each field of a certificate, and of an abstention, in twenty ways and more."""
-    table, settings = rows(logs[name]), json.loads(manifest_path(logs[name]).read_text())["settings"]
+    table, settings = (
+        rows(logs[name]),
+        json.loads(manifest_path(logs[name]).read_text())["settings"],
+    )
     assert readers_that_accept(script, logs[name], capsys) == ["verify_log.py", "analyses"]
     places = [
-        next(i for i, row in enumerate(table) if (row["predict"] == "-1") == abstains) for abstains in (False, True)
+        next(i for i, row in enumerate(table) if (row["predict"] == "-1") == abstains)
+        for abstains in (False, True)
     ]
     for number, column in itertools.product(places, header(logs[name])):
-        before, others = table[number], other_fields("7" if column == "time" else table[number][column])
+        before, others = (
+            table[number],
+            other_fields("7" if column == "time" else table[number][column]),
+        )
         assert len(others) >= 20
         for text in others:
             accepting = readers_that_accept(
-                script, tampered(logs[name], tmp_path / "x.tsv", field(number, column, text)), capsys
+                script,
+                tampered(logs[name], tmp_path / "x.tsv", field(number, column, text)),
+                capsys,
             )
             if accepting:
                 assert column in ARGUED, (column, before, text)
             if accepting and column != "time":
                 assert is_possible({**before, column: text}, settings), (column, before, text)
-                is_more = column in ("radius", "squared_radius") and float(text) > float(before[column])
+                is_more = column in ("radius", "squared_radius") and float(text) > float(
+                    before[column]
+                )
                 tolerated = "radii" in settings or float(text) < float(before[column]) * (1 + 1e-6)
                 assert not is_more or (accepting == ["analyses"] and tolerated), (before, text)
 
@@ -356,10 +532,16 @@ def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, 
 def test_forged_manifests_are_refused_or_show_the_same(script, logs, name, tmp_path, capsys):
     """Each key of the settings and of the last run in twenty ways and more, or left out."""
     table, manifest = rows(logs[name]), json.loads(manifest_path(logs[name]).read_text())
-    for part, key in [(name, key) for name in ("settings", "runs") for key in _part(manifest, name)]:
+    for part, key in [
+        (name, key) for name in ("settings", "runs") for key in _part(manifest, name)
+    ]:
         old = _part(manifest, part)[key]
         number = type(old) in (int, float)
-        for value in [*WRONG, *([old * 2, old / 2, old + 1, old - 1, old * 0.999] if number else []), ...]:
+        for value in [
+            *WRONG,
+            *([old * 2, old / 2, old + 1, old - 1, old * 0.999] if number else []),
+            ...,
+        ]:
             forged = json.loads(json.dumps(manifest))
             _part(forged, part)[key] = value
             if value is ...:
@@ -369,11 +551,17 @@ def test_forged_manifests_are_refused_or_show_the_same(script, logs, name, tmp_p
             describes = key in DESCRIBING.split() or (part, key) == ("runs", "shard")
             if fault or describes or value == old or endless:
                 continue
-            log = tampered(logs[name], tmp_path / "x.tsv", lambda _, content, forged=forged: content.update(forged))
+            log = tampered(
+                logs[name],
+                tmp_path / "x.tsv",
+                lambda _, content, forged=forged: content.update(forged),
+            )
             if accepting := readers_that_accept(script, log, capsys):
                 run, settings = forged["runs"][-1], forged["settings"]
                 assert key in (*OF_SELECTION, *OF_LEVEL), (key, value, accepting)
-                assert {int(row["idx"]) for row in table} == {*range(0, run["images"], run["skip"])[: run["max"]]}
+                assert {int(row["idx"]) for row in table} == {
+                    *range(0, run["images"], run["skip"])[: run["max"]]
+                }
                 assert all(is_possible(row, settings) for row in table), (key, value, accepting)
 
 
@@ -383,16 +571,28 @@ def _part(manifest: dict[str, Any], part: str) -> dict[str, Any]:
 
 def test_what_cannot_be_verified_is_one_line(tmp_path, logs):
     def run(argument: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, SCRIPT, str(argument)], capture_output=True, text=True)
+        return subprocess.run(
+            [sys.executable, SCRIPT, str(argument)], capture_output=True, text=True
+        )
 
-    lacking = tampered(logs["exact"], tmp_path / "x.tsv", lambda table, manifest: manifest["settings"].pop("N"))
-    huge = tampered(logs["top-k"], tmp_path / "y.tsv", lambda _, manifest: manifest["settings"].update(top_k=10**12))
+    lacking = tampered(
+        logs["exact"], tmp_path / "x.tsv", lambda table, manifest: manifest["settings"].pop("N")
+    )
+    huge = tampered(
+        logs["top-k"],
+        tmp_path / "y.tsv",
+        lambda _, manifest: manifest["settings"].update(top_k=10**12),
+    )
     for log, word in (
         (lacking, "lacks 'N'"),
         (huge, "states the top_k 1000000000000, not whole 1 to 100000"),
         (tmp_path / "released.tsv", "released.tsv.manifest.json"),
     ):
         answer = run(log)
-        assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (1, "", 1) and word in answer.stderr
+        assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (
+            1,
+            "",
+            1,
+        ) and word in answer.stderr
     assert run(logs["exact"]).returncode == 0
     assert "python scripts/verify_log.py logs/" in run("--help").stdout

@@ -3,9 +3,10 @@
     import smoothadv
     rows = smoothadv.certify(model, images, labels, sigma=0.25, log="logs/mine.tsv")
 
-Training follows SmoothAdv (Salman et al., NeurIPS 2019, "Provably Robust Deep Learning via Adversarially Trained
-Smoothed Classifiers"); prediction and certification follow Cohen et al. (ICML 2019, "Certified Adversarial Robustness
-via Randomized Smoothing"). docs/architecture.md shows which module does what and which may import which.
+Training follows SmoothAdv (Salman et al., NeurIPS 2019, "Provably Robust Deep Learning via
+Adversarially Trained Smoothed Classifiers"); prediction and certification follow Cohen et al. (ICML
+2019, "Certified Adversarial Robustness via Randomized Smoothing"). docs/architecture.md shows which
+module does what and which may import which.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ __all__ = ["__version__", "attack", "certify", "falsify", "plugins", "predict", 
 
 
 def __getattr__(name: str) -> Any:
-    """``plugins`` and the functions of ``smoothadv.api``, imported when first used: readers of logs need no torch."""
+    """``plugins`` and the functions of ``smoothadv.api``, imported when first used: readers of logs
+    need no torch.
+    """
     if name == "plugins":
         return importlib.import_module("smoothadv.plugins")
     if name in __all__:

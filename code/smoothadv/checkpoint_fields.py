@@ -19,7 +19,9 @@ _MOST = 100_000
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a value must be; ``of`` is the rule for the entries of a list or a dict, ``key`` that for a dict's keys."""
+    """What a value must be; ``of`` is the rule for the entries of a list or a dict, ``key`` that
+    for a dict's keys.
+    """
 
     expected: str
     fits: Callable[[Any], bool]
@@ -29,7 +31,9 @@ class _Rule:
     def require(self, path: Path, where: str, value: Any) -> None:
         """UserError, which names the checkpoint ``path``, unless ``value`` is as it must be."""
         if not self.fits(value):
-            raise UserError(f"checkpoint {path}: its {where} is {_shown(value)}, expected {self.expected}")
+            raise UserError(
+                f"checkpoint {path}: its {where} is {_shown(value)}, expected {self.expected}"
+            )
         if self.of is not None:
             for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
                 if self.key is not None:
@@ -42,7 +46,10 @@ def _shown(value: Any) -> str:
         return f"a tensor of {value.dtype}, {value.layout}, on {value.device}"
     if value is None or isinstance(value, (bool, float, str)) or _is_whole(value):
         return repr(value[:60] if isinstance(value, str) else value)
-    return f"a {type(value).__name__}{f' of {len(value)}' if isinstance(value, (list, tuple, dict)) else ''}"
+    return (
+        "a "
+        f"{type(value).__name__}{f' of {len(value)}' if isinstance(value, (list, tuple, dict)) else ''}"
+    )
 
 
 def _is_whole(value: Any) -> bool:
@@ -58,7 +65,11 @@ def _is_nan(value: Any) -> bool:
 
 
 def _is_weight(value: Any) -> bool:
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.is_nested:
+    if (
+        type(value) not in (torch.Tensor, torch.nn.Parameter)
+        or value.layout != torch.strided
+        or value.is_nested
+    ):
         return False
     if value.device.type != "cpu" or value.is_quantized:
         return False
@@ -67,15 +78,28 @@ def _is_weight(value: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether JSON can hold a dict; lists that hold the same list again and again can be beyond any memory."""
+    """Whether JSON can hold a dict; lists that hold the same list again and again can be beyond any
+    memory.
+    """
     rest, seen = [(0, value)], 0
     while rest:
         depth, one = rest.pop()
-        parts = [*one, *one.values()] if isinstance(one, dict) else one if isinstance(one, (list, tuple)) else []
+        parts = (
+            [*one, *one.values()]
+            if isinstance(one, dict)
+            else one
+            if isinstance(one, (list, tuple))
+            else []
+        )
         is_leaf = one is None or type(one) in (bool, float, str) or _is_whole(one)
         seen += len(parts)
         has_text_keys = not isinstance(one, dict) or all(isinstance(key, str) for key in one)
-        if depth > 40 or seen > _MOST or not has_text_keys or not (is_leaf or isinstance(one, (dict, list, tuple))):
+        if (
+            depth > 40
+            or seen > _MOST
+            or not has_text_keys
+            or not (is_leaf or isinstance(one, (dict, list, tuple)))
+        ):
             return False
         rest += [(depth + 1, part) for part in parts]
     return isinstance(value, dict)
@@ -83,21 +107,28 @@ def _is_record(value: Any) -> bool:
 
 def _is_row(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        _is_whole(value.get(column)) or type(value.get(column)) is float for column in TRAINING_COLUMNS
+        _is_whole(value.get(column)) or type(value.get(column)) is float
+        for column in TRAINING_COLUMNS
     )
 
 
 def _is_optimizer(value: Any) -> bool:
     state = value.get("state") if isinstance(value, dict) else None
     return isinstance(state, dict) and all(
-        type(number) is int and isinstance(one, dict) and all(part is None or _is_weight(part) for part in one.values())
+        type(number) is int
+        and isinstance(one, dict)
+        and all(part is None or _is_weight(part) for part in one.values())
         for number, one in state.items()
     )
 
 
 def _list_of(rule: _Rule, fewest: int = 0, most: int = _MOST) -> _Rule:
     expected = f"a list of {most}" if fewest == most else f"a list of {fewest} to {most}"
-    return _Rule(expected, lambda value: isinstance(value, (list, tuple)) and fewest <= len(value) <= most, rule)
+    return _Rule(
+        expected,
+        lambda value: isinstance(value, (list, tuple)) and fewest <= len(value) <= most,
+        rule,
+    )
 
 
 _TEXT = _Rule("text", lambda value: isinstance(value, str))
@@ -105,7 +136,9 @@ _COUNT = _Rule("a whole number from 0", lambda value: _is_whole(value) and value
 _NUMBER = _Rule("a finite number", _is_finite)
 _AMOUNT = _Rule("a finite number from 0", lambda value: _is_finite(value) and value >= 0)
 _POSITIVE = _Rule("a finite number above 0", lambda value: _is_finite(value) and value > 0)
-_WEIGHT = _Rule("a tensor: dense, not quantized, in memory, with a place for each value", _is_weight)
+_WEIGHT = _Rule(
+    "a tensor: dense, not quantized, in memory, with a place for each value", _is_weight
+)
 _RECORD = _Rule(f"a dict of text, numbers, lists and dicts, {_MOST} in all at most", _is_record)
 _WEIGHTS = _Rule("a dict", lambda value: isinstance(value, dict), _WEIGHT, _TEXT)
 _FIELDS = {
@@ -135,35 +168,56 @@ _FIELDS_OF_A_RUN = {
 }
 # A denoiser without a classifier behind it has no accuracy.
 _OF_DENOISERS = {
-    "sums": _list_of(_Rule("a finite number or nan", lambda value: _is_finite(value) or _is_nan(value)), 5, 50)
+    "sums": _list_of(
+        _Rule("a finite number or nan", lambda value: _is_finite(value) or _is_nan(value)), 5, 50
+    )
 }
 
 
 def checked(content: Any, path: Path) -> dict[str, Any]:
-    """The fields that any reader needs, and, unchecked, those of a run to be resumed; UserError if one is wrong.
+    """The fields that any reader needs, and, unchecked, those of a run to be resumed; UserError if
+    one is wrong.
 
     Fields that are None are left out; the weights are tensors without attributes.
     """
-    given = {name: value for name, value in content.items() if value is not None} if isinstance(content, dict) else {}
+    given = (
+        {name: value for name, value in content.items() if value is not None}
+        if isinstance(content, dict)
+        else {}
+    )
     if missing := [name for name in REQUIRED if name not in given]:
         raise UserError(
-            f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, state_dict and optimizer"
+            f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, "
+            "state_dict and optimizer"
         )
     _require(_FIELDS, given, path)
     if ("mean" in given) != ("std" in given):
         raise UserError(f"checkpoint {path} has only one of mean and std, expected both or neither")
-    given["state_dict"] = {name: torch.Tensor.detach(value) for name, value in given["state_dict"].items()}
+    given["state_dict"] = {
+        name: torch.Tensor.detach(value) for name, value in given["state_dict"].items()
+    }
     return {name: given[name] for name in (*_FIELDS, *_FIELDS_OF_A_RUN, "plugins") if name in given}
 
 
 def require_resumable(content: dict[str, Any], path: Path) -> None:
-    """UserError unless a checkpoint that is ``checked`` holds all that a run needs to be continued."""
+    """UserError unless a checkpoint that is ``checked`` holds all that a run needs to be
+    continued.
+    """
     _require(_FIELDS_OF_A_RUN | (_OF_DENOISERS if content.get("denoiser") else {}), content, path)
     within_epoch = ("sums", "seconds") if content.get("step") else ()
-    if missing := [name for name in ("history", "runs", "optimizer", "step", *within_epoch) if name not in content]:
-        raise UserError(f"checkpoint {path} lacks {', '.join(missing)}, so the run cannot be resumed")
+    if missing := [
+        name
+        for name in ("history", "runs", "optimizer", "step", *within_epoch)
+        if name not in content
+    ]:
+        raise UserError(
+            f"checkpoint {path} lacks {', '.join(missing)}, so the run cannot be resumed"
+        )
     if (rows := len(content["history"])) != content["epoch"]:
-        raise UserError(f"checkpoint {path}: its history has {rows} entries, expected {content['epoch']}, its epoch")
+        raise UserError(
+            f"checkpoint {path}: its history has {rows} entries, expected {content['epoch']}, its "
+            "epoch"
+        )
 
 
 def _require(rules: dict[str, _Rule], content: dict[str, Any], path: Path) -> None:

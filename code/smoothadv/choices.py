@@ -1,4 +1,6 @@
-"""The names that commands offer of what needs torch to be defined: a help text must not wait for torch."""
+"""The names that commands offer of what needs torch to be defined: a help text must not wait for
+torch.
+"""
 
 INPUT_LAYER_NAMES = ("normalize", "center")
 """Of ``architectures.INPUT_LAYERS``."""

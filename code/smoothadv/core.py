@@ -25,10 +25,12 @@ _LARGEST_VALUE = 16.0
 
 
 class Smooth:
-    """The smoothed classifier g(x) = argmax_c P[f(x + noise) = c], noise ~ N(0, sigma^2 I) (Cohen et al., eq. 1).
+    """The smoothed classifier g(x) = argmax_c P[f(x + noise) = c], noise ~ N(0, sigma^2 I) (Cohen
+    et al., eq. 1).
 
-    ``base_classifier`` maps images [B, C, H, W], float32 in [0, 1] plus noise, to logits
-    [B, num_classes]; a module is put in eval mode before it votes. ``sigma`` > 0 is on the images' scale.
+    ``base_classifier`` maps images [B, C, H, W], float32 in [0, 1] plus noise, to logits [B,
+    num_classes]; a module is put in eval mode before it votes. ``sigma`` > 0 is on the images'
+    scale.
     """
 
     ABSTAIN = ABSTAIN
@@ -42,14 +44,22 @@ class Smooth:
         self.sigma = sigma
 
     def certify(
-        self, x: torch.Tensor, n0: int, n: int, alpha: float, batch_size: int, *, stream: NoiseStream | None = None
+        self,
+        x: torch.Tensor,
+        n0: int,
+        n: int,
+        alpha: float,
+        batch_size: int,
+        *,
+        stream: NoiseStream | None = None,
     ) -> tuple[int, float]:
-        """The class at ``x`` [C, H, W] and the radius of the closed l2 ball where it is certified; else (ABSTAIN, 0.0).
+        """The class at ``x`` [C, H, W] and the radius of the closed l2 ball where it is certified;
+        else (ABSTAIN, 0.0).
 
-        ``n0`` draws select the class, ``n`` fresh ones estimate its probability, ``alpha`` is the probability
-        of a false statement, ``batch_size`` the draws per forward pass. ``stream`` supplies the noise:
-        by default a new one seeded by torch's global generator, so that every call draws new noise.
-        The guarantee is that of ``certification.exact``.
+        ``n0`` draws select the class, ``n`` fresh ones estimate its probability, ``alpha`` is the
+        probability of a false statement, ``batch_size`` the draws per forward pass. ``stream``
+        supplies the noise: by default a new one seeded by torch's global generator, so that every
+        call draws new noise. The guarantee is that of ``certification.exact``.
         """
         certificate = self.certificate(x, n0, n, alpha, batch_size, stream=stream)
         return certificate.prediction, certificate.radius
@@ -68,16 +78,25 @@ class Smooth:
     ) -> Certificate:
         """As ``certify``, with the counts behind the statement.
 
-        ``method`` names a certification procedure, ``settings`` are its fields. An adaptive one draws at most n.
+        ``method`` names a certification procedure, ``settings`` are its fields. An adaptive one
+        draws at most n.
         """
         x = _image(x)
         stream = self._stream(stream, x)
         distance = stream.noise.distance(x.numel())
-        procedure: Procedure = PROCEDURES[method](Smoothing(self.sigma, n0, n, alpha, distance), **settings)
+        procedure: Procedure = PROCEDURES[method](
+            Smoothing(self.sigma, n0, n, alpha, distance), **settings
+        )
         return self._run(x, procedure.votes(_NO_LABEL), min(batch_size, max(n0, n)), stream)
 
     def predict(
-        self, x: torch.Tensor, n: int, alpha: float, batch_size: int, *, stream: NoiseStream | None = None
+        self,
+        x: torch.Tensor,
+        n: int,
+        alpha: float,
+        batch_size: int,
+        *,
+        stream: NoiseStream | None = None,
     ) -> int:
         """The smoothed classifier's class at ``x`` [C, H, W] from ``n`` draws, or ABSTAIN.
 
@@ -91,12 +110,19 @@ class Smooth:
         return classes[0] if classes else ABSTAIN
 
     def _run(
-        self, x: torch.Tensor, voting: Generator[Draws, np.ndarray, Outcome], batch_size: int, stream: NoiseStream
+        self,
+        x: torch.Tensor,
+        voting: Generator[Draws, np.ndarray, Outcome],
+        batch_size: int,
+        stream: NoiseStream,
     ) -> Outcome:
         if isinstance(self.base_classifier, torch.nn.Module):
             self.base_classifier.eval()
         counter = VoteCounter(
-            lambda images: logits_in(self.base_classifier(images)), self.num_classes, batch_size, stream.device
+            lambda images: logits_in(self.base_classifier(images)),
+            self.num_classes,
+            batch_size,
+            stream.device,
         )
         (result,) = counter.run([Poll(x, stream, voting)])
         return result.outcome
@@ -105,16 +131,21 @@ class Smooth:
         """The stream given, or a fresh one; ValueError where its noise is not this classifier's."""
         if stream is not None:
             if stream.noise.sigma != self.sigma:
-                raise ValueError(f"the stream's sigma is {stream.noise.sigma}, the smoothed classifier's {self.sigma}")
+                raise ValueError(
+                    f"the stream's sigma is {stream.noise.sigma}, the smoothed classifier's "
+                    f"{self.sigma}"
+                )
             return stream
         seed = int(torch.randint(2**62, (1,)))
         return GaussianNoise(self.sigma, seed).stream(0, x.device)
 
 
 def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
-    """``x`` as a float32 tensor; ValueError unless it is one image [C, H, W], and of grey levels divided by 255.
+    """``x`` as a float32 tensor; ValueError unless it is one image [C, H, W], and of grey levels
+    divided by 255.
 
-    Values a little outside [0, 1], as in a perturbed image, are accepted: the guarantee holds there too.
+    Values a little outside [0, 1], as in a perturbed image, are accepted: the guarantee holds there
+    too.
     """
     image = torch.as_tensor(x)
     if image.dim() != 3:
@@ -123,5 +154,7 @@ def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
         raise ValueError(f"x is {image.dtype}: give float32 in [0, 1], grey levels divided by 255")
     if not bool((image.abs() <= _LARGEST_VALUE).all()):
         low, high = float(image.min()), float(image.max())
-        raise ValueError(f"x has values from {low:.4g} to {high:.4g}, expected [0, 1]: divide grey levels by 255")
+        raise ValueError(
+            f"x has values from {low:.4g} to {high:.4g}, expected [0, 1]: divide grey levels by 255"
+        )
     return image.float()

@@ -12,17 +12,22 @@ _PIXELS_OF_A_THREAD = 64
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """The CPUs that affinity and the quotas of cgroups leave to this process, one of torchrun's and of a sweep's.
+    """The CPUs that affinity and the quotas of cgroups leave to this process, one of torchrun's and
+    of a sweep's.
 
     At least 1; a part of a CPU is left out. ``root`` is the folder of the system's files.
     """
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    sharing = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) * int(os.environ.get(JOBS_AT_A_TIME) or 1)
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) * int(
+        os.environ.get(JOBS_AT_A_TIME) or 1
+    )
     return max(1, int(min([cpus, *_quotas(root)])) // sharing)
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The CPUs that the cgroups of this process, and those around them, may use: of version 1 and 2."""
+    """The CPUs that the cgroups of this process, and those around them, may use: of version 1 and
+    2.
+    """
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, place = line.split(":", 2)
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
@@ -30,7 +35,10 @@ def _quotas(root: Path) -> Iterator[float]:
             continue
         for group in (PurePosixPath(place), *PurePosixPath(place).parents):
             folder = mount / str(group).lstrip("/")
-            texts = [_read(folder / name) for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
+            texts = [
+                _read(folder / name)
+                for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+            ]
             quota, *period = " ".join(texts).split() or ["max"]
             if quota not in ("max", "-1") and period:
                 yield int(quota) / int(period[0])
@@ -44,19 +52,24 @@ def _read(file: Path) -> str:
 
 
 def suitable_threads(image_shape: tuple[int, ...], most: int) -> int:
-    """The threads that suit networks on images [C, H, W]: OMP_NUM_THREADS; else one for each usable CPU, at most
-    ``most``, PyTorch's own choice, and fewer for small images.
+    """The threads that suit networks on images [C, H, W]: OMP_NUM_THREADS; else one for each usable
+    CPU, at most ``most``, PyTorch's own choice, and fewer for small images.
     """
     if "OMP_NUM_THREADS" in os.environ:
         return most
-    return max(1, min(most, usable_cpus(), image_shape[-2] * image_shape[-1] // _PIXELS_OF_A_THREAD))
+    return max(
+        1, min(most, usable_cpus(), image_shape[-2] * image_shape[-1] // _PIXELS_OF_A_THREAD)
+    )
 
 
 def shorten_waiting() -> None:
-    """Let threads of PyTorch that wait for others sleep soon, not after long turning in a loop; call it before torch.
+    """Let threads of PyTorch that wait for others sleep soon, not after long turning in a loop;
+    call it before torch.
 
-    They would keep CPUs from the threads that have work, where other programs compute as well. Does nothing where the
-    environment says how to wait.
+    They would keep CPUs from the threads that have work, where other programs compute as well. Does
+    nothing where the environment says how to wait.
     """
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        os.environ["GOMP_SPINCOUNT"] = "1000"  # as libgomp does by itself where it has more threads than CPUs
+        os.environ["GOMP_SPINCOUNT"] = (
+            "1000"  # as libgomp does by itself where it has more threads than CPUs
+        )

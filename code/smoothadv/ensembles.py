@@ -1,4 +1,5 @@
-"""Which checkpoints a name stands for: one, or those of an ensemble, a classifier that is the mean of its members.
+"""Which checkpoints a name stands for: one, or those of an ensemble, a classifier that is the mean
+of its members.
 
 An ensemble is named ``A.pth.tar+B.pth.tar``, which takes the mean of the logits, or by a TOML file:
 
@@ -27,9 +28,11 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class Members:
-    """The checkpoints that ``name`` stands for; ``mean`` is one of MEANS, or None where it is a single checkpoint.
+    """The checkpoints that ``name`` stands for; ``mean`` is one of MEANS, or None where it is a
+    single checkpoint.
 
-    ``input_layer`` is that of members that record none (None: unknown); ``contents`` is empty until they are read.
+    ``input_layer`` is that of members that record none (None: unknown); ``contents`` is empty until
+    they are read.
     """
 
     name: Path
@@ -46,7 +49,8 @@ class Members:
     def input_layers(self, asked: str | None) -> list[str | None]:
         """The input layer to ask of each member, where the user asked for ``asked``.
 
-        That is meant for members that record none, if there are any; else for all, where another one is a mistake.
+        That is meant for members that record none, if there are any; else for all, where another
+        one is a mistake.
         """
         are_recorded = [content.get("input_layer") is not None for content in self.contents]
         if all(are_recorded):
@@ -55,10 +59,11 @@ class Members:
 
 
 def members_of(name: str | Path) -> Members:
-    """The checkpoints that a name stands for, not yet read; a file whose name contains '+' is one checkpoint.
+    """The checkpoints that a name stands for, not yet read; a file whose name contains '+' is one
+    checkpoint.
 
-    UserError unless an ensemble has two or more members and none is an ensemble, or if its TOML file cannot be read or
-    holds something else.
+    UserError unless an ensemble has two or more members and none is an ensemble, or if its TOML
+    file cannot be read or holds something else.
     """
     path = Path(name)
     pieces = [] if os.path.exists(path) else _pieces(str(path))
@@ -75,7 +80,9 @@ def members_of(name: str | Path) -> Members:
 
 
 def _pieces(name: str) -> list[str]:
-    """The parts of a name between plus signs, but for those signs that belong to the name of a file."""
+    """The parts of a name between plus signs, but for those signs that belong to the name of a
+    file.
+    """
     parts, pieces = name.split("+"), []
     while parts:
         heads = ["+".join(parts[:count]) for count in range(1, len(parts) + 1)]
@@ -90,12 +97,28 @@ def _described(path: Path) -> Members:
     try:
         content = read_toml(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"ensemble {path} is no TOML file: {getattr(error, 'strerror', None) or error}") from None
-    members, mean, layer = content.get("members", []), content.get("mean", MEANS[0]), content.get("input_layer")
-    is_list = isinstance(members, list) and len(members) > 1 and all(isinstance(one, str) for one in members)
-    fits = {"members": is_list, "mean": mean in MEANS, "input_layer": layer is None or isinstance(layer, str)}
+        raise UserError(
+            f"ensemble {path} is no TOML file: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    members, mean, layer = (
+        content.get("members", []),
+        content.get("mean", MEANS[0]),
+        content.get("input_layer"),
+    )
+    is_list = (
+        isinstance(members, list)
+        and len(members) > 1
+        and all(isinstance(one, str) for one in members)
+    )
+    fits = {
+        "members": is_list,
+        "mean": mean in MEANS,
+        "input_layer": layer is None or isinstance(layer, str),
+    }
     for key in {**fits, **content}:
         if not fits.get(key):
             expected = _EXPECTED.get(key, f"no other keys than {', '.join(_EXPECTED)}")
-            raise UserError(f"ensemble {path}: {key} is {content.get(key)!r:.80}, expected {expected}")
+            raise UserError(
+                f"ensemble {path}: {key} is {content.get(key)!r:.80}, expected {expected}"
+            )
     return Members(path, tuple(path.parent / member for member in members), mean, layer)

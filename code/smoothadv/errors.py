@@ -1,4 +1,6 @@
-"""The exceptions and warnings that callers of this package may want to catch, and text as messages may show it."""
+"""The exceptions and warnings that callers of this package may want to catch, and text as messages
+may show it.
+"""
 
 import unicodedata
 import warnings
@@ -10,44 +12,58 @@ _STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
 
 
 def shown(text: str, most: int | None = LONGEST_LINE, plain: bool = False) -> str:
-    """``text`` from anywhere as a terminal may show it: on one line, with escapes for what would steer a terminal.
+    """``text`` from anywhere as a terminal may show it: on one line, with escapes for what would
+    steer a terminal.
 
-    These are control characters, like ESC and line ends, marks like those that change the direction of writing, and
-    bytes of a file name that are no text; if ``plain``, also all that is not ASCII. Of more than ``most`` characters
-    (None: any number) the middle is left out.
+    These are control characters, like ESC and line ends, marks like those that change the direction
+    of writing, and bytes of a file name that are no text; if ``plain``, also all that is not ASCII.
+    Of more than ``most`` characters (None: any number) the middle is left out.
     """
     if most is not None and len(text) > most:
         text = f"{text[: most - 3 - most // 4]}...{text[-(most // 4) :]}"
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        ascii(one)[1:-1] if unicodedata.category(one) in _STEERING or (plain and not one.isascii()) else one
+        ascii(one)[1:-1]
+        if unicodedata.category(one) in _STEERING or (plain and not one.isascii())
+        else one
         for one in text
     )
 
 
 def visible(text: str) -> str:
-    """A text of lines, perhaps with tabs, each part as ``shown``: all that is printed or written for people."""
-    return "\n".join("\t".join(shown(part, None) for part in line.split("\t")) for line in text.split("\n"))
+    """A text of lines, perhaps with tabs, each part as ``shown``: all that is printed or written
+    for people.
+    """
+    return "\n".join(
+        "\t".join(shown(part, None) for part in line.split("\t")) for line in text.split("\n")
+    )
 
 
 class UserError(Exception):
-    """Bad input: the message is ONE line that names the file, field or flag, what was found and what is expected.
+    """Bad input: the message is ONE line that names the file, field or flag, what was found and
+    what is expected.
 
-    Commands print it as ``error: MESSAGE`` and exit with 1; any other exception is a defect of this package
-    and shows its traceback. As text it is what ``shown`` makes of the message.
+    Commands print it as ``error: MESSAGE`` and exit with 1; any other exception is a defect of this
+    package and shows its traceback. As text it is what ``shown`` makes of the message.
     """
 
     def __str__(self) -> str:
-        return shown(Exception.__str__(self))  # KeyError's, of a subclass, would be the message's repr
+        return shown(
+            Exception.__str__(self)
+        )  # KeyError's, of a subclass, would be the message's repr
 
 
 class UsageError(UserError):
-    """Choices that contradict each other or do not fit what they are applied to; commands exit with 2."""
+    """Choices that contradict each other or do not fit what they are applied to; commands exit with
+    2.
+    """
 
 
 class DoubtfulWarning(UserWarning):
-    """Something that is allowed but probably a mistake. Commands print it as ``warning: MESSAGE``."""
+    """Something that is allowed but probably a mistake. Commands print it as ``warning:
+    MESSAGE``.
+    """
 
 
 def warn(message: str) -> None:

@@ -1,4 +1,6 @@
-"""Networks as graphs of layers (torch.fx), rewritten without changing the function that they compute."""
+"""Networks as graphs of layers (torch.fx), rewritten without changing the function that they
+compute.
+"""
 
 import operator
 from collections.abc import Callable
@@ -12,7 +14,8 @@ from smoothadv.errors import UserError, first_line
 
 
 def traced_plainly(network: nn.Module) -> torch.fx.GraphModule | None:
-    """The graph of a network whose layers may be replaced; None where tracing fails or layers share or compute weights.
+    """The graph of a network whose layers may be replaced; None where tracing fails or layers share
+    or compute weights.
 
     The graph calls the layers of ``network`` itself, not copies.
     """
@@ -28,16 +31,23 @@ def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
     called = [node.target for node in network.graph.nodes if node.op == "call_module"]
     owners = [id(weight) for _, weight in network.named_parameters(remove_duplicate=False)]
     computed = any(
-        is_parametrized(module) or module._forward_pre_hooks or module._forward_hooks for module in network.modules()
+        is_parametrized(module) or module._forward_pre_hooks or module._forward_hooks
+        for module in network.modules()
     )
     with_weights = [target for target in called if list(network.get_submodule(target).parameters())]
-    return len(with_weights) == len(set(with_weights)) and len(owners) == len(set(owners)) and not computed
+    return (
+        len(with_weights) == len(set(with_weights))
+        and len(owners) == len(set(owners))
+        and not computed
+    )
 
 
 def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Let sums and ReLUs overwrite the output of a convolution where nothing else reads it; returns ``network``.
+    """Let sums and ReLUs overwrite the output of a convolution where nothing else reads it; returns
+    ``network``.
 
-    Gradients with respect to the input stay right: the gradient of a ReLU needs its output, which nothing overwrites.
+    Gradients with respect to the input stay right: the gradient of a ReLU needs its output, which
+    nothing overwrites.
     """
     fresh: set[torch.fx.Node] = set()  # values that share their memory with no other value
     for node in network.graph.nodes:
@@ -51,7 +61,9 @@ def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
                 else:
                     node.op, node.target = "call_function", F.relu
                     node.args, node.kwargs = (node.args[0],), {"inplace": True}
-        elif node.target is operator.add and all(isinstance(term, torch.fx.Node) for term in node.args):
+        elif node.target is operator.add and all(
+            isinstance(term, torch.fx.Node) for term in node.args
+        ):
             terms = sorted(node.args, key=lambda term: not _may_be_overwritten(term, fresh))
             if _may_be_overwritten(terms[0], fresh) and terms[0] is not terms[1]:
                 node.target, node.args = operator.iadd, tuple(terms)
@@ -70,9 +82,11 @@ def _may_be_overwritten(value: torch.fx.Node, fresh: set[torch.fx.Node]) -> bool
 
 
 def let_compiler_choose_alike(network: nn.Module) -> None:
-    """Let every process compile networks that are on a GPU, like this one, to kernels that round alike.
+    """Let every process compile networks that are on a GPU, like this one, to kernels that round
+    alike.
 
-    Otherwise each process chooses the kernels of sums by timing them. Nothing changes where the network is on the CPU.
+    Otherwise each process chooses the kernels of sums by timing them. Nothing changes where the
+    network is on the CPU.
     """
     import torch._inductor.config as inductor
 
@@ -84,8 +98,12 @@ def let_compiler_choose_alike(network: nn.Module) -> None:
         inductor.triton.autotune_pointwise = inductor.dynamic_scale_rblock = False
 
 
-def call_compiled(compiled: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor) -> torch.Tensor:
-    """The output of a compiled network; UserError, at its first call, where no compiler can be found."""
+def call_compiled(
+    compiled: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor
+) -> torch.Tensor:
+    """The output of a compiled network; UserError, at its first call, where no compiler can be
+    found.
+    """
     try:
         return compiled(images)
     except Exception as error:

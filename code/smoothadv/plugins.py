@@ -1,8 +1,10 @@
-"""Plug-ins: a user's own files and modules that register datasets, architectures, attacks, objectives and the like.
+"""Plug-ins: a user's own files and modules that register datasets, architectures, attacks,
+objectives and the like.
 
-A command loads those that ``--plugin FILE_OR_MODULE`` names, and those that installed distributions declare as entry
-points of the group ``smoothadv.plugins``. In Python, ``load`` does the same. Records name the plug-ins that took part,
-each with a digest of its source code. No torch, unless a plug-in imports it.
+A command loads those that ``--plugin FILE_OR_MODULE`` names, and those that installed distributions
+declare as entry points of the group ``smoothadv.plugins``. In Python, ``load`` does the same.
+Records name the plug-ins that took part, each with a digest of its source code. No torch, unless a
+plug-in imports it.
 """
 
 import dataclasses
@@ -27,7 +29,9 @@ from smoothadv.registry import REGISTRATIONS, Registration, Registry
 GROUP = "smoothadv.plugins"
 """The entry-point group in which a distribution names its plug-in modules."""
 FUNCTIONS: Registry[Callable[..., Any]] = Registry("architecture")
-"""The functions that plug-ins called FILE.py:FUNCTION are, by these names, in which FILE is without folders."""
+"""The functions that plug-ins called FILE.py:FUNCTION are, by these names, in which FILE is without
+folders.
+"""
 _FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)")
 
 
@@ -35,9 +39,10 @@ _FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)")
 class Plugin:
     """A plug-in that is loaded.
 
-    ``name`` is that of the file, like "mine.py", or of the module; ``source`` is the path of the file as given, or the
-    module. ``sha256`` is that of the file; for a module in a package, of all Python files of the package.
-    ``is_installed`` if an entry point names it. ``provides`` has what it registered.
+    ``name`` is that of the file, like "mine.py", or of the module; ``source`` is the path of the
+    file as given, or the module. ``sha256`` is that of the file; for a module in a package, of all
+    Python files of the package. ``is_installed`` if an entry point names it. ``provides`` has what
+    it registered.
     """
 
     name: str
@@ -59,18 +64,25 @@ _loaded: dict[str, Plugin] = {}  # by its name
 def load(name: str | Path, is_installed: bool = False) -> Plugin:
     """Import a plug-in, a file or a module by its dotted name, and so register what it defines.
 
-    FILE.py:FUNCTION is a plug-in, too, which registers this function as the architecture of this name.
+    FILE.py:FUNCTION is a plug-in, too, which registers this function as the architecture of this
+    name.
 
-    A plug-in that is loaded already is not imported again. UsageError if there is no such file or module; UserError,
-    and nothing stays registered, if it raises an exception, registers nothing, takes a name that is taken, or if
-    another plug-in of its name is loaded, or another version of it.
+    A plug-in that is loaded already is not imported again. UsageError if there is no such file or
+    module; UserError, and nothing stays registered, if it raises an exception, registers nothing,
+    takes a name that is taken, or if another plug-in of its name is loaded, or another version of
+    it.
     """
     source, registered = str(name), len(REGISTRATIONS)
-    called, sha256, module, run = _found_file(source) if is_file_name(source) else _found_module(source)
+    called, sha256, module, run = (
+        _found_file(source) if is_file_name(source) else _found_module(source)
+    )
     if known := _loaded.get(called):
         if known.sha256 != sha256:
             reason = f"{known.source} is loaded, whose name is the same and whose code is not"
-            raise UserError(f"plug-in {source} cannot be loaded: {reason}; start Python again, or rename the file")
+            raise UserError(
+                f"plug-in {source} cannot be loaded: {reason}; start Python again, or rename the "
+                "file"
+            )
         return known
     if module in sys.modules:
         reason = f"it was imported before, or another module '{module}' was"
@@ -79,7 +91,9 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
         run()
         provides = tuple(filter(_is_foreign, REGISTRATIONS[registered:]))
         if not provides:
-            raise UserError(f"plug-in {called} registers nothing; docs/plugins.md shows what it must hold")
+            raise UserError(
+                f"plug-in {called} registers nothing; docs/plugins.md shows what it must hold"
+            )
     except (Exception, SystemExit) as error:
         for one in filter(_is_foreign, REGISTRATIONS[registered:]):
             one.registry.remove(one.name)
@@ -103,32 +117,45 @@ def loaded() -> tuple[Plugin, ...]:
 
 
 def used(names: Mapping[str, str | None], components: Iterable[Any] = ()) -> list[Plugin]:
-    """The loaded plug-ins that register one of ``names``, by kind as in {"dataset": "digits"}, or of ``components``.
+    """The loaded plug-ins that register one of ``names``, by kind as in {"dataset": "digits"}, or
+    of ``components``.
 
-    A component stands for its class too, and for the components that its fields hold, as an objective holds an attack.
+    A component stands for its class too, and for the components that its fields hold, as an
+    objective holds an attack.
     """
     objects = [part for component in components for part in _parts(component)]
 
     def takes_part(one: Registration) -> bool:
         name = names.get(one.registry.kind) or ""
-        return one.name in (name, name.partition(":")[0]) or any(part is one.component for part in objects)
+        return one.name in (name, name.partition(":")[0]) or any(
+            part is one.component for part in objects
+        )
 
     return [plugin for plugin in _loaded.values() if any(map(takes_part, plugin.provides))]
 
 
 def digests(plugins: Iterable[Plugin]) -> dict[str, dict[str, str]]:
-    """{"plugins": {name: SHA-256}} for the records that must agree when work is continued; empty without plug-ins."""
+    """{"plugins": {name: SHA-256}} for the records that must agree when work is continued; empty
+    without plug-ins.
+    """
     found = {plugin.name: plugin.sha256 for plugin in plugins}
     return {"plugins": found} if found else {}
 
 
 def words() -> list[str]:
     """The options that load the same plug-ins again; installed ones need none."""
-    return [word for plugin in _loaded.values() if not plugin.is_installed for word in ("--plugin", plugin.source)]
+    return [
+        word
+        for plugin in _loaded.values()
+        if not plugin.is_installed
+        for word in ("--plugin", plugin.source)
+    ]
 
 
 def missing(kind: str, name: str, recorded: Any) -> str:
-    """Which plug-in of a checkpoint's record provides ``name`` and is not loaded, as a sentence; "" if none."""
+    """Which plug-in of a checkpoint's record provides ``name`` and is not loaded, as a sentence; ""
+    if none.
+    """
     for record in _providers(kind, name, recorded):
         place = f"PATH/{record['name']}" if is_file_name(record["name"]) else record["name"]
         plugin = f"the plug-in {record['name']} (sha256 {record['sha256'][:12]})"
@@ -139,7 +166,9 @@ def missing(kind: str, name: str, recorded: Any) -> str:
 def changed(recorded: Any) -> list[Plugin]:
     """The plug-ins that are loaded in another version than the settings of a log record."""
     before = recorded if isinstance(recorded, dict) else {}
-    return [plugin for plugin in loaded() if before.get(plugin.name, plugin.sha256) != plugin.sha256]
+    return [
+        plugin for plugin in loaded() if before.get(plugin.name, plugin.sha256) != plugin.sha256
+    ]
 
 
 def changed_provider(kind: str, name: str, recorded: Any) -> list[Plugin]:
@@ -149,7 +178,13 @@ def changed_provider(kind: str, name: str, recorded: Any) -> list[Plugin]:
 
 def is_file_name(name: str) -> bool:
     """Whether ``--plugin NAME`` means a file, not a module."""
-    return name.endswith(".py") or "/" in name or os.sep in name or os.path.isfile(name) or names_function(name)
+    return (
+        name.endswith(".py")
+        or "/" in name
+        or os.sep in name
+        or os.path.isfile(name)
+        or names_function(name)
+    )
 
 
 def names_function(name: str) -> bool:
@@ -158,10 +193,14 @@ def names_function(name: str) -> bool:
 
 
 def _providers(kind: str, name: str, recorded: Any) -> Iterator[dict[str, Any]]:
-    """The well-formed entries of a checkpoint's record of plug-ins, which may hold anything, that provide ``name``."""
+    """The well-formed entries of a checkpoint's record of plug-ins, which may hold anything, that
+    provide ``name``.
+    """
     for entry in recorded if isinstance(recorded, list) else []:
         match entry:
-            case {"name": str(), "sha256": str(), "provides": [*provides]} if f"{kind} '{name}'" in provides:
+            case {"name": str(), "sha256": str(), "provides": [*provides]} if (
+                f"{kind} '{name}'" in provides
+            ):
                 yield entry
 
 
@@ -175,7 +214,9 @@ def _parts(component: Any) -> Iterator[Any]:
 
 
 _Found = tuple[str, str, str, Callable[[], object]]
-"""A plug-in before its import: its name, the digest of its code, its module's name, and what imports it."""
+"""A plug-in before its import: its name, the digest of its code, its module's name, and what
+imports it.
+"""
 
 
 def _found_module(name: str) -> _Found:
@@ -197,13 +238,17 @@ def _found_module(name: str) -> _Found:
     else:
         folders = folders or [Path(str(spec.origin)).parent]
         files = [(folder, file) for folder in folders for file in sorted(folder.rglob("*.py"))]
-        contents = [(file.relative_to(folder).as_posix(), file.read_bytes()) for folder, file in files]
+        contents = [
+            (file.relative_to(folder).as_posix(), file.read_bytes()) for folder, file in files
+        ]
         code = b"".join(f"{path} {len(content)}\n".encode() + content for path, content in contents)
     return name, digest([code]), name, lambda: importlib.import_module(name)
 
 
 def _found_file(name: str) -> _Found:
-    """A file, read once, so that its digest is that of the code that runs; UsageError if there is none."""
+    """A file, read once, so that its digest is that of the code that runs; UsageError if there is
+    none.
+    """
     named = _FUNCTION.fullmatch(name)
     path = Path(named[1] if named else name).resolve()
     if os.path.isdir(path):  # unlike Path's, no OSError for a name that is too long
@@ -211,7 +256,9 @@ def _found_file(name: str) -> _Found:
     try:
         content = read_regular(path)
     except OSError as error:
-        raise UsageError(f"{'' if named else '--plugin: '}{name} cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"{'' if named else '--plugin: '}{name} cannot be read: {error.strerror}"
+        ) from error
     display = f"{path.name}:{named[2]}" if named else path.name
     module = ModuleType(display if named else path.stem)
     module.__file__ = str(path)
@@ -223,14 +270,18 @@ def _found_file(name: str) -> _Found:
         if named:
             function = getattr(module, named[2], None)
             if not callable(function):
-                raise UserError(f"plug-in {display} cannot be loaded: the file defines no such function")
+                raise UserError(
+                    f"plug-in {display} cannot be loaded: the file defines no such function"
+                )
             FUNCTIONS.register(display)(function)
 
     return display, digest([content]), module.__name__, run
 
 
 def _is_foreign(one: Registration) -> bool:
-    """Whether a plug-in registered it, not a part of this package that the plug-in was the first to import."""
+    """Whether a plug-in registered it, not a part of this package that the plug-in was the first to
+    import.
+    """
     return one.registry is FUNCTIONS or one.module.partition(".")[0] != __name__.partition(".")[0]
 
 

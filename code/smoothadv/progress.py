@@ -15,14 +15,19 @@ from smoothadv.errors import shown, warn
 
 SECONDS_BETWEEN_LINES = 60.0
 _quiet = ContextVar("quiet", default=False)
-_LINE = "{desc}: {n_fmt} of {total_fmt} ({percentage:.0f}%), {rate_fmt}, {elapsed} so far, {remaining} left{postfix}"
+_LINE = (
+    "{desc}: {n_fmt} of {total_fmt} ({percentage:.0f}%), {rate_fmt}, {elapsed} so far, {remaining} "
+    "left{postfix}"
+)
 
 
 class Progress(tqdm):
-    """A bar of tqdm, with its arguments, where standard error is a terminal; ``quiet`` shows nothing.
+    """A bar of tqdm, with its arguments, where standard error is a terminal; ``quiet`` shows
+    nothing.
 
-    Elsewhere, as under nohup, a line says how far the work is whenever a minute has passed without one. Other lines,
-    written within ``external_write_mode``, count as well. Of a bar over an iterable, lines come between its items only.
+    Elsewhere, as under nohup, a line says how far the work is whenever a minute has passed without
+    one. Other lines, written within ``external_write_mode``, count as well. Of a bar over an
+    iterable, lines come between its items only.
     """
 
     def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
@@ -31,7 +36,13 @@ class Progress(tqdm):
         if self._makes_lines:
             # Any update may make a line, since they may be rare; the rate is that of all the work.
             options["unit"] = f" {options.get('unit', 'it').strip()}"
-            options |= {"bar_format": _LINE, "smoothing": 0, "miniters": 0, "mininterval": 0, "delay": 0}
+            options |= {
+                "bar_format": _LINE,
+                "smoothing": 0,
+                "miniters": 0,
+                "mininterval": 0,
+                "delay": 0,
+            }
         super().__init__(*arguments, disable=quiet or _quiet.get() or sys.stderr is None, **options)
         if self._makes_lines:
             self.sp = None  # tqdm then ends without a bar
@@ -43,8 +54,14 @@ class Progress(tqdm):
             return super().display(*arguments, **options)
         if monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = monotonic()
-            with contextlib.suppress(OSError, ValueError):  # a full disk or a closed stream must not end the work
-                print(shown(" ".join(str(self).replace("s/ ", "s/").split())), file=sys.stderr, flush=True)
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # a full disk or a closed stream must not end the work
+                print(
+                    shown(" ".join(str(self).replace("s/ ", "s/").split())),
+                    file=sys.stderr,
+                    flush=True,
+                )
         return True
 
     def clear(self, *arguments: Any, **options: Any) -> None:
@@ -56,14 +73,18 @@ class Progress(tqdm):
 
 
 def warn_of_hours(work: str, images: int) -> None:
-    """Warn, before it begins, of ``work`` on so many noisy images that even a fast machine needs hours."""
+    """Warn, before it begins, of ``work`` on so many noisy images that even a fast machine needs
+    hours.
+    """
     if (hours := images / 3.6e9) >= 1:
         warn(f"{work}, take {hours:,.1f} hours even at 1,000,000 noisy images per second")
 
 
 @cache
 def _watch() -> None:
-    """Start the thread by which lines come while one step, like a job of a sweep or an evaluation, takes long."""
+    """Start the thread by which lines come while one step, like a job of a sweep or an evaluation,
+    takes long.
+    """
 
     def watch() -> None:
         while True:
@@ -74,10 +95,17 @@ def _watch() -> None:
 
 
 def _look() -> None:
-    """Make the lines that are due; none of a bar over an iterable, which may stay open in the traceback of an error."""
+    """Make the lines that are due; none of a bar over an iterable, which may stay open in the
+    traceback of an error.
+    """
     with tqdm.get_lock():
         for bar in tqdm._instances.copy():
-            if isinstance(bar, Progress) and hasattr(bar, "start_t") and bar._makes_lines and bar.iterable is None:
+            if (
+                isinstance(bar, Progress)
+                and hasattr(bar, "start_t")
+                and bar._makes_lines
+                and bar.iterable is None
+            ):
                 bar.refresh(nolock=True)
 
 

@@ -1,4 +1,6 @@
-"""What made a file: command, versions, plug-ins and commit, for its manifest; without passwords. No torch."""
+"""What made a file: command, versions, plug-ins and commit, for its manifest; without passwords. No
+torch.
+"""
 
 import functools
 import platform
@@ -26,7 +28,9 @@ _PACKAGES = ("torch", "torchvision", "numpy", "scipy", "statsmodels", "pandas")
 
 
 def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
-    """The command (None: that of this process), versions, plug-ins and commit that make a file, for its manifest."""
+    """The command (None: that of this process), versions, plug-ins and commit that make a file, for
+    its manifest.
+    """
     return {
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": without_secrets(sys.argv if command is None else command),
@@ -35,14 +39,22 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _installed_version(name) for name in _PACKAGES},
-        "plugins": [{"name": one.name, "source": one.source, "sha256": one.sha256} for one in plugins.loaded()],
+        "plugins": [
+            {"name": one.name, "source": one.source, "sha256": one.sha256}
+            for one in plugins.loaded()
+        ],
     }
 
 
 def without_secrets(command: Sequence[object]) -> list[str]:
-    """The words of a command, with ``***`` for what looks like a password, a token or a key: records are shared."""
+    """The words of a command, with ``***`` for what looks like a password, a token or a key:
+    records are shared.
+    """
     words = [_SECRET.sub(r"\1***", str(word)) for word in command]
-    return ["***" if _SECRET_OPTION.fullmatch(before) else word for before, word in zip(["", *words], words)]
+    return [
+        "***" if _SECRET_OPTION.fullmatch(before) else word
+        for before, word in zip(["", *words], words)
+    ]
 
 
 def _installed_version(package: str) -> str | None:
@@ -54,16 +66,23 @@ def _installed_version(package: str) -> str | None:
 
 @functools.cache  # of the code that this process has loaded
 def _git_commit() -> str | None:
-    """The commit of the clone this package runs from; "-dirty" if files differ or are new; None outside one."""
+    """The commit of the clone this package runs from; "-dirty" if files differ or are new; None
+    outside one.
+    """
 
     def git(*arguments: str) -> str:
         command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=10
+        ).stdout.strip()
 
     try:
-        # An installed package may lie in another project's repository, whose commit is not that of this package.
+        # An installed package may lie in another project's repository, whose commit is not that of
+        # this package.
         if not git("ls-files", Path(__file__).name):
             return None
-        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--", ".") else "")
+        return git("rev-parse", "HEAD") + (
+            "-dirty" if git("status", "--porcelain", "--", ".") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None

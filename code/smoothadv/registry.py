@@ -60,7 +60,9 @@ class Registry(Mapping[str, Component]):
             return self._components[name]
         except (KeyError, TypeError):  # TypeError: a name read from a file may have any type
             hint, known = did_you_mean(str(name), self._components), ", ".join(self._components)
-            raise UnknownNameError(f"unknown {self.kind} '{name}'{hint}; known: {known}{PLUGIN_HINT}") from None
+            raise UnknownNameError(
+                f"unknown {self.kind} '{name}'{hint}; known: {known}{PLUGIN_HINT}"
+            ) from None
 
     def require(self, name: str) -> str:
         """Return ``name`` if it is registered; UnknownNameError otherwise."""
@@ -91,8 +93,9 @@ REGISTRATIONS: list[Registration] = []
 def discover(package: str, path: list[str], without: Collection[str] = ()) -> None:
     """Import every module of a package, so that each file's registrations take effect.
 
-    A package calls ``discover(__name__, __path__)`` at the end of its ``__init__``: to add a component, add one file.
-    The modules ``without`` are not imported: they register nothing and take long to load.
+    A package calls ``discover(__name__, __path__)`` at the end of its ``__init__``: to add a
+    component, add one file. The modules ``without`` are not imported: they register nothing and
+    take long to load.
     """
     for module in pkgutil.iter_modules(path):
         if module.name not in without:

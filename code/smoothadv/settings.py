@@ -1,8 +1,9 @@
 """Components declare their settings as dataclass fields; commands make an option of each.
 
-A component (an attack, an objective) is a frozen dataclass. Each field made by ``setting`` becomes one
-command-line option, so that the file of a new component also defines what commands offer, and what values it may have:
-``check_settings`` holds a value that was given in Python to the words that a command would accept.
+A component (an attack, an objective) is a frozen dataclass. Each field made by ``setting`` becomes
+one command-line option, so that the file of a new component also defines what commands offer, and
+what values it may have: ``check_settings`` holds a value that was given in Python to the words that
+a command would accept.
 """
 
 import argparse
@@ -22,11 +23,16 @@ Number = TypeVar("Number", int, float)
 
 
 class SettingError(UserError, argparse.ArgumentTypeError, ValueError):
-    """What is no value of a setting. The message, one line, names what was found and what would be accepted."""
+    """What is no value of a setting. The message, one line, names what was found and what would be
+    accepted.
+    """
 
 
-def number(kind: type[Number], description: str, accept: Callable[[Number], bool]) -> Callable[[str], Number]:
-    """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not ``description``".
+def number(
+    kind: type[Number], description: str, accept: Callable[[Number], bool]
+) -> Callable[[str], Number]:
+    """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not
+    ``description``".
 
     Digits of other scripts, which Python reads too, are none.
     """
@@ -59,15 +65,20 @@ _MOST = 4_000_000_000
 positive_int = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= _MOST)
 non_negative_int = number(int, "a whole number from 0 to 4,000,000,000", lambda v: 0 <= v <= _MOST)
 any_seed = number(int, "a whole number from 0 to 2^128 - 1", lambda v: 0 <= v < 2**128)
-"""Parses the seed of random numbers; all other whole numbers are counts, which a run could come to."""
+"""Parses the seed of random numbers; all other whole numbers are counts, which a run could come to.
+"""
 positive_float = number(float, "a number above 0", lambda v: v > 0)
 non_negative_float = number(float, "a number of at least 0", lambda v: v >= 0)
 share_of_one = number(float, "a share from 0 to 1", lambda v: 0 <= v <= 1)
 probability = number(float, "a probability strictly between 0 and 1", lambda v: 0 < v < 1)
-batch_size = up_to_a_million = number(int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000)
+batch_size = up_to_a_million = number(
+    int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000
+)
 momentum = number(float, "a number from 0 to below 1, like 0.9", lambda v: 0 <= v < 1)
 noise_level = number(
-    float, "a standard deviation between 0 and 10 on images in [0, 1], like 0.25", lambda v: 0 <= v <= 10
+    float,
+    "a standard deviation between 0 and 10 on images in [0, 1], like 0.25",
+    lambda v: 0 <= v <= 10,
 )
 """Parses a standard deviation >= 0 on images in [0, 1]; the paper uses 0.12 to 1.0."""
 _LARGEST_L2 = 32.0
@@ -80,14 +91,17 @@ def positive_noise_level(text: str) -> float:
     """As ``noise_level``, but above 0, since a smoothed classifier needs noise."""
     value = noise_level(text)
     if value == 0:
-        raise SettingError("'0' would smooth nothing: give the sigma of the smoothed classifier, like 0.25")
+        raise SettingError(
+            "'0' would smooth nothing: give the sigma of the smoothed classifier, like 0.25"
+        )
     return value
 
 
 def perturbation_size(text: str) -> float:
     """Parses an l2 norm on images in [0, 1], as a decimal (0.25) or a fraction (64/255).
 
-    A value like 64 comes from scripts that count in 1/255 or 1/256 units; it is refused with that hint.
+    A value like 64 comes from scripts that count in 1/255 or 1/256 units; it is refused with that
+    hint.
     """
     numerator, slash, denominator = text.partition("/")
     try:
@@ -98,20 +112,27 @@ def perturbation_size(text: str) -> float:
         raise SettingError(f"'{text}' is not {_L2}")
     if value > _LARGEST_L2:
         raise SettingError(
-            f"'{text}' is {value:g}, far beyond the paper's largest l2 norm on images in [0, 1], 4: for {value:g} "
-            f"grey levels write {value:g}/255 (or {value:g}/256 to match the released SmoothAdv code)"
+            f"'{text}' is {value:g}, far beyond the paper's largest l2 norm on images in [0, 1], "
+            f"4: for {value:g} grey levels write {value:g}/255 (or {value:g}/256 to match the "
+            "released SmoothAdv code)"
         )
     return value
 
 
 def perturbation_size_in_256ths(text: str) -> float:
-    """Parses an l2 norm in 1/256 of the range of images, as the released code counts: 64 is 0.25."""
+    """Parses an l2 norm in 1/256 of the range of images, as the released code counts: 64 is
+    0.25.
+    """
     number_of_256ths = _in_256ths(text)
     if 0 < number_of_256ths < 1:
-        raise SettingError(f"'{text}' counts in 1/256 here, as in the released code: write 64 for 0.25")
+        raise SettingError(
+            f"'{text}' counts in 1/256 here, as in the released code: write 64 for 0.25"
+        )
     value = number_of_256ths / 256
     if value > _LARGEST_L2:
-        raise SettingError(f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4")
+        raise SettingError(
+            f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4"
+        )
     return value
 
 
@@ -140,10 +161,11 @@ def setting(
 ) -> Any:
     """A dataclass field that becomes an option: ``--field-name`` unless ``flag`` says otherwise.
 
-    ``parse`` turns the text into the value and raises SettingError on a bad one; without it the setting is a switch (a
-    bool, False by default). ``many`` takes one value or more, as a list. ``check`` reads what is given in Python
-    (None: as ``parse``). A field without default is a required option.
-    The result is Any, as for dataclasses.field: the annotation of the field is its type.
+    ``parse`` turns the text into the value and raises SettingError on a bad one; without it the
+    setting is a switch (a bool, False by default). ``many`` takes one value or more, as a list.
+    ``check`` reads what is given in Python (None: as ``parse``). A field without default is a
+    required option. The result is Any, as for dataclasses.field: the annotation of the field is its
+    type.
     """
     how = {"help": help, "parse": parse, "flag": flag, "many": many, "check": check or parse}
     return dataclasses.field(default=default, metadata=how)
@@ -156,22 +178,37 @@ def _found(value: Any) -> str:
 
 
 def checked_field(
-    parse: Callable[[str], Any] | None, default: Any = MISSING, *, name: str = "", kind: Any = bool, **further: Any
+    parse: Callable[[str], Any] | None,
+    default: Any = MISSING,
+    *,
+    name: str = "",
+    kind: Any = bool,
+    **further: Any,
 ) -> Any:
-    """A dataclass field, which Python calls ``name``, that ``check_settings`` checks and that makes no option itself.
+    """A dataclass field, which Python calls ``name``, that ``check_settings`` checks and that makes
+    no option itself.
 
-    ``parse`` and ``kind`` are those of ``checked``; ``further`` arguments those of dataclasses.field.
+    ``parse`` and ``kind`` are those of ``checked``; ``further`` arguments those of
+    dataclasses.field.
     """
-    return dataclasses.field(default=default, metadata={"check": parse, "name": name, "kind": kind}, **further)
+    return dataclasses.field(
+        default=default, metadata={"check": parse, "name": name, "kind": kind}, **further
+    )
 
 
 def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any = bool) -> Any:
-    """A ``value`` that was given in Python, as ``parse`` reads it from a command line; None: an object of a ``kind``.
+    """A ``value`` that was given in Python, as ``parse`` reads it from a command line; None: an
+    object of a ``kind``.
 
-    Numbers become Python's, of NumPy's or of a tensor with one entry; a whole number may be a float like 1e5.
-    SettingError, which calls the value ``name``, where a command would accept no text for it.
+    Numbers become Python's, of NumPy's or of a tensor with one entry; a whole number may be a float
+    like 1e5. SettingError, which calls the value ``name``, where a command would accept no text for
+    it.
     """
-    plain = value.item() if getattr(value, "shape", None) == () and not getattr(value, "mask", False) else value
+    plain = (
+        value.item()
+        if getattr(value, "shape", None) == () and not getattr(value, "mask", False)
+        else value
+    )
     is_number = isinstance(plain, (Real, Decimal)) and not isinstance(plain, bool)
     if parse is None:
         if isinstance(plain, kind):
@@ -192,7 +229,9 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
         raise SettingError(f"{name}: {_found(value)}, expected a smaller one") from None
     wants_number = isinstance(parsed, (int, float))
     if not (is_number if wants_number else isinstance(plain, (str, os.PathLike))):
-        raise SettingError(f"{name}: {_found(value)}, expected {'a number' if wants_number else 'a name'}")
+        raise SettingError(
+            f"{name}: {_found(value)}, expected {'a number' if wants_number else 'a name'}"
+        )
     return parsed
 
 
@@ -205,21 +244,32 @@ def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[A
 
 
 def check_settings(component: Any) -> None:
-    """Replace the fields of a dataclass that have a parser by what ``checked`` makes of them, but for their defaults.
+    """Replace the fields of a dataclass that have a parser by what ``checked`` makes of them, but
+    for their defaults.
 
     To be called in ``__post_init__``. A field that may be None says so in its type.
     """
     for field in dataclasses.fields(component):
         value, how = getattr(component, field.name), field.metadata
-        if "check" not in how or value is field.default or (value is None and "None" in str(field.type)):
+        if (
+            "check" not in how
+            or value is field.default
+            or (value is None and "None" in str(field.type))
+        ):
             continue
         name, parse, kind = how.get("name") or field.name, how["check"], how.get("kind", bool)
-        read = checked_list(name, value, parse) if how.get("many") else checked(name, value, parse, kind)
+        read = (
+            checked_list(name, value, parse)
+            if how.get("many")
+            else checked(name, value, parse, kind)
+        )
         object.__setattr__(component, field.name, read)
 
 
 class Checked:
-    """A frozen dataclass whose settings are checked when it is made, before its own ``__post_init__``."""
+    """A frozen dataclass whose settings are checked when it is made, before its own
+    ``__post_init__``.
+    """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -253,17 +303,23 @@ class Setting:
 
 
 def settings_of(component: type) -> list[Setting]:
-    """The declared settings of a component class, in order of declaration, without fields not made by ``setting``."""
+    """The declared settings of a component class, in order of declaration, without fields not made
+    by ``setting``.
+    """
     found = []
     for field in dataclasses.fields(component):
         if "help" in field.metadata:
             flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
-            found.append(Setting(field.name, default=field.default, **{**field.metadata, "flag": flag}))
+            found.append(
+                Setting(field.name, default=field.default, **{**field.metadata, "flag": flag})
+            )
     return found
 
 
 def describe(component: Any) -> str:
-    """A component and its settings as a person would read them, without those left at None or False."""
+    """A component and its settings as a person would read them, without those left at None or
+    False.
+    """
 
     def text(record: Any) -> str:
         if not isinstance(record, dict):
@@ -282,5 +338,8 @@ def settings_record(component: Any) -> dict[str, Any]:
     """A component's class and field values as plain JSON values, nested components included."""
     if dataclasses.is_dataclass(component):
         names = [field.name for field in dataclasses.fields(component)]
-        return {"name": type(component).__name__, **{name: settings_record(getattr(component, name)) for name in names}}
+        return {
+            "name": type(component).__name__,
+            **{name: settings_record(getattr(component, name)) for name in names},
+        }
     return component.__name__ if callable(component) else component

@@ -1,4 +1,6 @@
-"""compare: counts by hand, McNemar's test against SciPy, coverage of the interval by enumeration."""
+"""compare: counts by hand, McNemar's test against SciPy, coverage of the interval by
+enumeration.
+"""
 
 import math
 
@@ -8,7 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
-from smoothadv.analysis.compare import Comparison, mcnemar_p_value, pair_up, paired_difference_interval
+from smoothadv.analysis.compare import (
+    Comparison,
+    mcnemar_p_value,
+    pair_up,
+    paired_difference_interval,
+)
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Radius
 from smoothadv.errors import UserError
@@ -18,12 +25,18 @@ SHARES_OF = ["quantity", "examples", "first", "second", "difference"]
 COLUMNS = [*SHARES_OF, "low", "high", "only_first", "only_second", "p_value"]
 
 
-def log(name: str, radii: dict[int, float | None], labels: dict[int, int] | None = None, **values) -> Log:
-    """A log by idx: the radius of an example that it gets right, None for one that it gets wrong at radius 0.9."""
+def log(
+    name: str, radii: dict[int, float | None], labels: dict[int, int] | None = None, **values
+) -> Log:
+    """A log by idx: the radius of an example that it gets right, None for one that it gets wrong at
+    radius 0.9.
+    """
     label = [(labels or {}).get(idx, 1) for idx in radii]
     predict = [0 if radius is None else own for own, radius in zip(label, radii.values())]
     radius = [0.9 if radius is None else radius for radius in radii.values()]
-    return log_of(name, {"idx": [*radii], "label": label, "predict": predict, "radius": radius}, **values)
+    return log_of(
+        name, {"idx": [*radii], "label": label, "predict": predict, "radius": radius}, **values
+    )
 
 
 FIRST = log("first", {0: 0.5, 1: 0.25, 2: None, 3: 1.0, 5: 2.0})
@@ -39,18 +52,25 @@ def rows_of(first: Log, second: Log, **settings_) -> list[dict]:
 def test_counts_are_those_of_the_examples_that_both_hold():
     """Of idx 0 to 3: at 0.5 the first is right on 0 and 3, the second on 0, 1 and 2."""
     half, *_, average = rows_of(FIRST, SECOND, radii=[Radius("0.5")])
-    assert (half["quantity"], half["examples"], half["first"], half["second"]) == ("0.50", 4, 0.5, 0.75)
+    assert (half["quantity"], half["examples"], half["first"], half["second"]) == (
+        "0.50",
+        4,
+        0.5,
+        0.75,
+    )
     assert (half["difference"], half["only_first"], half["only_second"]) == (0.25, 1, 2)
     assert half["p_value"] == pytest.approx(1.0), "two of three discordant pairs: 2 * (1 + 3) / 8"
     assert half["low"] < 0.25 < half["high"]
-    assert average["first"] == pytest.approx(1.75 / 4) and average["second"] == pytest.approx(2.25 / 4)
+    assert average["first"] == pytest.approx(1.75 / 4) and average["second"] == pytest.approx(
+        2.25 / 4
+    )
     assert average["difference"] == pytest.approx(0.125)
     assert [average[name] for name in ("only_first", "only_second", "p_value")] == [None] * 3
 
 
 def test_abstentions_and_images_of_larger_radius_are_counted_in_pairs():
-    """As of two procedures on one model's votes: of idx 0 to 4 the second certifies two that abstained, a third further
-    and a fourth less; where both are wrong no radius counts."""
+    """As of two procedures on one model's votes: of idx 0 to 4 the second certifies two that
+    abstained, a third further and a fourth less; where both are wrong no radius counts."""
     one, two = (log(name, dict(enumerate(radii))) for name, radii in (("one", [0.5, 0.25, 0, 0, None]),
                                                                       ("two", [0.4, 0.5, 0.2, 0, None])))  # fmt: skip
     one.table.loc[[2, 3], ["predict", "correct"]] = -1, 0
@@ -60,9 +80,14 @@ def test_abstentions_and_images_of_larger_radius_are_counted_in_pairs():
     assert [larger[name] for name in SHARES_OF] == ["larger radius", 5, 1 / 5, 3 / 5, 2 / 5]
     for row, counts in ((abstained, (2, 0)), (larger, (1, 3))):
         assert (row["low"], row["high"]) == paired_difference_interval(*counts, 5, 0.95)
-        assert (row["only_first"], row["only_second"], row["p_value"]) == (*counts, mcnemar_p_value(*counts))
+        assert (row["only_first"], row["only_second"], row["p_value"]) == (
+            *counts,
+            mcnemar_p_value(*counts),
+        )
     one.table["label_aware"] = 0
-    assert "abstained" not in {row["quantity"] for row in rows_of(one, two)}, "an image given up is no abstention"
+    assert "abstained" not in {row["quantity"] for row in rows_of(one, two)}, (
+        "an image given up is no abstention"
+    )
 
 
 def test_default_radii_begin_with_the_clean_accuracy():
@@ -72,18 +97,25 @@ def test_default_radii_begin_with_the_clean_accuracy():
 def test_swapping_the_logs_swaps_the_signs():
     for forth, back in zip(rows_of(FIRST, SECOND), rows_of(SECOND, FIRST)):
         assert forth["difference"] == -back["difference"] and forth["p_value"] == back["p_value"]
-        assert (forth["low"], forth["high"]) == pytest.approx((-back["high"], -back["low"]), abs=1e-12)
+        assert (forth["low"], forth["high"]) == pytest.approx(
+            (-back["high"], -back["low"]), abs=1e-12
+        )
 
 
 def test_linf_radii_are_those_of_each_log():
     """In 100 pixels l_inf 0.05 is l2 0.5, in 400 it is l2 1."""
-    small, large = log("s", {0: 0.5, 1: 0.99}, dimension=100), log("l", {0: 0.5, 1: 1.01}, dimension=400)
+    small, large = (
+        log("s", {0: 0.5, 1: 0.99}, dimension=100),
+        log("l", {0: 0.5, 1: 1.01}, dimension=400),
+    )
     row = rows_of(small, large, norm="linf", radii=[Radius("0.05")])[0]
     assert (row["first"], row["second"]) == (1.0, 0.5)
 
 
 def test_logs_of_different_images_are_refused_by_an_example():
-    with pytest.raises(UserError, match="^a and b are not on the same images: example 4 has label 7 in one"):
+    with pytest.raises(
+        UserError, match="^a and b are not on the same images: example 4 has label 7 in one"
+    ):
         pair_up(log("a", {3: 1.0, 4: 1.0}, {4: 7}), log("b", {4: 1.0}))
     with pytest.raises(UserError, match="^a and b have no example in common$"):
         pair_up(log("a", {0: 1.0}), log("b", {1: 1.0}))
@@ -99,7 +131,9 @@ def test_only_two_logs_can_be_compared(number):
 
 
 def test_predictions_are_compared_on_the_examples_that_both_hold():
-    """Of idx 0 to 3 the first is right on 0, 1 and 3, the second on 0, 1 and 2; radii count for nothing."""
+    """Of idx 0 to 3 the first is right on 0, 1 and 3, the second on 0, 1 and 2; radii count for
+    nothing.
+    """
     (row,) = Comparison()(Logs(prediction=[FIRST, SECOND])).rows
     low, high = paired_difference_interval(1, 1, 4, 0.95)
     assert row == ["accuracy", 4, 0.75, 0.75, 0.0, low, high, 1, 1, pytest.approx(1.0)]
@@ -145,12 +179,15 @@ def test_equal_logs_are_told_apart_no_more_often_than_the_level(level):
     """By exact enumeration; a test that forgets the second tail is caught."""
     numbers = range(0, 40, 3)
     assert max(rejections(mcnemar_p_value, number, level) for number in numbers) <= level
-    assert max(rejections(lambda a, b: mcnemar_p_value(a, b) / 2, number, level) for number in numbers) > level
+    assert (
+        max(rejections(lambda a, b: mcnemar_p_value(a, b) / 2, number, level) for number in numbers)
+        > level
+    )
 
 
 def coverage(interval, first: float, second: float, pairs: int) -> float:
-    """The exact probability that the interval of 95 % holds second - first, where those are the probabilities that
-    only the first and only the second log is right. Sums over all counts."""
+    """The exact probability that the interval of 95 % holds second - first, where those are the
+    probabilities that only the first and only the second log is right. Sums over all counts."""
     truth, total = second - first, 0.0
     b, c = np.meshgrid(np.arange(pairs + 1), np.arange(pairs + 1), indexing="ij")
     possible = b + c <= pairs
@@ -164,18 +201,27 @@ def coverage(interval, first: float, second: float, pairs: int) -> float:
 
 
 def wald(only_first: int, only_second: int, pairs: int, confidence: float) -> tuple[float, float]:
-    """The interval of textbooks, without pseudo-pairs: it is a point where no pair is discordant."""
+    """The interval of textbooks, without pseudo-pairs: it is a point where no pair is
+    discordant.
+    """
     difference = (only_second - only_first) / pairs
     z = float(stats.norm.ppf((1 + confidence) / 2))
     half = z * math.sqrt((only_first + only_second) / pairs - difference**2) / math.sqrt(pairs)
     return difference - half, difference + half
 
 
-SHARES = [*zip([0, 0, 0.02, 0.1, 0.05, 0.02, 0.3, 0.25, 0.4], [0.02, 0.05, 0.02, 0.02, 0.05, 0.2, 0.1, 0.25, 0.1])]
+SHARES = [
+    *zip(
+        [0, 0, 0.02, 0.1, 0.05, 0.02, 0.3, 0.25, 0.4],
+        [0.02, 0.05, 0.02, 0.02, 0.05, 0.2, 0.1, 0.25, 0.1],
+    )
+]
 
 
 def test_interval_holds_the_difference_about_as_often_as_it_says():
-    """Exactly computed: never below 94 % and on average below 98 %; the textbook interval falls to 55 %."""
+    """Exactly computed: never below 94 % and on average below 98 %; the textbook interval falls to
+    55 %.
+    """
     covered = [coverage(paired_difference_interval, *shares, 40) for shares in SHARES]
     assert min(covered) >= 0.94
     assert 0.95 <= np.mean(covered) <= 0.98
@@ -195,7 +241,9 @@ def test_interval_is_around_the_difference_and_its_mirror_image_when_swapped(dat
 
 def average_row(first: np.ndarray, second: np.ndarray, **settings_) -> dict:
     """The last row: average radii of two logs that are right everywhere."""
-    logs = [log(name, dict(enumerate(radii.tolist()))) for name, radii in (("a", first), ("b", second))]
+    logs = [
+        log(name, dict(enumerate(radii.tolist()))) for name, radii in (("a", first), ("b", second))
+    ]
     return rows_of(*logs, radii=[Radius("0")], **settings_)[-1]
 
 
@@ -209,15 +257,19 @@ def test_resampled_average_has_the_quantiles_counted_by_hand():
 
 
 def test_average_radius_is_resampled_in_pairs():
-    """Against 20,000 resamples of our own. The share below a resampled quantile is Beta(100, 3901) or so: outside
-    1.2 % to 4.5 % with probability below 1e-6. Resampled apart, the logs would have the interval of another scale."""
+    """Against 20,000 resamples of our own. The share below a resampled quantile is Beta(100, 3901)
+    or so: outside 1.2 % to 4.5 % with probability below 1e-6. Resampled apart, the logs would have
+    the interval of another scale."""
     random = np.random.default_rng(1)
     first = random.gamma(2, 0.3, 300)
     second = first + random.gamma(1, 0.05, 300)
     row = average_row(first, second)
     draws = random.integers(0, 300, (20_000, 300))
     means = (second - first)[draws].mean(1)
-    assert 0.012 <= np.mean(means < row["low"]) <= 0.045 and 0.012 <= np.mean(means > row["high"]) <= 0.045
+    assert (
+        0.012 <= np.mean(means < row["low"]) <= 0.045
+        and 0.012 <= np.mean(means > row["high"]) <= 0.045
+    )
     apart = second[draws].mean(1) - first[random.permuted(draws)].mean(1)
     assert np.mean(apart < row["low"]) > 0.2, "the check would notice it"
 

@@ -14,7 +14,16 @@ from smoothadv.analysis.shared.table_formats import FORMATS
 from smoothadv.errors import UserError
 from support.certified_logs import predicted
 
-KEYS = ["group", "radius", "empirical_accuracy", "model", "models", "attacks", "examples", "abstention_rate"]
+KEYS = [
+    "group",
+    "radius",
+    "empirical_accuracy",
+    "model",
+    "models",
+    "attacks",
+    "examples",
+    "abstention_rate",
+]
 
 
 def attacked(name: str, predictions: str, epsilon: float, **values) -> Log:
@@ -51,15 +60,21 @@ def test_the_strongest_attack_on_a_model_counts_and_then_the_best_model():
 
 def test_fewer_draws_are_no_attack():
     """They abstain more often: of one model the logs with the largest n count."""
-    logs = [at(f"one/N{n}/PGD_0.250/num_8/predictions", text, N=n) for n, text in [(100, "AAAR"), (10_000, "RRRW")]]
-    assert [row[2:6] for row in rows_of(logs)] == [[0.75, "one/N10000/PGD_0.250/num_8/predictions", 1, 1]]
+    logs = [
+        at(f"one/N{n}/PGD_0.250/num_8/predictions", text, N=n)
+        for n, text in [(100, "AAAR"), (10_000, "RRRW")]
+    ]
+    assert [row[2:6] for row in rows_of(logs)] == [
+        [0.75, "one/N10000/PGD_0.250/num_8/predictions", 1, 1]
+    ]
 
 
 def test_checkpoints_tell_models_apart_where_manifests_name_them():
     def of(checkpoint: str, name: str, predictions: str) -> Log:
         manifest = {"settings": {"checkpoint_sha256": checkpoint}}
         return replace(
-            attacked(name, predictions, 0.25), parameters=Parameters({"epsilon": 0.25, "sigma": 0.5}, {}, manifest)
+            attacked(name, predictions, 0.25),
+            parameters=Parameters({"epsilon": 0.25, "sigma": 0.5}, {}, manifest),
         )
 
     rows = rows_of([of("a", "a1", "RRRR"), of("a", "a2", "RWWW"), of("b", "b1", "RRWW")])
@@ -75,13 +90,19 @@ def test_hyper_parameters_make_groups_with_curves_of_their_own():
     logs = [attacked(f"m{m} at {eps}", text, eps, num_noise_vec=m) for m, eps, text in
             [(8, 0.5, "WWWR"), (1, 0.5, "RRRW"), (8, 0.25, "RRRW"), (1, 0.25, "RRRR")]]  # fmt: skip
     places = [(m, eps) for m in (1, 8) for eps in (0.25, 0.5)]
-    expected = [[f"m = {m}", eps, right, f"m{m} at {eps}"] for (m, eps), right in zip(places, [1.0, 0.75, 0.75, 0.25])]
+    expected = [
+        [f"m = {m}", eps, right, f"m{m} at {eps}"]
+        for (m, eps), right in zip(places, [1.0, 0.75, 0.75, 0.25])
+    ]
     assert [row[:4] for row in rows_of(logs, group_by=["num_noise_vec"])] == expected
 
 
 def test_attack_on_the_base_classifier_is_called_so():
     """It has no m."""
-    logs = [attacked("base", "RR", 0.5, gradient="base classifier"), attacked("smooth", "RW", 0.5, num_noise_vec=4)]
+    logs = [
+        attacked("base", "RR", 0.5, gradient="base classifier"),
+        attacked("smooth", "RW", 0.5, num_noise_vec=4),
+    ]
     names = [row[0] for row in rows_of(logs, group_by=["num_noise_vec"])]
     assert names == ["m = 4", "vanilla PGD (base classifier)"]
 
@@ -102,9 +123,16 @@ def test_people_see_a_row_per_group_and_a_dash_where_nothing_attacked():
 def test_people_see_the_abstentions_of_the_same_logs_when_told():
     logs = [WEAK, STRONG, FAR]
     for options in ({}, {"confidence": 0.9}):
-        text = FORMATS["markdown"](Empirical(show="abstention_rate", **options)(Logs(prediction=logs)))
-        title, _, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines())
-        assert (title, row) == (["attack radius (l2), abstention rate", "0.25", "1.00"], ["all", "0.0", "50.0"])
+        text = FORMATS["markdown"](
+            Empirical(show="abstention_rate", **options)(Logs(prediction=logs))
+        )
+        title, _, row = (
+            [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
+        )
+        assert (title, row) == (
+            ["attack radius (l2), abstention rate", "0.25", "1.00"],
+            ["all", "0.0", "50.0"],
+        )
 
 
 models = st.tuples(st.sampled_from([None, 0.0, 0.25, 0.5]), st.text("RWA", min_size=1, max_size=6))
@@ -119,7 +147,21 @@ def test_curve_is_that_of_plain_loops(facts):
     ]
     expected = []
     for radius in sorted({eps or 0.0 for eps, _ in facts}):
-        shares = {str(k): text.count("R") / len(text) for k, (eps, text) in enumerate(facts) if (eps or 0.0) == radius}
+        shares = {
+            str(k): text.count("R") / len(text)
+            for k, (eps, text) in enumerate(facts)
+            if (eps or 0.0) == radius
+        }
         best = next(name for name in shares if shares[name] == max(shares.values()))
-        expected.append(["all", radius, pytest.approx(shares[best]), best, len(shares), 1, len(facts[int(best)][1])])
+        expected.append(
+            [
+                "all",
+                radius,
+                pytest.approx(shares[best]),
+                best,
+                len(shares),
+                1,
+                len(facts[int(best)][1]),
+            ]
+        )
     assert rows_of(logs) == expected

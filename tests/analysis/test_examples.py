@@ -13,12 +13,24 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.errors import UserError
 from support.certified_logs import log_of
 
-KEYS = ["idx", "label", "logs", "certified", "abstained", "mean_radius", "largest_radius", "best_log", "taken_for"]
+KEYS = [
+    "idx",
+    "label",
+    "logs",
+    "certified",
+    "abstained",
+    "mean_radius",
+    "largest_radius",
+    "best_log",
+    "taken_for",
+]
 Outcome = tuple[int, float]  # predict, radius
 
 
 def log(name: str, outcomes: dict[int, Outcome], labels: dict[int, int] | None = None) -> Log:
-    """A log by idx; the label of an image is its idx modulo 3, if ``labels`` does not say another."""
+    """A log by idx; the label of an image is its idx modulo 3, if ``labels`` does not say
+    another.
+    """
     label = [(labels or {}).get(idx, idx % 3) for idx in outcomes]
     predict, radius = map(list, zip(*outcomes.values()))
     return log_of(name, {"idx": [*outcomes], "label": label, "predict": predict, "radius": radius})
@@ -43,8 +55,8 @@ WORST_FIRST = [
 
 
 def test_images_are_counted_over_all_logs_worst_first():
-    """Radii of wrong answers count as 0; of equally common mistakes the smaller class is shown, of equal logs the
-    first."""
+    """Radii of wrong answers count as 0; of equally common mistakes the smaller class is shown, of
+    equal logs the first."""
     assert rows_of([A, B, C]) == WORST_FIRST
 
 
@@ -61,7 +73,10 @@ def test_worst_and_best_together_are_refused():
 
 
 def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
-    with pytest.raises(UserError, match="^the logs are not on the same images: example 1 has label 1 in one log and 0"):
+    with pytest.raises(
+        UserError,
+        match="^the logs are not on the same images: example 1 has label 1 in one log and 0",
+    ):
         rows_of([A, log("other", {1: (0, 0.5)}, {1: 0})])
 
 
@@ -74,21 +89,38 @@ log_contents = st.dictionaries(st.sampled_from([0, 1, 2, 9, 10, 11]), outcomes, 
 @settings(max_examples=60)
 @given(st.lists(log_contents, min_size=1, max_size=5))
 def test_statistics_are_those_of_plain_loops(contents):
-    """Images in the order of their mean radii, then of the logs that certify them, then of their numbers."""
+    """Images in the order of their mean radii, then of the logs that certify them, then of their
+    numbers.
+    """
     logs = [log(str(number), content) for number, content in enumerate(contents)]
     expected = []
     for idx in {idx for content in contents for idx in content}:
-        held = {str(number): content[idx] for number, content in enumerate(contents) if idx in content}
-        credit = {name: radius if predict == idx % 3 else 0.0 for name, (predict, radius) in held.items()}
+        held = {
+            str(number): content[idx] for number, content in enumerate(contents) if idx in content
+        }
+        credit = {
+            name: radius if predict == idx % 3 else 0.0 for name, (predict, radius) in held.items()
+        }
         mistakes = Counter(predict for predict, _ in held.values() if predict not in (-1, idx % 3))
-        common = [predict for predict in sorted(mistakes) if mistakes[predict] == max(mistakes.values())]
+        common = [
+            predict for predict in sorted(mistakes) if mistakes[predict] == max(mistakes.values())
+        ]
         best = next(name for name in credit if credit[name] == max(credit.values()))
         certified = sum(predict == idx % 3 for predict, _ in held.values())
         mean = sum(credit.values()) / len(held)
-        row = (str(idx), str(idx % 3), len(held), certified, sum(predict == -1 for predict, _ in held.values()))
+        row = (
+            str(idx),
+            str(idx % 3),
+            len(held),
+            certified,
+            sum(predict == -1 for predict, _ in held.values()),
+        )
         largest = (max(credit.values()), best if max(credit.values()) > 0 else None)
         expected.append(
-            ((mean, certified, idx), (*row, pytest.approx(mean), *largest, str(common[0]) if common else None))
+            (
+                (mean, certified, idx),
+                (*row, pytest.approx(mean), *largest, str(common[0]) if common else None),
+            )
         )
     assert rows_of(logs) == [row for _, row in sorted(expected, key=lambda pair: pair[0])]
 

@@ -1,4 +1,6 @@
-"""Figures, as matplotlib objects: every line shows its quantity, is named, and nothing is cut off."""
+"""Figures, as matplotlib objects: every line shows its quantity, is named, and nothing is cut
+off.
+"""
 
 import re
 from dataclasses import replace
@@ -13,14 +15,20 @@ from matplotlib.lines import Line2D
 
 from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
 from smoothadv.analysis.shared.figure_style import looks
-from smoothadv.analysis.shared.log_statistics import accuracy_curve, bootstrap_interval, certified_accuracies
+from smoothadv.analysis.shared.log_statistics import (
+    accuracy_curve,
+    bootstrap_interval,
+    certified_accuracies,
+)
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii
 from support import certified_logs
 from support.certified_logs import log, predicted, texts_around
 
 L2, LINF = r"$\ell_2$ radius (images in [0, 1])", r"$\ell_\infty$ radius (images in [0, 1])"
-LONG = "PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25"
+LONG = (
+    "PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25"
+)
 
 
 def spread(name: str, largest: float, group: str = "", **values) -> Log:
@@ -29,13 +37,22 @@ def spread(name: str, largest: float, group: str = "", **values) -> Log:
 
 
 def prediction(name: str, right: int, epsilon: float, group: str = "", **values) -> Log:
-    return predicted(name, "R" * right + "A" * (10 - right), group, attack="PGD", epsilon=epsilon, **values)
+    return predicted(
+        name, "R" * right + "A" * (10 - right), group, attack="PGD", epsilon=epsilon, **values
+    )
 
 
 def training(name: str, epochs: int = 5, evaluated: list[int] | None = None) -> Log:
-    """A log whose losses fall by 0.01 from epoch to epoch as accuracies grow, in tests of only some of the epochs."""
+    """A log whose losses fall by 0.01 from epoch to epoch as accuracies grow, in tests of only some
+    of the epochs.
+    """
     ramp = np.arange(epochs) / 100
-    columns = {"train_loss": 2 - ramp, "train_accuracy": ramp, "test_loss": 3 - ramp, "test_accuracy": ramp / 2}
+    columns = {
+        "train_loss": 2 - ramp,
+        "train_accuracy": ramp,
+        "test_loss": 3 - ramp,
+        "test_accuracy": ramp / 2,
+    }
     table = pd.DataFrame({"epoch": range(epochs), **columns})
     if evaluated is not None:
         table.loc[~table.epoch.isin(evaluated), ["test_loss", "test_accuracy"]] = np.nan
@@ -60,7 +77,9 @@ def dashed(figure: Figure) -> set[str]:
 
 
 def accuracies_drawn(line: Line2D, radii: np.ndarray) -> np.ndarray:
-    """What a reader sees at the radii: a step line holds each value up to the corner on its right."""
+    """What a reader sees at the radii: a step line holds each value up to the corner on its
+    right.
+    """
     assert line.get_drawstyle() == "steps-pre"
     corners, heights = line.get_data()
     return heights[np.searchsorted(corners, radii)] / 100
@@ -75,20 +94,33 @@ ONE, TWO = log("one", [0.5, 0.25, None, None, 1.0]), log("two", [0.1] * 4 + [2.0
 
 def test_plot_shows_the_curve_of_each_log():
     figure = CertifiedAccuracyPlot()(Logs([ONE, TWO]))
-    assert axis_titles(figure) == (L2, "certified accuracy (%)") and entries(figure) == ["one", "two"]
+    assert axis_titles(figure) == (L2, "certified accuracy (%)") and entries(figure) == [
+        "one",
+        "two",
+    ]
     for each in (ONE, TWO):
         radii, accuracies = accuracy_curve(each.table)
         drawn = lines_of(figure)[each.name]
-        assert np.array_equal(drawn.get_xdata(), radii) and np.allclose(drawn.get_ydata(), 100 * accuracies)
+        assert np.array_equal(drawn.get_xdata(), radii) and np.allclose(
+            drawn.get_ydata(), 100 * accuracies
+        )
         asked = np.linspace(0, radii[-1], 77)
         assert np.allclose(accuracies_drawn(drawn, asked), certified_accuracies(each.table, asked))
     assert dashed(figure) == set()
-    assert figure.axes[0].get_ylim() == (0, 100) and figure.axes[0].get_xlim() == pytest.approx((0, 2.08))
+    assert figure.axes[0].get_ylim() == (0, 100) and figure.axes[0].get_xlim() == pytest.approx(
+        (0, 2.08)
+    )
 
 
 def test_curves_have_the_names_given_to_single_logs():
-    one, two = (replace(log(name, [0.5], group), grouped=True) for name, group in (("a", "First"), ("b", "Second")))
-    for logs, names in (([one, two], ["First", "Second"]), ([one, replace(two, group="First")], ["a", "b"])):
+    one, two = (
+        replace(log(name, [0.5], group), grouped=True)
+        for name, group in (("a", "First"), ("b", "Second"))
+    )
+    for logs, names in (
+        ([one, two], ["First", "Second"]),
+        ([one, replace(two, group="First")], ["a", "b"]),
+    ):
         assert entries(CertifiedAccuracyPlot(confidence=0.9)(Logs(logs))) == names
 
 
@@ -137,7 +169,9 @@ def test_envelope_is_the_maximum_over_its_group_at_every_radius():
     assert line.get_label() == "G" and line.get_drawstyle() == "steps-pre"
     best = np.max([certified_accuracies(each.table, line.get_xdata()) for each in group], axis=0)
     assert np.allclose(line.get_ydata(), 100 * best)
-    assert {0.5, 1.0, 1.5} <= set(line.get_xdata()), "the cliff at the end of each log is where it is"
+    assert {0.5, 1.0, 1.5} <= set(line.get_xdata()), (
+        "the cliff at the end of each log is where it is"
+    )
     assert line.get_ydata()[-1] == 0 and np.diff(line.get_xdata()).max() <= 1.5 / 1000
 
 
@@ -153,7 +187,9 @@ def by_sigma(group: str, scale: float) -> list[Log]:
 
 
 def test_baseline_is_one_dashed_curve_in_a_colour_of_its_own():
-    figure = EnvelopePlot(group_by=["sigma"], baseline="Cohen")(Logs([*by_sigma("Ours", 3), *by_sigma("Cohen", 2)]))
+    figure = EnvelopePlot(group_by=["sigma"], baseline="Cohen")(
+        Logs([*by_sigma("Ours", 3), *by_sigma("Cohen", 2)])
+    )
     assert list(lines_of(figure)) == ["Ours, sigma = 0.25", "Ours, sigma = 0.50", "Cohen"]
     assert entries(figure) == ["Ours, σ = 0.25", "Ours, σ = 0.50", "Cohen"]
     assert dashed(figure) == {"Cohen"}
@@ -162,9 +198,14 @@ def test_baseline_is_one_dashed_curve_in_a_colour_of_its_own():
 
 @pytest.mark.parametrize("plot", [CertifiedAccuracyPlot(), EnvelopePlot(group_by=["sigma"])])
 def test_markers_do_not_crowd_at_small_radii_where_some_curves_end(plot):
-    logs = [spread(f"{k}", largest, sigma=k) for k, largest in enumerate([4.0, *[0.4 + k / 50 for k in range(7)]])]
+    logs = [
+        spread(f"{k}", largest, sigma=k)
+        for k, largest in enumerate([4.0, *[0.4 + k / 50 for k in range(7)]])
+    ]
     radii = [line.get_xdata()[line.get_markevery()] for line in lines_of(plot(Logs(logs))).values()]
-    assert all(len({int(radius / 0.8) for radius in marked}) == len(marked) > 0 for marked in radii), "one in a fifth"
+    assert all(
+        len({int(radius / 0.8) for radius in marked}) == len(marked) > 0 for marked in radii
+    ), "one in a fifth"
     assert len({round(marked[0], 2) for marked in radii}) == len(radii), "none on another"
 
 
@@ -174,11 +215,20 @@ def test_split_baseline_has_the_colours_of_the_curves_beside_it():
     lines = lines_of(figure)
     assert dashed(figure) == {f"Cohen, sigma = {sigma}" for sigma in ("0.25", "0.50", "1.00")}
     for sigma in ("0.25", "0.50"):
-        assert lines[f"Cohen, sigma = {sigma}"].get_color() == lines[f"Ours, sigma = {sigma}"].get_color()
-    assert lines["Cohen, sigma = 1.00"].get_color() not in {line.get_color() for line in list(lines.values())[:2]}
+        assert (
+            lines[f"Cohen, sigma = {sigma}"].get_color()
+            == lines[f"Ours, sigma = {sigma}"].get_color()
+        )
+    assert lines["Cohen, sigma = 1.00"].get_color() not in {
+        line.get_color() for line in list(lines.values())[:2]
+    }
 
 
-ATTACKED = [prediction("weak", 8, 0.25, "p"), prediction("strong", 9, 0.25, "p"), prediction("far", 3, 1.0, "p")]
+ATTACKED = [
+    prediction("weak", 8, 0.25, "p"),
+    prediction("strong", 9, 0.25, "p"),
+    prediction("far", 3, 1.0, "p"),
+]
 MANY_DRAWS = [prediction(f"{m}", 9, 0.25, "p", num_noise_vec=m) for m in (1, 8)]
 
 
@@ -186,11 +236,16 @@ def test_accuracy_under_attack_is_dashed_against_the_certified_envelope():
     certified = [spread("a", 0.5, "p"), spread("b", 1.0, "p")]
     figure = EmpiricalPlot()(Logs(certified, ATTACKED))
     assert axis_titles(figure) == (L2, "accuracy (%)")
-    assert dashed(figure) == {"p, under attack"} and entries(figure) == ["certified", "p, under attack"]
+    assert dashed(figure) == {"p, under attack"} and entries(figure) == [
+        "certified",
+        "p, under attack",
+    ]
     under_attack, envelope = lines_of(figure)["p, under attack"], lines_of(figure)["certified"]
     assert [list(axis) for axis in under_attack.get_data()] == [[0.25, 1.0], [90, 30]]
     radii, best = EnvelopePlot().envelope_curve(certified)
-    assert np.array_equal(envelope.get_xdata(), radii) and np.allclose(envelope.get_ydata(), 100 * best)
+    assert np.array_equal(envelope.get_xdata(), radii) and np.allclose(
+        envelope.get_ydata(), 100 * best
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,30 +259,47 @@ def test_accuracy_under_attack_is_dashed_against_the_certified_envelope():
     ],
 )
 def test_certificates_of_another_method_are_called_so(recwarn, groups, attacked, shown, unrelated):
-    """A solid line of theirs beside dashed ones without names would be taken for that of the attacked models."""
-    certified = [spread(name, 1.0, name) for name in groups] or [replace(spread("q", 1.0), path=attacked[0].path)]
+    """A solid line of theirs beside dashed ones without names would be taken for that of the
+    attacked models.
+    """
+    certified = [spread(name, 1.0, name) for name in groups] or [
+        replace(spread("q", 1.0), path=attacked[0].path)
+    ]
     by = ["num_noise_vec"] if attacked is MANY_DRAWS else None
     assert entries(EmpiricalPlot(group_by=by)(Logs(certified, attacked))) == shown
-    assert [re.search("certified in (.*): NAME=LOG", str(each.message))[1] for each in recwarn] == unrelated
+    assert [
+        re.search("certified in (.*): NAME=LOG", str(each.message))[1] for each in recwarn
+    ] == unrelated
 
 
 def test_attacks_alone_can_be_drawn_by_hyper_parameter():
-    logs = [prediction(f"{m} {eps}", 9 - m, eps, num_noise_vec=m) for m in (4, 1) for eps in (0.25, 0.5)]
+    logs = [
+        prediction(f"{m} {eps}", 9 - m, eps, num_noise_vec=m) for m in (4, 1) for eps in (0.25, 0.5)
+    ]
     figure = EmpiricalPlot(group_by=["num_noise_vec"])(Logs(prediction=logs))
     assert entries(figure) == ["m = 1", "m = 4"] and dashed(figure) == {"m = 1", "m = 4"}
 
 
 def test_markers_of_neighbouring_curves_are_at_different_attack_radii():
-    logs = [prediction(f"{m} {eps}", 5, eps / 8, num_noise_vec=m) for m in range(1, 8) for eps in range(19)]
+    logs = [
+        prediction(f"{m} {eps}", 5, eps / 8, num_noise_vec=m)
+        for m in range(1, 8)
+        for eps in range(19)
+    ]
     lines = lines_of(EmpiricalPlot(group_by=["num_noise_vec"])(Logs(prediction=logs))).values()
-    marked = [set(range(19)[slice(line.get_markevery()[0], None, line.get_markevery()[1])]) for line in lines]
+    marked = [
+        set(range(19)[slice(line.get_markevery()[0], None, line.get_markevery()[1])])
+        for line in lines
+    ]
     assert all(map(set.isdisjoint, marked, marked[1:])) and min(map(len, marked)) > 3
 
 
 def test_training_curves_are_loss_and_percent_by_epoch_from_one():
     figure = TrainingPlot()(Logs(training=[training("run/log.txt")]))
     titles = ["loss under noise", "accuracy under noise (%)"]
-    assert [axis_titles(figure, panel) for panel in (0, 1)] == [("epoch", title) for title in titles]
+    assert [axis_titles(figure, panel) for panel in (0, 1)] == [
+        ("epoch", title) for title in titles
+    ]
     assert entries(figure) == ["training", "test"] and dashed(figure) == {"test"}
     assert list(lines_of(figure, 1)["test"].get_xdata()) == [1, 2, 3, 4, 5]
     assert lines_of(figure, 1)["training"].get_ydata() == pytest.approx([0, 1, 2, 3, 4])
@@ -250,17 +322,27 @@ def test_test_curve_has_the_epochs_that_were_evaluated(evaluated):
     figure = TrainingPlot()(Logs(training=[training("run/log.txt", 12, list(evaluated))]))
     # The line is whole: nothing undefined between its points would interrupt it.
     assert dashed(figure) == {"test"}
-    assert points(figure, 0, "test") == [(epoch + 1, pytest.approx(3 - epoch / 100)) for epoch in evaluated]
-    assert points(figure, 1, "test") == [(epoch + 1, pytest.approx(epoch / 2)) for epoch in evaluated]
-    assert points(figure, 0, "training") == [(epoch + 1, pytest.approx(2 - epoch / 100)) for epoch in range(12)]
-    assert points(figure, 1, "training") == [(epoch + 1, pytest.approx(epoch)) for epoch in range(12)]
+    assert points(figure, 0, "test") == [
+        (epoch + 1, pytest.approx(3 - epoch / 100)) for epoch in evaluated
+    ]
+    assert points(figure, 1, "test") == [
+        (epoch + 1, pytest.approx(epoch / 2)) for epoch in evaluated
+    ]
+    assert points(figure, 0, "training") == [
+        (epoch + 1, pytest.approx(2 - epoch / 100)) for epoch in range(12)
+    ]
+    assert points(figure, 1, "training") == [
+        (epoch + 1, pytest.approx(epoch)) for epoch in range(12)
+    ]
     assert figure.axes[0].get_ylim()[1] >= 3 - evaluated[0] / 100
 
 
 def test_log_without_any_test_is_drawn_with_its_training_curve():
     figure = TrainingPlot()(Logs(training=[training("run/log.txt", 12, [])]))
     figure.draw_without_rendering()
-    assert [len(points(figure, panel, split)) for panel in (0, 1) for split in ("training", "test")] == [12, 0] * 2
+    assert [
+        len(points(figure, panel, split)) for panel in (0, 1) for split in ("training", "test")
+    ] == [12, 0] * 2
     low, high = figure.axes[0].get_ylim()
     assert low == 0 and 2 <= high < 2.5 and figure.axes[1].get_ylim() == (0, 100)
 
@@ -272,30 +354,45 @@ def test_every_curve_with_a_point_has_a_marker(evaluated, logs):
     runs = [training(f"run{number}/log.txt", 60, list(evaluated)) for number in range(logs)]
     lines = [line for axes in TrainingPlot()(Logs(training=runs)).axes for line in axes.lines]
     assert len(lines) == 4 * logs
-    assert [line.get_label() for line in lines if line.get_markevery()[0] >= len(line.get_xdata())] == []
+    assert [
+        line.get_label() for line in lines if line.get_markevery()[0] >= len(line.get_xdata())
+    ] == []
 
 
 def test_curves_differ_in_colour_or_marker():
-    assert len({(look["color"], look["marker"]) for look in looks(9)}) == 9, "the ninth differs from the first"
+    assert len({(look["color"], look["marker"]) for look in looks(9)}) == 9, (
+        "the ninth differs from the first"
+    )
     assert len({(look["color"], look["marker"]) for look in looks(24)}) == 24
     assert len({look["color"] for look in looks(8)}) == 8
 
 
-@pytest.mark.parametrize("name", ["_private", "a_b", "$x_1$", "50 $ or $ 60", r"$\nonsense$", "100%", "a&b<c>"])
+@pytest.mark.parametrize(
+    "name", ["_private", "a_b", "$x_1$", "50 $ or $ 60", r"$\nonsense$", "100%", "a&b<c>"]
+)
 def test_legend_has_any_name_as_it_is(name):
-    """matplotlib hides labels that begin with _, and sets what is between dollars as mathematics."""
+    """matplotlib hides labels that begin with _, and sets what is between dollars as
+    mathematics.
+    """
     figure = CertifiedAccuracyPlot()(Logs([log(name, [0.5]), ONE]))
     figure.draw_without_rendering()
     assert [text.replace(r"\$", "$") for text in entries(figure)] == [name, "one"]
     for text, raw in zip(legend_of(figure).get_texts(), (name, "one")):
-        assert not text.get_parse_math() or not re.search(r"(?<!\\)\$.*(?<!\\)\$", text.get_text()), raw
+        assert not text.get_parse_math() or not re.search(
+            r"(?<!\\)\$.*(?<!\\)\$", text.get_text()
+        ), raw
 
 
 def cut_off(figure: Figure) -> list[str]:
     """Texts that are not wholly within the picture, and axes squeezed to nothing."""
     figure.draw_without_rendering()
-    texts = [*legend_of(figure).get_texts(), *(text for axes in figure.axes for text in texts_around(axes))]
-    small = [f"axes {axes.bbox.size}" for axes in figure.axes if min(axes.bbox.size / figure.dpi) < 1.5]
+    texts = [
+        *legend_of(figure).get_texts(),
+        *(text for axes in figure.axes for text in texts_around(axes)),
+    ]
+    small = [
+        f"axes {axes.bbox.size}" for axes in figure.axes if min(axes.bbox.size / figure.dpi) < 1.5
+    ]
     return certified_logs.cut_off(figure, texts) + small
 
 
@@ -309,18 +406,24 @@ def overlapping(figure: Figure) -> bool:
 
 NAMINGS = {
     "short": lambda number: f"m{number}",
-    "of 40 characters": lambda number: f"{'PGD_2steps/eps_255/noise_0.25/sigma_0.25/'[:38]}{number:02}",
+    "of 40 characters": lambda number: (
+        f"{'PGD_2steps/eps_255/noise_0.25/sigma_0.25/'[:38]}{number:02}"
+    ),
     "as released": lambda number: f"{LONG}_{number}",
 }
 
 
 @pytest.mark.parametrize(
-    ("curves", "naming"), [(1, "short"), (4, "of 40 characters"), (12, "as released"), (1, "as released")]
+    ("curves", "naming"),
+    [(1, "short"), (4, "of 40 characters"), (12, "as released"), (1, "as released")],
 )
 @pytest.mark.parametrize("kind", ["plot", "plot_envelope", "plot_empirical", "plot_training"])
 def test_nothing_is_cut_off(kind, curves, naming):
     names = [NAMINGS[naming](number) for number in range(curves)]
-    logs, attacks = [spread(name, 1.0, name) for name in names], [(name, eps) for name in names for eps in (0, 1)]
+    logs, attacks = (
+        [spread(name, 1.0, name) for name in names],
+        [(name, eps) for name in names for eps in (0, 1)],
+    )
     under_attack = [prediction(f"{name}{eps}", 5, eps, name) for name, eps in attacks]
     runs = [training(f"{name}/log.txt") for name in names]
     figure = {
@@ -331,10 +434,14 @@ def test_nothing_is_cut_off(kind, curves, naming):
     }[kind]()
     assert cut_off(figure) == []
     assert not overlapping(figure)
-    assert len(entries(figure)) == {"plot_empirical": curves + 1, "plot_training": 2 * curves}.get(kind, curves)
+    assert len(entries(figure)) == {"plot_empirical": curves + 1, "plot_training": 2 * curves}.get(
+        kind, curves
+    )
 
 
 def test_what_is_cut_off_would_be_noticed():
     figure = CertifiedAccuracyPlot()(Logs([ONE]))
-    figure.axes[0].set_ylabel("certified accuracy of the smoothed classifier on the test images " * 2)
+    figure.axes[0].set_ylabel(
+        "certified accuracy of the smoothed classifier on the test images " * 2
+    )
     assert cut_off(figure) == [figure.axes[0].get_ylabel()]

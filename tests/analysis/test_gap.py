@@ -1,4 +1,6 @@
-"""gap: what is certified beside what an attack left, and images on which the two cannot both be right."""
+"""gap: what is certified beside what an attack left, and images on which the two cannot both be
+right.
+"""
 
 from dataclasses import replace
 
@@ -15,19 +17,41 @@ from smoothadv.bounds import tolerated_false_statements
 from smoothadv.errors import UserError
 from support.certified_logs import log_of
 
-KEYS = ["attack", "radius", "examples", "certified_accuracy", "empirical_accuracy", "low", "high", "abstention_rate"]
+KEYS = [
+    "attack",
+    "radius",
+    "examples",
+    "certified_accuracy",
+    "empirical_accuracy",
+    "low",
+    "high",
+    "abstention_rate",
+]
 KEYS += ["contradictions", "tolerated"]
-SETTINGS = {"sigma": 0.25, "N": 1000, "alpha": 0.001, "checkpoint_sha256": "a", "dataset": "digits", "split": "test"}
+SETTINGS = {
+    "sigma": 0.25,
+    "N": 1000,
+    "alpha": 0.001,
+    "checkpoint_sha256": "a",
+    "dataset": "digits",
+    "split": "test",
+}
 
 
 def parameters(settings: dict | None, **values) -> Parameters:
     """Those that a manifest of these settings tells; without one, ``values`` alone."""
-    known = {} if settings is None else {name: settings[name] for name in ("sigma", "N", "alpha", "dataset", "split")}
+    known = (
+        {}
+        if settings is None
+        else {name: settings[name] for name in ("sigma", "N", "alpha", "dataset", "split")}
+    )
     return Parameters({**known, **values}, {}, None if settings is None else {"settings": settings})
 
 
 def certified(
-    rows: list[tuple[int, int, int, float]], name: str = "certified", settings: dict | None = SETTINGS
+    rows: list[tuple[int, int, int, float]],
+    name: str = "certified",
+    settings: dict | None = SETTINGS,
 ) -> Log:
     """A certification log of rows (idx, label, predict, radius)."""
     columns = zip(["idx", "label", "predict", "radius"], map(list, zip(*rows)))
@@ -35,9 +59,15 @@ def certified(
 
 
 def attacked(
-    rows: list[tuple], epsilon: float, name: str = "attacked", settings: dict | None = SETTINGS, **values
+    rows: list[tuple],
+    epsilon: float,
+    name: str = "attacked",
+    settings: dict | None = SETTINGS,
+    **values,
 ) -> Log:
-    """A prediction log under attack of rows (idx, label, predict) or (idx, label, predict, attack_norm)."""
+    """A prediction log under attack of rows (idx, label, predict) or (idx, label, predict,
+    attack_norm).
+    """
     columns = zip(["idx", "label", "predict", "attack_norm"], map(list, zip(*rows)))
     known = parameters(settings, attack="PGD", epsilon=epsilon, **values)
     return replace(log_of(name, dict(columns)), parameters=known)
@@ -63,7 +93,10 @@ def test_row_sets_certified_beside_attacked_accuracy():
 @pytest.mark.parametrize(
     ("predictions", "count"),
     [
-        ([1, 2, 0, 0], 0),  # the first two as certified, the third of no certificate, the fourth out of its reach
+        (
+            [1, 2, 0, 0],
+            0,
+        ),  # the first two as certified, the third of no certificate, the fourth out of its reach
         ([0, 2, 0, 0], 1),
         ([0, 1, 0, 0], 2),  # the label itself contradicts a certificate of another class
         ([-1, -1, -1, -1], 0),  # an abstention says nothing
@@ -74,20 +107,36 @@ def test_contradiction_is_another_class_within_the_certified_radius(predictions,
     assert rows_of([CERTIFICATES], [log])[0]["contradictions"] == count
 
 
-@pytest.mark.parametrize(("norm", "count"), [(0.0, 1), (0.999, 1), (1 - 1e-9, 0), (1.0, 0), (1.001, 0)])
+@pytest.mark.parametrize(
+    ("norm", "count"), [(0.0, 1), (0.999, 1), (1 - 1e-9, 0), (1.0, 0), (1.001, 0)]
+)
 def test_certificate_reaches_as_far_as_its_open_ball(norm, count):
-    """The norm of the perturbation counts, not the allowed one; in float32 it may equal the radius but for rounding."""
+    """The norm of the perturbation counts, not the allowed one; in float32 it may equal the radius
+    but for rounding.
+    """
     log = attacked([(0, 1, 0, norm)], 5.0)
     assert rows_of([CERTIFICATES], [log])[0]["contradictions"] == count
-    assert rows_of([CERTIFICATES], [attacked([(0, 1, 0)], norm or 1e-9)])[0]["contradictions"] == count
+    assert (
+        rows_of([CERTIFICATES], [attacked([(0, 1, 0)], norm or 1e-9)])[0]["contradictions"] == count
+    )
 
 
-labels, classes, reals = st.integers(0, 2), st.integers(-1, 2), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0])
-tables = st.dictionaries(st.integers(0, 9), st.tuples(labels, classes, reals, classes, reals), min_size=1)
+labels, classes, reals = (
+    st.integers(0, 2),
+    st.integers(-1, 2),
+    st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 1.0]),
+)
+tables = st.dictionaries(
+    st.integers(0, 9), st.tuples(labels, classes, reals, classes, reals), min_size=1
+)
 
 
 @given(
-    tables, st.sets(st.integers(0, 9), max_size=4), st.sampled_from([0.25, 0.5]), st.booleans(), st.floats(0.5, 0.99)
+    tables,
+    st.sets(st.integers(0, 9), max_size=4),
+    st.sampled_from([0.25, 0.5]),
+    st.booleans(),
+    st.floats(0.5, 0.99),
 )
 def test_gap_is_that_of_plain_loops(facts, only_certified, epsilon, has_norms, confidence):
     """Images of which there is no prediction do not count."""
@@ -96,7 +145,10 @@ def test_gap_is_that_of_plain_loops(facts, only_certified, epsilon, has_norms, c
     log = certified([(i, label, c, r) for i, (label, c, r, _, _) in rows.items()])
     if not both:
         return
-    predictions = [(i, label, p, n)[: 3 + has_norms] for i, (label, _, _, p, n) in sorted(both.items(), reverse=True)]
+    predictions = [
+        (i, label, p, n)[: 3 + has_norms]
+        for i, (label, _, _, p, n) in sorted(both.items(), reverse=True)
+    ]
     (found,) = rows_of([log], [attacked(predictions, epsilon)], confidence=confidence)
     hits = false = reached = abstained = 0
     for label, c, r, p, n in both.values():
@@ -111,12 +163,20 @@ def test_gap_is_that_of_plain_loops(facts, only_certified, epsilon, has_norms, c
     expected = [reached / count, hits / count, interval.low, interval.high, abstained / count]
     assert [found[key] for key in KEYS[3:8]] == pytest.approx(expected, abs=1e-9)
     assert (found["examples"], found["contradictions"]) == (count, false)
-    assert found["tolerated"] == tolerated_false_statements(count, 0.002, 0.001), "of all images, certified or not"
+    assert found["tolerated"] == tolerated_false_statements(count, 0.002, 0.001), (
+        "of all images, certified or not"
+    )
 
 
 def test_top_k_certificates_are_set_beside_attacks_on_the_same_number_of_classes():
-    """Classes (label first, else the most frequent one) of the attacked images: only the last lost its certified 2."""
-    sets = attacked([(0, 1, 1), (1, 1, 1), (2, 1, 2), (3, 1, -1), (4, 1, 1)], 0.5, settings={**SETTINGS, "top_k": 2})
+    """Classes (label first, else the most frequent one) of the attacked images: only the last lost
+    its certified 2.
+    """
+    sets = attacked(
+        [(0, 1, 1), (1, 1, 1), (2, 1, 2), (3, 1, -1), (4, 1, 1)],
+        0.5,
+        settings={**SETTINGS, "top_k": 2},
+    )
     sets.table[["class_1", "class_2"]] = [(1, 0), (2, 1), (2, 0), (-1, -1), (0, 1)]
     claims = [(0, 1, 1, 1.0), (1, 1, 2, 1.0), (2, 1, 2, 1.0), (3, 1, 1, 1.0), (4, 1, 2, 1.0)]
     of_two = certified(claims, "of two", {**SETTINGS, "top_k": 2})
@@ -124,11 +184,20 @@ def test_top_k_certificates_are_set_beside_attacks_on_the_same_number_of_classes
     (row,) = rows_of([of_one, of_two], [sets])
     assert (row["examples"], row["contradictions"]) == (5, 1)
     assert rows_of([of_one, of_two], [attacked([(4, 1, 1)], 0.5)])[0]["examples"] == 1
-    lost = replace(of_two, table=of_two.table.assign(rival_1=9, rival_2=5), parameters=parameters(None))
+    lost = replace(
+        of_two, table=of_two.table.assign(rival_1=9, rival_2=5), parameters=parameters(None)
+    )
     lone = attacked([(4, 1, 1)], 0.5, settings=None, alpha=0.001)
-    assert rows_of([replace(lost, parameters=parameters(None, alpha=0.001))], [sets])[0]["contradictions"] == 1
+    assert (
+        rows_of([replace(lost, parameters=parameters(None, alpha=0.001))], [sets])[0][
+            "contradictions"
+        ]
+        == 1
+    )
     for certificates in (of_two, lost):
-        with pytest.raises(UserError, match="attacked: one top-1 certification log of the model .* found none"):
+        with pytest.raises(
+            UserError, match="attacked: one top-1 certification log of the model .* found none"
+        ):
             rows_of([certificates], [lone])
 
 
@@ -141,10 +210,15 @@ def test_alphas_of_both_logs_count_towards_what_is_tolerated():
 
 @pytest.mark.parametrize("alpha", [0.5, 0.7])
 def test_statements_that_may_all_be_false_contradict_nothing(alpha):
-    """Any number is tolerated where the alphas sum to 1 or more; or one sentence says that this is senseless."""
+    """Any number is tolerated where the alphas sum to 1 or more; or one sentence says that this is
+    senseless.
+    """
     settings = {**SETTINGS, "alpha": alpha}
     try:
-        (row,) = rows_of([certified([(0, 1, 1, 1.0)], settings=settings)], [attacked([(0, 1, 0)], 0.5, "a", settings)])
+        (row,) = rows_of(
+            [certified([(0, 1, 1, 1.0)], settings=settings)],
+            [attacked([(0, 1, 0)], 0.5, "a", settings)],
+        )
     except UserError:
         return
     assert row["contradictions"] <= row["tolerated"]
@@ -152,7 +226,11 @@ def test_statements_that_may_all_be_false_contradict_nothing(alpha):
 
 def test_attacks_are_in_the_order_of_their_sizes_and_clean_predictions_left_out():
     logs = [attacked([(0, 1, 1)], epsilon, f"at {epsilon}") for epsilon in (1.0, 0.0, 0.25, 0.5)]
-    assert [row["attack"] for row in rows_of([CERTIFICATES], logs)] == ["at 0.25", "at 0.5", "at 1.0"]
+    assert [row["attack"] for row in rows_of([CERTIFICATES], logs)] == [
+        "at 0.25",
+        "at 0.5",
+        "at 1.0",
+    ]
 
 
 OTHER_MODEL, OTHER_SIGMA = {**SETTINGS, "checkpoint_sha256": "b"}, {**SETTINGS, "sigma": 0.5}
@@ -161,7 +239,11 @@ OTHER_MODEL, OTHER_SIGMA = {**SETTINGS, "checkpoint_sha256": "b"}, {**SETTINGS, 
 def test_each_attack_is_set_beside_the_certificates_of_its_own_model_and_sigma():
     logs = [
         certified([(0, 1, 1, radius)], name, settings)
-        for name, radius, settings in [("a", 1.0, SETTINGS), ("b", 0.1, OTHER_MODEL), ("c", 0.6, OTHER_SIGMA)]
+        for name, radius, settings in [
+            ("a", 1.0, SETTINGS),
+            ("b", 0.1, OTHER_MODEL),
+            ("c", 0.6, OTHER_SIGMA),
+        ]
     ]
     attacks = [attacked([(0, 1, 1)], epsilon, name, settings) for name, epsilon, settings in
                [("on a", 0.8, SETTINGS), ("on b", 0.7, OTHER_MODEL), ("on c", 0.5, OTHER_SIGMA)]]  # fmt: skip
@@ -171,14 +253,21 @@ def test_each_attack_is_set_beside_the_certificates_of_its_own_model_and_sigma()
 
 @pytest.mark.parametrize("settings", [OTHER_MODEL, OTHER_SIGMA, {**SETTINGS, "split": "train"}])
 def test_certificates_of_another_model_or_of_training_images_are_no_match(settings):
-    """The numbers of training images, and by chance labels, may be the same: but they are other images."""
-    with pytest.raises(UserError, match="^attacked: one certification log of the model attacked is needed, found none"):
+    """The numbers of training images, and by chance labels, may be the same: but they are other
+    images.
+    """
+    with pytest.raises(
+        UserError,
+        match="^attacked: one certification log of the model attacked is needed, found none",
+    ):
         rows_of([certified([(0, 1, 1, 1.0)], settings=settings)], [attacked([(0, 1, 1)], 0.5)])
 
 
 def test_two_certification_logs_of_one_model_are_no_clear_match():
     logs = [certified([(0, 1, 1, 1.0)], name) for name in ("one", "two")]
-    with pytest.raises(UserError, match="^attacked: one certification log .* is needed, found one, two$"):
+    with pytest.raises(
+        UserError, match="^attacked: one certification log .* is needed, found one, two$"
+    ):
         rows_of(logs, [attacked([(0, 1, 1)], 0.5)])
 
 
@@ -194,9 +283,13 @@ def test_logs_without_a_common_image_are_refused():
         rows_of([CERTIFICATES], [attacked([(7, 1, 1)], 0.5)])
 
 
-@pytest.mark.parametrize("logs", [Logs(prediction=[attacked([(0, 1, 1)], 0.5)]), Logs(certification=[CERTIFICATES])])
+@pytest.mark.parametrize(
+    "logs", [Logs(prediction=[attacked([(0, 1, 1)], 0.5)]), Logs(certification=[CERTIFICATES])]
+)
 def test_both_kinds_of_logs_are_needed(logs):
-    with pytest.raises(UserError, match="gap needs a certification log and prediction logs under attack"):
+    with pytest.raises(
+        UserError, match="gap needs a certification log and prediction logs under attack"
+    ):
         Gap()(logs)
 
 
@@ -207,6 +300,8 @@ def test_attack_of_unknown_size_is_refused():
 
 
 def test_people_see_percent_with_the_interval_beside():
-    table = Gap()(Logs(certification=[CERTIFICATES], prediction=[attacked([(0, 1, 1), (1, 1, 0)], 0.5)]))
+    table = Gap()(
+        Logs(certification=[CERTIFICATES], prediction=[attacked([(0, 1, 1), (1, 1, 0)], 0.5)])
+    )
     lines = FORMATS["markdown"](table).splitlines()
     assert len(lines) == 3 and "low" not in lines[0] and "50.0" in lines[2] and "98.7" in lines[2]

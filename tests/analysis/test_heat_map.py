@@ -1,4 +1,6 @@
-"""heat_map: every cell says the best of its logs, cells without a log look empty, and everything can be read."""
+"""heat_map: every cell says the best of its logs, cells without a log look empty, and everything
+can be read.
+"""
 
 import math
 import re
@@ -34,8 +36,8 @@ ORACLE = Logs(
         log("f", [0.1], sigma=0.5, epsilon=0.25, num_steps=2),
     ]
 )
-"""By hand, (sigma, epsilon) at radius 0.2: (0.25, none) 75, (0.25, 1) 50 of c, (0.5, 0.25) 25, (0.5, 1) 100; at 0.5:
-25, 25 of b, 25, 75. No log has (0.25, 0.25) or (0.5, none)."""
+"""By hand, (sigma, epsilon) at radius 0.2: (0.25, none) 75, (0.25, 1) 50 of c, (0.5, 0.25) 25,
+(0.5, 1) 100; at 0.5: 25, 25 of b, 25, 75. No log has (0.25, 0.25) or (0.5, none)."""
 
 
 def panels_of(figure: Figure) -> list[Axes]:
@@ -52,7 +54,9 @@ def labels(texts: list[Text]) -> list[str]:
 
 
 def cells_of(panel: Axes) -> list[list[str | None]]:
-    """The panel as a reader sees it, from the top left: the text of each cell, None where it is hatched."""
+    """The panel as a reader sees it, from the top left: the text of each cell, None where it is
+    hatched.
+    """
     (mesh,) = panel.collections
     rows, columns = mesh.get_array().shape
     seen = [[None] * columns for _ in range(rows)]
@@ -75,9 +79,14 @@ def test_cells_are_those_of_the_oracle():
     first, second = panels_of(figure)
     assert cells_of(first) == [["75.0", None, "50.0"], [None, "25.0", "100.0"]]
     assert cells_of(second) == [["25.0", None, "25.0"], [None, "25.0", "75.0"]]
-    assert [panel.get_title() for panel in (first, second)] == [r"$\ell_2$ radius 0.20", r"$\ell_2$ radius 0.50"]
+    assert [panel.get_title() for panel in (first, second)] == [
+        r"$\ell_2$ radius 0.20",
+        r"$\ell_2$ radius 0.50",
+    ]
     assert labels(first.get_xticklabels()) == labels(second.get_xticklabels()) == ["–", "0.25", "1"]
-    assert labels(first.get_yticklabels()) == ["0.25", "0.50"] and labels(second.get_yticklabels()) == ["", ""]
+    assert labels(first.get_yticklabels()) == ["0.25", "0.50"] and labels(
+        second.get_yticklabels()
+    ) == ["", ""]
     assert (first.get_ylabel(), first.get_xlabel(), second.get_xlabel()) == ("σ", "ε", "ε")
     assert bar_of(figure).get_ylabel() == "certified accuracy (%)"
     assert note_of(figure) == "best of up to 2 logs per cell; hatched: no log; –: no ε stated"
@@ -95,18 +104,33 @@ def test_any_two_hyper_parameters_can_be_chosen():
     assert cells_of(panel) == [["25.0", None, None], [None, "25.0", None], [None, "75.0", "25.0"]]
     assert labels(panel.get_xticklabels()) == ["–", "2", "10"], "numbers, not texts, ascend"
     assert (panel.get_ylabel(), panel.get_xlabel()) == ("ε", "T")
-    assert "no ε stated; –: no T stated" in note_of(HeatMap(rows="epsilon", columns="num_steps")(ORACLE))
-    (panel,) = panels_of(HeatMap(columns="arch", radii=[0.5])(Logs([log("a", [1.0], sigma=0.5, arch="$x_1$")])))
-    assert labels(panel.get_xticklabels()) == ["$x_1$"] and not panel.get_xticklabels()[0].get_parse_math()
+    assert "no ε stated; –: no T stated" in note_of(
+        HeatMap(rows="epsilon", columns="num_steps")(ORACLE)
+    )
+    (panel,) = panels_of(
+        HeatMap(columns="arch", radii=[0.5])(Logs([log("a", [1.0], sigma=0.5, arch="$x_1$")]))
+    )
+    assert (
+        labels(panel.get_xticklabels()) == ["$x_1$"]
+        and not panel.get_xticklabels()[0].get_parse_math()
+    )
 
 
-def grid_of_logs(rows: int, columns: int, copies: int = 1, missing: bool = False, seed: int = 0) -> list[Log]:
-    """Logs of 1,000 examples with random radii for each of rows x columns pairs, without some of them if asked."""
+def grid_of_logs(
+    rows: int, columns: int, copies: int = 1, missing: bool = False, seed: int = 0
+) -> list[Log]:
+    """Logs of 1,000 examples with random radii for each of rows x columns pairs, without some of
+    them if asked.
+    """
     random, logs = np.random.default_rng(seed), []
     for row, column, copy in product(range(rows), range(columns), range(copies)):
         if not (missing and (row + column) % 3 == 1):
             radii = (random.random(random.integers(1, 1000)) * 3).tolist()
-            values = {"sigma": 0.125 * (row + 1), "epsilon": 0.2501 * column or None, "num_steps": copy}
+            values = {
+                "sigma": 0.125 * (row + 1),
+                "epsilon": 0.2501 * column or None,
+                "num_steps": copy,
+            }
             logs.append(log(f"{row} {column} {copy}", radii, 1000, **values))
     return logs
 
@@ -118,7 +142,10 @@ def test_cells_equal_a_slow_search_over_the_logs():
         for row, texts in enumerate(cells_of(panel)):
             for column, text in enumerate(texts):
                 own = [each.table for each in logs if each.name.startswith(f"{row} {column} ")]
-                right = [sum(r >= radius and c == 1 for r, c in zip(table.radius, table.correct)) for table in own]
+                right = [
+                    sum(r >= radius and c == 1 for r, c in zip(table.radius, table.correct))
+                    for table in own
+                ]
                 assert text == (f"{max(right) / 10:.1f}" if right else None), (radius, row, column)
 
 
@@ -135,7 +162,9 @@ def test_colours_share_a_scale_from_nothing_to_the_largest_value():
 
 def luminance(colour: tuple[float, ...]) -> float:
     """Relative luminance of an sRGB colour (WCAG 2.1)."""
-    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3])
+    red, green, blue = (
+        c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -157,11 +186,20 @@ def test_colours_survive_grey_printing_and_texts_stand_out():
 
 
 def test_high_probability_divides_rho_among_the_logs_of_a_cell():
-    certain = [log(str(number), [1.0] * 500, 500, sigma=0.5, epsilon=1.0, alpha=0.001) for number in range(4)]
+    certain = [
+        log(str(number), [1.0] * 500, 500, sigma=0.5, epsilon=1.0, alpha=0.001)
+        for number in range(4)
+    ]
     alone = log("alone", [1.0] * 500, 500, sigma=0.25, epsilon=1.0, alpha=0.001)
     figure = HeatMap(radii=[0.5], high_probability=0.001)(Logs([*certain, alone]))
-    expected = [AtRadii(high_probability=0.001).accuracies(alone, [0.5], models)[0] for models in (1, 4)]
-    assert cells_of(panels_of(figure)[0]) == [[f"{100 * value:.1f}"] for value in expected] == [["98.9"], ["98.8"]]
+    expected = [
+        AtRadii(high_probability=0.001).accuracies(alone, [0.5], models)[0] for models in (1, 4)
+    ]
+    assert (
+        cells_of(panels_of(figure)[0])
+        == [[f"{100 * value:.1f}"] for value in expected]
+        == [["98.9"], ["98.8"]]
+    )
     assert note_of(figure) == "best of up to 4 logs per cell; with probability 0.999"
 
 
@@ -183,34 +221,53 @@ def test_linf_radii_are_l2_radii_over_the_root_of_the_pixels():
 
 
 def test_measures_without_a_radius_have_one_panel():
-    """Average radii: a (0.5 + 0.2 + 0.2) / 4; of b 0.125 and of c 0.1; of e 0.375 and of f 0.025; d 2.9 / 4."""
+    """Average radii: a (0.5 + 0.2 + 0.2) / 4; of b 0.125 and of c 0.1; of e 0.375 and of f 0.025; d
+    2.9 / 4.
+    """
     figure = HeatMap(measure="clean_accuracy")(ORACLE)
     (panel,) = panels_of(figure)
-    assert cells_of(panel) == [["75.0", None, "50.0"], [None, "25.0", "100.0"]] and panel.get_title() == ""
+    assert (
+        cells_of(panel) == [["75.0", None, "50.0"], [None, "25.0", "100.0"]]
+        and panel.get_title() == ""
+    )
     assert bar_of(figure).get_ylabel() == "clean accuracy (%)"
     figure = HeatMap(measure="average_certified_radius")(ORACLE)
     (panel,) = panels_of(figure)
-    assert cells_of(panel) == [["0.225", None, "0.125"], [None, "0.375", "0.725"]] and panel.get_title() == ""
+    assert (
+        cells_of(panel) == [["0.225", None, "0.125"], [None, "0.375", "0.725"]]
+        and panel.get_title() == ""
+    )
     assert bar_of(figure).get_ylabel().replace("\n", " ") == r"average certified radius ($\ell_2$)"
     assert panel.collections[0].get_clim() == pytest.approx((0, 0.725))
     shrunk = Logs([log("a", [0.5, 1.0], sigma=0.5, epsilon=1.0, dimension=100)])
     figure = HeatMap(measure="average_certified_radius", norm="linf")(shrunk)
-    assert cells_of(panels_of(figure)[0]) == [["0.0375"]] and r"$\ell_\infty$" in bar_of(figure).get_ylabel()
+    assert (
+        cells_of(panels_of(figure)[0]) == [["0.0375"]]
+        and r"$\ell_\infty$" in bar_of(figure).get_ylabel()
+    )
 
 
 def test_average_radius_on_a_grid_is_called_so():
     on_grid = log("on grid", [0.5], sigma=0.5, epsilon=1.0)
     on_grid.table[list(GRID_COLUMNS)] = 2
-    bar = bar_of(HeatMap(measure="average_certified_radius")(Logs([on_grid, *ORACLE.certification])))
+    bar = bar_of(
+        HeatMap(measure="average_certified_radius")(Logs([on_grid, *ORACLE.certification]))
+    )
     assert bar.get_ylabel().endswith("on the grid")
 
 
 REFUSED = [
     ({"rows": "epsilon"}, "--rows and --columns are both epsilon"),
     ({"measure": "clean_accuracy", "radii": [0.5]}, "--radii is for --measure certified_accuracy"),
-    ({"measure": "average_certified_radius", "radii": [0.5]}, "--radii is for --measure certified_accuracy"),
+    (
+        {"measure": "average_certified_radius", "radii": [0.5]},
+        "--radii is for --measure certified_accuracy",
+    ),
     ({"measure": "clean_accuracy", "norm": "linf"}, "--norm is for radii"),
-    ({"measure": "average_certified_radius", "high_probability": 0.1}, "--high-probability is for accuracies"),
+    (
+        {"measure": "average_certified_radius", "high_probability": 0.1},
+        "--high-probability is for accuracies",
+    ),
 ]
 
 
@@ -223,7 +280,9 @@ def test_settings_that_contradict_are_refused(settings, message):
 def test_logs_that_tell_neither_hyper_parameter_are_refused():
     with pytest.raises(UserError, match="^no log states its sigma or its epsilon"):
         HeatMap()(Logs([log("a", [0.5], num_steps=2)]))
-    (panel,) = panels_of(HeatMap(radii=[0.5])(Logs([log("a", [0.5], epsilon=1.0), log("b", [], sigma=1.0)])))
+    (panel,) = panels_of(
+        HeatMap(radii=[0.5])(Logs([log("a", [0.5], epsilon=1.0), log("b", [], sigma=1.0)]))
+    )
     assert cells_of(panel) == [[None, "25.0"], ["0.0", None]], "one of the two is enough"
 
 
@@ -235,15 +294,22 @@ def test_nothing_certified_is_drawn_as_nothing(measure):
 
 
 @pytest.mark.parametrize(
-    ("panels", "shape"), [(1, (1, 1)), (2, (1, 2)), (3, (1, 3)), (4, (2, 2)), (6, (2, 3)), (7, (3, 3)), (12, (4, 3))]
+    ("panels", "shape"),
+    [(1, (1, 1)), (2, (1, 2)), (3, (1, 3)), (4, (2, 2)), (6, (2, 3)), (7, (3, 3)), (12, (4, 3))],
 )
 def test_panels_wrap_into_rows(panels, shape):
     figure = HeatMap(radii=[0.1 * (number + 1) for number in range(panels)])(ORACLE)
     drawn = panels_of(figure)
     assert len(drawn) == panels
     assert {panel.get_subplotspec().get_gridspec().get_geometry() for panel in drawn} == {shape}
-    lowest = [panel for panel, below in zip(drawn, [*drawn[shape[1] :], *[None] * shape[1]]) if below is None]
-    assert [panel for panel in drawn if panel.get_xlabel()] == lowest, "the axis is named once per column"
+    lowest = [
+        panel
+        for panel, below in zip(drawn, [*drawn[shape[1] :], *[None] * shape[1]])
+        if below is None
+    ]
+    assert [panel for panel in drawn if panel.get_xlabel()] == lowest, (
+        "the axis is named once per column"
+    )
     assert sum(bool(panel.get_ylabel()) for panel in drawn) == shape[0]
 
 
@@ -268,19 +334,30 @@ def unreadable(figure: Figure) -> list[str]:
     for panel in panels_of(figure):
         for text in panel.texts:
             x, y = text.get_position()
-            cell = panel.transData.transform([(math.floor(x), math.floor(y)), (math.ceil(x), math.ceil(y))])
+            cell = panel.transData.transform(
+                [(math.floor(x), math.floor(y)), (math.ceil(x), math.ceil(y))]
+            )
             box = text.get_window_extent()
             if box.width > 0.95 * np.ptp(cell[:, 0]) or box.height > 0.95 * np.ptp(cell[:, 1]):
                 faults.append(f"{text.get_text()} is wider than its cell")
     return faults
 
 
-# Every size with one panel, every measure in a small and a large grid, several panels in grids of every shape.
+# Every size with one panel, every measure in a small and a large grid, several panels in grids of
+# every shape.
 @pytest.mark.parametrize(
     ("size", "measure", "panels"),
     [
-        *((size, "certified_accuracy", 1) for size in [(1, 1), (1, 10), (6, 1), (4, 5), (6, 10), (12, 16)]),
-        *((size, measure, 1) for size in [(1, 1), (6, 10)] for measure in MEASURES if measure != "certified_accuracy"),
+        *(
+            (size, "certified_accuracy", 1)
+            for size in [(1, 1), (1, 10), (6, 1), (4, 5), (6, 10), (12, 16)]
+        ),
+        *(
+            (size, measure, 1)
+            for size in [(1, 1), (6, 10)]
+            for measure in MEASURES
+            if measure != "certified_accuracy"
+        ),
         *((size, "certified_accuracy", 3) for size in [(1, 10), (6, 1), (4, 5)]),
         *((size, "certified_accuracy", 8) for size in [(1, 1), (6, 10)]),
         pytest.param((12, 16), "certified_accuracy", 8, marks=pytest.mark.slow),
@@ -288,8 +365,14 @@ def unreadable(figure: Figure) -> list[str]:
     ids=str,
 )
 def test_everything_can_be_read(size, measure, panels):
-    settings = {"radii": [0.25 * number for number in range(panels)]} if measure == "certified_accuracy" else {}
-    figure = HeatMap(measure=measure, title="Digits", **settings)(Logs(grid_of_logs(*size, missing=min(size) > 1)))
+    settings = (
+        {"radii": [0.25 * number for number in range(panels)]}
+        if measure == "certified_accuracy"
+        else {}
+    )
+    figure = HeatMap(measure=measure, title="Digits", **settings)(
+        Logs(grid_of_logs(*size, missing=min(size) > 1))
+    )
     assert unreadable(figure) == []
     panel = panels_of(figure)[0]
     width, height = panel.bbox.size / figure.dpi

@@ -1,5 +1,5 @@
-"""Hyper-parameters come from what was stated, else from the manifest, else from the path, and say from where; what
-released names stand for, and how values are shown to people."""
+"""Hyper-parameters come from what was stated, else from the manifest, else from the path, and say
+from where; what released names stand for, and how values are shown to people."""
 
 import json
 import math
@@ -14,12 +14,21 @@ from support.refusals import refusal
 
 PUBLISHED = {"N": 100_000, "alpha": 0.001}
 CIFAR = "cifar10/resnet110/noise_0.25/test/sigma_0.25"
-OF_CIFAR = {"dataset": "cifar10", "arch": "resnet110", "noise": 0.25, "sigma": 0.25, "split": "test", **PUBLISHED}
+OF_CIFAR = {
+    "dataset": "cifar10",
+    "arch": "resnet110",
+    "noise": 0.25,
+    "sigma": 0.25,
+    "split": "test",
+    **PUBLISHED,
+}
 OF_CIFAR |= {"training": "Gaussian", "objective": "Gaussian"}
 
 
 def of_attack(attack: str, num_steps: int, num_noise_vec: int, epsilon: float, **more) -> dict:
-    """What the path tells of a CIFAR-10 log, adversarially trained: by SmoothAdv, unless ``more`` says otherwise."""
+    """What the path tells of a CIFAR-10 log, adversarially trained: by SmoothAdv, unless ``more``
+    says otherwise.
+    """
     numbers = {"num_steps": num_steps, "num_noise_vec": num_noise_vec, "epsilon": epsilon}
     names = {"training": f"SmoothAdv-{attack}", "objective": "SmoothAdv", "attack": attack}
     return {**OF_CIFAR, **names, **numbers, **more}
@@ -46,32 +55,55 @@ CERTIFICATION_PATHS = {
     f"cifar10/finetune_cifar_from_imagenetPGD2steps/PGD_6steps_30epochs_multinoise/4-multitrain/eps_255/{CIFAR}": (
         of_attack("PGD", 6, 4, 255 / 256, training=FINETUNED)
     ),
-    f"{BASE_ATTACK}/without_noise/eps_64/{CIFAR}": of_attack("PGD", 2, 1, 0.25, training="vanilla PGD + noise"),
+    f"{BASE_ATTACK}/without_noise/eps_64/{CIFAR}": of_attack(
+        "PGD", 2, 1, 0.25, training="vanilla PGD + noise"
+    ),
     f"{BASE_ATTACK}/with_noise/eps_64/{CIFAR}": of_attack("PGD", 2, 1, 0.25),
     "sigma_0.12": {"sigma": 0.12, **PUBLISHED},
     "mine/cifar_resnet20/noise_0.5_seed_3/sigma_0.25.tsv": dict(
-        PUBLISHED, arch="cifar_resnet20", noise=0.5, sigma=0.25, training="Gaussian", objective="Gaussian"
+        PUBLISHED,
+        arch="cifar_resnet20",
+        noise=0.5,
+        sigma=0.25,
+        training="Gaussian",
+        objective="Gaussian",
     ),
     "cifar10_sigma_0.5_alpha_0.01": {"sigma": 0.5, "N": 100_000, "alpha": 0.01},
     "results/log.tsv": PUBLISHED,
     # The innermost folder wins.
     "noise_1.00/eps_512/PGD_10steps/noise_0.25/eps_64/DDN_2steps/sigma_0.5/sigma_0.25": dict(
         PUBLISHED,
-        **{"training": "SmoothAdv-DDN", "objective": "SmoothAdv", "attack": "DDN", "num_noise_vec": 1},
+        **{
+            "training": "SmoothAdv-DDN",
+            "objective": "SmoothAdv",
+            "attack": "DDN",
+            "num_noise_vec": 1,
+        },
         **{"noise": 0.25, "epsilon": 0.25, "num_steps": 2, "sigma": 0.25},
     ),
 }
-COHEN, UNDER_PGD = "data/predict/predict_cifar_cohen", {"dataset": "cifar10", "N": 10_000, "attack": "PGD"}
+COHEN, UNDER_PGD = (
+    "data/predict/predict_cifar_cohen",
+    {"dataset": "cifar10", "N": 10_000, "attack": "PGD"},
+)
 PREDICTION_PATHS = {
-    f"{COHEN}/N10000/PGD_0.250/num_128/predictions": {**UNDER_PGD, "epsilon": 0.25, "num_noise_vec": 128},
+    f"{COHEN}/N10000/PGD_0.250/num_128/predictions": {
+        **UNDER_PGD,
+        "epsilon": 0.25,
+        "num_noise_vec": 128,
+    },
     "data/predict/predict_cifar_ours/N100/PGD_1.125/base/predictions": dict(
         UNDER_PGD, N=100, epsilon=1.125, gradient="base classifier"
     ),
     f"{COHEN}/N10000_nogradtrick/PGD_0.000/num_1/predictions": dict(
         UNDER_PGD, epsilon=0.0, num_noise_vec=1, gradient="gradient-free"
     ),
-    "data_cohen/predict/imagenet/resnet50/noise_0.25/test/N_1000": dict(IMAGENET, sigma=0.25, N=1000, split="test"),
-    "outdir/PGD_64.0_noise_0.12_mtest_32/predictions": dict(attack="PGD", epsilon=0.25, num_noise_vec=32, sigma=0.12),
+    "data_cohen/predict/imagenet/resnet50/noise_0.25/test/N_1000": dict(
+        IMAGENET, sigma=0.25, N=1000, split="test"
+    ),
+    "outdir/PGD_64.0_noise_0.12_mtest_32/predictions": dict(
+        attack="PGD", epsilon=0.25, num_noise_vec=32, sigma=0.12
+    ),
     "outdir/noise_0.12/predictions": {"sigma": 0.12},
     "predictions": {},
 }
@@ -80,9 +112,13 @@ PREDICTION_PATHS = {
 OF_KINDS = {"certification": CERTIFICATION_PATHS, "prediction": PREDICTION_PATHS}
 
 
-@pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, paths in OF_KINDS.items() for path in paths])
+@pytest.mark.parametrize(
+    ("kind", "path"), [(kind, path) for kind, paths in OF_KINDS.items() for path in paths]
+)
 def test_path_of_a_log_is_understood(kind, path):
-    """What that of predictions does not say is unknown: the published n and alpha are those of certification."""
+    """What that of predictions does not say is unknown: the published n and alpha are those of
+    certification.
+    """
     parameters, values = parameters_of(kind, Path(path), {}), OF_KINDS[kind][path]
     assert parameters.values == values
     assert parameters.sources.keys() == values.keys() and parameters.manifest is None
@@ -106,11 +142,17 @@ def test_what_a_path_only_resembles_is_not_understood(name, absent):
     assert parameters_of("certification", Path(name), {}).get(absent) is None
 
 
-@pytest.mark.parametrize("name", ["sigma_0", "sigma_0.00", "sigma_0.5_alpha_0.0", "sigma_0.5_alpha_1.5"])
+@pytest.mark.parametrize(
+    "name", ["sigma_0", "sigma_0.00", "sigma_0.5_alpha_0.0", "sigma_0.5_alpha_1.5"]
+)
 def test_impossible_value_in_a_path_is_not_computed_with(tmp_path, capsys, name):
-    """A noise of 0 certifies nothing: the log is refused, or the value is not taken from there, but nothing breaks."""
+    """A noise of 0 certifies nothing: the log is refused, or the value is not taken from there, but
+    nothing breaks.
+    """
     for file in (name, "sigma_0.5"):
-        (tmp_path / file).write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n7\t3\t3\t0.5\t1\t0\n")
+        (tmp_path / file).write_text(
+            "idx\tlabel\tpredict\tradius\tcorrect\ttime\n7\t3\t3\t0.5\t1\t0\n"
+        )
     assert call(capsys, "analyze", "summary", tmp_path / "sigma_0.5").code == 0
     outcome = call(capsys, "analyze", "summary", tmp_path / name)
     assert outcome.code == 0 or (outcome.code == 1 and f"{name} " in outcome.err)
@@ -118,7 +160,13 @@ def test_impossible_value_in_a_path_is_not_computed_with(tmp_path, capsys, name)
 
 def test_every_value_says_where_it_is_from():
     path = Path("cifar10/PGD_4steps/eps_127/noise_0.50/test/sigma_0.25")
-    parts = {"sigma": "sigma_0.25", "split": "test", "noise": "noise_0.50", "epsilon": "eps_127", "dataset": "cifar10"}
+    parts = {
+        "sigma": "sigma_0.25",
+        "split": "test",
+        "noise": "noise_0.50",
+        "epsilon": "eps_127",
+        "dataset": "cifar10",
+    }
     from_path = {name: f"path {part}" for name, part in parts.items()} | {"training": "path"}
     from_path |= dict.fromkeys(["attack", "num_steps"], "path PGD_4steps") | {"objective": "path"}
     expected = {"alpha": "stated", **from_path, "num_noise_vec": "assumed", "N": "assumed"}
@@ -126,7 +174,14 @@ def test_every_value_says_where_it_is_from():
 
 
 SETTINGS = {
-    **{"dataset": "digits", "split": "test", "arch": "digits_resnet8", "sigma": 0.5, "N": 1000, "alpha": 0.01},
+    **{
+        "dataset": "digits",
+        "split": "test",
+        "arch": "digits_resnet8",
+        "sigma": 0.5,
+        "N": 1000,
+        "alpha": 0.01,
+    },
     "training": {
         "objective": {
             **{"name": "SmoothAdv", "noise_sd": 0.25, "num_noise_vec": 4},
@@ -135,15 +190,28 @@ SETTINGS = {
     },
 }
 SHARED = {name: SETTINGS[name] for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
-FROM_SETTINGS = {"training": "SmoothAdv-PGD", "noise": 0.25, "attack": "PGD", "epsilon": 0.5, "num_steps": 10}
-FROM_SETTINGS |= {"objective": "SmoothAdv", "optimizer": "sgd"}  # there was no other when the recipe did not say
+FROM_SETTINGS = {
+    "training": "SmoothAdv-PGD",
+    "noise": 0.25,
+    "attack": "PGD",
+    "epsilon": 0.5,
+    "num_steps": 10,
+}
+FROM_SETTINGS |= {
+    "objective": "SmoothAdv",
+    "optimizer": "sgd",
+}  # there was no other when the recipe did not say
 
 
 def with_manifest(folder: Path, content: object, name: str = CIFAR) -> Path:
-    """The path of a log with such a manifest beside it; text is written as it is, the rest as JSON."""
+    """The path of a log with such a manifest beside it; text is written as it is, the rest as
+    JSON.
+    """
     log = folder / "PGD_4steps/eps_127" / name
     log.parent.mkdir(parents=True, exist_ok=True)
-    manifest_path(log).write_text(content if isinstance(content, str) else json.dumps({"runs": [], **content}))
+    manifest_path(log).write_text(
+        content if isinstance(content, str) else json.dumps({"runs": [], **content})
+    )
     return log
 
 
@@ -154,23 +222,35 @@ def test_manifest_wins_over_the_path(tmp_path):
     assert set(parameters.sources.values()) == {"manifest"}
     assert parameters.manifest == {"settings": SETTINGS, "runs": []}
     manifest_path(log).unlink()
-    assert parameters_of("certification", log, {}).get("sigma") == 0.25, "without it, the path decides"
+    assert parameters_of("certification", log, {}).get("sigma") == 0.25, (
+        "without it, the path decides"
+    )
 
 
 def test_where_there_is_a_manifest_the_path_fills_no_gaps(tmp_path):
     """A folder's name is no evidence against the record of the run itself."""
     log = with_manifest(tmp_path, {"settings": {"sigma": 0.5, "N": 1000, "alpha": 0.01}})
-    assert parameters_of("certification", log, {}).values == {"sigma": 0.5, "N": 1000, "alpha": 0.01}
+    assert parameters_of("certification", log, {}).values == {
+        "sigma": 0.5,
+        "N": 1000,
+        "alpha": 0.01,
+    }
 
 
 def test_stated_values_win_over_all_others(tmp_path):
     log = with_manifest(tmp_path, {"settings": SETTINGS})
     stated = {"sigma": 0.75, "N": 50, "alpha": 0.02, "dimension": 64}
-    for parameters in (parameters_of("certification", log, stated), parameters_of("prediction", log, stated)):
+    for parameters in (
+        parameters_of("certification", log, stated),
+        parameters_of("prediction", log, stated),
+    ):
         assert {name: parameters.get(name) for name in stated} == stated
         assert {parameters.sources[name] for name in stated} == {"stated"}
     assert parameters_of("certification", Path("sigma_0.25"), stated).get("sigma") == 0.75
-    assert parameters_of("certification", Path("sigma_0.25"), {**stated, "sigma": None}).get("sigma") == 0.25
+    assert (
+        parameters_of("certification", Path("sigma_0.25"), {**stated, "sigma": None}).get("sigma")
+        == 0.25
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,9 +280,17 @@ def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, name, estimator
     ("target", "known"), [(None, {}), (3, {"target": "3"}), ("runner-up", {"target": "runner-up"})]
 )
 def test_manifest_of_a_prediction_log_states_restarts_and_target(tmp_path, target, known):
-    content = {**SETTINGS, "attack": {"name": "PGD", "estimator": "plug_in"}, "restarts": 4, "target": target}
+    content = {
+        **SETTINGS,
+        "attack": {"name": "PGD", "estimator": "plug_in"},
+        "restarts": 4,
+        "target": target,
+    }
     values = parameters_of("prediction", with_manifest(tmp_path, {"settings": content}), {}).values
-    assert {name: values[name] for name in ("restarts", "target") if name in values} == {"restarts": 4, **known}
+    assert {name: values[name] for name in ("restarts", "target") if name in values} == {
+        "restarts": 4,
+        **known,
+    }
 
 
 BROKEN = {
@@ -245,7 +333,9 @@ def test_broken_manifest_leaves_the_log_in_doubt(tmp_path, kind, text):
         ([], 64),
     ],
 )
-def test_dimension_of_an_image_is_that_of_the_last_run_whose_manifest_states_a_shape(tmp_path, runs, dimension):
+def test_dimension_of_an_image_is_that_of_the_last_run_whose_manifest_states_a_shape(
+    tmp_path, runs, dimension
+):
     """Else that of the dataset, here digits."""
     log = with_manifest(tmp_path, {"settings": SETTINGS, "runs": runs})
     assert parameters_of("certification", log, {}).dimension == dimension
@@ -254,10 +344,21 @@ def test_dimension_of_an_image_is_that_of_the_last_run_whose_manifest_states_a_s
 
 @pytest.mark.parametrize(
     "more, training",
-    [({}, "Mine-PGD"), ({"base_attack": True}, "vanilla PGD + noise"), ({"noise_sd": 0}, "vanilla PGD")],
+    [
+        ({}, "Mine-PGD"),
+        ({"base_attack": True}, "vanilla PGD + noise"),
+        ({"noise_sd": 0}, "vanilla PGD"),
+    ],
 )
-def test_training_by_any_objective_that_records_an_attack_is_named_after_both(tmp_path, more, training):
-    objective = {"name": "Mine", "noise_sd": 0.5, "attack": {"name": "PGD", "epsilon": 1.0, "num_steps": 2}, **more}
+def test_training_by_any_objective_that_records_an_attack_is_named_after_both(
+    tmp_path, more, training
+):
+    objective = {
+        "name": "Mine",
+        "noise_sd": 0.5,
+        "attack": {"name": "PGD", "epsilon": 1.0, "num_steps": 2},
+        **more,
+    }
     log = with_manifest(tmp_path, {"settings": {**SETTINGS, "training": {"objective": objective}}})
     assert parameters_of("certification", log, {}).get("training") == training
 
@@ -283,8 +384,14 @@ def test_released_whole_numbers_count_in_parts_of_256(text, epsilon):
 @pytest.mark.parametrize(
     "name, value, text",
     [
-        *(("sigma", value, text) for value, text in zip((0.25, 0.5, 1.0), ("0.25", "0.50", "1.00"))),
-        *(("epsilon", k / 256, text) for k, text in zip((64, 127, 255, 512), ("0.25", "0.5", "1", "2"))),
+        *(
+            ("sigma", value, text)
+            for value, text in zip((0.25, 0.5, 1.0), ("0.25", "0.50", "1.00"))
+        ),
+        *(
+            ("epsilon", k / 256, text)
+            for k, text in zip((64, 127, 255, 512), ("0.25", "0.5", "1", "2"))
+        ),
         ("epsilon", 0.4961, "0.4961"),
         ("epsilon", 0.496, "0.496"),
         ("alpha", 0.001, "0.001"),
@@ -304,7 +411,10 @@ def test_values_are_shown_as_people_write_them(name, value, text):
     "path, stated, dimension",
     [
         *((f"{name}/sigma_0.25", {}, 3072) for name in ("cifar10", "imagenet32")),
-        *((f"{name}/sigma_0.25", {}, size) for name, size in (("imagenet", 150_528), ("digits", 64))),
+        *(
+            (f"{name}/sigma_0.25", {}, size)
+            for name, size in (("imagenet", 150_528), ("digits", 64))
+        ),
         ("sigma_0.25", {}, None),
         ("cifar10/sigma_0.25", {"dimension": 100}, 100),
     ],

@@ -1,4 +1,6 @@
-"""What a log says: on one counted by hand, as laws that hold for any log, and against counting row by row."""
+"""What a log says: on one counted by hand, as laws that hold for any log, and against counting row
+by row.
+"""
 
 import math
 
@@ -23,14 +25,18 @@ from smoothadv.analysis.shared.log_statistics import (
 from support.statistical_checks import too_many
 
 # Correct at 0.5 and 0.25, an abstention, wrong at 0.8, correct at 1.
-LOG = pd.DataFrame({"predict": [3, 4, -1, 1, 2], "correct": [1, 1, 0, 0, 1], "radius": [0.5, 0.25, 0.0, 0.8, 1.0]})
+LOG = pd.DataFrame(
+    {"predict": [3, 4, -1, 1, 2], "correct": [1, 1, 0, 0, 1], "radius": [0.5, 0.25, 0.0, 0.8, 1.0]}
+)
 
 
 def table_of(rows: list[tuple[int, float]]) -> pd.DataFrame:
     """The log of (predict, radius) pairs whose label is always 1."""
     predict, radius = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
     radius = np.where(predict < 0, 0.0, radius)
-    return pd.DataFrame({"predict": predict, "correct": (predict == 1).astype(int), "radius": radius})
+    return pd.DataFrame(
+        {"predict": predict, "correct": (predict == 1).astype(int), "radius": radius}
+    )
 
 
 # Few distinct radii, so that ties and radii asked for exactly are common.
@@ -45,7 +51,9 @@ def test_averages():
 
 
 def test_resampled_shares_have_the_quantiles_counted_by_hand():
-    """Two examples, one correct: a resample has 0, 1 or 2 correct with probability 1/4, 1/2, 1/4."""
+    """Two examples, one correct: a resample has 0, 1 or 2 correct with probability 1/4, 1/2,
+    1/4.
+    """
     ends = [bootstrap_interval(np.array([0.5]), 2, confidence) for confidence in (0.4, 0.6)]
     assert [(float(low[0]), float(high[0])) for low, high in ends] == [(0.5, 0.5), (0.0, 1.0)]
 
@@ -56,12 +64,16 @@ def test_shares_that_no_resample_can_change_have_no_interval():
 
 
 def are_quantiles(resampled: np.ndarray, low: float, high: float, confidence: float) -> bool:
-    """Whether at most a tail lies beyond each end and at least a tail from it on; wrong with probability 4e-6."""
+    """Whether at most a tail lies beyond each end and at least a tail from it on; wrong with
+    probability 4e-6.
+    """
     tail, count = (1 - confidence) / 2, len(resampled)
     step = 1e-9  # shares are multiples of 1 / examples
     beyond = ((resampled < low - step).sum(), (resampled > high + step).sum())
     within = ((resampled > low + step).sum(), (resampled < high - step).sum())
-    return not any(too_many(n, count, tail) for n in beyond) and not any(too_many(n, count, 1 - tail) for n in within)
+    return not any(too_many(n, count, tail) for n in beyond) and not any(
+        too_many(n, count, 1 - tail) for n in within
+    )
 
 
 @pytest.mark.parametrize(("correct", "confidence"), [(60, 0.95), (97, 0.9), (5, 0.8)])
@@ -70,7 +82,10 @@ def test_interval_is_that_of_resampling_the_examples(correct, confidence):
     outcomes = np.arange(examples) < correct
     draws = np.random.default_rng(correct).integers(0, examples, (40_000, examples), dtype=np.int16)
     resampled = outcomes[draws].mean(1)
-    low, high = (float(end[0]) for end in bootstrap_interval(np.array([correct / examples]), examples, confidence))
+    low, high = (
+        float(end[0])
+        for end in bootstrap_interval(np.array([correct / examples]), examples, confidence)
+    )
     assert are_quantiles(resampled, low, high, confidence)
     for shift in (0.02, -0.02):  # two examples more or less at either end would be noticed
         assert not are_quantiles(resampled, low + shift, high, confidence)
@@ -78,7 +93,8 @@ def test_interval_is_that_of_resampling_the_examples(correct, confidence):
 
 
 def misses(band, confidence: float, radii: np.ndarray) -> int:
-    """Of how many of 1000 logs of 60 images each the band leaves out the population's accuracy at any of the radii.
+    """Of how many of 1000 logs of 60 images each the band leaves out the population's accuracy at
+    any of the radii.
 
     A third of the population is wrong or abstains; the radii of the others are uniform up to 1.6.
     """
@@ -90,8 +106,8 @@ def misses(band, confidence: float, radii: np.ndarray) -> int:
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_bands_hold_at_all_radii_at_once(confidence):
-    """A true band of this confidence is taken for a false one with probability 1e-6; one that holds at each radius by
-    itself, or of half the width, is found out."""
+    """A true band of this confidence is taken for a false one with probability 1e-6; one that holds
+    at each radius by itself, or of half the width, is found out."""
     most = int(stats.binom.isf(1e-6, 1000, 1 - confidence))
     few, many = np.linspace(0, 1.5, 7), np.linspace(0, 1.6, 81)
     assert misses(dkw_band, confidence, many) <= most
@@ -115,7 +131,8 @@ def test_bands_are_those_of_their_formulas():
 @given(tables, st.lists(radii, min_size=1, max_size=5))
 def test_certified_accuracies_are_those_of_counting_row_by_row(table, asked):
     counted = [
-        sum(row.correct == 1 and row.radius >= radius for row in table.itertuples()) / len(table) for radius in asked
+        sum(row.correct == 1 and row.radius >= radius for row in table.itertuples()) / len(table)
+        for radius in asked
     ]
     assert certified_accuracies(table, asked).tolist() == counted
 
@@ -142,7 +159,9 @@ def test_order_of_the_rows_does_not_matter(table, random):
     order = list(range(len(table)))
     random.shuffle(order)
     shuffled = table.iloc[order]
-    assert average_certified_radius(shuffled) == pytest.approx(average_certified_radius(table), rel=1e-12)
+    assert average_certified_radius(shuffled) == pytest.approx(
+        average_certified_radius(table), rel=1e-12
+    )
     for first, second in zip(accuracy_curve(table), accuracy_curve(shuffled)):
         assert np.array_equal(first, second)
 

@@ -1,4 +1,6 @@
-"""Logs are found in files, folders, globs and named groups; what cannot be trusted is never passed over silently."""
+"""Logs are found in files, folders, globs and named groups; what cannot be trusted is never passed
+over silently.
+"""
 
 import errno
 import glob
@@ -18,7 +20,10 @@ from support import refusals
 HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
 CERTIFICATION = f"{HEADER}\n0\t3\t3\t0.5\t1\t0:00:15\n20\t7\t-1\t0.0\t0\t0:00:15\n"
 PREDICTION = "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\n0\t3\t3\t2\t1\t0:00:03\n"
-TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n0\t1\t0.1\t1.99\t26.5\t1.83\t32.7\n"
+TRAINING = (
+    "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest "
+    "acc\n0\t1\t0.1\t1.99\t26.5\t1.83\t32.7\n"
+)
 IMPOSSIBLE = CERTIFICATION.replace("0.5", "3.5")
 KINDS = ("certification", "prediction", "training")
 MANIFEST = json.dumps({"settings": {"sigma": 0.25, "N": 1000, "alpha": 0.001}, "runs": []})
@@ -34,7 +39,9 @@ def put(name: str, content: str | bytes = CERTIFICATION) -> Path:
 def read(*arguments: str, kinds=("certification",), **stated) -> tuple[Logs, list[str]]:
     """The logs and what was warned of."""
     warnings: list[str] = []
-    return read_logs([str(argument) for argument in arguments], kinds, stated, warnings.append), warnings
+    return read_logs(
+        [str(argument) for argument in arguments], kinds, stated, warnings.append
+    ), warnings
 
 
 def refusal(*arguments: str, kinds=("certification",)) -> tuple[str, list[str]]:
@@ -140,7 +147,9 @@ def test_a_file_of_another_kind_that_was_named_is_told(tree, file, kind):
     assert refusal(file)[0].startswith(needed)
     logs, (warning,) = read(file, "a/sigma_0.25")
     assert warning.startswith(f"{file} is a {kind} log") and len(logs.certification) == 1
-    assert refusal("b/sigma_0.25", kinds=("prediction", "training"))[0].endswith("a prediction or training log")
+    assert refusal("b/sigma_0.25", kinds=("prediction", "training"))[0].endswith(
+        "a prediction or training log"
+    )
 
 
 def test_untrusted_log_is_left_out_with_its_reason(tree):
@@ -156,7 +165,10 @@ def test_single_untrusted_log_is_an_error(workplace):
     put("sigma_0.12", IMPOSSIBLE)
     for argument in ("sigma_0.12", ".", "sigma_*", "G=sigma_0.12"):
         message, warnings = refusal(argument)
-        assert message.startswith("sigma_0.12 holds a radius that cannot be certified") and warnings == []
+        assert (
+            message.startswith("sigma_0.12 holds a radius that cannot be certified")
+            and warnings == []
+        )
 
 
 def test_several_untrusted_logs_are_an_error_after_all_their_reasons(workplace):
@@ -166,7 +178,11 @@ def test_several_untrusted_logs_are_an_error_after_all_their_reasons(workplace):
     for argument in ("a", "a/*"):
         message, warnings = refusal(argument)
         assert message == f"{argument}: none of 3 logs can be used"
-        assert [warning.split(" ")[0] for warning in warnings] == ["a/sigma_0.12", "a/sigma_0.25", "a/sigma_0.50"]
+        assert [warning.split(" ")[0] for warning in warnings] == [
+            "a/sigma_0.12",
+            "a/sigma_0.25",
+            "a/sigma_0.50",
+        ]
 
 
 LOOK_ALIKES = {
@@ -178,7 +194,10 @@ LOOK_ALIKES = {
     "torn header": ("a/sigma_0.25", HEADER[:20]),
     "spaces for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", " ")),
     "commas for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", ",")),
-    "spaces for tabs after a byte order mark": ("a/ours.tsv", "\ufeff" + CERTIFICATION.replace("\t", " ")),
+    "spaces for tabs after a byte order mark": (
+        "a/ours.tsv",
+        "\ufeff" + CERTIFICATION.replace("\t", " "),
+    ),
     "predictions with spaces": ("a/predictions", PREDICTION.replace("\t", " ")),
     "predictions that are empty": ("a/predictions", b""),
     "ours, empty, with its manifest": ("a/ours.tsv", b""),
@@ -202,9 +221,13 @@ def test_file_that_merely_looks_like_a_log_is_not_passed_over(workplace, case, a
     assert warning.startswith(f"{file} ") and warning.endswith("it is left out")
 
 
-@pytest.mark.parametrize("name", ["stdout.txt", "README.md", "checkpoint.pth.tar", "curves.png", "log.txt", "x.json"])
+@pytest.mark.parametrize(
+    "name", ["stdout.txt", "README.md", "checkpoint.pth.tar", "curves.png", "log.txt", "x.json"]
+)
 @pytest.mark.parametrize("content", [b"", b"\x89PNG\0\r\n", b"Epoch 1\n", b"[]", b"\xff\xfe"])
-def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(workplace, name, content):
+def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(
+    workplace, name, content
+):
     put("a/sigma_0.25")
     put(f"a/{name}", content)
     assert found("a") == [("a", "a/sigma_0.25")] and len(found("a/*")) == 1
@@ -278,9 +301,16 @@ def test_training_images_are_left_out_beside_test_images(workplace):
     manifest_path(ours).write_text(json.dumps({"settings": settings_, "runs": []}))
     logs, warnings = read(".")
     assert [log.parameters.get("split") for log in logs.certification] == ["test"]
-    reasons = [f"{path} certifies training images, the others do not" for path in (ours, "noise_0.50/train/sigma_0.50")]
-    assert logs.left_out == reasons and warnings == [f"{reason}; it is left out" for reason in reasons]
-    assert found("noise_0.50/train") == [("noise_0.50/train", "noise_0.50/train/sigma_0.50")], "alone, it is used"
+    reasons = [
+        f"{path} certifies training images, the others do not"
+        for path in (ours, "noise_0.50/train/sigma_0.50")
+    ]
+    assert logs.left_out == reasons and warnings == [
+        f"{reason}; it is left out" for reason in reasons
+    ]
+    assert found("noise_0.50/train") == [("noise_0.50/train", "noise_0.50/train/sigma_0.50")], (
+        "alone, it is used"
+    )
 
 
 def test_notes_of_a_log_are_kept(workplace):
@@ -324,8 +354,12 @@ def test_a_log_named_by_its_relative_and_its_absolute_path_is_one_log(workplace)
 def test_any_logs_get_different_names(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("logs")
     folders = st.lists(st.sampled_from(["a", "b", "a.tsv", "sigma_0.25"]), max_size=3).map("/".join)
-    files = st.builds(lambda folder, end: f"top/{folder}/log{end}", folders, st.sampled_from(["", ".tsv"]))
-    paths = data.draw(st.sets(files.map(lambda path: path.replace("//", "/")), min_size=1, max_size=6))
+    files = st.builds(
+        lambda folder, end: f"top/{folder}/log{end}", folders, st.sampled_from(["", ".tsv"])
+    )
+    paths = data.draw(
+        st.sets(files.map(lambda path: path.replace("//", "/")), min_size=1, max_size=6)
+    )
     for path in paths:
         put(str(root / path))
     logs, _ = read(root)

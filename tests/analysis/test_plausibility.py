@@ -1,4 +1,6 @@
-"""Radii that cannot be certificates for their sigma, n and alpha are refused; published rounding is understood."""
+"""Radii that cannot be certificates for their sigma, n and alpha are refused; published rounding is
+understood.
+"""
 
 from pathlib import Path
 
@@ -15,11 +17,15 @@ from support import refusals
 
 LOG = Path("results/noise_0.50/test/sigma_0.50")
 CAPS = {0.12: 0.4574, 0.25: 0.9529, 0.5: 1.9057, 1.0: 3.8115}
-"""The largest radius for n = 100,000 and alpha = 0.001, to the four decimals that released logs have."""
+"""The largest radius for n = 100,000 and alpha = 0.001, to the four decimals that released logs
+have.
+"""
 
 
 def parameters_of(sigma: float | None = 0.5, source: str = "assumed", **values) -> Parameters:
-    """Published n and alpha, from where ``source`` says, and sigma from the path; ``values`` replace any."""
+    """Published n and alpha, from where ``source`` says, and sigma from the path; ``values``
+    replace any.
+    """
     values = {"sigma": sigma, "N": 100_000, "alpha": 0.001, **values}
     sources = {"sigma": "path sigma_0.50", "N": source, "alpha": source}
     known = {name: value for name, value in values.items() if value is not None}
@@ -31,17 +37,26 @@ TOLD = parameters_of(0.5, "manifest", N=1000)
 
 def with_method(**settings_) -> Parameters:
     """Those of a log of ours, by this method."""
-    return Parameters(TOLD.values, TOLD.sources, {"settings": {**TOLD.values, **settings_}, "runs": []})
+    return Parameters(
+        TOLD.values, TOLD.sources, {"settings": {**TOLD.values, **settings_}, "runs": []}
+    )
 
 
 def table_of(*radii: float, **columns) -> pd.DataFrame:
     """Correct examples 0, 20, 40, ... of these radii."""
     count = len(radii)
-    table = {"idx": range(0, 20 * count, 20), "label": range(count), "predict": range(count), "radius": radii}
+    table = {
+        "idx": range(0, 20 * count, 20),
+        "label": range(count),
+        "predict": range(count),
+        "radius": radii,
+    }
     return pd.DataFrame({**table, **columns, "correct": 1}).astype({"radius": "float64"})
 
 
-def counted(*successes: int, trials: int = 1000, sigma: float = 0.5, alpha: float = 0.001) -> pd.DataFrame:
+def counted(
+    *successes: int, trials: int = 1000, sigma: float = 0.5, alpha: float = 0.001
+) -> pd.DataFrame:
     """A log of ours: the radii that the counts certify."""
     radii = [certified_radius(count, trials, sigma, alpha) for count in successes]
     table = table_of(*(radius or 0.0 for radius in radii), successes=list(successes), trials=trials)
@@ -74,7 +89,10 @@ def test_the_published_n_and_alpha_cap_the_radius(sigma, cap):
     parameters = parameters_of(sigma)
     assert accepted(table_of(0.1, cap), parameters)
     message = refusal(table_of(0.1, cap + 0.0002, 9.0), parameters)
-    assert "first at idx 20" in message and f"sigma {sigma:g}, n = 100,000 and alpha = 0.001" in message
+    assert (
+        "first at idx 20" in message
+        and f"sigma {sigma:g}, n = 100,000 and alpha = 0.001" in message
+    )
 
 
 @pytest.mark.parametrize("sigma", [*CAPS, 3.0, 5.0, 8.0])
@@ -82,7 +100,11 @@ def test_the_published_n_and_alpha_cap_the_radius(sigma, cap):
 def test_cap_may_be_rounded_up_in_the_last_printed_digit_and_no_more(sigma, digits):
     """At sigma 5 the cap 19.0575 is printed as 19.1."""
     cap = maximum_radius(100_000, sigma, 0.001)
-    more = {".3g": 0.1 if cap > 10 else 0.01 if cap > 1 else 0.001, ".4f": 0.0002, ".17g": cap * 1e-7}[digits]
+    more = {
+        ".3g": 0.1 if cap > 10 else 0.01 if cap > 1 else 0.001,
+        ".4f": 0.0002,
+        ".17g": cap * 1e-7,
+    }[digits]
     printed = float(f"{cap:{digits}}")
     assert accepted(table_of(printed), parameters_of(sigma))
     assert not accepted(table_of(float(f"{printed + more:{digits}}")), parameters_of(sigma))
@@ -114,7 +136,9 @@ def test_a_log_of_unknown_sigma_is_not_checked_and_says_so():
 
 def test_message_says_where_sigma_n_and_alpha_are_from():
     message = refusal(table_of(2.0), parameters_of(0.5, "stated"))
-    assert "sigma path sigma_0.50" in message and "N stated" in message and "alpha stated" in message
+    assert (
+        "sigma path sigma_0.50" in message and "N stated" in message and "alpha stated" in message
+    )
 
 
 def test_our_counts_certify_our_radii():
@@ -123,7 +147,9 @@ def test_our_counts_certify_our_radii():
 
 @pytest.mark.parametrize("sigma", [0.25, 0.4999, 0.5001, 1.0])
 def test_row_of_another_sigma_is_given_away_by_its_counts(sigma):
-    mixed = pd.concat([counted(1000, 900), counted(700, 600, sigma=sigma).assign(idx=[60, 80])], ignore_index=True)
+    mixed = pd.concat(
+        [counted(1000, 900), counted(700, 600, sigma=sigma).assign(idx=[60, 80])], ignore_index=True
+    )
     message = refusal(mixed, TOLD)
     assert "counts do not certify" in message and "idx 60" in message and "sigma 0.5" in message
     assert accepted(mixed.iloc[:2], TOLD)
@@ -132,7 +158,9 @@ def test_row_of_another_sigma_is_given_away_by_its_counts(sigma):
 @pytest.mark.parametrize("alpha", [0.01, 0.0011, 1e-5])
 def test_another_alpha_is_given_away_by_the_counts(alpha):
     assert "alpha 0.001" in refusal(counted(900, 700, alpha=alpha), TOLD)
-    assert accepted(counted(900, 700, alpha=alpha), parameters_of(0.5, "manifest", N=1000, alpha=alpha))
+    assert accepted(
+        counted(900, 700, alpha=alpha), parameters_of(0.5, "manifest", N=1000, alpha=alpha)
+    )
 
 
 def test_radius_above_what_its_counts_certify_is_refused():
@@ -172,10 +200,18 @@ def test_trials_win_over_an_n_that_was_only_assumed():
 
 @pytest.mark.parametrize("sigma", [0.12, 0.25, 1.0, 1 / 3, 0.123456789, 2**0.5])
 def test_counts_tell_the_sigma_of_a_log_that_nothing_else_tells(sigma):
-    parameters, notes = check_certificates(LOG, counted(400, 999, 700, sigma=sigma), parameters_of(None))
-    assert parameters.get("sigma") == pytest.approx(sigma, rel=1e-5) and "counts" in parameters.sources["sigma"]
+    parameters, notes = check_certificates(
+        LOG, counted(400, 999, 700, sigma=sigma), parameters_of(None)
+    )
+    assert (
+        parameters.get("sigma") == pytest.approx(sigma, rel=1e-5)
+        and "counts" in parameters.sources["sigma"]
+    )
     assert notes == []
-    mixed = pd.concat([counted(999, sigma=sigma), counted(700, sigma=0.9 * sigma).assign(idx=60)], ignore_index=True)
+    mixed = pd.concat(
+        [counted(999, sigma=sigma), counted(700, sigma=0.9 * sigma).assign(idx=60)],
+        ignore_index=True,
+    )
     assert "idx 60" in refusal(mixed, parameters_of(None))
 
 
@@ -184,13 +220,19 @@ def test_counts_that_certify_while_all_radii_are_zero_tell_no_sigma(successes):
     table = counted(*successes).assign(radius=0.0)
     for predict in (-1, 0):  # whatever the verdict on such a log, nothing may break
         if accepted(table.assign(predict=predict), parameters_of(None)):
-            parameters, _ = check_certificates(LOG, table.assign(predict=predict), parameters_of(None))
+            parameters, _ = check_certificates(
+                LOG, table.assign(predict=predict), parameters_of(None)
+            )
             assert parameters.get("sigma") is None
 
 
 def test_no_trials_are_refused():
     table = counted(90, trials=100).assign(successes=0, trials=0)
-    for parameters in (parameters_of(None), parameters_of(0.5), parameters_of(0.5, "manifest", N=100)):
+    for parameters in (
+        parameters_of(None),
+        parameters_of(0.5),
+        parameters_of(0.5, "manifest", N=100),
+    ):
         refusal(table, parameters)
 
 
@@ -273,7 +315,9 @@ def test_notes_of_the_reader_are_kept():
     assert notes_of(table, parameters_of(0.5)) == table.attrs["notes"]
 
 
-@pytest.mark.parametrize("predict, words", [(7, "predicts class 7 for every example"), (-1, "abstains on every")])
+@pytest.mark.parametrize(
+    "predict, words", [(7, "predicts class 7 for every example"), (-1, "abstains on every")]
+)
 def test_classifier_that_ignores_its_input_is_noted(predict, words):
     """In a log of at least twenty examples of several classes."""
     table = table_of(*[0.0] * 30).assign(predict=predict, label=[0, 7] * 15)

@@ -1,4 +1,6 @@
-"""Logs of every procedure are analysed as what they are: radii on a grid are called so, images given up are counted."""
+"""Logs of every procedure are analysed as what they are: radii on a grid are called so, images
+given up are counted.
+"""
 
 import json
 import re
@@ -28,7 +30,9 @@ ALLOWED = max(m for m in range(N) if certified_radius(N - m, N, SIGMA, ALPHA) is
 """The most misses among N draws with which anything is certified."""
 
 
-def row(idx: int, predict: int, radius: float, successes: int, trials: int, label: int = 3, **more: int) -> dict:
+def row(
+    idx: int, predict: int, radius: float, successes: int, trials: int, label: int = 3, **more: int
+) -> dict:
     correct = int(predict == label)
     return {"idx": idx, "label": label, "predict": predict, "radius": radius, "correct": correct, "time": "0:00:01",
             "successes": successes, "trials": trials, **more}  # fmt: skip
@@ -47,7 +51,11 @@ def adaptive_row(idx: int, level: int, predict: int = 3, trials: int = 400, **mo
 
 
 # 3 of 5 correct, 1 abstains: 0.5 + 0.25 + 0 over five images.
-GRID = [*map(adaptive_row, range(3), [2, 1, 0]), adaptive_row(3, 3, 7), adaptive_row(4, -1, trials=0)]
+GRID = [
+    *map(adaptive_row, range(3), [2, 1, 0]),
+    adaptive_row(3, 3, 7),
+    adaptive_row(4, -1, trials=0),
+]
 # 2 of 5 correct; one abstains, two were given up.
 AWARE = [
     *(adaptive_row(idx, level, label_aware=0) for idx, level in [(0, 3), (1, 1), (2, -1)]),
@@ -63,11 +71,20 @@ OF_METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def put(name: str, rows: list[dict], method: str = "exact", manifest: bool = True, **more: object) -> Path:
+def put(
+    name: str, rows: list[dict], method: str = "exact", manifest: bool = True, **more: object
+) -> Path:
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(tsv(rows[0], rows))
-    settings = {**MANIFEST["settings"], "sigma": SIGMA, "N": N, "alpha": ALPHA, "method": method, **more}
+    settings = {
+        **MANIFEST["settings"],
+        "sigma": SIGMA,
+        "N": N,
+        "alpha": ALPHA,
+        "method": method,
+        **more,
+    }
     settings |= {**OF_METHODS.get(method, {}), **more}
     settings |= {"label_aware": True} if "label_aware" in rows[0] else {}
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -105,12 +122,19 @@ def refusal(path: Path | str) -> str:
 
 
 def test_columns_of_the_procedures_are_read_as_whole_numbers():
-    grid, aware = read_certification_log(Path("grid/log.tsv")), read_certification_log(Path("aware/log.tsv"))
+    grid, aware = (
+        read_certification_log(Path("grid/log.tsv")),
+        read_certification_log(Path("aware/log.tsv")),
+    )
     assert grid.level.tolist() == [2, 1, 0, 3, -1] and grid.looks.tolist() == [7, 7, 7, 7, 0]
-    assert grid.samples.tolist() == [500, 500, 500, 500, 100] and grid.trials.tolist() == [400] * 4 + [0]
+    assert grid.samples.tolist() == [500, 500, 500, 500, 100] and grid.trials.tolist() == [
+        400
+    ] * 4 + [0]
     assert aware.label_aware.tolist() == [0, 0, 0, 1, 1] and "label_aware" not in grid
     assert {str(grid[name].dtype) for name in (*ADAPTIVE, "successes", "trials")} == {"int64"}
-    assert not {*ADAPTIVE, "label_aware"} & set(read_certification_log(Path("exact/log.tsv")).columns)
+    assert not {*ADAPTIVE, "label_aware"} & set(
+        read_certification_log(Path("exact/log.tsv")).columns
+    )
 
 
 @dataclass(frozen=True)
@@ -153,7 +177,10 @@ class BothSides(Cautious):
 
     @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        share, (successes, trials, rival) = settings["alpha_share"], (counts[name] for name in cls.counts(settings))
+        share, (successes, trials, rival) = (
+            settings["alpha_share"],
+            (counts[name] for name in cls.counts(settings)),
+        )
         if successes + rival > trials:
             raise ValueError("more votes than draws")
         p_a = 1 - failure_upper_bound(successes, trials, share * settings["alpha"])
@@ -186,11 +213,20 @@ def both_row(idx: int, successes: int, rival: int) -> dict:
         ({"predict": 3, "trials": 900}, 0.9, "different n: 900 trials at idx 7"),
     ],
 )
-def test_counts_of_a_rival_are_checked_by_the_procedure_that_made_them(monkeypatch, added, alpha_share, reason):
+def test_counts_of_a_rival_are_checked_by_the_procedure_that_made_them(
+    monkeypatch, added, alpha_share, reason
+):
     """480 of 1000 certify nothing by themselves, but do so beside a rival with 100."""
     monkeypatch.setitem(PROCEDURES._components, "both-sides", BothSides)
-    rows = [both_row(1, 480, 100), both_row(2, 990, 5), both_row(3, 300, 290), {**both_row(7, 600, 50), **added}]
-    assert [entry["predict"] for entry in rows[:3]] == [3, 3, -1] and certified_radius(480, N, SIGMA, ALPHA) is None
+    rows = [
+        both_row(1, 480, 100),
+        both_row(2, 990, 5),
+        both_row(3, 300, 290),
+        {**both_row(7, 600, 50), **added},
+    ]
+    assert [entry["predict"] for entry in rows[:3]] == [3, 3, -1] and certified_radius(
+        480, N, SIGMA, ALPHA
+    ) is None
     path = put("both.tsv", rows, "both-sides", alpha_share=alpha_share)
     assert re.search(reason, refusal(path)) if reason else notes_of(str(path)) == ""
     assert "counts do not certify" in refusal(
@@ -206,7 +242,10 @@ def test_text_in_a_column_of_the_procedures_is_refused(column):
 
 
 def test_no_trials_are_for_abstentions_alone():
-    assert len(read_certification_log(put("good.tsv", [adaptive_row(0, -1, trials=0)], "adaptive"))) == 1
+    assert (
+        len(read_certification_log(put("good.tsv", [adaptive_row(0, -1, trials=0)], "adaptive")))
+        == 1
+    )
     for level in (0, 1):
         message = refusal(put("bad.tsv", [GRID[0], adaptive_row(7, level, trials=0)], "adaptive"))
         assert "certificate of no trials" in message and "idx 7" in message
@@ -229,7 +268,10 @@ def test_average_radius_of_a_grid_is_called_so(analyze):
     lines = analyze("summary", "exact", "grid")[0].splitlines()
     heading, _, *shown = ([*map(str.strip, line.split("|"))] for line in lines)
     missing = [[title for title, cell in zip(heading, row) if cell == "–"] for row in shown]
-    assert missing == [["average certified radius (l2) on the grid"], ["average certified radius (l2)"]]
+    assert missing == [
+        ["average certified radius (l2) on the grid"],
+        ["average certified radius (l2)"],
+    ]
 
 
 def test_exact_logs_alone_have_no_column_for_grids(analyze):
@@ -240,14 +282,23 @@ def test_exact_logs_alone_have_no_column_for_grids(analyze):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("grid", ["on a grid", "lower bound"]), ("aware", ["2 of its images were given up", "abstentions mean nothing"])],
+    [
+        ("grid", ["on a grid", "lower bound"]),
+        ("aware", ["2 of its images were given up", "abstentions mean nothing"]),
+    ],
 )
 def test_reader_of_a_grid_or_a_label_aware_log_is_told(analyze, name, words):
-    assert all(word in notes_of(f"{name}/log.tsv") and word not in notes_of("exact/log.tsv") for word in words)
+    assert all(
+        word in notes_of(f"{name}/log.tsv") and word not in notes_of("exact/log.tsv")
+        for word in words
+    )
     assert words[0] in analyze("summary", name)[1] and words[0] in analyze("envelope", name)[1]
     assert "given up" not in notes_of("grid/log.tsv")
     analyze("report", "exact", "grid", "aware", "-o", "page.html")
-    assert all(text in Path("page.html").read_text() for text in ("on the grid", "2 of its images were given up"))
+    assert all(
+        text in Path("page.html").read_text()
+        for text in ("on the grid", "2 of its images were given up")
+    )
 
 
 def test_given_up_images_are_no_abstentions(analyze):
@@ -306,10 +357,18 @@ def test_counts_of_a_grid_must_certify_its_radii():
 
 def test_grid_that_lost_its_manifest_is_still_one(analyze):
     path = put("sigma_0.50/log.tsv", GRID, manifest=False)
-    assert records(analyze("summary", str(path), "--sigma", "0.5", "--format", "json")[0])["log"][AVERAGE] is None
+    assert (
+        records(analyze("summary", str(path), "--sigma", "0.5", "--format", "json")[0])["log"][
+            AVERAGE
+        ]
+        is None
+    )
 
 
-FOLDERS, GLOBS = [".", "deep", "d*", "**/deep"], ["*/*", "deep/*", "deep/more.tsv.shards", "**/*.tsv"]
+FOLDERS, GLOBS = (
+    [".", "deep", "d*", "**/deep"],
+    ["*/*", "deep/*", "deep/more.tsv.shards", "**/*.tsv"],
+)
 
 
 @pytest.mark.parametrize("argument", [*FOLDERS, *GLOBS])

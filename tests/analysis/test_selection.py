@@ -1,4 +1,6 @@
-"""Choosing among logs: conditions, groups, the upper envelope and its ties, and doubts about comparing."""
+"""Choosing among logs: conditions, groups, the upper envelope and its ties, and doubts about
+comparing.
+"""
 
 import argparse
 import math
@@ -29,26 +31,49 @@ def names(groups: dict[str, list[Log]]) -> dict[str, list[str]]:
     return {name: [each.name for each in logs] for name, logs in groups.items()}
 
 
-FOUND = {0.25: ["0.25", "0.250", ".25"], 127 / 256: ["0.5"], 255 / 256: ["1"], 1.0: ["1"], 0.001: ["0.001", "1e-3"]}
+FOUND = {
+    0.25: ["0.25", "0.250", ".25"],
+    127 / 256: ["0.5"],
+    255 / 256: ["1"],
+    1.0: ["1"],
+    0.001: ["0.001", "1e-3"],
+}
 FOUND |= {100_000: ["100000", "1e5"], "SmoothAdv-PGD": ["SmoothAdv-PGD"], "2": ["2"]}
-NOT_FOUND = {0.25: ["0.5", "quarter", "0"], 127 / 256: ["0.500"], 0.12: ["0.1234"], None: ["0.25", "–"], 10: ["1"]}
+NOT_FOUND = {
+    0.25: ["0.5", "quarter", "0"],
+    127 / 256: ["0.500"],
+    0.12: ["0.1234"],
+    None: ["0.25", "–"],
+    10: ["1"],
+}
 NOT_FOUND |= {"SmoothAdv-PGD": ["PGD"], 0.125: ["0"], 0.75: ["1"], 1.125: ["1"], 1.375: ["1"]}
 
 
 def test_value_is_found_as_it_is_commonly_written_and_by_no_other_number():
     """The paper attacks at 0, 0.125, ..., 2.25: a condition on 1 must not mix seven of them."""
-    assert [text for value, texts in FOUND.items() for text in texts if not matches(value, text)] == []
-    assert [(value, text) for value, texts in NOT_FOUND.items() for text in texts if matches(value, text)] == []
+    assert [
+        text for value, texts in FOUND.items() for text in texts if not matches(value, text)
+    ] == []
+    assert [
+        (value, text)
+        for value, texts in NOT_FOUND.items()
+        for text in texts
+        if matches(value, text)
+    ] == []
 
 
 @pytest.mark.parametrize("text", ["noise_sd", "", "Sigma"])
 def test_unknown_hyper_parameter_is_refused_with_the_known_ones(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="known: dataset, split, arch.*sigma, N, alpha"):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="known: dataset, split, arch.*sigma, N, alpha"
+    ):
         hyper_parameter(text)
 
 
 def test_conditions_must_all_hold():
-    logs = Logs([log("a", sigma=0.25, training="Gaussian"), log("b", sigma=0.25), log("c", sigma=0.5)])
+    logs = Logs(
+        [log("a", sigma=0.25, training="Gaussian"), log("b", sigma=0.25), log("c", sigma=0.5)]
+    )
     assert [each.name for each in restrict(logs, [("sigma", "0.25")]).certification] == ["a", "b"]
     both = restrict(logs, [("sigma", "0.25"), ("training", "Gaussian")])
     assert [each.name for each in both.certification] == ["a"]
@@ -76,14 +101,29 @@ GROUPED = {
         {"B": ["b1", "b2"], "A": ["a1"], "all": ["c"]},
     ),
     "numbers ascend, unknown ones are last": (
-        [log("x"), log("y", sigma=1.0), log("z", sigma=0.12), log("v", sigma=0.5), log("w", sigma=0.5)],
+        [
+            log("x"),
+            log("y", sigma=1.0),
+            log("z", sigma=0.12),
+            log("v", sigma=0.5),
+            log("w", sigma=0.5),
+        ],
         [["sigma"]],
-        {"sigma = 0.12": ["z"], "sigma = 0.50": ["v", "w"], "sigma = 1.00": ["y"], "sigma = –": ["x"]},
+        {
+            "sigma = 0.12": ["z"],
+            "sigma = 0.50": ["v", "w"],
+            "sigma = 1.00": ["y"],
+            "sigma = –": ["x"],
+        },
     ),
     "the first hyper-parameter comes first": (
         [log("a", N=1000, sigma=1.0), log("b", N=100, sigma=1.0), log("c", N=1000, sigma=0.5)],
         [["sigma", "N"]],
-        {"sigma = 0.50, n = 1,000": ["c"], "sigma = 1.00, n = 100": ["b"], "sigma = 1.00, n = 1,000": ["a"]},
+        {
+            "sigma = 0.50, n = 1,000": ["c"],
+            "sigma = 1.00, n = 100": ["b"],
+            "sigma = 1.00, n = 1,000": ["a"],
+        },
     ),
     "named, since there are several": (
         [OURS, THEIRS],
@@ -107,10 +147,18 @@ values = st.sampled_from([None, 0.25, 127 / 256, 0.5, 1.0, 10])
 
 @given(st.lists(st.tuples(st.sampled_from("AB"), values, values), min_size=1, max_size=12))
 def test_groups_share_out_all_logs_by_their_values(facts):
-    logs = [log(str(k), group=group, sigma=sigma, epsilon=eps) for k, (group, sigma, eps) in enumerate(facts)]
+    logs = [
+        log(str(k), group=group, sigma=sigma, epsilon=eps)
+        for k, (group, sigma, eps) in enumerate(facts)
+    ]
     groups = groups_of(logs, ["sigma", "epsilon"])
-    assert sorted(each.name for group in groups.values() for each in group) == sorted(each.name for each in logs)
-    keys = [{(each.group, *each.parameters.values.values()) for each in group} for group in groups.values()]
+    assert sorted(each.name for group in groups.values() for each in group) == sorted(
+        each.name for each in logs
+    )
+    keys = [
+        {(each.group, *each.parameters.values.values()) for each in group}
+        for group in groups.values()
+    ]
     assert all(len(key) == 1 for key in keys), "one value each"
     assert len(set.union(*keys)) == len(groups), "and nowhere else"
 
@@ -123,9 +171,13 @@ def chosen(logs: list[Log], radii: list[float]) -> list[tuple[str, float]]:
 radius_lists = st.lists(st.sampled_from([None, 0.1, 0.25, 0.5, 1.0]), min_size=4, max_size=4)
 
 
-@given(st.lists(radius_lists, min_size=1, max_size=6), st.sampled_from([0.0, 0.1, 0.2, 0.5, 1.0, 1.5]))
+@given(
+    st.lists(radius_lists, min_size=1, max_size=6), st.sampled_from([0.0, 0.1, 0.2, 0.5, 1.0, 1.5])
+)
 def test_envelope_is_that_of_comparing_every_log_with_every_other(models, radius):
-    """A tie goes to the larger clean accuracy, also where nothing is certified, and then to the first."""
+    """A tie goes to the larger clean accuracy, also where nothing is certified, and then to the
+    first.
+    """
     logs = [log(str(k), radii) for k, radii in enumerate(models)]
 
     def rank(each: Log) -> tuple[float, float]:
@@ -141,13 +193,18 @@ def test_linf_radii_of_the_paper_are_these_l2_radii():
     cifar, imagenet = log("c", dataset="cifar10"), log("i", dataset="imagenet")
     assert norm.l2_lengths(cifar, norm.radii)[0] == pytest.approx(0.434711, abs=5e-7)
     assert norm.l2_lengths(imagenet, norm.radii)[1] == pytest.approx(1.521488, abs=5e-7)
-    assert norm.accuracies(log("at", [0.434712, 0.43471], dataset="cifar10"), norm.radii[:1]).tolist() == [0.5]
+    assert norm.accuracies(
+        log("at", [0.434712, 0.43471], dataset="cifar10"), norm.radii[:1]
+    ).tolist() == [0.5]
     assert AtRadii().l2_lengths(cifar, [0.5]).tolist() == [0.5]
 
 
 def test_linf_radii_are_those_of_the_stated_number_of_pixels():
     stated = log("stated", dimension=100)
-    assert AtRadii(norm="linf").certified_by(stated, [1.0, 0.0]).tolist() == [math.nextafter(0.1, 0), 0.0]
+    assert AtRadii(norm="linf").certified_by(stated, [1.0, 0.0]).tolist() == [
+        math.nextafter(0.1, 0),
+        0.0,
+    ]
     assert AtRadii().certified_by(log("lost"), [1.0]).tolist() == [1.0]
 
 
@@ -168,30 +225,57 @@ def test_best_of_many_models_divides_rho_among_them(examples, alpha, rho, models
     few = log("certain", [1.0], alpha=alpha)
     certain = replace(few, table=few.table.loc[few.table.index.repeat(examples)])
     log_term = math.log(models / rho)
-    deduction = alpha + math.sqrt(2 * alpha * (1 - alpha) * log_term / examples) + log_term / (3 * examples)
+    deduction = (
+        alpha + math.sqrt(2 * alpha * (1 - alpha) * log_term / examples) + log_term / (3 * examples)
+    )
     found = AtRadii(high_probability=rho).accuracies(certain, [1.0, 2.0], models)
     assert found == pytest.approx([max(0.0, 1 - deduction), 0.0], abs=1e-12)
 
 
 def test_exact_deduction_is_a_quantile_of_the_number_of_false_rows():
-    """Of 500, more than 4 are false with probability 1.7e-4, more than 3 with 1.7e-3; more than 5 with 1.4e-5."""
+    """Of 500, more than 4 are false with probability 1.7e-4, more than 3 with 1.7e-3; more than 5
+    with 1.4e-5.
+    """
     many = log("many", [1.0] * 250 + [0.5] * 250)
-    exact, bernstein = (AtRadii(high_probability=ErrorProbability(text)) for text in ("exact:0.001", "0.001"))
+    exact, bernstein = (
+        AtRadii(high_probability=ErrorProbability(text)) for text in ("exact:0.001", "0.001")
+    )
     assert exact.accuracies(many, [0.5, 1.0]) == pytest.approx([0.992, 0.492], abs=1e-12)
     assert bernstein.accuracies(many, [0.5]) == pytest.approx([0.989141], abs=5e-7)
-    assert exact.accuracies(many, [0.5], models=20) == pytest.approx([0.99]), "rho is divided among the logs"
+    assert exact.accuracies(many, [0.5], models=20) == pytest.approx([0.99]), (
+        "rho is divided among the logs"
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "nan", "inf", "-0.25", "1/0", "2/255/3", "1e999", "1/inf", "1e308/1e-308", "/255", "2/"]
+    "text",
+    [
+        "",
+        "x",
+        "nan",
+        "inf",
+        "-0.25",
+        "1/0",
+        "2/255/3",
+        "1e999",
+        "1/inf",
+        "1e308/1e-308",
+        "/255",
+        "2/",
+    ],
 )
 def test_what_is_no_radius_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="is no radius: write a number like 0.25 or a frac"):
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="is no radius: write a number like 0.25 or a frac"
+    ):
         Radius(text)
 
 
 def test_doubts_name_different_images_data_and_what_the_logs_say_of_themselves():
-    short, long = log("short", [0.5], dataset="cifar10", notes=("torn",)), log("long", [0.5] * 3, dataset="imagenet")
+    short, long = (
+        log("short", [0.5], dataset="cifar10", notes=("torn",)),
+        log("long", [0.5] * 3, dataset="imagenet"),
+    )
     assert doubts(Logs([short, long], [log("p", notes=("torn",))])) == [
         "the logs are not all on the same test images (1 to 3 examples): they differ by chance too",
         "the logs differ in dataset: cifar10, imagenet",

@@ -1,4 +1,6 @@
-"""How tables are written: percent and marks for people, full precision for programs, and any text as itself."""
+"""How tables are written: percent and marks for people, full precision for programs, and any text
+as itself.
+"""
 
 import csv
 import io
@@ -10,12 +12,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.shared.radii import Radius, radius_column
-from smoothadv.analysis.shared.table_formats import FORMATS, Annotated, Column, Markup, Table, display_cells, titles
+from smoothadv.analysis.shared.table_formats import (
+    FORMATS,
+    Annotated,
+    Column,
+    Markup,
+    Table,
+    display_cells,
+    titles,
+)
 
 PLAIN = Markup(lambda text: f"<{text}>", lambda text: f"^{text} ", lambda text: text)
 KINDS = ["text", "count", "fraction", "percent", "difference", "number", "signed"]
 # What the name of a log can hold, but for what is shown as an escape.
-texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"]), min_size=1, max_size=12)
+texts = st.text(
+    st.characters(exclude_categories=["Cs", "Cc", "Cf", "Zl", "Zp"]), min_size=1, max_size=12
+)
 
 
 def column(kind: str, compared: bool = False) -> Column:
@@ -28,14 +40,19 @@ def shown(value, kind: str, decimals: int = 1) -> str:
 
 def bold(values: list, kind: str = "percent", decimals: int = 1) -> list[bool]:
     """Which cells of a compared column stand out."""
-    cells = display_cells(Table([column(kind, compared=True)], [[value] for value in values]), decimals, PLAIN)
+    cells = display_cells(
+        Table([column(kind, compared=True)], [[value] for value in values]), decimals, PLAIN
+    )
     return [cell.startswith("<") for (cell,) in cells]
 
 
 @pytest.mark.parametrize(
     ("value", "kind", "decimals", "text"),
     [
-        *((0.12345, kind, 1, text) for kind, text in zip(KINDS[2:], ["12.3", "12.3", "+12.3", "0.123", "+0.123"])),
+        *(
+            (0.12345, kind, 1, text)
+            for kind, text in zip(KINDS[2:], ["12.3", "12.3", "+12.3", "0.123", "+0.123"])
+        ),
         (0.12345, "percent", 2, "12.35"),
         (1.0, "percent", 0, "100"),
         (-0.05, "difference", 0, "-5"),
@@ -76,17 +93,29 @@ def test_best_as_printed_is_bold_where_there_is_another(values, expected):
 
 
 def test_tie_is_as_printed_and_only_of_columns_that_are_compared():
-    assert [bold([0.5004, 0.4996], decimals=decimals) for decimals in (1, 2)] == [[True, True], [True, False]]
-    assert display_cells(Table([column("percent")], [[0.5], [0.4]]), 1, PLAIN) == [["50.0"], ["40.0"]]
+    assert [bold([0.5004, 0.4996], decimals=decimals) for decimals in (1, 2)] == [
+        [True, True],
+        [True, False],
+    ]
+    assert display_cells(Table([column("percent")], [[0.5], [0.4]]), 1, PLAIN) == [
+        ["50.0"],
+        ["40.0"],
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_title_says_percent_unless_the_whole_table_is(kind):
-    assert titles(Table([column(kind)], [])) == ["title (%)" if kind in ("fraction", "difference") else "title"]
+    assert titles(Table([column(kind)], [])) == [
+        "title (%)" if kind in ("fraction", "difference") else "title"
+    ]
 
 
 TABLE = Table(
-    [Column("log", "log", "text"), Column("n", "examples", "count"), Column("acc", "accuracy", "percent", True)],
+    [
+        Column("log", "log", "text"),
+        Column("n", "examples", "count"),
+        Column("acc", "accuracy", "percent", True),
+    ],
     [["a", 10_000, 0.75], ["b|c", 20, 0.5], ["d", 3, None]],
 )
 
@@ -111,23 +140,32 @@ def test_latex_as_a_whole():
 
 def test_csv_and_json_as_a_whole():
     assert FORMATS["csv"](TABLE) == "log,n,acc\na,10000,0.75\nb|c,20,0.5\nd,3,\n"
-    assert json.loads(FORMATS["json"](TABLE)) == [dict(zip(["log", "n", "acc"], row)) for row in TABLE.rows]
+    assert json.loads(FORMATS["json"](TABLE)) == [
+        dict(zip(["log", "n", "acc"], row)) for row in TABLE.rows
+    ]
 
 
 def test_marks_of_the_envelope():
     """The clean accuracy raised before the certified accuracy, both bold where best."""
-    table = Table([column("percent", True)], [[Annotated(0.73, raised=0.854)], [Annotated(0.612, raised=0.766)]])
+    table = Table(
+        [column("percent", True)],
+        [[Annotated(0.73, raised=0.854)], [Annotated(0.612, raised=0.766)]],
+    )
     assert r"\textbf{$^{(85.4)}$73.0} \\" in FORMATS["latex"](table)
     assert r"$^{(76.6)}$61.2 \\" in FORMATS["latex"](table)
     assert "**(85.4) 73.0**" in FORMATS["markdown"](table)
 
 
 def test_people_and_programs_may_have_different_layouts():
-    table = Table([column("percent")], [[0.123456789]], shown=Table([column("text")], [["for people"]]))
+    table = Table(
+        [column("percent")], [[0.123456789]], shown=Table([column("text")], [["for people"]])
+    )
     for format in ("markdown", "latex"):
         assert "for people" in FORMATS[format](table) and "12.3" not in FORMATS[format](table)
     for format in ("csv", "json"):
-        assert "0.123456789" in FORMATS[format](table, 0) and "for people" not in FORMATS[format](table)
+        assert "0.123456789" in FORMATS[format](table, 0) and "for people" not in FORMATS[format](
+            table
+        )
 
 
 def test_table_without_rows_is_a_heading():
@@ -137,7 +175,9 @@ def test_table_without_rows_is_a_heading():
 
 
 def cells_of(line: str) -> list[str]:
-    """The cells of a line of a pipe table, whose pipes have a backslash before them where they are text."""
+    """The cells of a line of a pipe table, whose pipes have a backslash before them where they are
+    text.
+    """
     parts = re.split(r"(?<!\\)\|", line)
     assert parts[0] == parts[-1] == ""
     return [part.strip().replace("\\|", "|") for part in parts[1:-1]]
@@ -147,14 +187,28 @@ def cells_of(line: str) -> list[str]:
 @example("a|b", 0.5)
 def test_markdown_cell_or_title_holds_any_text(text, share):
     """compare puts the names of logs into titles."""
-    lines = FORMATS["markdown"](Table([Column("key", text, "text"), column("percent")], [[text, share]])).splitlines()
-    assert [cells_of(lines[0])[0], *cells_of(lines[2])] == [text.strip(), text.strip(), f"{100 * share:.1f}"]
+    lines = FORMATS["markdown"](
+        Table([Column("key", text, "text"), column("percent")], [[text, share]])
+    ).splitlines()
+    assert [cells_of(lines[0])[0], *cells_of(lines[2])] == [
+        text.strip(),
+        text.strip(),
+        f"{100 * share:.1f}",
+    ]
     assert len({len(line) for line in lines}) == 1, "padded to equal width"
 
 
 def latex_reads(text: str) -> str:
-    """What a line of escaped LaTeX prints, as far as special characters go; fails on one that is not escaped."""
-    words = {"textbackslash": "\\", "textasciitilde": "~", "textasciicircum": "^", "textless": "<", "textgreater": ">"}
+    """What a line of escaped LaTeX prints, as far as special characters go; fails on one that is
+    not escaped.
+    """
+    words = {
+        "textbackslash": "\\",
+        "textasciitilde": "~",
+        "textasciicircum": "^",
+        "textless": "<",
+        "textgreater": ">",
+    }
     words["textbar"] = "|"
     printed = ""
     for word, escaped, other in re.findall(r"\\(text[a-z]+)\{\}|\\(.)|(.)", text, re.DOTALL):
@@ -177,7 +231,9 @@ def test_latex_reader_notices_what_is_not_escaped():
         latex_reads("a_b")
 
 
-numbers = st.none() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
+numbers = (
+    st.none() | st.integers(-(10**9), 10**9) | st.floats(allow_nan=False, allow_infinity=False)
+)
 
 
 @given(st.lists(st.tuples(texts, numbers), max_size=6))
@@ -192,7 +248,10 @@ def test_csv_and_json_lose_nothing(rows):
 @pytest.mark.parametrize(
     ("text", "key", "title"),
     [
-        *((text, text, title) for text, title in zip(["0.25", "1", "0.125", "0"], ["0.25", "1.00", "0.125", "0.00"])),
+        *(
+            (text, text, title)
+            for text, title in zip(["0.25", "1", "0.125", "0"], ["0.25", "1.00", "0.125", "0.00"])
+        ),
         ("2/255", "0.00784314", "2/255"),
         ("1e-3", "0.001", "0.001"),
     ],

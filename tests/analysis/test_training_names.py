@@ -1,4 +1,5 @@
-"""Names of trainings: a manifest gives the same as the released path of the same training, whatever is damaged in it.
+"""Names of trainings: a manifest gives the same as the released path of the same training, whatever
+is damaged in it.
 
 The manifests here are made of real objectives by what the training commands record.
 """
@@ -38,7 +39,8 @@ WITHOUT_NOISE = "cifar10/PGD_2steps_baseAttackExp/without_noise"
 END = "cifar10/resnet110/noise_{noise}/test/sigma_0.25"
 EPS = f"eps_64/{END}"
 
-# The name, an objective, what else the recipe of such a training holds, and where its released log would be.
+# The name, an objective, what else the recipe of such a training holds, and where its released log
+# would be.
 TRAININGS = {
     "Gaussian": (Gaussian(0.25), {}, END),
     "SmoothAdv-PGD": (BY_PGD, {}, f"cifar10/PGD_2steps/{EPS}"),
@@ -47,14 +49,30 @@ TRAININGS = {
     "vanilla PGD + noise": (SmoothAdv(PGD_2, 0.25, base_attack=True), {}, f"{WITHOUT_NOISE}/{EPS}"),
     "SmoothAdv-PGD + pre-training": (BY_PGD, PRETRAINED, f"{FINETUNED}/PGD_2steps_30epochs/{EPS}"),
     "SmoothAdv-DDN + pre-training": (BY_DDN, PRETRAINED, f"{FINETUNED}/DDN_4steps_30epochs/{EPS}"),
-    "SmoothAdv-PGD + self-training": (BY_PGD, SELF_TRAINED, f"cifar10/self_training/PGD_2steps/weight_0.5/{EPS}"),
-    "SmoothAdv-PGD + pre-training + self-training": (BY_PGD, BOTH, f"{FINETUNED}/self_training_PGD_2steps/{EPS}"),
+    "SmoothAdv-PGD + self-training": (
+        BY_PGD,
+        SELF_TRAINED,
+        f"cifar10/self_training/PGD_2steps/weight_0.5/{EPS}",
+    ),
+    "SmoothAdv-PGD + pre-training + self-training": (
+        BY_PGD,
+        BOTH,
+        f"{FINETUNED}/self_training_PGD_2steps/{EPS}",
+    ),
     "Gaussian + pre-training": (Gaussian(0.25), PRETRAINED, f"{FINETUNED}/{END}"),
     "Gaussian + self-training": (Gaussian(0.25), SELF_TRAINED, f"self_training/{END}"),
     "Consistency": (Consistency(0.25), {}, f"consistency/2-multitrain/{END}"),
-    "Consistency-PGD": (WITH_PGD, {}, f"consistency/PGD_2steps_multiNoiseSamples/2-multitrain/{EPS}"),
+    "Consistency-PGD": (
+        WITH_PGD,
+        {},
+        f"consistency/PGD_2steps_multiNoiseSamples/2-multitrain/{EPS}",
+    ),
     "Macer": (Macer(0.25), {}, f"macer/16-multitrain/{END}"),
-    "vanilla PGD + pre-training": (ON_BASE, PRETRAINED, f"{FINETUNED}/PGD_2steps/without_noise/{EPS}"),
+    "vanilla PGD + pre-training": (
+        ON_BASE,
+        PRETRAINED,
+        f"{FINETUNED}/PGD_2steps/without_noise/{EPS}",
+    ),
 }
 
 
@@ -66,12 +84,20 @@ def write_manifest(log: Path, content: dict[str, Any]) -> Path:
 
 def recipe(objective: object, extras: dict[str, Any]) -> dict[str, Any]:
     """What a training leaves in the manifest of a certification, as far as it tells what it was."""
-    return {"dataset": "cifar10", "seed": 0, "epochs": 3, "objective": settings_record(objective), **extras}
+    return {
+        "dataset": "cifar10",
+        "seed": 0,
+        "epochs": 3,
+        "objective": settings_record(objective),
+        **extras,
+    }
 
 
 def certified(log: Path, training: object) -> Parameters:
     """What the manifest of a certification of a model of this training tells."""
-    return parameters_of("certification", write_manifest(log, {**CERTIFIED, "training": training}), {})
+    return parameters_of(
+        "certification", write_manifest(log, {**CERTIFIED, "training": training}), {}
+    )
 
 
 @pytest.mark.parametrize("name", TRAININGS)
@@ -89,10 +115,14 @@ def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name
 
 @pytest.mark.parametrize("warmup", [0, 10])
 @pytest.mark.parametrize(
-    "options", [{"train_first_copy": True}, {"warmup_from_first_epoch": True}, {"num_noise_vec": 8}], ids=str
+    "options",
+    [{"train_first_copy": True}, {"warmup_from_first_epoch": True}, {"num_noise_vec": 8}],
+    ids=str,
 )
 @pytest.mark.parametrize(
-    "attack", [PGD(0.25, 2, random_if_flat=True), PGD(0.25, 2, estimator=Stein(0.25))], ids=["random if flat", "Stein"]
+    "attack",
+    [PGD(0.25, 2, random_if_flat=True), PGD(0.25, 2, estimator=Stein(0.25))],
+    ids=["random if flat", "Stein"],
 )
 def test_other_options_leave_the_name_as_it_is(tmp_path, attack, options, warmup):
     objective = SmoothAdv(attack, 0.25, warmup=warmup, **options)
@@ -102,7 +132,9 @@ def test_other_options_leave_the_name_as_it_is(tmp_path, attack, options, warmup
 WHOLE = {
     **CERTIFIED,
     **{"dataset": "cifar10", "split": "test", "arch": "cifar_resnet110"},
-    "training": recipe(SmoothAdv(PGD(0.25, 2, estimator=Stein(0.25)), 0.25, 8), {**PRETRAINED, **SELF_TRAINED}),
+    "training": recipe(
+        SmoothAdv(PGD(0.25, 2, estimator=Stein(0.25)), 0.25, 8), {**PRETRAINED, **SELF_TRAINED}
+    ),
     "attack": settings_record(PGD(0.25, 20, estimator=Stein(0.25))),
     **{"num_noise_vec": 8, "base_attack": False},
 }
@@ -138,19 +170,35 @@ KINDS = ["certification", "prediction"]
 
 
 def is_understood(kind: str, log: Path) -> bool:
-    """Whether a manifest is read, or refused in one line; what it gives must be of the kind that is computed with."""
+    """Whether a manifest is read, or refused in one line; what it gives must be of the kind that is
+    computed with.
+    """
     try:
         values = parameters_of(kind, log, {}).values
     except UserError as error:
         assert str(log) in str(error) and "\n" not in str(error)
         return False
-    texts = {"dataset", "split", "arch", "training", "attack", "gradient", "objective", "teacher", "optimizer"}
+    texts = {
+        "dataset",
+        "split",
+        "arch",
+        "training",
+        "attack",
+        "gradient",
+        "objective",
+        "teacher",
+        "optimizer",
+    }
     assert values.keys() <= FIELDS.keys()
     for name, value in values.items():
         if name in texts:
             assert isinstance(value, str) and value, name
         else:
-            assert isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value), name
+            assert (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+            ), name
     return True
 
 
@@ -166,7 +214,9 @@ def test_wrong_value_anywhere_in_a_manifest_is_left_out_or_refused(tmp_path, kin
             understood = is_understood(kind, log)
         except Exception as error:
             raise AssertionError(f"{'.'.join(place)} = {value!r}: {error!r}") from error
-        assert understood or len(place) == 1, f"{'.'.join(place)} = {value!r}: nothing is computed with it"
+        assert understood or len(place) == 1, (
+            f"{'.'.join(place)} = {value!r}: nothing is computed with it"
+        )
 
 
 def test_manifest_that_is_not_damaged_is_understood(tmp_path):
@@ -177,7 +227,10 @@ def test_manifest_that_is_not_damaged_is_understood(tmp_path):
     assert parameters_of("certification", log, {}).get("training") == name
     assert parameters_of("prediction", log, {}).get("gradient") == "gradient-free"
     assert ("training", "objective", "attack", "estimator", "name") in PLACES and len(PLACES) > 30
-    assert "attack" not in damaged(("attack",), ...) and damaged(("attack", "name"), 3)["attack"]["name"] == 3
+    assert (
+        "attack" not in damaged(("attack",), ...)
+        and damaged(("attack", "name"), 3)["attack"]["name"] == 3
+    )
 
 
 UNNAMED = {
@@ -207,7 +260,11 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
     lambda inner: (
         st.lists(inner, max_size=2)
-        | st.dictionaries(st.sampled_from(["objective", "attack", "name", "noise_sd", "estimator"]), inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["objective", "attack", "name", "noise_sd", "estimator"]),
+            inner,
+            max_size=3,
+        )
     ),
     max_leaves=5,
 )

@@ -1,4 +1,6 @@
-"""smoothadv.certify, predict, attack, falsify and train: on modules and images of all kinds, resumable, and checked."""
+"""smoothadv.certify, predict, attack, falsify and train: on modules and images of all kinds,
+resumable, and checked.
+"""
 
 import json
 import sys
@@ -21,7 +23,8 @@ from support.commands import CODE, call, rows, run_process
 from support.sharding import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
-# One batch for all that is compared: another size may round a logit, and decide a vote, in another way.
+# One batch for all that is compared: another size may round a logit, and decide a vote, in another
+# way.
 BATCH = 16
 QUICK = {"sigma": SIGMA, "n0": 20, "n": 200, "device": "cpu", "batch": BATCH}
 
@@ -29,7 +32,13 @@ QUICK = {"sigma": SIGMA, "n0": 20, "n": 200, "device": "cpu", "batch": BATCH}
 def network() -> nn.Sequential:
     """A small network with batch normalization, whose classes differ from image to image."""
     torch.manual_seed(3)
-    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, CLASSES)]
+    layers = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 64, CLASSES),
+    ]
     return nn.Sequential(*layers)
 
 
@@ -58,7 +67,10 @@ LABELS = np.arange(COUNT) % CLASSES
 SAME = {
     "logits": (network, (IMAGES, LABELS)),
     "object": (lambda: Returning(Output), (IMAGES, LABELS)),
-    "dict": (lambda: Returning(lambda logits: {"logits": logits, "features": None}), (IMAGES, LABELS)),
+    "dict": (
+        lambda: Returning(lambda logits: {"logits": logits, "features": None}),
+        (IMAGES, LABELS),
+    ),
     "training": (lambda: network().train(), (IMAGES, LABELS)),
     "dataset": (network, (StackDataset(IMAGES, LABELS),)),
     "dataset of tensors": (network, (TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS)),)),
@@ -72,13 +84,25 @@ def expected_in(log: Path) -> pd.DataFrame:
     found = []
     for index, image in enumerate(torch.tensor(IMAGES)):
         stream = noise.stream(index, torch.device("cpu"))
-        certificate = smooth.certificate(image, QUICK["n0"], QUICK["n"], 0.001, BATCH, stream=stream)
-        found.append((index, LABELS[index], certificate.prediction, certificate.radius, certificate.successes))
+        certificate = smooth.certificate(
+            image, QUICK["n0"], QUICK["n"], 0.001, BATCH, stream=stream
+        )
+        found.append(
+            (
+                index,
+                LABELS[index],
+                certificate.prediction,
+                certificate.radius,
+                certificate.successes,
+            )
+        )
     return pd.DataFrame(found, columns=["idx", "label", "predict", "radius", "successes"])
 
 
 def assert_expected(found: pd.DataFrame, expected: pd.DataFrame) -> None:
-    assert len(expected) == COUNT and 0 < (expected.radius > 0).sum(), "there is something to compare"
+    assert len(expected) == COUNT and 0 < (expected.radius > 0).sum(), (
+        "there is something to compare"
+    )
     for name in expected:
         assert found[name].tolist() == expected[name].tolist(), name
     assert found.correct.tolist() == (expected.predict == expected.label).astype(int).tolist()
@@ -97,7 +121,9 @@ def test_the_module_is_left_as_it_was():
     smoothadv.predict(model, IMAGES, LABELS, sigma=SIGMA, n=20, attack=PGD(0.5, 1))
     assert all(module.training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert all(
+        parameter.requires_grad and parameter.grad is None for parameter in model.parameters()
+    )
 
 
 def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys):
@@ -107,13 +133,20 @@ def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys):
     assert_expected(found, expected)
     assert [row["idx"] for row in rows(log)] == [str(index) for index in range(COUNT)]
     manifest = json.loads(log.with_name("mine.tsv.manifest.json").read_text())
-    assert manifest["settings"]["dataset"] == "noise" and len(manifest["settings"]["module_sha256"]) == 64
+    assert (
+        manifest["settings"]["dataset"] == "noise"
+        and len(manifest["settings"]["module_sha256"]) == 64
+    )
     assert manifest["runs"][0]["image_shape"] == [3, 8, 8]
     assert manifest["runs"][0]["command"][0] == "smoothadv.certify"
     table = call(capsys, "analyze", "table", log, "--radii", 0, "--format", "csv")
     accuracy = (expected.predict == expected.label).mean()
-    assert table.code == 0 and float(table.out.splitlines()[1].split(",")[-1]) == pytest.approx(accuracy)
-    linf = call(capsys, "analyze", "table", log, "--norm", "linf", "--radii", "1/255", "--format", "csv")
+    assert table.code == 0 and float(table.out.splitlines()[1].split(",")[-1]) == pytest.approx(
+        accuracy
+    )
+    linf = call(
+        capsys, "analyze", "table", log, "--norm", "linf", "--radii", "1/255", "--format", "csv"
+    )
     assert (linf.code, linf.err) == (0, ""), "the manifest tells the dimension of the images"
 
 
@@ -121,16 +154,31 @@ def test_a_log_is_continued_only_by_the_same_call(tmp_path):
     log = tmp_path / "mine.tsv"
     smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, maximum=2)
     assert len(rows(log)) == 2
-    assert_expected(smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log), expected_in(log))
+    assert_expected(
+        smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log), expected_in(log)
+    )
     other, moved = network(), IMAGES.copy()
     with torch.no_grad():
         other[4].bias[0] += 1e-6
     moved[3, 0, 0, 0] = 0.5
     for call_again, word in [
         (lambda: smoothadv.certify(other, IMAGES, LABELS, **QUICK, log=log), "module_sha256 was"),
-        (lambda: smoothadv.certify(network(), moved, LABELS, **QUICK, log=log), "dataset_fingerprint was"),
-        (lambda: smoothadv.certify(network(), IMAGES, LABELS, **{**QUICK, "sigma": 0.25}, log=log), "sigma was 0.5"),
-        (lambda: smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, existing="refuse"), "exists already"),
+        (
+            lambda: smoothadv.certify(network(), moved, LABELS, **QUICK, log=log),
+            "dataset_fingerprint was",
+        ),
+        (
+            lambda: smoothadv.certify(
+                network(), IMAGES, LABELS, **{**QUICK, "sigma": 0.25}, log=log
+            ),
+            "sigma was 0.5",
+        ),
+        (
+            lambda: smoothadv.certify(
+                network(), IMAGES, LABELS, **QUICK, log=log, existing="refuse"
+            ),
+            "exists already",
+        ),
     ]:
         with pytest.raises(UserError, match=word):
             call_again()
@@ -151,7 +199,10 @@ def test_a_log_is_continued_only_by_the_same_call(tmp_path):
         ({"existing": "append"}, "existing: found 'append'"),
         ({"method": "exakt"}, "did you mean 'exact'"),
         ({"method": "adaptive", "settings": {"radii": 0.1}}, "radii: found 0.1, expected a list"),
-        ({"method": "adaptive", "settings": {"radii": "0.1"}}, "radii: found '0.1', expected a list"),
+        (
+            {"method": "adaptive", "settings": {"radii": "0.1"}},
+            "radii: found '0.1', expected a list",
+        ),
         ({"method": "adaptive", "settings": {"radii": [-1]}}, "radii"),
         ({"settings": {"radi": 1}}, "settings of method 'exact': found 'radi'"),
         ({"device": "abacus"}, "'abacus' is no device"),
@@ -196,7 +247,9 @@ def test_attacks_of_all_sizes_are_returned_and_saved(tmp_path):
     assert (found.attack_norm <= found.epsilon * (1 + 1e-5)).all()
     for size in sizes:
         saved = read_examples(tmp_path / f"epsilon_{size:g}.npz")
-        distances = np.linalg.norm((saved["adversarial"] - saved["image"]).reshape(COUNT, -1), axis=1)
+        distances = np.linalg.norm(
+            (saved["adversarial"] - saved["image"]).reshape(COUNT, -1), axis=1
+        )
         assert np.allclose(distances, found.attack_norm[found.epsilon == size], atol=1e-5)
         assert np.array_equal(saved["image"], IMAGES)
     one = smoothadv.attack(network(), IMAGES, LABELS, **options)
@@ -220,7 +273,10 @@ def test_certificates_of_a_module_are_attacked_and_others_are_refused(tmp_path):
 
 
 def test_importing_the_package_does_not_import_torch(tmp_path):
-    program = "import sys, smoothadv; smoothadv.__version__; print('torch' in sys.modules); smoothadv.certify; "
+    program = (
+        "import sys, smoothadv; smoothadv.__version__; print('torch' in sys.modules); "
+        "smoothadv.certify; "
+    )
     program += "print('torch' in sys.modules)"
     done = run_process([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(CODE))
     assert done.stdout.split() == ["False", "True"], done.stderr

@@ -1,4 +1,6 @@
-"""Every keyword of the Python face with what callers mistype: one line that names it, before anything is written."""
+"""Every keyword of the Python face with what callers mistype: one line that names it, before
+anything is written.
+"""
 
 import math
 from dataclasses import MISSING, fields, replace
@@ -24,7 +26,21 @@ from smoothadv.settings import settings_of
 from smoothadv.training.request import EvaluationSchedule, Execution, ScheduleChoices
 
 NO_NUMBERS = [
-    *(True, math.nan, math.inf, "5", "x", "", b"5", [1], {}, 1j, object(), 10**6000, np.array([1, 2])),
+    *(
+        True,
+        math.nan,
+        math.inf,
+        "5",
+        "x",
+        "",
+        b"5",
+        [1],
+        {},
+        1j,
+        object(),
+        10**6000,
+        np.array([1, 2]),
+    ),
     *(torch.tensor(math.nan), np.ma.masked, np.True_, Fraction(1, 3) + 2**1025),
 ]
 OTHER = [*NO_NUMBERS, -1]
@@ -54,14 +70,33 @@ SHARED = {
         "precision": CHOICE,
         "existing": CHOICE,
     },
-    **{"input_layer": CHOICE[:-1], "pretrained": SWITCH, "compile": SWITCH, "name": NAME, "data_dir": NAME},
+    **{
+        "input_layer": CHOICE[:-1],
+        "pretrained": SWITCH,
+        "compile": SWITCH,
+        "name": NAME,
+        "data_dir": NAME,
+    },
     **{"denoiser": NAME},
 }
 ATTACKED = {"num_noise_vec": UP_TO_A_MILLION, "restarts": COUNT, "attack_batch": UP_TO_A_MILLION}
 KEYWORDS = {
-    "certify": {**SHARED, "n0": COUNT, "method": NAME, "settings": [5, [], "x", True], "sound": SWITCH, "log": PATH},
+    "certify": {
+        **SHARED,
+        "n0": COUNT,
+        "method": NAME,
+        "settings": [5, [], "x", True],
+        "sound": SWITCH,
+        "log": PATH,
+    },
     "predict": {**SHARED, **ATTACKED, "base_attack": SWITCH, "top_k": [*COUNT[:-1], None]},
-    "predict clean": {"num_noise_vec": [8], "restarts": [5], "base_attack": [True], "target": [1], "attack_batch": [4]},
+    "predict clean": {
+        "num_noise_vec": [8],
+        "restarts": [5],
+        "base_attack": [True],
+        "target": [1],
+        "attack_batch": [4],
+    },
     "attack": {
         **{
             **ATTACKED,
@@ -83,7 +118,13 @@ KEYWORDS = {
             [64],
         ],
     },
-    "falsify": {**ATTACKED, "against": PATH, "fraction": INSIDE, "false_alarm": INSIDE, "folder": PATH},
+    "falsify": {
+        **ATTACKED,
+        "against": PATH,
+        "fraction": INSIDE,
+        "false_alarm": INSIDE,
+        "folder": PATH,
+    },
     "train": {
         **{
             "num_classes": UP_TO_A_MILLION,
@@ -92,9 +133,25 @@ KEYWORDS = {
             "quiet": SWITCH,
             "data_dir": NAME,
         },
-        **{"schedule": [5, [], "x", True], "execution": OTHER, "tests": OTHER, "policy": OTHER, "board": SWITCH},
-        **{"crop_padding": [*WHOLE, -3], "horizontal_flip": SWITCH[:-1], "teacher_draws": COUNT, "outdir": PATH},
-        **{"unlabelled_weight": POSITIVE, "pretrained": SWITCH, "finetune_quantized": SWITCH, "teacher": NAME},
+        **{
+            "schedule": [5, [], "x", True],
+            "execution": OTHER,
+            "tests": OTHER,
+            "policy": OTHER,
+            "board": SWITCH,
+        },
+        **{
+            "crop_padding": [*WHOLE, -3],
+            "horizontal_flip": SWITCH[:-1],
+            "teacher_draws": COUNT,
+            "outdir": PATH,
+        },
+        **{
+            "unlabelled_weight": POSITIVE,
+            "pretrained": SWITCH,
+            "finetune_quantized": SWITCH,
+            "teacher": NAME,
+        },
         **{"use_unlabelled": NAME, "pretrained_model": NAME, "input_layer": CHOICE[:-1]},
     },
 }
@@ -106,11 +163,22 @@ USUAL = {
         **dict.fromkeys(("predict", "attack"), {**CLEAN, "attack": PGD(0.5, 1)}),
     },
     "falsify": {**CLEAN, "attack": PGD(0.5, 1), "against": "log.tsv"},
-    "train": {"objective": SmoothAdv(PGD(0.5, 1), 0.25, warmup=0), "device": "cpu", "quiet": True, "outdir": "run"},
+    "train": {
+        "objective": SmoothAdv(PGD(0.5, 1), 0.25, warmup=0),
+        "device": "cpu",
+        "quiet": True,
+        "outdir": "run",
+    },
 }
 FIELDS = [
-    *((ScheduleChoices, name, COUNT) for name in ("epochs", "batch", "learning_rate_step", "micro_batch")),
-    *((ScheduleChoices, name, POSITIVE) for name in ("learning_rate", "learning_rate_factor", "layer_decay")),
+    *(
+        (ScheduleChoices, name, COUNT)
+        for name in ("epochs", "batch", "learning_rate_step", "micro_batch")
+    ),
+    *(
+        (ScheduleChoices, name, POSITIVE)
+        for name in ("learning_rate", "learning_rate_factor", "layer_decay")
+    ),
     *((ScheduleChoices, "momentum", [*SIZE, 1, 7]), (ScheduleChoices, "weight_decay", SIZE)),
     *((ScheduleChoices, name, CHOICE[:-1]) for name in ("learning_rate_shape", "optimizer")),
     *((ScheduleChoices, "steps_per_epoch", COUNT), (ScheduleChoices, "split_updates", SWITCH)),
@@ -123,7 +191,11 @@ FIELDS = [
     ),
     *((DataPolicy, name, WHOLE) for name in ("from_epoch", "resample_every")),
     *((DataPolicy, name, COUNT) for name in ("drop_draws", "resample_draws")),
-    *((DataPolicy, "drop_below", [*SIZE, 1.1]), (PlugIn, "beta", POSITIVE), (Stein, "sigma", [*POSITIVE, 11])),
+    *(
+        (DataPolicy, "drop_below", [*SIZE, 1.1]),
+        (PlugIn, "beta", POSITIVE),
+        (Stein, "sigma", [*POSITIVE, 11]),
+    ),
     *(
         (Stein, "hard", SWITCH),
         (PGD, "targeted", SWITCH),
@@ -134,7 +206,11 @@ FIELDS = [
         (
             kind,
             one.field,
-            SWITCH if one.parse is None else [NO_NUMBERS, *([each] for each in OTHER)] if one.many else OTHER,
+            SWITCH
+            if one.parse is None
+            else [NO_NUMBERS, *([each] for each in OTHER)]
+            if one.many
+            else OTHER,
         )
         for registry in (ATTACKS, OBJECTIVES, DENOISING, PROCEDURES)
         for kind in registry.values()
@@ -144,7 +220,15 @@ FIELDS = [
 
 
 NEEDED = {
-    **{"noise_sd": 0.25, "epsilon": 0.5, "num_steps": 2, "attack": PGD(0.5, 1), "from_epoch": 1, "beta": 1, "sigma": 1},
+    **{
+        "noise_sd": 0.25,
+        "epsilon": 0.5,
+        "num_steps": 2,
+        "attack": PGD(0.5, 1),
+        "from_epoch": 1,
+        "beta": 1,
+        "sigma": 1,
+    },
     "smoothing": Smoothing(0.25, 1, 9, 0.1),
 }
 
@@ -153,12 +237,19 @@ def call(function: str, model: nn.Module | None = None, **options):
     """``smoothadv.function`` of four images, with few draws, and ``options``."""
     images = np.random.default_rng(0).random((4, 1, 6, 6), dtype=np.float32)
     model = model or nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
-    return getattr(smoothadv, function.split()[0])(model, images, [0, 1, 0, 1], **{**USUAL[function], **options})
+    return getattr(smoothadv, function.split()[0])(
+        model, images, [0, 1, 0, 1], **{**USUAL[function], **options}
+    )
 
 
 def made(kind: type, **given):
     """A dataclass with the fields ``given``, and usual ones where it needs some."""
-    return kind(**{**{one.name: NEEDED[one.name] for one in fields(kind) if one.default is MISSING}, **given})
+    return kind(
+        **{
+            **{one.name: NEEDED[one.name] for one in fields(kind) if one.default is MISSING},
+            **given,
+        }
+    )
 
 
 CASES = {
@@ -167,12 +258,17 @@ CASES = {
         for name in KEYWORDS
         for each in KEYWORDS[name]
     },
-    **{f"{kind.__name__} {each} {len(wrong)}": (partial(made, kind), each, wrong) for kind, each, wrong in FIELDS},
+    **{
+        f"{kind.__name__} {each} {len(wrong)}": (partial(made, kind), each, wrong)
+        for kind, each, wrong in FIELDS
+    },
 }
 
 
 @pytest.mark.parametrize(("make", "keyword", "wrong"), CASES.values(), ids=CASES)
-def test_keywords_take_what_the_options_of_the_commands_take(make, keyword, wrong, tmp_path, monkeypatch):
+def test_keywords_take_what_the_options_of_the_commands_take(
+    make, keyword, wrong, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for value in wrong:
         with pytest.raises(UserError, match=f"^{keyword}: found [^\n]{{1,400}}$"):
@@ -183,11 +279,22 @@ def test_keywords_take_what_the_options_of_the_commands_take(make, keyword, wron
 def test_numbers_of_other_kinds_become_pythons():
     attack = PGD(np.float32(0.5), torch.tensor(3), step_size=Fraction(1, 4), random_start=np.True_)
     assert repr(attack) == repr(PGD(0.5, 3, step_size=0.25, random_start=True))
-    assert ScheduleChoices(epochs=1e2, micro_batch=None, momentum=0) == ScheduleChoices(epochs=100, momentum=0.0)
+    assert ScheduleChoices(epochs=1e2, micro_batch=None, momentum=0) == ScheduleChoices(
+        epochs=100, momentum=0.0
+    )
     limits = {"sigma": 10, "seed": 2**128 - 1, "draws": 4e9, "batch": 10**6, "maximum": None}
-    assert CertifyRequest(classifier=nn.Flatten(), images="digits", outfile="log.tsv", **limits).n == 4_000_000_000
-    assert made(DataPolicy, from_epoch=0, drop_below=1) and made(Stein, sigma=10) and made(PGD, epsilon=0, num_steps=1)
-    assert replace(attack) == attack and PGD(99, 1).epsilon == 99, "in Python an attack may have all of the space"
+    assert (
+        CertifyRequest(classifier=nn.Flatten(), images="digits", outfile="log.tsv", **limits).n
+        == 4_000_000_000
+    )
+    assert (
+        made(DataPolicy, from_epoch=0, drop_below=1)
+        and made(Stein, sigma=10)
+        and made(PGD, epsilon=0, num_steps=1)
+    )
+    assert replace(attack) == attack and PGD(99, 1).epsilon == 99, (
+        "in Python an attack may have all of the space"
+    )
 
 
 class Detach(nn.Module):
@@ -198,7 +305,10 @@ class Detach(nn.Module):
 
 
 NAN, INF, CUT = (
-    *(lambda model, value=value: nn.init.constant_(model[1].weight, value) for value in (math.nan, math.inf)),
+    *(
+        lambda model, value=value: nn.init.constant_(model[1].weight, value)
+        for value in (math.nan, math.inf)
+    ),
     lambda model: model.insert(0, Detach()),
 )
 
@@ -212,14 +322,22 @@ NAN, INF, CUT = (
             for fault in (NAN, INF)
         ),
         *((name, CUT, {}, UserError) for name in ("predict", "attack", "train")),
-        ("train", CUT, {"objective": OBJECTIVES["acr-weakness"](0.25, attack_from_epoch=0)}, UserError),
+        (
+            "train",
+            CUT,
+            {"objective": OBJECTIVES["acr-weakness"](0.25, attack_from_epoch=0)},
+            UserError,
+        ),
     ],
 )
-def test_models_that_cannot_be_used_are_named_as_such(function, fault, options, error, tmp_path, monkeypatch):
+def test_models_that_cannot_be_used_are_named_as_such(
+    function, fault, options, error, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
     fault(model)
     with pytest.raises(
-        error, match="no gradient with respect to the images: .*Stein" if fault is CUT else "not finite"
+        error,
+        match="no gradient with respect to the images: .*Stein" if fault is CUT else "not finite",
     ):
         call(function, model, **options)

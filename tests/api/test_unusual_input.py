@@ -1,4 +1,6 @@
-"""The Python face on what callers really hand over: arrays of any layout, numbers of NumPy, modules of all kinds."""
+"""The Python face on what callers really hand over: arrays of any layout, numbers of NumPy, modules
+of all kinds.
+"""
 
 import os
 import sys
@@ -24,12 +26,19 @@ COUNT, CLASSES = 6, 2
 IMAGES = np.random.default_rng(0).random((COUNT, 1, 6, 6), dtype=np.float32)
 LABELS = np.arange(COUNT) % CLASSES
 QUICK = {"sigma": 0.25, "n0": 10, "n": 50, "device": "cpu"}
-TRAINING = {"objective": Gaussian(noise_sd=0.25), "schedule": {"epochs": 1, "batch": 3}, "device": "cpu", "quiet": True}
+TRAINING = {
+    "objective": Gaussian(noise_sd=0.25),
+    "schedule": {"epochs": 1, "batch": 3},
+    "device": "cpu",
+    "quiet": True,
+}
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)
+    )
 
 
 def certify(model=None, images=IMAGES, labels=LABELS, **options) -> pd.DataFrame:
@@ -91,7 +100,13 @@ def test_images_and_labels_of_any_kind_are_the_same(kind, expected):
 
 
 def test_numbers_of_numpy_and_whole_floats_are_numbers(tmp_path, expected):
-    given = {"n": 5e1, "n0": np.int64(10), "sigma": np.float32(0.25), "seed": np.int32(0), "skip": np.int64(1)}
+    given = {
+        "n": 5e1,
+        "n0": np.int64(10),
+        "sigma": np.float32(0.25),
+        "seed": np.int32(0),
+        "skip": np.int64(1),
+    }
     log = tmp_path / "log.tsv"
     pd.testing.assert_frame_equal(certify(log=log, **given), expected)
     before = log.read_bytes()
@@ -111,7 +126,11 @@ REFUSED = {
     "one image": (IMAGES[0], None, "shape \\[1, 6, 6\\]: give a batch"),
     "channels last": (IMAGES.transpose(0, 2, 3, 1), LABELS, "channels last"),
     "no images": (IMAGES[:0], LABELS[:0], "there are no images"),
-    "smaller images": (IMAGES[:, :, :5], LABELS, "cannot be applied to images of shape \\[1, 5, 6\\]"),
+    "smaller images": (
+        IMAGES[:, :, :5],
+        LABELS,
+        "cannot be applied to images of shape \\[1, 5, 6\\]",
+    ),
     "list": ([1, 2], None, "images are a list"),
     "generator": (iter(IMAGES), None, "images are a"),
     "no labels": (IMAGES, None, "images without labels"),
@@ -119,17 +138,33 @@ REFUSED = {
     "labels between": (IMAGES, LABELS + 0.5, "labels are torch.float64"),
     "label above": (IMAGES, LABELS + 1, "image 1 has the label 2, the classes are 0 to 1"),
     "label below": (IMAGES, LABELS - 1, "image 0 has the label -1"),
-    "words": (IMAGES, list("abcdef"), "labels: found a list, expected a tensor or array of numbers"),
+    "words": (
+        IMAGES,
+        list("abcdef"),
+        "labels: found a list, expected a tensor or array of numbers",
+    ),
     "labels beside a loader": (DataLoader(PAIRS), LABELS, "a DataLoader has its own labels"),
     "shuffling": (DataLoader(PAIRS, shuffle=True), None, "shuffle=False"),
-    "random subset": (DataLoader(PAIRS, sampler=SubsetRandomSampler([1, 2])), None, "the DataLoader shuffles"),
-    "no batches": (DataLoader(PAIRS, batch_size=None), None, "batches of the DataLoader cannot be joined"),
+    "random subset": (
+        DataLoader(PAIRS, sampler=SubsetRandomSampler([1, 2])),
+        None,
+        "the DataLoader shuffles",
+    ),
+    "no batches": (
+        DataLoader(PAIRS, batch_size=None),
+        None,
+        "batches of the DataLoader cannot be joined",
+    ),
     "dict": (Items({0: {"image": 0, "label": 0}}), None, "item 0 of the dataset is a dict"),
     "image alone": (Items({4: IMAGES[4]}), None, "item 4 of the dataset is a ndarray"),
     "another size": (Items({2: (IMAGES[2][:, 1:], 0)}), None, "image 2 has shape"),
     "grey levels in a dataset": (Items({3: (IMAGES[3] * 255, 0)}), None, "image 3: found values"),
     "label between": (Items({0: (IMAGES[0], 0.5)}), None, "image 0 has the label 0.5"),
-    "masked in a dataset": (Items({2: (np.ma.masked_less(IMAGES[2], 0.1), 0)}), None, "image 2: found a masked array"),
+    "masked in a dataset": (
+        Items({2: (np.ma.masked_less(IMAGES[2], 0.1), 0)}),
+        None,
+        "image 2: found a masked array",
+    ),
     "masked label": (Items({0: (IMAGES[0], np.ma.masked)}), None, "image 0 has the label masked"),
     "one-hot": (Items({0: (IMAGES[0], torch.eye(2)[0])}), None, "expected a whole number"),
 }
@@ -153,7 +188,9 @@ def test_another_image_in_memory_is_noticed_wherever_it_is(tmp_path):
 def test_a_refused_call_leaves_the_log_open_to_the_next_one(tmp_path):
     log = tmp_path / "log.tsv"
     certify(log=log, maximum=4)
-    with pytest.raises(UserError, match="it holds example 3") as kept:  # and with it the frames of the call
+    with pytest.raises(
+        UserError, match="it holds example 3"
+    ) as kept:  # and with it the frames of the call
         certify(log=log, maximum=3)
     assert len(certify(log=log)) == COUNT and kept
 
@@ -177,9 +214,13 @@ class Casting(Stochastic):
 
 
 def test_modules_that_are_no_function_of_one_image_are_warned_about():
-    batch_statistics = nn.Sequential(nn.BatchNorm2d(1, track_running_stats=False), nn.Flatten(), nn.Linear(36, 2))
+    batch_statistics = nn.Sequential(
+        nn.BatchNorm2d(1, track_running_stats=False), nn.Flatten(), nn.Linear(36, 2)
+    )
     for module in (Stochastic(), batch_statistics):
-        with pytest.warns(DoubtfulWarning, match="depend on the other images in a batch, or on chance"):
+        with pytest.warns(
+            DoubtfulWarning, match="depend on the other images in a batch, or on chance"
+        ):
             certify(module, maximum=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -187,7 +228,9 @@ def test_modules_that_are_no_function_of_one_image_are_warned_about():
 
 
 def test_modules_that_cannot_vote_are_refused_in_one_line():
-    with pytest.raises(UserError, match="Casting does not run with weights and images of torch.float32"):
+    with pytest.raises(
+        UserError, match="Casting does not run with weights and images of torch.float32"
+    ):
         certify(Casting().double())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -224,7 +267,9 @@ def test_settings_of_the_process_stay_as_they_were():
         return torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, cudnn.deterministic
 
     before = settings()
-    certify(images=np.round(IMAGES * 255).astype(np.float32) / np.float32(255), sound=True, maximum=1)
+    certify(
+        images=np.round(IMAGES * 255).astype(np.float32) / np.float32(255), sound=True, maximum=1
+    )
     assert settings() == before
 
 
@@ -249,15 +294,23 @@ def test_a_module_that_returns_an_object_is_trained_and_continued_to_the_same_we
 
     def trained(folder: str, *epochs: int, kind=Wrapped) -> Wrapped:
         for number in epochs:
-            options = {**TRAINING, "objective": objective, "schedule": {"epochs": number, "batch": 3}}
-            result = smoothadv.train(model := kind(), IMAGES, LABELS, outdir=tmp_path / folder, **options)
+            options = {
+                **TRAINING,
+                "objective": objective,
+                "schedule": {"epochs": number, "batch": 3},
+            }
+            result = smoothadv.train(
+                model := kind(), IMAGES, LABELS, outdir=tmp_path / folder, **options
+            )
             assert result.model is not None and len(result.history) == number
         return model
 
     at_once, continued = trained("at once", 2), trained("continued", 1, 2)
     weights = continued.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in at_once.state_dict().items())
-    assert not torch.equal(weights["module.0.weight"], network()[0].weight), "it has learned something"
+    assert not torch.equal(weights["module.0.weight"], network()[0].weight), (
+        "it has learned something"
+    )
     assert isinstance(continued(torch.tensor(IMAGES)), Output)
     checkpoint = tmp_path / "continued" / "checkpoint.pth.tar"
     Wrapped().load_state_dict(torch.load(checkpoint, weights_only=True)["state_dict"])
@@ -282,10 +335,14 @@ _RenamedWrapped.__qualname__ = Wrapped.__qualname__
 
 def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
     images, labels = np.random.default_rng(1).random((COUNT, 1, 8, 8), dtype=np.float32), LABELS
-    smoothadv.train("digits_resnet8", images, labels, num_classes=CLASSES, outdir=tmp_path, **TRAINING)
+    smoothadv.train(
+        "digits_resnet8", images, labels, num_classes=CLASSES, outdir=tmp_path, **TRAINING
+    )
     path = tmp_path / "checkpoint.pth.tar"
     saved = torch.load(path, weights_only=True)
-    assert saved["mean"] == pytest.approx([images.mean()]) and saved["std"] == pytest.approx([images.std()])
+    assert saved["mean"] == pytest.approx([images.mean()]) and saved["std"] == pytest.approx(
+        [images.std()]
+    )
     assert len(certify(path, images, labels)) == COUNT
 
 
@@ -306,7 +363,14 @@ def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
     ],
 )
 def test_trainings_that_make_no_sense_are_refused(options, error, message, tmp_path):
-    given = {"model": network(), "images": IMAGES, "labels": LABELS, "outdir": tmp_path / "run", **TRAINING, **options}
+    given = {
+        "model": network(),
+        "images": IMAGES,
+        "labels": LABELS,
+        "outdir": tmp_path / "run",
+        **TRAINING,
+        **options,
+    }
     with pytest.raises(error, match=message):
         smoothadv.train(**given)
     assert not (tmp_path / "run").exists()

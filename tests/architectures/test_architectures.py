@@ -1,4 +1,6 @@
-"""Base classifiers: the published sizes, keys and initialisation, and the input layer in front of them."""
+"""Base classifiers: the published sizes, keys and initialisation, and the input layer in front of
+them.
+"""
 
 import pytest
 import torch
@@ -32,7 +34,9 @@ def test_sizes_are_the_published_ones(arch, dataset, parameters, entries):
 
 @pytest.mark.parametrize("depth", [20, 56, 110])
 def test_state_dict_has_the_released_keys_and_shapes(depth):
-    released = {f"1.{key}": tuple(value.shape) for key, value in CifarResNet(depth, 10).state_dict().items()}
+    released = {
+        f"1.{key}": tuple(value.shape) for key, value in CifarResNet(depth, 10).state_dict().items()
+    }
     ours = get_architecture(f"cifar_resnet{depth}", "cifar10").state_dict()
     assert {key: tuple(value.shape) for key, value in ours.items()} == released
     assert {"1.conv1.weight", "1.layer2.0.downsample.0.weight", "1.fc.bias"} <= ours.keys()
@@ -41,7 +45,11 @@ def test_state_dict_has_the_released_keys_and_shapes(depth):
 @pytest.mark.parametrize("arch", ["cifar_resnet20", "resnet50", "digits_resnet8"])
 @pytest.mark.parametrize("input_layer", INPUT_LAYERS)
 def test_input_layer_is_not_saved(arch, input_layer):
-    keys = get_architecture(arch, "digits" if arch == "digits_resnet8" else "cifar10", input_layer).state_dict().keys()
+    keys = (
+        get_architecture(arch, "digits" if arch == "digits_resnet8" else "cifar10", input_layer)
+        .state_dict()
+        .keys()
+    )
     assert keys and all(key.startswith("1.") for key in keys)
 
 
@@ -53,7 +61,9 @@ def test_input_layer_comes_first_and_its_constants_are_buffers_that_do_not_train
     assert not list(model[0].parameters())
     assert not any(value.requires_grad for value in buffers.values())
     # Buffers follow the model to another device or precision; plain attributes would stay behind.
-    assert all(value.dtype == torch.float64 for value in dict(model.double()[0].named_buffers()).values())
+    assert all(
+        value.dtype == torch.float64 for value in dict(model.double()[0].named_buffers()).values()
+    )
 
 
 @pytest.mark.parametrize("input_layer, divide", [("normalize", True), ("center", False)])
@@ -62,7 +72,9 @@ def test_input_layer_computes_its_formula_per_channel(input_layer, divide):
     transformed = get_architecture("cifar_resnet20", "cifar10", input_layer)[0](images)
     for channel in range(3):
         expected = images[:, channel] - CIFAR_MEAN[channel]
-        torch.testing.assert_close(transformed[:, channel], expected / CIFAR_STD[channel] if divide else expected)
+        torch.testing.assert_close(
+            transformed[:, channel], expected / CIFAR_STD[channel] if divide else expected
+        )
 
 
 def test_input_layer_normalizes_by_default():
@@ -80,7 +92,8 @@ def is_drawn_from(weight: torch.Tensor, variance: float) -> bool:
 
 
 def test_convolutions_start_normal_with_variance_2_over_kernel_area_times_outputs():
-    # 111 layers of at least 432 weights: a false alarm in one of 100,000 seeds at most; the seed is fixed.
+    # 111 layers of at least 432 weights: a false alarm in one of 100,000 seeds at most; the seed is
+    # fixed.
     torch.manual_seed(0)
     model = get_architecture("cifar_resnet110", "cifar10")
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
@@ -91,12 +104,16 @@ def test_convolutions_start_normal_with_variance_2_over_kernel_area_times_output
         variance = 2 / (area * layer.out_channels)
         assert is_drawn_from(layer.weight, variance)
         standardised.append(layer.weight.detach().flatten() / variance**0.5)
-        # Negative control: the other convention, variance over the inputs, is told apart where they differ.
+        # Negative control: the other convention, variance over the inputs, is told apart where they
+        # differ.
         if layer.in_channels != layer.out_channels:
             assert not is_drawn_from(layer.weight, 2 / (area * layer.in_channels))
-    # The shape is normal: a uniform distribution of this variance has nothing beyond 1.74 deviations.
+    # The shape is normal: a uniform distribution of this variance has nothing beyond 1.74
+    # deviations.
     beyond = (torch.cat(standardised).abs() > 3).double().mean().item()
-    assert beyond == pytest.approx(2 * norm.sf(3), rel=0.1)  # 4,670 expected, standard error 1.5 percent
+    assert beyond == pytest.approx(
+        2 * norm.sf(3), rel=0.1
+    )  # 4,670 expected, standard error 1.5 percent
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -108,8 +125,12 @@ def test_every_architecture_trains_on_a_dataset_that_it_fits(arch):
     assert logits.shape == (2, description.num_classes) and logits.isfinite().all()
     nn.functional.cross_entropy(logits, torch.tensor([0, 1])).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients.values())
-    assert all(gradient.abs().max() > 0 for name, gradient in gradients.items() if name.startswith("1.fc"))
+    assert all(
+        gradient is not None and gradient.isfinite().all() for gradient in gradients.values()
+    )
+    assert all(
+        gradient.abs().max() > 0 for name, gradient in gradients.items() if name.startswith("1.fc")
+    )
     assert next(iter(gradients.values())).abs().max() > 0  # the first layer learns too
 
 
@@ -127,7 +148,9 @@ def fitting(arch: str):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_images_of_a_batch_do_not_influence_each_other_in_eval_mode(arch):
     model, description = fitting(arch)
-    images = torch.rand(3, *description.image_shape, generator=torch.Generator().manual_seed(0)).double()
+    images = torch.rand(
+        3, *description.image_shape, generator=torch.Generator().manual_seed(0)
+    ).double()
     with torch.inference_mode():
         together, alone = model.double().eval()(images), model(images[1:2])
     torch.testing.assert_close(together[1:2], alone, rtol=1e-9, atol=1e-9)
@@ -143,7 +166,9 @@ def test_weights_follow_the_seed():
 
 
 def test_unknown_architecture_lists_the_known_ones():
-    with pytest.raises(UserError, match="'cifar_resnet11'.*did you mean 'cifar_resnet110'.*resnet50"):
+    with pytest.raises(
+        UserError, match="'cifar_resnet11'.*did you mean 'cifar_resnet110'.*resnet50"
+    ):
         get_architecture("cifar_resnet11", "cifar10")
 
 

@@ -1,4 +1,6 @@
-"""Denoisers keep the shape of images, begin as the identity, fold, and load from checkpoints as they were released."""
+"""Denoisers keep the shape of images, begin as the identity, fold, and load from checkpoints as
+they were released.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,12 @@ from torch.nn import functional as F
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.denoisers import DENOISERS, Denoised, DnCNN
 from smoothadv.architectures.integer_network import IntegerNetwork
-from smoothadv.checkpoints import denoised_classifier, load_classifier, load_denoiser, read_checkpoint
+from smoothadv.checkpoints import (
+    denoised_classifier,
+    load_classifier,
+    load_denoiser,
+    read_checkpoint,
+)
 from smoothadv.datasets import describe_dataset
 from smoothadv.errors import UserError
 from smoothadv.smoothing.folding import fold
@@ -44,7 +51,9 @@ def test_dncnn_is_the_image_minus_a_chain_of_convolutions():
     for number in range(2, 20, 3):
         hidden = F.conv2d(hidden, layers[f"dncnn.{number}.weight"], padding=1)
         names = "running_mean", "running_var", "weight", "bias"
-        mean, variance, weight, bias = (layers[f"dncnn.{number + 1}.{name}"][:, None, None] for name in names)
+        mean, variance, weight, bias = (
+            layers[f"dncnn.{number + 1}.{name}"][:, None, None] for name in names
+        )
         hidden = F.relu((hidden - mean) / (variance + 1e-4).sqrt() * weight + bias)
     hidden = F.conv2d(hidden, layers["dncnn.20.weight"], padding=1)
     assert torch.allclose(network(images), images - hidden, atol=1e-12)
@@ -82,7 +91,9 @@ def test_released_checkpoint_is_read(arch, prefix, tmp_path):
 def test_network_of_integers_takes_no_denoiser():
     integers = IntegerNetwork((1, 8, 8), 0, torch.zeros(1), ())
     with pytest.raises(UserError, match="whole grey levels: leave --denoiser out$"):
-        denoised_classifier(nn.Sequential(integers), "any.pth.tar", describe_dataset("digits"), 0.25)
+        denoised_classifier(
+            nn.Sequential(integers), "any.pth.tar", describe_dataset("digits"), 0.25
+        )
 
 
 def test_classifier_is_no_denoiser_and_the_field_decides(tmp_path):

@@ -1,4 +1,6 @@
-"""A damaged checkpoint of integers is refused by one line; nothing that it says takes memory or shows a traceback."""
+"""A damaged checkpoint of integers is refused by one line; nothing that it says takes memory or
+shows a traceback.
+"""
 
 import copy
 from collections.abc import Callable
@@ -17,9 +19,17 @@ CLASSES = [str(digit) for digit in range(10)]
 
 @pytest.fixture(scope="module")
 def content() -> dict[str, Any]:
-    """A checkpoint of a network for digits: 1 convolution, 2 total, 3 rescaling, 4 convolution (logits)."""
+    """A checkpoint of a network for digits: 1 convolution, 2 total, 3 rescaling, 4 convolution
+    (logits).
+    """
     torch.manual_seed(0)
-    layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10)
+    layers = (
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 10),
+    )
     network = quantized(with_entrance(nn.Sequential(*layers), 1), grey_images(8, (1, 8, 8)))
     record, tensors = network.stored()
     return {
@@ -51,7 +61,9 @@ def tensor(name: str, value: torch.Tensor | None) -> Callable[[dict[str, Any]], 
 
 
 def without_fields(**changes: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda content: [content.pop(name) for name in ("classes", "image_shape")] and content.update(changes)
+    return lambda content: (
+        [content.pop(name) for name in ("classes", "image_shape")] and content.update(changes)
+    )
 
 
 def grown(content: dict[str, Any]) -> None:
@@ -85,10 +97,16 @@ DAMAGES = {
     "setting of text": (step(1, 2, {"stride": "11"}), "stride is '11'"),
     "setting of three": (step(1, 2, {"stride": [1, 1, 1]}), "stride is (1, 1, 1)"),
     "stride of 0": (step(1, 2, {"high": 255, "stride": [0, 0]}), "stride is (0, 0)"),
-    "stride of truth": (step(1, 2, {"high": 255, "stride": [True, True]}), "stride is (True, True)"),
+    "stride of truth": (
+        step(1, 2, {"high": 255, "stride": [True, True]}),
+        "stride is (True, True)",
+    ),
     "kernel of half a map": (step(2, 2, {"kernel": [4, 4]}), "maps of (8, 8), expected (4, 4)"),
     "negative padding": (step(1, 2, {"high": 255, "padding": [-1, -1]}), "padding is (-1, -1)"),
-    "huge padding": (step(1, 2, {"high": 255, "padding": [10**9, 1]}), "padding is (1000000000, 1)"),
+    "huge padding": (
+        step(1, 2, {"high": 255, "padding": [10**9, 1]}),
+        "padding is (1000000000, 1)",
+    ),
     "huge kernel": (step(2, 2, {"kernel": [2**40, 1]}), "kernel is"),
     "no groups": (step(1, 2, {"high": 255, "groups": 0}), "groups is 0"),
     "maps that fill memory": (grown, "a map of"),
@@ -102,9 +120,18 @@ DAMAGES = {
     "flat weight": (tensor("1.weight", torch.ones(4)), "damaged"),
     "weight of other channels": (tensor("1.weight", torch.ones(4, 3, 3, 3)), "damaged"),
     "empty weight": (tensor("1.weight", torch.ones(0, 1, 3, 3)), "damaged"),
-    "weight of fractions": (tensor("1.weight", torch.full((4, 1, 3, 3), 0.5)), "weight holds other numbers"),
-    "weight of NaN": (tensor("1.weight", torch.full((4, 1, 3, 3), NAN)), "weight holds other numbers"),
-    "weight of 2^24": (tensor("1.weight", torch.full((4, 1, 3, 3), 2**24)), "weight holds other numbers"),
+    "weight of fractions": (
+        tensor("1.weight", torch.full((4, 1, 3, 3), 0.5)),
+        "weight holds other numbers",
+    ),
+    "weight of NaN": (
+        tensor("1.weight", torch.full((4, 1, 3, 3), NAN)),
+        "weight holds other numbers",
+    ),
+    "weight of 2^24": (
+        tensor("1.weight", torch.full((4, 1, 3, 3), 2**24)),
+        "weight holds other numbers",
+    ),
     "weight next to 1": (tensor("1.weight", NEXT_TO_1), "weight holds other numbers"),
     "complex weight": (tensor("1.weight", torch.full((4, 1, 3, 3), 1 + 1j)), "damaged"),
     "multiplier in float64": (
@@ -114,16 +141,28 @@ DAMAGES = {
     "logits times .3": (tensor("4.multiplier", torch.full((10,), 0.3)), "no power of 2"),
     "logits times 0": (tensor("4.multiplier", torch.zeros(10)), "no power of 2"),
     "logits times -1": (tensor("4.multiplier", torch.full((10,), -1.0)), "no power of 2"),
-    "logits times 3, one of them": (tensor("4.multiplier", torch.tensor([1.0] * 9 + [3.0])), "no power of 2"),
+    "logits times 3, one of them": (
+        tensor("4.multiplier", torch.tensor([1.0] * 9 + [3.0])),
+        "no power of 2",
+    ),
     "logits times 2^-127": (tensor("4.multiplier", torch.full((10,), 2.0**-127)), "no power of 2"),
     "logits times 1e-45": (tensor("4.multiplier", torch.full((10,), 1e-45)), "no power of 2"),
-    "logits times 2^24": (tensor("4.multiplier", torch.full((10,), 2.0**24)), "multiplier holds other numbers"),
-    "multiplier of NaN": (tensor("1.multiplier", torch.full((4,), NAN)), "multiplier holds other numbers"),
+    "logits times 2^24": (
+        tensor("4.multiplier", torch.full((10,), 2.0**24)),
+        "multiplier holds other numbers",
+    ),
+    "multiplier of NaN": (
+        tensor("1.multiplier", torch.full((4,), NAN)),
+        "multiplier holds other numbers",
+    ),
     "multipliers of a rescaling": (tensor("3.multiplier", torch.ones(2)), "damaged"),
     "bias of other channels": (tensor("1.bias", torch.ones(3)), "damaged"),
     "mean of fractions": (tensor("mean", torch.tensor([0.5])), "mean"),
     "mean of NaN": (tensor("mean", torch.tensor([NAN])), "mean"),
-    "mean of the least integer": (tensor("mean", torch.tensor([-(2**15)], dtype=torch.int16)), "mean"),
+    "mean of the least integer": (
+        tensor("mean", torch.tensor([-(2**15)], dtype=torch.int16)),
+        "mean",
+    ),
     "mean of the least long integer": (tensor("mean", torch.tensor([-(2**63)])), "mean"),
     "mean of 256": (tensor("mean", torch.tensor([256])), "mean"),
     "mean of -256": (tensor("mean", torch.tensor([-256])), "mean"),
@@ -150,11 +189,15 @@ def test_other_number_of_logits_than_classes_is_refused(content, tmp_path):
     for name in ("weight", "bias", "multiplier"):
         damaged["state_dict"][f"4.{name}"] = damaged["state_dict"][f"4.{name}"][:9].clone()
     torch.save(damaged, path)
-    assert "it has 9 logits, expected 10" in refusals.refusal(load_classifier, path, "digits", names=path)
+    assert "it has 9 logits, expected 10" in refusals.refusal(
+        load_classifier, path, "digits", names=path
+    )
 
 
 @pytest.mark.parametrize(
-    ("mean", "multiplier"), [(None, None), (-255, 2.0**-126), (255, 2.0**23)], ids=["usual", "least", "largest"]
+    ("mean", "multiplier"),
+    [(None, None), (-255, 2.0**-126), (255, 2.0**23)],
+    ids=["usual", "least", "largest"],
 )
 def test_undamaged_checkpoint_is_read(content, tmp_path, mean, multiplier):
     content = copy.deepcopy(content)

@@ -1,4 +1,6 @@
-"""Networks of integers compute what their definition says, to the last bit, and sums that may not are refused."""
+"""Networks of integers compute what their definition says, to the last bit, and sums that may not
+are refused.
+"""
 
 from dataclasses import replace
 
@@ -25,7 +27,9 @@ CPU = torch.device("cpu")
 
 
 def extreme_images(network: IntegerNetwork, count: int, seed: int = 0) -> torch.Tensor:
-    """Random grey levels of the whole range; the last two images have the highest and the lowest alone."""
+    """Random grey levels of the whole range; the last two images have the highest and the lowest
+    alone.
+    """
     images = grey_images(count, network.image_shape, network.clip, seed)
     images[-1], images[-2:-1] = -network.clip / 255, (255 + network.clip) / 255
     return images
@@ -37,9 +41,14 @@ def is_reference(network: IntegerNetwork, images: torch.Tensor) -> bool:
 
 
 def convolution(seed: int, weight_shape: tuple[int, ...], **given) -> Convolution:
-    """Random weights; most results lie within a few hundred. Multipliers of logits are powers of 2, by definition."""
+    """Random weights; most results lie within a few hundred. Multipliers of logits are powers of 2,
+    by definition.
+    """
     random, outputs = np.random.default_rng(seed), weight_shape[0]
-    weight, bias = random.integers(-127, 128, weight_shape), random.integers(-(2**14), 2**14, outputs)
+    weight, bias = (
+        random.integers(-127, 128, weight_shape),
+        random.integers(-(2**14), 2**14, outputs),
+    )
     multiplier = random.uniform(0.2, 1.5, outputs) / 127 / np.sqrt(weight[0].size)
     multiplier = multiplier if "high" in given else 2.0 ** np.rint(np.log2(multiplier))
     arrays = {"weight": weight, "bias": bias, "multiplier": multiplier.astype(np.float32)}
@@ -56,18 +65,34 @@ def pair(low: int, high: int) -> st.SearchStrategy:
 
 @st.composite
 def networks(draw: st.DrawFn) -> IntegerNetwork:
-    """Convolutions of any geometry, a sum of two values with one source, a maximum, a total and logits."""
-    seed, low, groups = draw(st.integers(0, 999)), draw(st.sampled_from([0, -127])), draw(st.sampled_from([1, 2, 4]))
+    """Convolutions of any geometry, a sum of two values with one source, a maximum, a total and
+    logits.
+    """
+    seed, low, groups = (
+        draw(st.integers(0, 999)),
+        draw(st.sampled_from([0, -127])),
+        draw(st.sampled_from([1, 2, 4])),
+    )
     kernel, window, side = draw(pair(1, 3)), draw(pair(1, 3)), draw(pair(5, 9))
-    geometry = {"stride": draw(pair(1, 3)), "dilation": draw(pair(1, 3)), "padding": draw(pair(0, 3)), **WIDE}
+    geometry = {
+        "stride": draw(pair(1, 3)),
+        "dilation": draw(pair(1, 3)),
+        "padding": draw(pair(0, 3)),
+        **WIDE,
+    }
     pool = {"kernel": window, "padding": tuple(draw(st.integers(0, size // 2)) for size in window)}
     steps = [
-        Step(convolution(seed, (8, 3, 3, 3), low=low, high=127 if low else 255, padding=(1, 1)), (0,)),
+        Step(
+            convolution(seed, (8, 3, 3, 3), low=low, high=127 if low else 255, padding=(1, 1)), (0,)
+        ),
         Step(convolution(seed + 1, (8, 8 // groups, *kernel), groups=groups, **geometry), (1,)),
         Step(convolution(seed + 2, (8, 8, *kernel), **geometry), (1,)),
         Step(rescaling(draw(st.sampled_from([0.5, 1.5, 1 / 3, -0.5]))), (2,)),
         Step(Sum({"low": low, "high": 2**15 - 1}, {}), (3, 4)),
-        Step(Maximum({**pool, "stride": draw(pair(1, 3)), "ceil_mode": draw(st.integers(0, 1))}, {}), (5,)),
+        Step(
+            Maximum({**pool, "stride": draw(pair(1, 3)), "ceil_mode": draw(st.integers(0, 1))}, {}),
+            (5,),
+        ),
     ]
     values = [torch.zeros(1, 3, *side)]
     try:
@@ -79,14 +104,18 @@ def networks(draw: st.DrawFn) -> IntegerNetwork:
     steps.append(Step(Total({"kernel": tuple(values[-1].shape[2:])}, {}), (6,)))
     steps.append(Step(rescaling(1 / 9, low, 2047), (7,)))
     steps.append(Step(convolution(seed + 3, (5, 8, 1, 1)), (8,)))
-    return IntegerNetwork((3, *side), draw(st.sampled_from([0, 1530])), torch.tensor([125, 0, 255]), steps).eval()
+    return IntegerNetwork(
+        (3, *side), draw(st.sampled_from([0, 1530])), torch.tensor([125, 0, 255]), steps
+    ).eval()
 
 
 @settings(max_examples=25)
 @given(networks(), st.integers(0, 999))
 def test_any_small_network_is_the_reference_to_the_last_bit(network, seed):
     images = extreme_images(network, 7, seed)
-    assert is_reference(network, images) and is_reference(network, images.to(memory_format=torch.channels_last))
+    assert is_reference(network, images) and is_reference(
+        network, images.to(memory_format=torch.channels_last)
+    )
     assert is_reference(network, 3 * images - 1), "pixels beyond the range are clamped"
     record, tensors = network.stored()
     again = IntegerNetwork.read(record, tensors, network.image_shape, 5)
@@ -139,50 +168,71 @@ def test_compiled_network_is_the_reference_to_the_last_bit():
     network = house_network("digits_resnet8", 8)
     images = extreme_images(network, 16)
     with torch.inference_mode():
-        assert np.array_equal(torch.compile(network, dynamic=False)(images).numpy(), slow_logits(network, images))
+        assert np.array_equal(
+            torch.compile(network, dynamic=False)(images).numpy(), slow_logits(network, images)
+        )
 
 
-# ---------------------------------------------------------------------------------------------------- proofs
+# ----------------------------------------------------------------------------------------------------
+# proofs
 
 
 def wide_sum(weights: list[int], bias: int = 0, multiplier: float = 2.0**-10) -> Convolution:
-    """One output, each of its weights times an input of its own; a result is that sum times the multiplier."""
+    """One output, each of its weights times an input of its own; a result is that sum times the
+    multiplier.
+    """
     tensors = {"weight": torch.tensor(weights).view(1, -1, 1, 1), "bias": torch.tensor([bias])}
     return Convolution(WIDE, {**tensors, "multiplier": torch.tensor([multiplier])})
 
 
 def logits(inputs: int = 1) -> Convolution:
-    tensors = {"weight": torch.ones(2, inputs, 1, 1), "bias": torch.zeros(2), "multiplier": torch.ones(2)}
+    tensors = {
+        "weight": torch.ones(2, inputs, 1, 1),
+        "bias": torch.zeros(2),
+        "multiplier": torch.ones(2),
+    }
     return Convolution({}, tensors)
 
 
 def proven(*layers: tuple[torch.nn.Module, tuple[int, ...]], mean: int = 0) -> IntegerNetwork:
     """The network of these layers, and logits behind them, for black and white images [C, 1, 3]."""
     first = layers[0][0]
-    inputs, outputs = (first.weight.shape[1] * first.groups, len(first.weight)) if hasattr(first, "weight") else (1, 1)
+    inputs, outputs = (
+        (first.weight.shape[1] * first.groups, len(first.weight))
+        if hasattr(first, "weight")
+        else (1, 1)
+    )
     steps = [Step(layer, of) for layer, of in (*layers, (logits(outputs), (len(layers),)))]
     return IntegerNetwork((inputs, 1, 3), 0, torch.full((inputs,), mean), steps).eval()
 
 
 @settings(max_examples=25)
 @given(
-    st.lists(st.integers(-(2**15), 2**15), min_size=1, max_size=12), st.integers(0, 2**23), st.sampled_from([0, 255])
+    st.lists(st.integers(-(2**15), 2**15), min_size=1, max_size=12),
+    st.integers(0, 2**23),
+    st.sampled_from([0, 255]),
 )
 @example([LIMIT // 255], 0, 0)
 @example([LIMIT // 255], 1, 255)
 @example([LIMIT // 255] * 128, 127, 0)
-def test_worst_image_attains_the_bound_and_a_sum_that_may_reach_the_limit_is_divided(weights, bias, mean):
+def test_worst_image_attains_the_bound_and_a_sum_that_may_reach_the_limit_is_divided(
+    weights, bias, mean
+):
     """LIMIT // 255 times white is LIMIT - 1; 128 times that and 127 are 2^31 - 1."""
     layer = wide_sum(weights, bias)
     network = proven((layer, (0,)), mean=mean)
-    worst = np.where(np.array(weights) > 0, 255, -255).reshape(1, -1, 1, 1)  # of inputs up to 255 in size
+    worst = np.where(np.array(weights) > 0, 255, -255).reshape(
+        1, -1, 1, 1
+    )  # of inputs up to 255 in size
     attained = slow_integers.totals({}, layer.weight.numpy(), layer.bias.numpy(), worst).item()
     assert layer.largest_sum == attained and (layer.parts > 1) == (attained >= LIMIT)
     assert is_reference(network, torch.from_numpy(worst > 0).float().expand(-1, -1, 1, 3))
 
 
 def test_undivided_sum_beyond_the_limit_is_wrong():
-    """The negative control of all these: without the proof, sums do go wrong in some order of their terms."""
+    """The negative control of all these: without the proof, sums do go wrong in some order of their
+    terms.
+    """
     random, most = np.random.default_rng(0), LIMIT // 255
     found: dict[int, list[float]] = {1: [], 0: []}
     for _ in range(20):
@@ -210,7 +260,10 @@ def test_a_clamp_that_cuts_one_end_alone_is_not_left_out():
 
 def in_groups(inputs: int, size: int) -> Convolution:
     weight = torch.full((2, inputs, 1, 1), size)
-    return Convolution({**WIDE, "groups": 2}, {"weight": weight, "bias": torch.zeros(2), "multiplier": torch.ones(2)})
+    return Convolution(
+        {**WIDE, "groups": 2},
+        {"weight": weight, "bias": torch.zeros(2), "multiplier": torch.ones(2)},
+    )
 
 
 UNPROVEN = {
@@ -218,14 +271,23 @@ UNPROVEN = {
     "groups of two inputs": lambda: [(in_groups(2, LIMIT // 255), (0,))],
     "32 bits": lambda: [(wide_sum([LIMIT // 255] * 128, 128), (0,))],
     "511.6, which is 512": lambda: [(rescaling(511.6 / 255), (0,)), (wide_sum([2**15 + 1]), (1,))],
-    "511.6 of a convolution": lambda: [(wide_sum([1], 0, 511.6 / 255), (0,)), (wide_sum([2**15 + 1]), (1,))],
+    "511.6 of a convolution": lambda: [
+        (wide_sum([1], 0, 511.6 / 255), (0,)),
+        (wide_sum([2**15 + 1]), (1,)),
+    ],
     "one input": lambda: [(wide_sum([LIMIT // 254]), (0,))],
-    "sum": lambda: [(rescaling(33e3), (0,)), (rescaling(-33e3), (0,)), (Sum({"low": -9, "high": 9}, {}), (1, 2))],
+    "sum": lambda: [
+        (rescaling(33e3), (0,)),
+        (rescaling(-33e3), (0,)),
+        (Sum({"low": -9, "high": 9}, {}), (1, 2)),
+    ],
     "total": lambda: [(rescaling(-33e3), (0,)), (Total({"kernel": (1, 3)}, {}), (1,))],
     "low above 0": lambda: [(rescaling(1.0, 5, 9), (0,))],
     "high below 0": lambda: [(rescaling(1.0, -9, -5), (0,))],
     "high below low": lambda: [(Sum({}, {}), (0, 0))],
-    "window in the padding": lambda: [(Maximum({"kernel": (2, 2), "padding": (1, 1), "dilation": (3, 3)}, {}), (0,))],
+    "window in the padding": lambda: [
+        (Maximum({"kernel": (2, 2), "padding": (1, 1), "dilation": (3, 3)}, {}), (0,))
+    ],
     "value that comes later": lambda: [(Sum({"high": 9}, {}), (0, 2))],
     "value of its own": lambda: [(Sum({"high": 9}, {}), (0, 1))],
     "one input for a sum of two": lambda: [(Sum({"high": 9}, {}), (0,))],
@@ -235,45 +297,62 @@ UNPROVEN = {
 
 @pytest.mark.parametrize("layers", UNPROVEN.values(), ids=UNPROVEN)
 def test_network_whose_sums_are_not_proven_is_refused(layers):
-    with pytest.raises(ValueError, match=r"2\^24|2\^31|clamps to|in the padding|reads the values|logits must come"):
+    with pytest.raises(
+        ValueError, match=r"2\^24|2\^31|clamps to|in the padding|reads the values|logits must come"
+    ):
         proven(*layers())
 
 
-# ----------------------------------------------------------------------------------------------------- probe
+# -----------------------------------------------------------------------------------------------------
+# probe
 
 
-def with_changed_weight(network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
+def with_changed_weight(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
     weight = network.layers[3].weight.clone()
     weight[0, 0, 1, 1] += -1 if weight[0, 0, 1, 1] > 0 else 1
     patch.setitem(network.layers[3]._buffers, "weight", weight)
     return network(images)
 
 
-def with_halves_upwards(network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
+def with_halves_upwards(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
     patch.setattr(integer_layers, "rounded", lambda x: (x + 0.5).floor())
     return network(images)
 
 
-def with_wrong_other_sums(network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
-    """Of all that the layers do not read of these images, whose logits stay as they are: only the sums show it."""
+def with_wrong_other_sums(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    """Of all that the layers do not read of these images, whose logits stay as they are: only the
+    sums show it.
+    """
     known, exact = [], F.conv2d
     patch.setattr(F, "conv2d", lambda x, *given: (known.append(x), exact(x, *given))[1])
     logits = network(images)
 
     def other(x: torch.Tensor, *given: object) -> torch.Tensor:
-        return exact(x, *given) + (x.dtype == torch.float32 and not any(torch.equal(x, one) for one in known))
+        return exact(x, *given) + (
+            x.dtype == torch.float32 and not any(torch.equal(x, one) for one in known)
+        )
 
     patch.setattr(F, "conv2d", other)
     return logits
 
 
-def with_other_rows(network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
+def with_other_rows(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
     found = network(images)
     found[8:] += 1  # beyond the images of the probe
     return found
 
 
-def with_levels_cut(network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch) -> torch.Tensor:
+def with_levels_cut(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
     """The images of the probe have whole grey levels, which are as they were."""
     return network((images * 255 + 0.01).floor() / 255)
 
@@ -286,11 +365,20 @@ def digits() -> IntegerNetwork:
 @pytest.mark.parametrize("batch", [1, 3, 20])
 def test_probe_accepts_exact_kernels_at_any_batch(digits, batch):
     check_exact(VoteCounter(digits, 10, batch, CPU), digits)
-    assert digits.probe == digest_of_logits(torch.from_numpy(slow_logits(digits, digits.probe_images())))
+    assert digits.probe == digest_of_logits(
+        torch.from_numpy(slow_logits(digits, digits.probe_images()))
+    )
 
 
 @pytest.mark.parametrize(
-    "fault", [with_changed_weight, with_halves_upwards, with_wrong_other_sums, with_other_rows, with_levels_cut]
+    "fault",
+    [
+        with_changed_weight,
+        with_halves_upwards,
+        with_wrong_other_sums,
+        with_other_rows,
+        with_levels_cut,
+    ],
 )
 def test_probe_refuses_another_function(digits, fault, monkeypatch):
     counter = VoteCounter(lambda images: fault(digits, images, monkeypatch), 10, 20, CPU)

@@ -1,4 +1,6 @@
-"""Networks of libraries by name: what the library knows of them, how they fit images, and what cannot be had."""
+"""Networks of libraries by name: what the library knows of them, how they fit images, and what
+cannot be had.
+"""
 
 import copy
 import os
@@ -31,11 +33,16 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
     ],
 )
 def test_library_says_classes_constants_and_preparation(name, preparation, alias):
-    """The published values: floor(224 / 0.95) = 235 of timm's recipe A1, 256 and 224 of torchvision."""
+    """The published values: floor(224 / 0.95) = 235 of timm's recipe A1, 256 and 224 of
+    torchvision.
+    """
     found = library_network(name, pretrained=False)
     assert (str(found.preparation), found.mean) == (preparation, IMAGENET_MEAN)
     assert len(found.class_names) == 1000 and alias in found.class_names[0]
-    assert found.class_names[0][0].startswith("tench") and found.version.split()[0] == name.partition(":")[0]
+    assert (
+        found.class_names[0][0].startswith("tench")
+        and found.version.split()[0] == name.partition(":")[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,7 +50,14 @@ def test_library_says_classes_constants_and_preparation(name, preparation, alias
     [
         ({"size": {"height": 32, "width": 32}, "resample": 3}, "32,squash,bicubic"),
         ({"size": 32}, "32,squash"),
-        ({"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}, "do_center_crop": True}, "32,40"),
+        (
+            {
+                "size": {"shortest_edge": 40},
+                "crop_size": {"height": 32, "width": 32},
+                "do_center_crop": True,
+            },
+            "32,40",
+        ),
         ({"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}, "224,256,bicubic"),
         ({"size": {"shortest_edge": 384}, "crop_pct": 0.875}, "384,squash"),
         ({"size": {"height": 32, "width": 30}}, None),
@@ -56,12 +70,22 @@ def test_preparation_of_a_folder_of_transformers(processor, preparation, tmp_pat
     constants = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     found = library_network(f"hf:{save_hf(tmp_path, **processor, **constants)}", pretrained=True)
     assert (str(found.preparation) if found.preparation else None) == preparation
-    assert (found.mean, found.std, found.class_names) == ((0.5,) * 3, (0.25,) * 3, tuple((name,) for name in NAMES))
+    assert (found.mean, found.std, found.class_names) == (
+        (0.5,) * 3,
+        (0.25,) * 3,
+        tuple((name,) for name in NAMES),
+    )
 
 
 def test_folder_of_transformers_says_whether_it_normalizes_and_numbers_its_classes(tmp_path):
     names = tuple((f"class {11 - number}",) for number in range(12))
-    folder = save_hf(tmp_path, names=[name for (name,) in names], image_mean=[0.5], image_std=[0.5], do_normalize=False)
+    folder = save_hf(
+        tmp_path,
+        names=[name for (name,) in names],
+        image_mean=[0.5],
+        image_std=[0.5],
+        do_normalize=False,
+    )
     found = library_network(f"hf:{folder}", pretrained=True)
     assert (found.mean, found.std, found.class_names) == (None, None, names)
 
@@ -85,7 +109,10 @@ def test_network_takes_the_channels_size_and_classes_of_digits(name, tmp_path):
     torch.manual_seed(1)
     one = get_architecture(name, "digits").state_dict()
     torch.manual_seed(1)
-    assert all(torch.equal(value, one[key]) for key, value in get_architecture(name, "digits").state_dict().items())
+    assert all(
+        torch.equal(value, one[key])
+        for key, value in get_architecture(name, "digits").state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("name", ["timm:test_vit", "torchvision:vit_b_32"])
@@ -96,7 +123,10 @@ def test_transformer_takes_the_size_of_the_images(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("timm:test_vit", r"timm:test_vit cannot be applied to images of shape \[1, 8, 8\].*divisible by patch size"),
+        (
+            "timm:test_vit",
+            r"timm:test_vit cannot be applied to images of shape \[1, 8, 8\].*divisible by patch size",
+        ),
         ("torchvision:resnet18", "torchvision:resnet18 cannot be applied .* 3 channels, but got 1"),
         ("timm:resnet19", "timm:resnet19 cannot be made: Unknown model"),
         ("torchvision:fcn_resnet50", "torchvision:fcn_resnet50 cannot be"),
@@ -113,12 +143,18 @@ def test_what_cannot_be_made_is_one_line(name, message):
 
 @pytest.mark.parametrize(
     ("name", "package", "extra"),
-    [("timm:resnet18", "timm", "timm"), ("hf:x", "transformers", "transformers"), ("onnx:x", "onnxruntime", "onnx")],
+    [
+        ("timm:resnet18", "timm", "timm"),
+        ("hf:x", "transformers", "transformers"),
+        ("onnx:x", "onnxruntime", "onnx"),
+    ],
 )
 def test_missing_package_is_one_line(name, package, extra, monkeypatch):
     for module in [one for one in sys.modules if one.partition(".")[0] == package] + [package]:
         monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=f"{name} needs the package {package}: pip install 'smoothadv.{extra}.'"):
+    with pytest.raises(
+        UserError, match=f"{name} needs the package {package}: pip install 'smoothadv.{extra}.'"
+    ):
         library_network(name, pretrained=False)
 
 
@@ -134,26 +170,37 @@ def test_weights_that_cannot_be_fetched_are_one_line(name, images, monkeypatch):
     monkeypatch.setattr(timm, "create_model", unreachable)
     monkeypatch.setattr(models, "get_model", unreachable)
     advice = "--no-pretrained takes" if images is None else "leave --pretrained out"
-    with pytest.raises(UserError, match=f"the weights of {name} cannot be had .no route.: {advice}"):
+    with pytest.raises(
+        UserError, match=f"the weights of {name} cannot be had .no route.: {advice}"
+    ):
         library_network(name, pretrained=True, images=images)
 
 
 def test_pretrained_network_keeps_all_but_a_last_layer_of_other_classes(monkeypatch):
-    """torchvision's constants replace those of the dataset; of 1,000 classes the last layer stays, too."""
+    """torchvision's constants replace those of the dataset; of 1,000 classes the last layer stays,
+    too.
+    """
     from torchvision import models
 
     build = models.get_model
     trained = build("resnet18", weights=None)
     monkeypatch.setattr(models, "get_model", lambda name, weights: copy.deepcopy(trained))
     description, model = pretrained_architecture("torchvision:resnet18", PHOTOS, "normalize")
-    assert description == replace(PHOTOS, mean=IMAGENET_MEAN, std=(0.229, 0.224, 0.225)) and model.training
+    assert (
+        description == replace(PHOTOS, mean=IMAGENET_MEAN, std=(0.229, 0.224, 0.225))
+        and model.training
+    )
     assert model[0].mean.flatten().tolist() == pytest.approx(IMAGENET_MEAN)
     kept, expected = model[1].state_dict(), trained.state_dict()
-    assert {name for name in expected if not torch.equal(kept[name], expected[name])} == {"fc.weight", "fc.bias"}
+    assert {name for name in expected if not torch.equal(kept[name], expected[name])} == {
+        "fc.weight",
+        "fc.bias",
+    }
     assert kept["fc.weight"].shape == (4, 512)
     same = replace(PHOTOS, class_names=tuple(map(str, range(1000))))
     assert torch.equal(
-        pretrained_architecture("torchvision:resnet18", same, "normalize")[1][1].fc.weight, trained.fc.weight
+        pretrained_architecture("torchvision:resnet18", same, "normalize")[1][1].fc.weight,
+        trained.fc.weight,
     )
 
 
@@ -173,8 +220,12 @@ def test_onnx_computes_what_the_network_does(fixed, tmp_path):
         for batch in (images, images[:4], images[:1]):
             torch.testing.assert_close(voter(batch), network(batch), rtol=1e-5, atol=1e-5)
     assert not voter.is_folded and len(found.sha256) == 32
-    other = save_onnx(tmp_path / "m.onnx", nn.Sequential(small_network(), nn.Softmax(1)), images[:4])
-    assert not torch.equal(library_network(f"onnx:{other}", pretrained=True).module.sha256, found.sha256)
+    other = save_onnx(
+        tmp_path / "m.onnx", nn.Sequential(small_network(), nn.Softmax(1)), images[:4]
+    )
+    assert not torch.equal(
+        library_network(f"onnx:{other}", pretrained=True).module.sha256, found.sha256
+    )
 
 
 @pytest.mark.parametrize("location", ["n.onnx.data", "weights/all.bin"])
@@ -183,10 +234,14 @@ def test_digest_of_onnx_covers_weights_in_other_files(location, tmp_path):
 
     model = onnx.load(save_onnx(tmp_path / "n.onnx", small_network(), torch.rand(2, 3, 8, 8)))
     (tmp_path / "weights").mkdir()
-    onnx.save_model(model, tmp_path / "n.onnx", save_as_external_data=True, location=location, size_threshold=0)
+    onnx.save_model(
+        model, tmp_path / "n.onnx", save_as_external_data=True, location=location, size_threshold=0
+    )
 
     def digest() -> list[int]:
-        return library_network(f"onnx:{tmp_path / 'n.onnx'}", pretrained=True).module.sha256.tolist()
+        return library_network(
+            f"onnx:{tmp_path / 'n.onnx'}", pretrained=True
+        ).module.sha256.tolist()
 
     before, weights = digest(), (tmp_path / location).read_bytes()
     (tmp_path / location).write_bytes(bytes([weights[0] ^ 1]) + weights[1:])
@@ -194,11 +249,14 @@ def test_digest_of_onnx_covers_weights_in_other_files(location, tmp_path):
     (tmp_path / location).write_bytes(weights)
     (tmp_path / "other.bin").write_bytes(b"no part of it")
     assert changed != before == digest()
-    # First what is read at once, so that a pipe, which waits for ever, is only opened where all is wrong.
+    # First what is read at once, so that a pipe, which waits for ever, is only opened where all is
+    # wrong.
     for make in (lambda path: path.symlink_to(os.devnull), os.mkfifo, lambda path: None):
         (tmp_path / location).unlink()
         make(tmp_path / location)
-        with pytest.raises(UserError, match="n.onnx: its weights cannot be read: .*(no regular file|No such file)"):
+        with pytest.raises(
+            UserError, match="n.onnx: its weights cannot be read: .*(no regular file|No such file)"
+        ):
             digest()
         (tmp_path / location).touch()
 
@@ -207,18 +265,26 @@ def test_onnx_refuses_what_it_lacks(tmp_path):
     network = library_network(
         f"onnx:{save_onnx(tmp_path / 'n.onnx', small_network(), torch.rand(2, 3, 8, 8))}", True
     ).module
-    with pytest.raises(UserError, match="no gradients: attack it with --gradient stein or hard-stein"):
+    with pytest.raises(
+        UserError, match="no gradients: attack it with --gradient stein or hard-stein"
+    ):
         network(torch.rand(2, 3, 8, 8, requires_grad=True))
     with pytest.raises(UserError, match="computes in float32: leave --precision out"):
         network(torch.rand(2, 3, 8, 8).bfloat16())
     with pytest.raises(ValueError, match="ONNX Runtime: .*"):
         network(torch.rand(2, 3, 9, 9))
     (tmp_path / "bad.onnx").write_text("no network")
-    for name, message in {"bad.onnx": "cannot be made", "none.onnx": "there is no such file"}.items():
+    for name, message in {
+        "bad.onnx": "cannot be made",
+        "none.onnx": "there is no such file",
+    }.items():
         with pytest.raises(UserError, match=message):
             library_network(f"onnx:{tmp_path / name}", pretrained=True)
     flat = save_onnx(tmp_path / "flat.onnx", nn.Linear(4, 2), torch.rand(2, 4))
-    with pytest.raises(UserError, match=r"takes images tensor\(float\) .*expected float32 images \[B, C, H, W\] alone"):
+    with pytest.raises(
+        UserError,
+        match=r"takes images tensor\(float\) .*expected float32 images \[B, C, H, W\] alone",
+    ):
         library_network(f"onnx:{flat}", pretrained=True)
 
 
@@ -230,13 +296,22 @@ def test_other_configuration_of_the_same_weights_is_another_classifier(tmp_path)
     """The number of heads of attention is neither in weights nor in the printed structure."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "image_size": 32, "patch_size": 8}
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "image_size": 32,
+        "patch_size": 8,
+    }
     ViTForImageClassification(ViTConfig(**sizes, num_attention_heads=2)).save_pretrained(tmp_path)
     digests = []
     for heads in (2, 4, 2):
         ViTConfig(**sizes, num_attention_heads=heads).save_pretrained(tmp_path)
         torch.manual_seed(1)
-        both = library_network(f"hf:{tmp_path}", True).module, get_architecture(f"hf:{tmp_path}", PHOTOS)
+        both = (
+            library_network(f"hf:{tmp_path}", True).module,
+            get_architecture(f"hf:{tmp_path}", PHOTOS),
+        )
         digests.append([classifier_digest(one, {}) for one in both])
     assert digests[0] == digests[2] and not {*digests[0]} & {*digests[1]}
 
@@ -246,10 +321,17 @@ def test_folder_that_lacks_a_last_layer_or_a_way_to_make_images_is_refused(tmp_p
 
     with pytest.raises(UserError, match="needs channels in another order or on another scale"):
         library_network(f"hf:{save_hf(tmp_path, do_flip_channel_order=True)}", pretrained=True)
-    ResNetForImageClassification.from_pretrained(save_hf(tmp_path, size=8)).resnet.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="has no weights of classifier.1.bias, classifier.1.weight: it is no trained"):
+    ResNetForImageClassification.from_pretrained(save_hf(tmp_path, size=8)).resnet.save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(
+        UserError,
+        match="has no weights of classifier.1.bias, classifier.1.weight: it is no trained",
+    ):
         library_network(f"hf:{tmp_path}", pretrained=True)
-    with pytest.warns(match="has no weights of classifier.1.bias, classifier.1.weight: these start at random"):
+    with pytest.warns(
+        match="has no weights of classifier.1.bias, classifier.1.weight: these start at random"
+    ):
         pretrained_architecture(f"hf:{tmp_path}", PHOTOS, "normalize")
 
 
@@ -260,7 +342,11 @@ def test_network_with_auxiliary_outputs_is_the_same_function_from_a_checkpoint(a
     saved = models.get_model(arch, weights=None, init_weights=False).state_dict()
     weights = type(models.get_model_weights(arch).DEFAULT)
     monkeypatch.setattr(weights, "get_state_dict", lambda self, *arguments, **options: saved)
-    name, images, batch = f"torchvision:{arch}", replace(PHOTOS, image_shape=(3, 80, 80)), torch.rand(2, 3, 80, 80)
+    name, images, batch = (
+        f"torchvision:{arch}",
+        replace(PHOTOS, image_shape=(3, 80, 80)),
+        torch.rand(2, 3, 80, 80),
+    )
     images, trained = pretrained_architecture(name, images, "normalize")
     assert trained(batch).shape == (2, 4)
     (rebuilt := get_architecture(name, images)).load_state_dict(trained.state_dict())

@@ -14,7 +14,13 @@ from smoothadv.attacks.estimators import Stein, expected_loss
 from smoothadv.attacks.pgd import PGD
 from smoothadv.errors import NonFiniteError
 from support.models import ConstantClassifier, Recorder
-from support.slow_attacks import batch_noise, copy_probabilities, slow_loss, slow_target, smooth_network
+from support.slow_attacks import (
+    batch_noise,
+    copy_probabilities,
+    slow_loss,
+    slow_target,
+    smooth_network,
+)
 from support.statistical_checks import FALSE_ALARM
 
 SIGMA, CLASSES, COPIES, EXAMPLES = 0.25, 4, 3, 6
@@ -28,29 +34,39 @@ ATTACKS = {
     "DDN": DDN(0.5, 5, initial_norm=0.4),
 }
 each_attack = pytest.mark.parametrize("name", ATTACKS)
-without_randomness = pytest.mark.parametrize("name", [name for name in ATTACKS if name != "random start"])
+without_randomness = pytest.mark.parametrize(
+    "name", [name for name in ATTACKS if name != "random start"]
+)
 
 
 def problem(seed: int, dtype: torch.dtype = torch.float64, scale: float = 6.0):
-    """A strongly curved model, inputs [B, 5], the labels it gives them, and the noise of INDICES for seed 2."""
+    """A strongly curved model, inputs [B, 5], the labels it gives them, and the noise of INDICES
+    for seed 2.
+    """
     model = smooth_network(5, CLASSES, seed, dtype, scale)
     inputs = torch.rand(EXAMPLES, 5, dtype=dtype, generator=torch.Generator().manual_seed(seed))
     return model, inputs, model(inputs).argmax(1), batch_noise(SIGMA, 2, INDICES, COPIES, inputs)
 
 
-def attacked(attack, problem, *, epsilon=None, targets=None, batch: int = 7, **options) -> torch.Tensor:
+def attacked(
+    attack, problem, *, epsilon=None, targets=None, batch: int = 7, **options
+) -> torch.Tensor:
     model, inputs, labels, _ = problem
     attack = SmoothedAttack(attack, SIGMA, COPIES, seed=2, batch=batch, **options)
     return attack(model, inputs, labels, INDICES, epsilon=epsilon, targets=targets)
 
 
-def losses(problem, results: torch.Tensor, labels: torch.Tensor | None = None, hard: bool = False) -> np.ndarray:
+def losses(
+    problem, results: torch.Tensor, labels: torch.Tensor | None = None, hard: bool = False
+) -> np.ndarray:
     """-log of the labels' mean probabilities, or the share of copies that are not given them."""
     model, _, problem_labels, noise = problem
     labels = (problem_labels if labels is None else labels).tolist()
     if hard:
         answers = [copy_probabilities(model, *each).argmax(1) for each in zip(results, noise)]
-        return np.array([(answer != label).double().mean() for answer, label in zip(answers, labels)])
+        return np.array(
+            [(answer != label).double().mean() for answer, label in zip(answers, labels)]
+        )
     return np.array([slow_loss(model, *each) for each in zip(results, labels, noise)])
 
 
@@ -75,19 +91,30 @@ def test_more_restarts_never_do_worse_and_are_reproducible(name, aim):
 
 
 def test_restarts_begin_at_uniform_points_of_the_ball_and_the_first_run_at_the_image():
-    """In d = 3 dimensions (norm / epsilon)^3 is uniform. False alarms: 1e-6 per Kolmogorov-Smirnov test, over seeds."""
+    """In d = 3 dimensions (norm / epsilon)^3 is uniform. False alarms: 1e-6 per Kolmogorov-Smirnov
+    test, over seeds.
+    """
     x, labels = torch.full((1_500, 3), 0.5), torch.zeros(1_500, dtype=torch.int64)
     recorder = Recorder(ConstantClassifier(0, 2))
     result = SmoothedAttack(PGD(0.4, 1), 0.0, restarts=3, batch=1_500)(recorder, x, labels)
     # Of each run a pass for the gradient and one for the loss.
     first, second, third = (recorder.batches[number] - x for number in (0, 2, 4))
-    assert torch.equal(first, torch.zeros_like(x)) and torch.equal(result, x), "of equal runs the first is kept"
+    assert torch.equal(first, torch.zeros_like(x)) and torch.equal(result, x), (
+        "of equal runs the first is kept"
+    )
     for v in (second, third):
         share = (v.norm(dim=1) / 0.4).double().numpy()
         assert stats.kstest(share**3, "uniform").pvalue > FALSE_ALARM
-        assert stats.kstest((v[:, 0] / v.norm(dim=1)).double().numpy(), "uniform", (-1, 2)).pvalue > FALSE_ALARM
-        assert stats.kstest(share, "uniform").pvalue < FALSE_ALARM, "the check would notice another radius"
-    assert abs(np.corrcoef(second.flatten(), third.flatten())[0, 1]) < 0.08, "5 standard errors: 6e-7"
+        assert (
+            stats.kstest((v[:, 0] / v.norm(dim=1)).double().numpy(), "uniform", (-1, 2)).pvalue
+            > FALSE_ALARM
+        )
+        assert stats.kstest(share, "uniform").pvalue < FALSE_ALARM, (
+            "the check would notice another radius"
+        )
+    assert abs(np.corrcoef(second.flatten(), third.flatten())[0, 1]) < 0.08, (
+        "5 standard errors: 6e-7"
+    )
 
 
 @pytest.mark.parametrize("rule", ["runner-up", "least-likely"])
@@ -95,13 +122,20 @@ def test_restarts_begin_at_uniform_points_of_the_ball_and_the_first_run_at_the_i
 def test_rule_names_the_class_that_sorting_does_and_the_attack_wants_it(name, rule):
     given = problem(1)
     model, inputs, labels, noise = given
-    slow = torch.tensor([slow_target(rule, model, *each) for each in zip(inputs, labels.tolist(), noise)])
+    slow = torch.tensor(
+        [slow_target(rule, model, *each) for each in zip(inputs, labels.tolist(), noise)]
+    )
     for batch in (2, 4, 100):
         attack = SmoothedAttack(ATTACKS[name], SIGMA, COPIES, seed=2, target=rule, batch=batch)
         assert torch.equal(attack.choose_targets(model, inputs, labels, INDICES), slow)
-    assert torch.equal(attacked(ATTACKS[name], given, target=rule), attacked(ATTACKS[name], given, targets=slow))
+    assert torch.equal(
+        attacked(ATTACKS[name], given, target=rule), attacked(ATTACKS[name], given, targets=slow)
+    )
     other = "least-likely" if rule == "runner-up" else "runner-up"
-    assert any(slow_target(other, model, *each) != one for *each, one in zip(inputs, labels.tolist(), noise, slow))
+    assert any(
+        slow_target(other, model, *each) != one
+        for *each, one in zip(inputs, labels.tolist(), noise, slow)
+    )
 
 
 def test_random_target_is_uniform_among_the_others_and_a_function_of_seed_and_index():
@@ -118,7 +152,9 @@ def test_random_target_is_uniform_among_the_others_and_a_function_of_seed_and_in
     shifts = np.bincount(((targets - labels) % CLASSES).numpy(), minlength=CLASSES)
     assert shifts[0] == 0, "the label is none"
     assert stats.chisquare(shifts[1:]).pvalue > FALSE_ALARM
-    assert stats.chisquare(shifts[1:] + [150, 0, -150]).pvalue < FALSE_ALARM, "the check would notice"
+    assert stats.chisquare(shifts[1:] + [150, 0, -150]).pvalue < FALSE_ALARM, (
+        "the check would notice"
+    )
     some = [700, 3, 2_999, 4]
     assert torch.equal(chosen(0, some), targets[some])
     assert 0.5 < (chosen(1, everyone) != targets).double().mean() < 0.8, "2 / 3 by chance"
@@ -129,7 +165,9 @@ def test_target_is_reached_as_by_the_plain_targeted_attack(name):
     given = model, inputs, labels, noise = problem(3)
     targets = (labels + torch.tensor([1, 2, 3, 1, 2, 3])) % CLASSES
     plain = dataclasses.replace(ATTACKS[name], targeted=True)(model, inputs, targets, noise)
-    torch.testing.assert_close(attacked(ATTACKS[name], given, targets=targets), plain, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        attacked(ATTACKS[name], given, targets=targets), plain, rtol=0, atol=1e-10
+    )
     # What a call says takes the place of the rule.
     for rule in (0, "runner-up", "every"):
         results = attacked(ATTACKS[name], given, targets=targets, target=rule)
@@ -143,7 +181,9 @@ def test_class_number_is_a_target_for_all_and_its_own_examples_stay_unchanged(na
     labels = torch.tensor([0, 1, 2, 3, target, target])
     given = model, inputs, labels, given[3]
     results = attacked(ATTACKS[name], given, target=target, restarts=2)
-    assert torch.equal(results, attacked(ATTACKS[name], given, targets=torch.full_like(labels, target), restarts=2))
+    assert torch.equal(
+        results, attacked(ATTACKS[name], given, targets=torch.full_like(labels, target), restarts=2)
+    )
     assert torch.equal(results[labels == target], inputs[labels == target])
     attack = SmoothedAttack(ATTACKS[name], SIGMA, COPIES, target=target)
     assert attack.choose_targets(model, inputs, labels).tolist() == [target] * EXAMPLES
@@ -154,7 +194,10 @@ def test_every_class_in_turn_and_the_worst_for_the_label_is_kept(name):
     for seed in range(2):
         given = problem(seed)
         labels, hard = given[2], name == "hard Stein"
-        each = [attacked(ATTACKS[name], given, targets=(labels + shift) % CLASSES) for shift in range(1, CLASSES)]
+        each = [
+            attacked(ATTACKS[name], given, targets=(labels + shift) % CLASSES)
+            for shift in range(1, CLASSES)
+        ]
         worst = np.max([losses(given, results, hard=hard) for results in each], axis=0)
         results = attacked(ATTACKS[name], given, target="every")
         assert losses(given, results, hard=hard) == pytest.approx(worst, abs=1e-10)
@@ -167,10 +210,15 @@ def test_every_class_in_turn_and_the_worst_for_the_label_is_kept(name):
 def test_only_rules_that_name_one_class_choose_targets():
     model, inputs, labels, _ = problem(0)
     for target in (None, "every"):
-        assert SmoothedAttack(PGD(0.5, 1), SIGMA, target=target).choose_targets(model, inputs, labels) is None
+        assert (
+            SmoothedAttack(PGD(0.5, 1), SIGMA, target=target).choose_targets(model, inputs, labels)
+            is None
+        )
 
 
-@pytest.mark.parametrize("options", [{}, {"restarts": 3}, {"target": "every"}, {"target": "runner-up"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"restarts": 3}, {"target": "every"}, {"target": "runner-up"}], ids=str
+)
 @each_attack
 def test_each_example_stays_in_its_own_ball(name, options):
     epsilon = torch.tensor([0.0, 0.01, 0.1, 0.0, 0.7, 2.0], dtype=torch.float64)
@@ -180,14 +228,19 @@ def test_each_example_stays_in_its_own_ball(name, options):
     assert (lengths <= epsilon * (1 + 1e-9)).all()
     assert torch.equal(results[epsilon == 0], given[1][epsilon == 0])
     for row, value in enumerate(epsilon.tolist()):
-        with_one_size = attacked(ATTACKS[name], given, epsilon=torch.full_like(epsilon, value), **options)
-        assert torch.equal(with_one_size[row], results[row]), "the sizes of the others do not matter"
+        with_one_size = attacked(
+            ATTACKS[name], given, epsilon=torch.full_like(epsilon, value), **options
+        )
+        assert torch.equal(with_one_size[row], results[row]), (
+            "the sizes of the others do not matter"
+        )
     for dtype in (torch.float32, torch.float16):
         coarse = attacked(ATTACKS[name], given, epsilon=epsilon.to(dtype), **options)
         torch.testing.assert_close(coarse, results, rtol=0, atol=5e-2)
 
 
-# What is refused. None of it may pass silently: an attack that does less than it should makes a defence look good.
+# What is refused. None of it may pass silently: an attack that does less than it should makes a
+# defence look good.
 
 
 def small() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -231,8 +284,14 @@ def test_targets_that_are_no_classes_are_refused(name, target):
 @pytest.mark.parametrize("argument", ["epsilon", "targets", "indices"])
 @pytest.mark.parametrize("count", [1, 2, EXAMPLES - 1, EXAMPLES + 3])
 def test_arguments_of_another_length_than_the_batch_are_refused(argument, count):
-    """Else those of a later pass would be attacked with an epsilon of nothing, which is not at all."""
-    values = {"epsilon": torch.full((count,), 0.1), "targets": torch.zeros(count).long(), "indices": range(count)}
+    """Else those of a later pass would be attacked with an epsilon of nothing, which is not at
+    all.
+    """
+    values = {
+        "epsilon": torch.full((count,), 0.1),
+        "targets": torch.zeros(count).long(),
+        "indices": range(count),
+    }
     for sigma, copies in ((0.0, 1), (SIGMA, 4)):
         for batch in (2, 8, 256):
             with pytest.raises(ValueError):
@@ -243,7 +302,9 @@ def test_arguments_of_another_length_than_the_batch_are_refused(argument, count)
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_epsilon_that_is_no_radius_is_refused(value):
     with pytest.raises(ValueError):
-        SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(*small(), epsilon=torch.tensor([value] + [0.1] * (EXAMPLES - 1)))
+        SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(
+            *small(), epsilon=torch.tensor([value] + [0.1] * (EXAMPLES - 1))
+        )
 
 
 @pytest.mark.parametrize("target", [None, "runner-up", "random", "every", 1])
@@ -276,7 +337,9 @@ def test_an_evaluation_in_inference_mode_attacks_all_the_same(name):
 
 @pytest.mark.parametrize("value", [-0.01, 1.01, 255.0, float("nan"), float("inf")])
 def test_inputs_that_are_no_images_are_refused(value):
-    """Grey levels, or images that are standardized already: there epsilon would mean something else."""
+    """Grey levels, or images that are standardized already: there epsilon would mean something
+    else.
+    """
     model, inputs, labels = small()
     inputs[2, 0] = value
     with pytest.raises(ValueError, match="[0, 1]"):

@@ -1,7 +1,8 @@
-"""No attack ever leaves its ball or the pixels, whatever the model, the image, the estimator and the settings.
+"""No attack ever leaves its ball or the pixels, whatever the model, the image, the estimator and
+the settings.
 
-Distances are taken in float64 and may exceed epsilon by a relative 1e-5, however small it is beside the rounding of the
-sum of image and perturbation.
+Distances are taken in float64 and may exceed epsilon by a relative 1e-5, however small it is beside
+the rounding of the sum of image and perturbation.
 """
 
 import dataclasses
@@ -40,7 +41,9 @@ def faults(result: torch.Tensor, inputs: torch.Tensor, epsilon: torch.Tensor) ->
 
 
 def classifier(kind: str, dimension: int, dtype: torch.dtype) -> torch.nn.Module:
-    """Ordinary, without any gradient, or with a softmax of zeros and ones and huge or vanishing gradients."""
+    """Ordinary, without any gradient, or with a softmax of zeros and ones and huge or vanishing
+    gradients.
+    """
     if kind == "constant":
         return ConstantClassifier(1, CLASSES)
     model = smooth_network(dimension, CLASSES, seed=7, dtype=dtype)
@@ -61,24 +64,41 @@ def situations(draw):
     source = torch.Generator().manual_seed(draw(st.integers(0, 1_000)))
     examples = draw(st.integers(1, 4))
     inputs = torch.rand(examples, *shape, generator=source).to(dtype)
-    inputs = {"any": inputs, "corner": inputs.round(), "edge": (3 * inputs - 1).clamp(0, 1), "grey": inputs * 0 + 0.5}[
-        draw(st.sampled_from(["any", "corner", "edge", "grey"]))
-    ]
+    inputs = {
+        "any": inputs,
+        "corner": inputs.round(),
+        "edge": (3 * inputs - 1).clamp(0, 1),
+        "grey": inputs * 0 + 0.5,
+    }[draw(st.sampled_from(["any", "corner", "edge", "grey"]))]
     labels = torch.randint(CLASSES, (examples,), generator=source)
     kind = draw(st.sampled_from(["ordinary", "constant", "saturated", "faint"]))
     size = st.floats(-4, 1).map(lambda exponent: 10**exponent)
     radii = draw(st.lists(st.one_of(size, st.just(0.0)), min_size=examples, max_size=examples))
-    return inputs, labels, torch.tensor(radii, dtype=torch.float64), classifier(kind, inputs[0].numel(), dtype)
+    return (
+        inputs,
+        labels,
+        torch.tensor(radii, dtype=torch.float64),
+        classifier(kind, inputs[0].numel(), dtype),
+    )
 
 
 @st.composite
 def attacks(draw):
     """An attack with any settings but those that are documented to leave the ball."""
     estimator = draw(st.sampled_from([plug_in, expected_loss, Stein(0.3), Stein(0.3, hard=True)]))
-    common = {"epsilon": draw(st.floats(1e-4, 10)), "num_steps": draw(st.integers(1, 6)), "estimator": estimator}
+    common = {
+        "epsilon": draw(st.floats(1e-4, 10)),
+        "num_steps": draw(st.integers(1, 6)),
+        "estimator": estimator,
+    }
     if draw(st.booleans()):
         step = draw(st.sampled_from([None, None, 1e-3, 1e3]))
-        return PGD(**common, step_size=step, random_start=draw(st.booleans()), random_if_flat=draw(st.booleans()))
+        return PGD(
+            **common,
+            step_size=step,
+            random_start=draw(st.booleans()),
+            random_if_flat=draw(st.booleans()),
+        )
     return DDN(
         **common,
         initial_norm=draw(st.sampled_from([1e-3, 0.3, 1.0, 50.0])),
@@ -91,20 +111,33 @@ def attacks(draw):
 
 
 @given(situations(), attacks(), st.booleans(), st.integers(1, 5), st.booleans(), st.booleans())
-def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted, copies, begins, sized):
+def test_direct_attack_stays_in_the_ball_and_the_box(
+    situation, attack, targeted, copies, begins, sized
+):
     inputs, labels, epsilon, model = situation
     source = torch.Generator().manual_seed(0)
-    noise = 0.3 * torch.randn(len(inputs), copies, *inputs.shape[1:], generator=source).to(inputs.dtype)
+    noise = 0.3 * torch.randn(len(inputs), copies, *inputs.shape[1:], generator=source).to(
+        inputs.dtype
+    )
     # Where to begin may lie anywhere: it is brought back first.
     start = 3 * torch.randn(inputs.shape, generator=source).to(inputs.dtype) if begins else None
     attack = dataclasses.replace(attack, targeted=targeted)
     batch = inputs, labels, noise
     before = [tensor.clone() for tensor in batch]
     results = [
-        attack(model, *batch, torch.Generator().manual_seed(1), epsilon=epsilon if sized else None, start=start)
+        attack(
+            model,
+            *batch,
+            torch.Generator().manual_seed(1),
+            epsilon=epsilon if sized else None,
+            start=start,
+        )
         for _ in range(2)
     ]
-    assert faults(results[0], inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
+    assert (
+        faults(results[0], inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon))
+        == []
+    )
     assert torch.equal(*results), "the generator alone decides"
     assert all(map(torch.equal, batch, before)), "what was given is left alone"
 
@@ -118,11 +151,15 @@ def test_direct_attack_stays_in_the_ball_and_the_box(situation, attack, targeted
     st.sampled_from([1, 3, 8, 256]),
     st.booleans(),
 )
-def test_attack_on_a_smoothed_classifier_stays_there_too(situation, attack, target, copies, restarts, batch, sized):
+def test_attack_on_a_smoothed_classifier_stays_there_too(
+    situation, attack, target, copies, restarts, batch, sized
+):
     inputs, labels, epsilon, model = situation
     smoothed = SmoothedAttack(attack, 0.3, copies, restarts=restarts, target=target, batch=batch)
     result = smoothed(model, inputs, labels, epsilon=epsilon if sized else None)
-    assert faults(result, inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
+    assert (
+        faults(result, inputs, epsilon if sized else torch.full_like(epsilon, attack.epsilon)) == []
+    )
 
 
 @settings(max_examples=60)
@@ -137,7 +174,10 @@ def test_without_a_gradient_nothing_moves(situation, name, steps):
 
 def test_rounding_of_many_pixels_does_not_leave_a_small_ball():
     """The sum of image and perturbation alone would be 1.8e-4 outside."""
-    inputs, labels = 0.5 + torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)) / 2, torch.arange(4) % 3
+    inputs, labels = (
+        0.5 + torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)) / 2,
+        torch.arange(4) % 3,
+    )
     model, radii = classifier("ordinary", 3072, torch.float32), torch.full((4,), 1e-4)
     attack = PGD(1e-4, 3)
     assert faults(attack(model, inputs, labels), inputs, radii) == []
@@ -164,7 +204,10 @@ class Unclipped(PGD):
 def test_violations_would_be_noticed(dtype):
     inputs, labels = torch.full((2, 3, 4, 4), 0.5, dtype=dtype), torch.tensor([0, 1])
     model = classifier("ordinary", 48, dtype)
-    for epsilon, wrong, fault in [(0.1, Overstepping, "outside the ball"), (10.0, Unclipped, "no image")]:
+    for epsilon, wrong, fault in [
+        (0.1, Overstepping, "outside the ball"),
+        (10.0, Unclipped, "no image"),
+    ]:
         radii = torch.full((2,), epsilon)
         for attack, expected in [(PGD(epsilon, 3), []), (wrong(epsilon, 3), [fault])]:
             result = SmoothedAttack(attack, 0.3, 2)(model, inputs, labels)
@@ -172,5 +215,7 @@ def test_violations_would_be_noticed(dtype):
     result = PGD(0.1, 3)(model, inputs, labels)
     assert faults(result / 0, inputs, radii) and faults(result, inputs, torch.tensor([0.0, 1.0]))
     # Rounding the perturbation after its projection is documented to leave the ball, and does.
-    rounded = DDN(0.05, 4, initial_norm=3.0, result_levels=64)(model, inputs, model(inputs).argmax(1))
+    rounded = DDN(0.05, 4, initial_norm=3.0, result_levels=64)(
+        model, inputs, model(inputs).argmax(1)
+    )
     assert faults(rounded, inputs, torch.full((2,), 0.05)) == ["outside the ball"]

@@ -1,4 +1,6 @@
-"""DDN at the edges of its pseudo-code: ties, zero gradients, the farthest image, grey levels, settings."""
+"""DDN at the edges of its pseudo-code: ties, zero gradients, the farthest image, grey levels,
+settings.
+"""
 
 import math
 
@@ -14,7 +16,9 @@ LABEL = torch.tensor([1])
 
 def test_norm_never_exceeds_that_of_the_farthest_image():
     x = torch.tensor([[0.3, 0.9]], dtype=torch.float64)
-    recorder = Recorder(linear_classifier((3.0, 4.0), 20.0))  # never adversarial: the norm grows and grows
+    recorder = Recorder(
+        linear_classifier((3.0, 4.0), 20.0)
+    )  # never adversarial: the norm grows and grows
     DDN(10.0, 12, initial_norm=5.0)(recorder, x, LABEL)
     # Down the diagonal both pixels are clipped at 0; beyond the box nothing is evaluated.
     assert all(((0 <= point) & (point <= 1)).all() for point in recorder.batches)
@@ -26,10 +30,13 @@ def test_norm_never_exceeds_that_of_the_farthest_image():
 
 @pytest.mark.parametrize("label, adversarial", [(0, False), (1, True)])
 def test_a_tied_vote_goes_to_the_smaller_class(label, adversarial):
-    # One copy on either side of the boundary. Adversarial inputs are returned unchanged, others are moved across it.
+    # One copy on either side of the boundary. Adversarial inputs are returned unchanged, others are
+    # moved across it.
     noise = torch.tensor([[[0.3], [-0.3]]], dtype=torch.float64)
     x = torch.tensor([[0.5]], dtype=torch.float64)
-    attacked = DDN(0.3, 2, initial_norm=0.4)(linear_classifier((1.0,), -0.5), x, torch.tensor([label]), noise)
+    attacked = DDN(0.3, 2, initial_norm=0.4)(
+        linear_classifier((1.0,), -0.5), x, torch.tensor([label]), noise
+    )
     assert torch.equal(attacked, x) == adversarial
 
 
@@ -51,5 +58,7 @@ def test_quantized_images_are_the_nearest_grey_levels(levels):
     x = torch.linspace(0, 1, 1_001, dtype=torch.float64)
     grid = torch.arange(levels, dtype=torch.float64) / (levels - 1)
     quantized = quantize(x, levels)
-    torch.testing.assert_close((quantized - x).abs(), (x[:, None] - grid).abs().amin(1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        (quantized - x).abs(), (x[:, None] - grid).abs().amin(1), rtol=0, atol=1e-12
+    )
     torch.testing.assert_close(quantize(grid, levels), grid, rtol=0, atol=1e-12)

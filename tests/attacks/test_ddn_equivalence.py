@@ -1,7 +1,9 @@
-"""DDN does less than its pseudo-code says and returns the same: batches, early settling and skipped gradients.
+"""DDN does less than its pseudo-code says and returns the same: batches, early settling and skipped
+gradients.
 
-An example that is adversarial at the start is its own closest one and is never looked at again; the last iterate is
-only voted on. Compared in float64 with a per-example implementation that does all the work.
+An example that is adversarial at the start is its own closest one and is never looked at again; the
+last iterate is only voted on. Compared in float64 with a per-example implementation that does all
+the work.
 """
 
 import functools
@@ -26,7 +28,13 @@ def linear() -> nn.Module:
 
 
 def convolutional() -> nn.Module:
-    layers = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()
+    layers = (
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3),
+        nn.ReLU(),
+    )
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, CLASSES))
 
 
@@ -37,7 +45,8 @@ NETWORKS = {"linear": linear, "convolutional": convolutional}
 def network(kind: str) -> nn.Module:
     """A random network in train mode, whose batch normalization has statistics of its own.
 
-    No class is the most likely one over all images: else most of these would be too far from any other.
+    No class is the most likely one over all images: else most of these would be too far from any
+    other.
     """
     with torch.random.fork_rng():
         torch.manual_seed(5)
@@ -68,7 +77,9 @@ def voted(model: nn.Module, x: torch.Tensor, noise: torch.Tensor) -> torch.Tenso
 
 
 def labels_such_that(adversarial: list[bool], votes: torch.Tensor, targeted: bool) -> torch.Tensor:
-    """Labels that make the chosen examples adversarial at the start: another than voted or, targeted, the voted one."""
+    """Labels that make the chosen examples adversarial at the start: another than voted or,
+    targeted, the voted one.
+    """
     another = (votes + 1) % CLASSES
     return torch.where(torch.tensor(adversarial) == targeted, votes, another)
 
@@ -112,13 +123,17 @@ def test_result_is_that_of_the_pseudo_code(copies, steps, kind, targeted, evalua
     for start in STARTS:
         options = {"targeted": targeted, "evaluate_last": evaluate_last}
         quick, slow, x = both(kind, start, copies, steps, **options)
-        torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10, msg=lambda text, start=start: f"{start}: {text}")
+        torch.testing.assert_close(
+            quick, slow, rtol=0, atol=1e-10, msg=lambda text, start=start: f"{start}: {text}"
+        )
         settled = torch.tensor(STARTS[start])
         assert torch.equal(quick[settled], x[settled])
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize("options", [FAR, {"gamma": 0.3}, {"gamma": 0.3, "quantization_levels": 16}], ids=str)
+@pytest.mark.parametrize(
+    "options", [FAR, {"gamma": 0.3}, {"gamma": 0.3, "quantization_levels": 16}], ids=str
+)
 @pytest.mark.parametrize("steps", [2, 4, 10])
 def test_settings_mean_what_they_do_in_the_pseudo_code(kind, options, steps):
     for seed in range(3):
@@ -127,7 +142,9 @@ def test_settings_mean_what_they_do_in_the_pseudo_code(kind, options, steps):
 
 
 def test_comparison_met_all_kinds_of_results():
-    """Else equality would mean little: clean images, whole steps into the ball, closer examples, and a wrong rule."""
+    """Else equality would mean little: clean images, whole steps into the ball, closer examples,
+    and a wrong rule.
+    """
     for kind in NETWORKS:
         for targeted in (False, True):
             moves = []
@@ -166,28 +183,39 @@ class WatchingRecorder(Recorder):
 
 
 def work(start: str, steps: int, copies: int = 2, **options):
-    """How DDN spent its effort: the estimator, the recorder, the images and which of them were not settled."""
+    """How DDN spent its effort: the estimator, the recorder, the images and which of them were not
+    settled.
+    """
     x, noise = drawn(len(STARTS[start]), copies)
     model, estimator = WatchingRecorder(network("convolutional")), CountingEstimator()
     labels = labels_such_that(STARTS[start], voted(in_eval_mode(model.model), x, noise), False)
-    DDN(EPSILON, steps, estimator=estimator, initial_norm=INITIAL_NORM, **options)(model, x, labels, noise)
+    DDN(EPSILON, steps, estimator=estimator, initial_norm=INITIAL_NORM, **options)(
+        model, x, labels, noise
+    )
     return estimator, model, x, ~torch.tensor(STARTS[start])
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4, 10])
 @pytest.mark.parametrize("evaluate_last", [False, True], ids=["", "last"])
 @pytest.mark.parametrize("start", ["mixed", "none", "one, not adversarial"])
-def test_every_iterate_but_the_last_needs_a_gradient_and_settled_examples_none(start, steps, evaluate_last):
+def test_every_iterate_but_the_last_needs_a_gradient_and_settled_examples_none(
+    start, steps, evaluate_last
+):
     estimator, model, x, open_ones = work(start, steps, evaluate_last=evaluate_last)
     gradients = steps if evaluate_last else steps - 1
-    assert [len(points) for points in estimator.asked] == [len(x)] + [int(open_ones.sum())] * (gradients - 1)
+    assert [len(points) for points in estimator.asked] == [len(x)] + [int(open_ones.sum())] * (
+        gradients - 1
+    )
     assert torch.equal(estimator.asked[0], x)
-    # Those that are not settled stay in their order: the first iterate of each is within initial_norm of its image.
+    # Those that are not settled stay in their order: the first iterate of each is within
+    # initial_norm of its image.
     for points in estimator.asked[1:2]:
         assert (points - x[open_ones]).flatten(1).norm(dim=1).max() <= INITIAL_NORM * 1.05 + 1e-12
     # The model is passed once for each gradient and once to vote on the last iterate.
     assert model.differentiable == [True] * gradients + [False]
-    assert [len(batch) for batch in model.batches] == [2 * len(x)] + [2 * int(open_ones.sum())] * gradients
+    assert [len(batch) for batch in model.batches] == [2 * len(x)] + [
+        2 * int(open_ones.sum())
+    ] * gradients
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10])
@@ -226,5 +254,7 @@ def test_base_classifier_is_attacked_as_with_one_copy_of_no_noise():
     model = network("convolutional")
     labels = labels_such_that(STARTS["mixed"], voted(in_eval_mode(model), x, 0 * noise), False)
     attack = DDN(EPSILON, 6, initial_norm=INITIAL_NORM)
-    slow = slow_ddn_batch(in_eval_mode(model), x, labels, 0 * noise, EPSILON, 6, initial_norm=INITIAL_NORM)
+    slow = slow_ddn_batch(
+        in_eval_mode(model), x, labels, 0 * noise, EPSILON, 6, initial_norm=INITIAL_NORM
+    )
     torch.testing.assert_close(attack(model, x, labels), slow, rtol=0, atol=1e-10)

@@ -1,7 +1,9 @@
-"""Estimators on single draws, and the state of an attacked model; test_oracles_to_six_digits.py has their averages.
+"""Estimators on single draws, and the state of an attacked model; test_oracles_to_six_digits.py has
+their averages.
 
-The expected loss is the mean over copies of -log p (Cohen et al., 2019, appendix G.3), not the loss of the expectation,
--log of the mean of p (SmoothAdv, eq. 6): the checks tell them apart. beta is an inverse temperature (its appendix B).
+The expected loss is the mean over copies of -log p (Cohen et al., 2019, appendix G.3), not the loss
+of the expectation, -log of the mean of p (SmoothAdv, eq. 6): the checks tell them apart. beta is an
+inverse temperature (its appendix B).
 """
 
 import math
@@ -41,7 +43,8 @@ def test_loss_of_one_copy_is_cross_entropy():
     logits = torch.randn(5, 1, 4, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 2, 3, 1])
     torch.testing.assert_close(
-        smoothed_loss(logits, labels), torch.nn.functional.cross_entropy(logits[:, 0], labels, reduction="none")
+        smoothed_loss(logits, labels),
+        torch.nn.functional.cross_entropy(logits[:, 0], labels, reduction="none"),
     )
 
 
@@ -50,7 +53,8 @@ def test_loss_has_a_gradient_however_improbable_the_label_is(gap):
     logits = torch.tensor([[[gap, 0.0], [gap + 1, 0.0]]], requires_grad=True)
     loss = smoothed_loss(logits, LABEL)
     (gradient,) = torch.autograd.grad(loss.sum(), logits)
-    # Copies of label probability exp(-gap) and exp(-gap - 1), hence weights 1 / (1 + 1/e) and 1 / (1 + e).
+    # Copies of label probability exp(-gap) and exp(-gap - 1), hence weights 1 / (1 + 1/e) and 1 /
+    # (1 + e).
     weights = [1 / (1 + math.exp(-1)), 1 / (1 + math.e)]
     assert loss.item() == pytest.approx(gap - math.log((1 + math.exp(-1)) / 2), rel=1e-5)
     assert gradient[0, :, 1].tolist() == pytest.approx([-weight for weight in weights], rel=1e-3)
@@ -58,8 +62,13 @@ def test_loss_has_a_gradient_however_improbable_the_label_is(gap):
 
 def test_stein_gradient_treats_each_example_by_itself_in_any_shape():
     generator = torch.Generator().manual_seed(0)
-    scores, noise = torch.rand(3, 4, generator=generator), torch.randn(3, 4, 2, 5, 6, generator=generator)
-    expected = torch.stack([sum(scores[b, i] * noise[b, i] for i in range(4)) / (4 * SIGMA**2) for b in range(3)])
+    scores, noise = (
+        torch.rand(3, 4, generator=generator),
+        torch.randn(3, 4, 2, 5, 6, generator=generator),
+    )
+    expected = torch.stack(
+        [sum(scores[b, i] * noise[b, i] for i in range(4)) / (4 * SIGMA**2) for b in range(3)]
+    )
     torch.testing.assert_close(stein_gradient(scores, noise, SIGMA), expected)
 
 
@@ -68,7 +77,9 @@ def state_of(model: torch.nn.Module) -> list[bool]:
 
 
 def model_in_mixed_state() -> torch.nn.Module:
-    """Modules in different modes, one of them under two parents, and parameters with different flags."""
+    """Modules in different modes, one of them under two parents, and parameters with different
+    flags.
+    """
     shared = torch.nn.Dropout()
     heads = torch.nn.Sequential(shared), torch.nn.Sequential(shared)
     model = torch.nn.Sequential(network_with_state(), *heads).train()
@@ -100,7 +111,9 @@ def test_frozen_takes_what_is_no_module():
 
 @pytest.mark.parametrize("hard", [False, True])
 def test_gradients_from_noise_are_sums_in_full_precision_under_autocast(hard):
-    """Autocast is for convolutions: a sum over draws in bfloat16 would be wrong in its third digit."""
+    """Autocast is for convolutions: a sum over draws in bfloat16 would be wrong in its third
+    digit.
+    """
     noise = 0.25 * torch.randn(2, 50, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     scores = torch.rand(2, 50, generator=torch.Generator().manual_seed(1))
     scores = scores.round() if hard else scores
@@ -148,8 +161,12 @@ def test_it_is_the_mean_of_the_copies_own_gradients(shape, copies):
 
 
 def mirrored_noise(seed: int) -> torch.Tensor:
-    """Six draws [1, 6, 2] and their mirror images beside the line along W: sums over them lie on that line."""
-    draws = SIGMA * torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    """Six draws [1, 6, 2] and their mirror images beside the line along W: sums over them lie on
+    that line.
+    """
+    draws = SIGMA * torch.randn(
+        6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     along = (draws @ W / 25)[:, None] * W
     return torch.cat([draws, 2 * along - draws])[None]
 
@@ -169,7 +186,9 @@ def test_every_estimator_moves_straight_away_from_a_linear_classifier(estimator,
 
 
 def mills_expectation() -> mpmath.mpf:
-    """E[phi(s) / Phi(s)] for s ~ N(4, (5 sigma)^2), to 20 digits: minus the gradient's coefficient on w."""
+    """E[phi(s) / Phi(s)] for s ~ N(4, (5 sigma)^2), to 20 digits: minus the gradient's coefficient
+    on w.
+    """
     with mpmath.workdps(25):
         spread = mpmath.mpf(5) * SIGMA
 
@@ -180,7 +199,9 @@ def mills_expectation() -> mpmath.mpf:
 
 
 def test_expected_gradient_of_a_smoothed_probit():
-    """By a million points at the midpoints of equally probable parts: accurate to 1e-6 in every coordinate."""
+    """By a million points at the midpoints of equally probable parts: accurate to 1e-6 in every
+    coordinate.
+    """
     positions = torch.from_numpy(norm.ppf((np.arange(1_000_000) + 0.5) / 1_000_000))
     noise = (SIGMA * positions[:, None] * W / 5)[None]
     coefficient = float(mills_expectation())
@@ -200,12 +221,21 @@ MODEL = smooth_network(6, 4, seed=0)
 
 @pytest.mark.parametrize("beta", [0.01, 0.5, 4.0, 16.0, 100.0])
 def test_direction_is_that_of_a_model_whose_logits_are_multiplied(beta):
-    slow = [slow_plug_in(lambda x: beta * MODEL(x), *each) for each in zip(POINTS, LABELS.tolist(), NOISE)]
-    assert (unit(plug_in(MODEL, POINTS, LABELS, NOISE).gradient) - unit(torch.stack(slow))).abs().max() > 1e-3
+    slow = [
+        slow_plug_in(lambda x: beta * MODEL(x), *each)
+        for each in zip(POINTS, LABELS.tolist(), NOISE)
+    ]
+    assert (
+        unit(plug_in(MODEL, POINTS, LABELS, NOISE).gradient) - unit(torch.stack(slow))
+    ).abs().max() > 1e-3
     for estimator in (PlugIn(beta), InParts(PlugIn(beta), 3)):
         estimate = estimator(MODEL, POINTS, LABELS, NOISE)
-        torch.testing.assert_close(unit(estimate.gradient), unit(torch.stack(slow)), rtol=0, atol=1e-9)
-        torch.testing.assert_close(estimate.logits.flatten(0, 1), MODEL((POINTS[:, None] + NOISE).flatten(0, 1)))
+        torch.testing.assert_close(
+            unit(estimate.gradient), unit(torch.stack(slow)), rtol=0, atol=1e-9
+        )
+        torch.testing.assert_close(
+            estimate.logits.flatten(0, 1), MODEL((POINTS[:, None] + NOISE).flatten(0, 1))
+        )
 
 
 def two_classes(x: torch.Tensor) -> torch.Tensor:
@@ -213,20 +243,32 @@ def two_classes(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([torch.zeros_like(x[:, 0]), 1 - x.square().sum(1)], dim=1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str
+)
 @pytest.mark.parametrize("beta", [1e-300, 0.3, 3.0, 1e4, 1e30, 1e290])
 def test_gradient_of_two_classes_in_closed_form_at_any_size_of_beta(beta, dtype):
-    """The sum of 2 x_i s(beta z_i) s(-beta z_i), s the sigmoid: in the limit 2 x of the copy next to the boundary."""
-    copies = torch.tensor([[0.5, 0.25], [1.0, 0.5], [-0.5, -0.5], [0.25, -1.5]], dtype=torch.float64)
+    """The sum of 2 x_i s(beta z_i) s(-beta z_i), s the sigmoid: in the limit 2 x of the copy next
+    to the boundary.
+    """
+    copies = torch.tensor(
+        [[0.5, 0.25], [1.0, 0.5], [-0.5, -0.5], [0.25, -1.5]], dtype=torch.float64
+    )
     scores = 1 - copies.square().sum(1)  # 0.6875, -0.25, 0.5, -1.3125: exact in all dtypes
-    slopes = (scores.abs() * -beta - 2 * torch.log1p(torch.exp(scores.abs() * -beta))).clamp(min=-1e300).softmax(0)
+    slopes = (
+        (scores.abs() * -beta - 2 * torch.log1p(torch.exp(scores.abs() * -beta)))
+        .clamp(min=-1e300)
+        .softmax(0)
+    )
     zeros, label = torch.zeros(1, 2, dtype=dtype), torch.tensor([1])
     for rows in (4, 1):
         found = InParts(PlugIn(beta), rows)(two_classes, zeros, label, copies[None].to(dtype))
         assert found.gradient.dtype == dtype
         closest = copies[1] if beta > 100 else slopes @ copies
         expected = closest / closest.norm()
-        assert (unit(found.gradient.double())[0] - expected).abs().max() < 4 * torch.finfo(dtype).eps
+        assert (unit(found.gradient.double())[0] - expected).abs().max() < 4 * torch.finfo(
+            dtype
+        ).eps
 
 
 def test_objective_tends_to_the_share_of_votes():
@@ -234,7 +276,12 @@ def test_objective_tends_to_the_share_of_votes():
     votes = (logits.argmax(-1) == LABELS[:, None]).double().mean(1)
     errors = []
     for beta in (0.1, 1.0, 10.0, 100.0, 1e300):
-        errors.append((smoothed_loss(PlugIn(beta).sharpened(logits), LABELS).neg().exp() - votes).abs().max().item())
+        errors.append(
+            (smoothed_loss(PlugIn(beta).sharpened(logits), LABELS).neg().exp() - votes)
+            .abs()
+            .max()
+            .item()
+        )
     assert errors == sorted(errors, reverse=True) and errors[0] > 0.01 and errors[-1] < 1e-12
 
 
@@ -244,7 +291,9 @@ def test_all_attacks_and_targets_take_it_and_restarts_compete_by_its_objective(a
     inputs = POINTS.reshape(3, 1, 2, 3)
 
     def found(estimator, model=MODEL):
-        made = SmoothedAttack(attack(0.5, 4, estimator=estimator), 0.3, 6, restarts=4, target=target, batch=4)
+        made = SmoothedAttack(
+            attack(0.5, 4, estimator=estimator), 0.3, 6, restarts=4, target=target, batch=4
+        )
         return made(model, inputs, LABELS, targets=made.choose_targets(MODEL, inputs, LABELS))
 
     sharp = found(PlugIn(8.0))
@@ -254,4 +303,7 @@ def test_all_attacks_and_targets_take_it_and_restarts_compete_by_its_objective(a
 
 
 def test_manifests_tell_it_where_it_is_not_1_the_papers_attack():
-    assert settings_record(PGD(0.5, 4, estimator=PlugIn(4.0)))["estimator"] == {"name": "PlugIn", "beta": 4.0}
+    assert settings_record(PGD(0.5, 4, estimator=PlugIn(4.0)))["estimator"] == {
+        "name": "PlugIn",
+        "beta": 4.0,
+    }

@@ -1,4 +1,6 @@
-"""What holds for every registered attack: its noise, its target and the model's state; the ball and the pixel box."""
+"""What holds for every registered attack: its noise, its target and the model's state; the ball and
+the pixel box.
+"""
 
 import dataclasses
 
@@ -8,10 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.shared.geometry import in_grey_levels, l2_norm, project_ball, project_box, unit
+from smoothadv.attacks.shared.geometry import (
+    in_grey_levels,
+    l2_norm,
+    project_ball,
+    project_box,
+    unit,
+)
 from support.models import Recorder, linear_classifier, network_with_state, random_linear_classifier
 
-every_attack = pytest.mark.parametrize("attack", [ATTACKS[name] for name in ATTACKS], ids=list(ATTACKS))
+every_attack = pytest.mark.parametrize(
+    "attack", [ATTACKS[name] for name in ATTACKS], ids=list(ATTACKS)
+)
 CLASSES = 3
 
 
@@ -53,10 +63,17 @@ def test_the_model_is_attacked_in_eval_mode_and_left_as_it_was(attack, training)
     recorder = Recorder(network).train(training)
     network[3].bias.requires_grad_(False)
     state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    attack(0.5, 3)(recorder, torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), torch.randn(2, 2, 1, 4, 4))
+    attack(0.5, 3)(
+        recorder, torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), torch.randn(2, 2, 1, 4, 4)
+    )
     assert recorder.modes and not any(recorder.modes)
     assert all(module.training == training for module in recorder.modules())
-    assert [parameter.requires_grad for parameter in network.parameters()] == [True, True, True, False]
+    assert [parameter.requires_grad for parameter in network.parameters()] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert all(parameter.grad is None for parameter in network.parameters())
     assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
 
@@ -66,7 +83,9 @@ def test_no_noise_is_an_attack_on_the_base_classifier(attack):
     images, labels = torch.rand(3, 1, 2, 2, generator=generator(0)), torch.tensor([0, 1, 2])
     model = random_linear_classifier(4, CLASSES, seed=1)
     zeros = torch.zeros(3, 1, 1, 2, 2)
-    assert torch.equal(attack(0.5, 3)(model, images, labels), attack(0.5, 3)(model, images, labels, zeros))
+    assert torch.equal(
+        attack(0.5, 3)(model, images, labels), attack(0.5, 3)(model, images, labels, zeros)
+    )
 
 
 @every_attack
@@ -74,10 +93,14 @@ def test_epsilon_and_steps_can_be_replaced(attack):
     # The objectives do so in every epoch.
     changed = dataclasses.replace(attack(0.5, 3), epsilon=0.0)
     images = torch.rand(2, 1, 2, 2)
-    assert torch.equal(changed(random_linear_classifier(4, CLASSES, seed=1), images, torch.tensor([0, 1])), images)
+    assert torch.equal(
+        changed(random_linear_classifier(4, CLASSES, seed=1), images, torch.tensor([0, 1])), images
+    )
 
 
-vectors = st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3).map(lambda values: torch.tensor([values]))
+vectors = st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3).map(
+    lambda values: torch.tensor([values])
+)
 scales = st.sampled_from([1e-30, 1e-20, 1.0, 1e20, 1e30])
 
 
@@ -101,18 +124,24 @@ def test_norms_are_taken_over_all_dimensions_of_each_example():
 def test_ball_projection_shortens_what_is_too_long_and_nothing_else(v, epsilon):
     length = v.norm().item()
     projected = project_ball(v, epsilon)
-    torch.testing.assert_close(projected, v if length <= epsilon else v * (epsilon / length), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        projected, v if length <= epsilon else v * (epsilon / length), rtol=1e-5, atol=1e-7
+    )
 
 
 @given(vectors, st.sampled_from([0.1, 1.0, 5.0]), st.integers(0, 100))
 def test_box_projection_is_the_nearest_perturbation_that_keeps_an_image(v, scale, seed):
     x, v = torch.rand(1, 3, generator=generator(seed)), v * scale
-    expected = [min(max(value, -pixel), 1 - pixel) for value, pixel in zip(v[0].tolist(), x[0].tolist())]
+    expected = [
+        min(max(value, -pixel), 1 - pixel) for value, pixel in zip(v[0].tolist(), x[0].tolist())
+    ]
     torch.testing.assert_close(project_box(x, v)[0], torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
 def test_grey_levels_stay_inside_the_ball_and_off_its_sphere():
-    """A perturbation of 3 and 4 levels has length 5: it is shortened at a radius of 5 levels, and kept above that."""
+    """A perturbation of 3 and 4 levels has length 5: it is shortened at a radius of 5 levels, and
+    kept above that.
+    """
     x, moved = torch.tensor([[100.0, 100.0]]) / 255, torch.tensor([[103.0, 104.0]]) / 255
     radius = torch.tensor([5.0], dtype=torch.float64) / 255
     assert float(radius) * 255 == 5, "the sphere is hit to the last bit"

@@ -1,4 +1,6 @@
-"""Estimates from parts of the copies are those from all of them, and the model sees batches of one small shape."""
+"""Estimates from parts of the copies are those from all of them, and the model sees batches of one
+small shape.
+"""
 
 import itertools
 import math
@@ -12,7 +14,12 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Estimate, Stein, noisy_logits, plug_in
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
+from smoothadv.attacks.shared.micro_batches import (
+    FixedShape,
+    InParts,
+    places_in_pass,
+    rows_per_pass,
+)
 from support.models import Recorder
 from support.slow_attacks import estimators_and_slow_ones, smooth_network
 
@@ -20,12 +27,16 @@ SIGMA, CLASSES, DIMENSION = 0.5, 3, 5
 
 
 def mean_margin(model, points, labels, noise) -> Estimate:
-    """A user's own estimator, that knows of no parts: the gradient of the mean of the others' best logit minus own."""
+    """A user's own estimator, that knows of no parts: the gradient of the mean of the others' best
+    logit minus own.
+    """
     with torch.enable_grad():
         points = points.detach().requires_grad_()
         logits = noisy_logits(model, points, noise)
         own = logits.gather(-1, labels[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(-1)
-        others = logits.scatter(-1, labels[:, None, None].expand(-1, logits.shape[1], 1), -math.inf).amax(-1)
+        others = logits.scatter(
+            -1, labels[:, None, None].expand(-1, logits.shape[1], 1), -math.inf
+        ).amax(-1)
         (gradient,) = torch.autograd.grad((others - own).mean(1).sum(), points)
     return Estimate(gradient, logits.detach())
 
@@ -48,12 +59,16 @@ def situation(examples: int, copies: int, seed: int, scale: float = 4.0):
     generator = torch.Generator().manual_seed(seed)
     points = torch.rand(examples, DIMENSION, dtype=torch.float64, generator=generator)
     labels = torch.randint(CLASSES, (examples,), generator=generator)
-    noise = SIGMA * torch.randn(examples, copies, DIMENSION, dtype=torch.float64, generator=generator)
+    noise = SIGMA * torch.randn(
+        examples, copies, DIMENSION, dtype=torch.float64, generator=generator
+    )
     return smooth_network(DIMENSION, CLASSES, seed, scale=scale), points, labels, noise
 
 
 def are_equal(estimate: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Up to 1e-10 of the largest number of each example, or 1e-12: float64 knows logits of some hundreds to 1e-13."""
+    """Up to 1e-10 of the largest number of each example, or 1e-12: float64 knows logits of some
+    hundreds to 1e-13.
+    """
     scale = expected.flatten(1).abs().amax(1, keepdim=True).clamp_min(1e-2)
     return bool(((estimate - expected).flatten(1).abs() <= 1e-10 * scale).all())
 
@@ -67,7 +82,9 @@ def are_equal(estimate: torch.Tensor, expected: torch.Tensor) -> bool:
     st.sampled_from([0.5, 4.0, 300.0]),
 )
 def test_parts_make_the_whole(name, examples, copies, rows, seed, scale):
-    """Also where the softmax is saturated and one part outweighs the others by hundreds of orders of magnitude."""
+    """Also where the softmax is saturated and one part outweighs the others by hundreds of orders
+    of magnitude.
+    """
     estimator, slow = ESTIMATORS[name]
     model, points, labels, noise = given_ = situation(examples, copies, seed, scale)
     whole, parts = estimator(*given_), InParts(estimator, rows)(*given_)
@@ -108,8 +125,12 @@ def test_a_pass_holds_whole_examples_or_equal_parts_of_one(copies, batch):
 def test_fixed_shape_is_the_same_function_with_the_same_gradient(count, rows, seed):
     model = smooth_network(DIMENSION, CLASSES, seed)
     recorder = Recorder(model)
-    inputs = torch.rand(count, DIMENSION, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    weights = torch.randn(count, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    inputs = torch.rand(
+        count, DIMENSION, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
+    weights = torch.randn(
+        count, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)
+    )
     results = []
     for function in (model, FixedShape(recorder, rows)):
         leaf = inputs.clone().requires_grad_()
@@ -122,21 +143,32 @@ def test_fixed_shape_is_the_same_function_with_the_same_gradient(count, rows, se
 
 SIZES = list(itertools.product([1, 3, 8], [1, 2, 8, 17]))
 OPTIONS = [{}, {"restarts": 2}, {"target": "every"}, {"target": "runner-up", "restarts": 2}]
-GOALS = list(itertools.product(OPTIONS, [PGD(0.5, 2), DDN(0.5, 4), DDN(0.5, 3, estimator=Stein(0.25))]))
+GOALS = list(
+    itertools.product(OPTIONS, [PGD(0.5, 2), DDN(0.5, 4), DDN(0.5, 3, estimator=Stein(0.25))])
+)
 
 
 # Of 144 combinations 24, among which any two of the values meet.
 @pytest.mark.parametrize(
     ("copies", "batch", "options", "attack"),
-    [(*size, *GOALS[(5 * number + shift) % len(GOALS)]) for number, size in enumerate(SIZES) for shift in (0, 3)],
+    [
+        (*size, *GOALS[(5 * number + shift) % len(GOALS)])
+        for number, size in enumerate(SIZES)
+        for shift in (0, 3)
+    ],
 )
 def test_model_sees_one_shape_within_the_budget(copies, batch, options, attack):
-    """Of examples of which DDN has settled some at the start, and for other examples beside them."""
+    """Of examples of which DDN has settled some at the start, and for other examples beside
+    them.
+    """
     model = smooth_network(DIMENSION, CLASSES, 0, torch.float32)
     inputs = torch.rand(5, DIMENSION, generator=torch.Generator().manual_seed(0))
     labels = model(inputs).argmax(1)
     labels[1:3] = (labels[1:3] + 1) % CLASSES
-    recorder, smoothed = Recorder(model), SmoothedAttack(attack, 0.25, copies, batch=batch, **options)
+    recorder, smoothed = (
+        Recorder(model),
+        SmoothedAttack(attack, 0.25, copies, batch=batch, **options),
+    )
     for rows in ([0, 1, 2, 3, 4], [3], [1, 2]):
         smoothed(recorder, inputs[rows], labels[rows], rows)
         smoothed.choose_targets(recorder, inputs[rows], labels[rows], rows)
@@ -167,7 +199,9 @@ def test_place_in_a_pass_is_a_function_of_the_index(indices, places):
 @pytest.mark.parametrize("places", [2, 5, 16, 64])
 @pytest.mark.parametrize("skip", [1, 2, 3, 20, 64, 100])
 def test_four_passes_worth_of_a_dataset_take_few_more_than_four(places, skip):
-    """Any selection that takes every n-th image fills the places evenly; the worst of many beginnings is looked at."""
+    """Any selection that takes every n-th image fills the places evenly; the worst of many
+    beginnings is looked at.
+    """
     for first in range(0, 50_000, 1_237):
         waiting = {row: first + skip * row for row in range(4 * places)}
         passes = 0

@@ -1,7 +1,8 @@
 """Attacks and estimators on classifiers whose answers are known, to 1e-6 and better.
 
-Expected values are computed here with 20 digits or are exact recursions. Expectations over noise are Gaussian
-quadratures over the estimates themselves: one example per node, weighted afterwards, so that nothing is random.
+Expected values are computed here with 20 digits or are exact recursions. Expectations over noise
+are Gaussian quadratures over the estimates themselves: one example per node, weighted afterwards,
+so that nothing is random.
 """
 
 import math
@@ -17,7 +18,16 @@ from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein, plug_in, smoothed_loss, stein_gradient
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.shared.micro_batches import InParts
-from support.models import BIAS, DISTANCE, MARGIN, POINT, WEIGHT, Recorder, linear_classifier, probit_classifier
+from support.models import (
+    BIAS,
+    DISTANCE,
+    MARGIN,
+    POINT,
+    WEIGHT,
+    Recorder,
+    linear_classifier,
+    probit_classifier,
+)
 
 SIGMA = 0.5
 W = torch.tensor(WEIGHT, dtype=torch.float64)
@@ -37,9 +47,16 @@ def close(found, expected, tolerance: float = 1e-9) -> None:
 def clipped_pgd(steps: int) -> list[float]:
     """x = (.95, .5, .05), gradient along (1, 0, 1), epsilon 1/2, in 30 digits."""
     with mpmath.workdps(30):
-        x, step, v = (mpmath.mpf("0.95"), mpmath.mpf("0.05")), 1 / mpmath.mpf(steps), [mpmath.mpf(0)] * 2
+        x, step, v = (
+            (mpmath.mpf("0.95"), mpmath.mpf("0.05")),
+            1 / mpmath.mpf(steps),
+            [mpmath.mpf(0)] * 2,
+        )
         for _ in range(steps):
-            v = [min(max(pixel + part + step / mpmath.sqrt(2), 0), 1) - pixel for pixel, part in zip(x, v)]
+            v = [
+                min(max(pixel + part + step / mpmath.sqrt(2), 0), 1) - pixel
+                for pixel, part in zip(x, v)
+            ]
             length = mpmath.sqrt(v[0] ** 2 + v[1] ** 2)
             v = [part * min(1, mpmath.mpf("0.5") / length) for part in v]
         return [float(v[0]), 0.0, float(v[1])]
@@ -67,7 +84,10 @@ def test_stein_gradient_of_polynomials_is_exact():
     noise = torch.cat([points, -points])[None]
     moved = X[:, None] + noise
     close(stein_gradient(moved @ W + BIAS, noise, SIGMA)[0], WEIGHT, 1e-12)
-    a, b = torch.tensor([[1.0, 0.5], [0.5, -2.0]]).double(), torch.tensor([0.3, -0.7], dtype=torch.float64)
+    a, b = (
+        torch.tensor([[1.0, 0.5], [0.5, -2.0]]).double(),
+        torch.tensor([0.3, -0.7], dtype=torch.float64),
+    )
     scores = torch.einsum("bmi,ij,bmj->bm", moved, a, moved) + moved @ b
     close(stein_gradient(scores, noise, SIGMA)[0], (2.8, -1.7), 1e-12)
 
@@ -98,12 +118,20 @@ def estimates(estimator, noise: torch.Tensor) -> torch.Tensor:
 
 def test_quadrature_agrees_with_the_table():
     close([SMOOTHED, 3 * SLOPE, 4 * SLOPE], [0.931303, 0.147449, 0.196598], 5e-7)
-    close([-mpmath.log(SMOOTHED), -3 * SLOPE / SMOOTHED, -4 * SLOPE / SMOOTHED], [0.071171, -0.158325, -0.2111], 6e-7)
+    close(
+        [-mpmath.log(SMOOTHED), -3 * SLOPE / SMOOTHED, -4 * SLOPE / SMOOTHED],
+        [0.071171, -0.158325, -0.2111],
+        6e-7,
+    )
 
 
 def quantile_noise(count: int) -> torch.Tensor:
-    """Noise along W at the midpoints of equally probable parts: [1, count, 2]. Averages are right to 5e-7."""
-    return along(torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count))[None]
+    """Noise along W at the midpoints of equally probable parts: [1, count, 2]. Averages are right
+    to 5e-7.
+    """
+    return along(torch.special.ndtri((torch.arange(count, dtype=torch.float64) + 0.5) / count))[
+        None
+    ]
 
 
 def test_loss_gradient_and_attack_on_a_smoothed_probit():
@@ -121,7 +149,9 @@ def test_loss_gradient_and_attack_on_a_smoothed_probit():
 
 
 def plug_in_coefficient(copies: int) -> float:
-    """-E[sum phi(s_i) / sum Phi(s_i)] for s_i ~ N(4, 2.5^2), by the trapezoidal rule: here correct to 12 digits."""
+    """-E[sum phi(s_i) / sum Phi(s_i)] for s_i ~ N(4, 2.5^2), by the trapezoidal rule: here correct
+    to 12 digits.
+    """
     z = np.linspace(-9, 9, 1_201)
     weight = np.exp(-(z**2) / 2)
     weight /= weight.sum()
@@ -150,10 +180,16 @@ def test_stein_gradient_of_soft_decisions_is_unbiased_exactly(copies):
     """Quadrature in both coordinates of each copy; other sigmas and signs are something else."""
     nodes, weights = hermite(100)
     if copies == 1:
-        grid, weights = torch.cartesian_prod(nodes, nodes)[:, None], torch.cartesian_prod(weights, weights).prod(1)
+        grid, weights = (
+            torch.cartesian_prod(nodes, nodes)[:, None],
+            torch.cartesian_prod(weights, weights).prod(1),
+        )
         noise = along(grid[..., 0]) + SIGMA * grid[..., 1:] * ACROSS / 5
     else:
-        noise, weights = along(torch.cartesian_prod(nodes, nodes)), torch.cartesian_prod(weights, weights).prod(1)
+        noise, weights = (
+            along(torch.cartesian_prod(nodes, nodes)),
+            torch.cartesian_prod(weights, weights).prod(1),
+        )
     expected = [float(-w * SLOPE) for w in WEIGHT]
     for estimator in (Stein(SIGMA), InParts(Stein(SIGMA), 1)):
         close((weights[:, None] * estimates(estimator, noise)).sum(0), expected)
@@ -162,18 +198,26 @@ def test_stein_gradient_of_soft_decisions_is_unbiased_exactly(copies):
 
 
 def test_stein_gradient_of_hard_decisions_has_exactly_this_mean_and_variance():
-    """The indicator jumps at -1.6 sigma along W: Gauss-Legendre on either side; two nodes across give its moments."""
+    """The indicator jumps at -1.6 sigma along W: Gauss-Legendre on either side; two nodes across
+    give its moments.
+    """
     nodes, weights = np.polynomial.legendre.leggauss(80)
     jump, reach = -MARGIN / (5 * SIGMA), 12.0
     pieces = [(-reach, jump), (jump, 0.0), (0.0, reach)]
     z = np.concatenate([(a + b) / 2 + (b - a) / 2 * nodes for a, b in pieces])
-    weight = np.concatenate([(b - a) / 2 * weights for a, b in pieces]) * np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    weight = (
+        np.concatenate([(b - a) / 2 * weights for a, b in pieces])
+        * np.exp(-(z**2) / 2)
+        / math.sqrt(2 * math.pi)
+    )
     z, weight = torch.from_numpy(np.tile(z, 2)), torch.from_numpy(np.tile(weight, 2) / 2)
     side = torch.cat([torch.ones(len(z) // 2), -torch.ones(len(z) // 2)]).double()
     noise = (along(z) + SIGMA * side[:, None] * ACROSS / 5)[:, None]
     count = len(noise)
     estimator = Stein(SIGMA, hard=True)
-    samples = estimator(linear_classifier(), X.expand(count, 2), LABEL.expand(count), noise).gradient
+    samples = estimator(
+        linear_classifier(), X.expand(count, 2), LABEL.expand(count), noise
+    ).gradient
     mean = (weight[:, None] * samples).sum(0)
     a = mpmath.mpf(DISTANCE) / SIGMA
     expected = [float(-w * mpmath.npdf(a) / (5 * SIGMA)) for w in WEIGHT]
@@ -189,7 +233,9 @@ def test_stein_gradient_of_hard_decisions_has_exactly_this_mean_and_variance():
 
 
 def ddn_norms(distance: float, initial_norm: float, steps: int) -> tuple[list[float], float]:
-    """The norms of the iterates looked at, and the smallest that is beyond the boundary (0 if none)."""
+    """The norms of the iterates looked at, and the smallest that is beyond the boundary (0 if
+    none).
+    """
     norms, norm, best = [0.0], initial_norm, math.inf
     for _ in range(steps - 1):
         norm *= 0.95 if norms[-1] > distance else 1.05
@@ -198,7 +244,9 @@ def ddn_norms(distance: float, initial_norm: float, steps: int) -> tuple[list[fl
     return norms, best if best < math.inf else 0.0
 
 
-@pytest.mark.parametrize("distance, initial_norm", [(0.8, 1.0), (0.3, 0.25), (0.5, 0.5), (0.05, 1.0)])
+@pytest.mark.parametrize(
+    "distance, initial_norm", [(0.8, 1.0), (0.3, 0.25), (0.5, 0.5), (0.05, 1.0)]
+)
 @pytest.mark.parametrize("steps", [1, 2, 3, 10, 60])
 def test_ddn_on_a_linear_classifier(distance, initial_norm, steps):
     centre = torch.full((1, 16), 0.5, dtype=torch.float64)
@@ -208,7 +256,10 @@ def test_ddn_on_a_linear_classifier(distance, initial_norm, steps):
     for attack in (plain, SmoothedAttack(plain, 0.0)):
         recorder = Recorder(model)
         result = attack(recorder, centre, LABEL)
-        close([(point - centre).norm().item() for point in recorder.batches][: len(norms)], norms[: max(steps, 1)])
+        close(
+            [(point - centre).norm().item() for point in recorder.batches][: len(norms)],
+            norms[: max(steps, 1)],
+        )
         close((result - centre).norm(), best)
     if (distance, steps) == (0.8, 10):
         close(best, 0.810439, 5e-7)

@@ -29,27 +29,38 @@ AWAY, TOWARDS = (1, False, -1), (0, True, -1)
     [
         *((copies, 3, AWAY) for copies in (None, 1, 2, 8)),
         *((2, steps, TOWARDS) for steps in (1, 2, 7, 20)),
-        *((copies, 3, wanted) for wanted in ((0, False, 1), (1, True, 1), TOWARDS) for copies in (None, 8)),
+        *(
+            (copies, 3, wanted)
+            for wanted in ((0, False, 1), (1, True, 1), TOWARDS)
+            for copies in (None, 8)
+        ),
     ],
 )
 def test_moves_straight_away_from_the_label_of_a_linear_classifier(copies, steps, wanted):
     label, targeted, sign = wanted
     x = batch(*POINT) if sign < 0 else batch(0.5, 0.5)  # no pixel is clipped
     noise = None if copies is None else gaussian(copies, x)
-    attacked = PGD(0.25, steps, targeted=targeted)(linear_classifier(), x, torch.tensor([label]), noise)
+    attacked = PGD(0.25, steps, targeted=targeted)(
+        linear_classifier(), x, torch.tensor([label]), noise
+    )
     torch.testing.assert_close(attacked - x, sign * 0.25 * UNIT_WEIGHT[None], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("margin", [1e3, 1e6])
 def test_a_saturated_softmax_still_has_a_direction(margin):
-    # The label has a probability that underflows a float32: its logarithm has a gradient all the same.
+    # The label has a probability that underflows a float32: its logarithm has a gradient all the
+    # same.
     x = torch.tensor([POINT])
     model = linear_classifier((3.0, 4.0), -5.0 - margin, torch.float32)
     attacked = PGD(0.25, 2)(model, x, torch.tensor([1]), gaussian(3, x))
-    torch.testing.assert_close(attacked - x, -0.25 * UNIT_WEIGHT[None].float(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        attacked - x, -0.25 * UNIT_WEIGHT[None].float(), rtol=1e-4, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("steps, step_size, expected", [(4, None, 0.125), (2, None, 0.25), (4, 0.01, 0.01)])
+@pytest.mark.parametrize(
+    "steps, step_size, expected", [(4, None, 0.125), (2, None, 0.25), (4, 0.01, 0.01)]
+)
 def test_a_step_is_two_epsilon_over_the_number_of_steps_unless_stated(steps, step_size, expected):
     x, recorder = batch(*POINT), Recorder(linear_classifier())
     PGD(0.25, steps, step_size=step_size)(recorder, x, torch.tensor([1]))
@@ -59,11 +70,18 @@ def test_a_step_is_two_epsilon_over_the_number_of_steps_unless_stated(steps, ste
 
 
 def random_perturbations(seed: int, count: int = 2_000) -> torch.Tensor:
-    """What a random start of norm up to 0.4 gives where no gradient moves it and no pixel is clipped: [count, 3]"""
+    """What a random start of norm up to 0.4 gives where no gradient moves it and no pixel is
+    clipped: [count, 3]
+    """
     x = torch.full((count, 3), 0.5)
     attack = PGD(0.4, 1, random_start=True)
     generator = torch.Generator().manual_seed(seed)
-    return attack(ConstantClassifier(0, 2), x, torch.zeros(count, dtype=torch.int64), generator=generator) - x
+    return (
+        attack(
+            ConstantClassifier(0, 2), x, torch.zeros(count, dtype=torch.int64), generator=generator
+        )
+        - x
+    )
 
 
 def test_a_random_start_comes_from_the_generator():

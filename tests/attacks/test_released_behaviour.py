@@ -1,7 +1,8 @@
-"""Options that repeat what the released attacks did, each against a plain formula; without them none of it happens.
+"""Options that repeat what the released attacks did, each against a plain formula; without them
+none of it happens.
 
-PGD steps at random where the gradient is zero. DDN starts at norm epsilon, anneals past the last step, and rounds its
-iterates and its result to grey levels, which takes the result out of the ball.
+PGD steps at random where the gradient is zero. DDN starts at norm epsilon, anneals past the last
+step, and rounds its iterates and its result to grey levels, which takes the result out of the ball.
 """
 
 import functools
@@ -32,14 +33,18 @@ def norms(v: torch.Tensor) -> torch.Tensor:
 
 
 class HalfFlat(nn.Module):
-    """Class 1 for all; confidence depends on ten pixels where the first of them is bright, on none elsewhere."""
+    """Class 1 for all; confidence depends on ten pixels where the first of them is bright, on none
+    elsewhere.
+    """
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         score = inputs.flatten(1)[:, 0].sub(0.5).relu() * inputs.flatten(1)[:, :10].sum(1)
         return torch.stack([torch.zeros_like(score), 1 + score], dim=1)
 
 
-def attacked_at_random(steps: int, seed: int, x: torch.Tensor, epsilon: float = EPSILON) -> torch.Tensor:
+def attacked_at_random(
+    steps: int, seed: int, x: torch.Tensor, epsilon: float = EPSILON
+) -> torch.Tensor:
     attack = PGD(epsilon, steps, random_if_flat=True)
     labels = torch.zeros(len(x), dtype=torch.int64)
     return attack(ConstantClassifier(0, 2), x, labels, generator=seeded(seed))
@@ -61,12 +66,16 @@ def slow_random_walk(x: torch.Tensor, steps: int, epsilon: float, seed: int) -> 
 def test_random_step_is_a_gaussian_vector_of_its_own_length(epsilon, steps):
     x = interior(6, 3, 5, 4)
     quick = attacked_at_random(steps, 3, x, epsilon)
-    torch.testing.assert_close(quick, slow_random_walk(x, steps, epsilon, seed=3), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        quick, slow_random_walk(x, steps, epsilon, seed=3), rtol=0, atol=1e-12
+    )
     assert not torch.allclose(quick, slow_random_walk(x, steps, epsilon, seed=4), atol=1e-3)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("options", [{}, {"targeted": True}, {"step_size": 0.01}, {"random_start": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"targeted": True}, {"step_size": 0.01}, {"random_start": True}], ids=str
+)
 def test_examples_with_a_gradient_are_attacked_as_without_the_option(steps, options):
     x = interior(12, 3, 4, 4)
     bright = torch.arange(12) % 3 != 0
@@ -87,18 +96,26 @@ def test_examples_with_a_gradient_are_attacked_as_without_the_option(steps, opti
 
 @functools.cache
 def conv_net() -> nn.Module:
-    """A random network for which no class is the most likely one over all images: else few were near another."""
+    """A random network for which no class is the most likely one over all images: else few were
+    near another.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(2)
         layers = nn.Conv2d(1, 4, 3, padding=1), nn.Softplus(), nn.Flatten(), nn.Linear(64, 3)
         model = nn.Sequential(*layers).double().eval()
     with torch.no_grad():
-        model[-1].bias -= model(torch.rand(200, 1, 4, 4, dtype=torch.float64, generator=seeded())).mean(0)
+        model[-1].bias -= model(
+            torch.rand(200, 1, 4, 4, dtype=torch.float64, generator=seeded())
+        ).mean(0)
     return model
 
 
-def ddn_and_slow(seed: int, steps: int, epsilon: float, ours: dict, theirs: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    """What DDN returns and what the slow one does, on five images labelled as they are classified."""
+def ddn_and_slow(
+    seed: int, steps: int, epsilon: float, ours: dict, theirs: dict
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What DDN returns and what the slow one does, on five images labelled as they are
+    classified.
+    """
     model = conv_net()
     x = torch.rand(5, 1, 4, 4, dtype=torch.float64, generator=seeded(seed))
     noise = 0.05 * torch.randn(5, 3, 1, 4, 4, dtype=torch.float64, generator=seeded(seed + 1))
@@ -110,7 +127,9 @@ def ddn_and_slow(seed: int, steps: int, epsilon: float, ours: dict, theirs: dict
 @pytest.mark.parametrize("epsilon", [0.25, 0.4])
 @pytest.mark.parametrize("steps", [2, 6])
 def test_ddn_that_starts_at_epsilon_is_ddn_of_that_initial_norm(epsilon, steps):
-    quick, slow = ddn_and_slow(3, steps, epsilon, {"initial_norm_is_epsilon": True}, {"initial_norm": epsilon})
+    quick, slow = ddn_and_slow(
+        3, steps, epsilon, {"initial_norm_is_epsilon": True}, {"initial_norm": epsilon}
+    )
     torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)
 
 
@@ -118,7 +137,9 @@ def test_ddn_that_starts_at_epsilon_is_ddn_of_that_initial_norm(epsilon, steps):
 @pytest.mark.parametrize("evaluate_last", [False, True], ids=["", "last"])
 def test_ddn_annealed_past_the_end_is_that_of_the_pseudo_code(steps, evaluate_last):
     shared = {"initial_norm": 0.3, "evaluate_last": evaluate_last}
-    quick, slow = ddn_and_slow(3, steps, 0.5, {"anneal_past_end": True, **shared}, {"annealed_over": steps, **shared})
+    quick, slow = ddn_and_slow(
+        3, steps, 0.5, {"anneal_past_end": True, **shared}, {"annealed_over": steps, **shared}
+    )
     torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)
     default, _ = ddn_and_slow(3, steps, 0.5, shared, shared)
     # It makes no difference where only the first step, of length 1 in both, is looked at.
@@ -128,7 +149,9 @@ def test_ddn_annealed_past_the_end_is_that_of_the_pseudo_code(steps, evaluate_la
 RELEASED = {"quantization_levels": 16, "result_levels": 16}
 
 
-@pytest.mark.parametrize("levels", [RELEASED, {"result_levels": 64}, {"quantization_levels": 16}], ids=str)
+@pytest.mark.parametrize(
+    "levels", [RELEASED, {"result_levels": 64}, {"quantization_levels": 16}], ids=str
+)
 @pytest.mark.parametrize("steps", [1, 2, 8])
 def test_rounded_ddn_is_that_of_the_pseudo_code(levels, steps):
     shared = {"initial_norm": 0.5, **levels}
@@ -138,13 +161,17 @@ def test_rounded_ddn_is_that_of_the_pseudo_code(levels, steps):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype):
-    """As released: x + round(v). Rounding x + v would move every input, also those without an adversarial example."""
+    """As released: x + round(v). Rounding x + v would move every input, also those without an
+    adversarial example.
+    """
     model, any_levels = (
         linear_classifier(torch.ones(48), -24.0, dtype),
         torch.rand(20, 48, generator=seeded(1)).to(dtype),
     )
     grey = torch.randint(0, 256, (20, 48), generator=seeded(2))
-    labels = torch.arange(20) % 2  # half of them are attacked, the others are of another class from the start
+    labels = (
+        torch.arange(20) % 2
+    )  # half of them are attacked, the others are of another class from the start
     attack = DDN(0.3, 8, initial_norm=0.5, result_levels=256)
     for x in (any_levels, grey.to(dtype) / 255):
         found = attack(model, x, labels)
@@ -153,18 +180,24 @@ def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype)
         unmoved = (model(x).argmax(1) != labels) & (moves == 0).all(1)
         assert unmoved.any() and (moves != 0).any(1).any()
         assert torch.equal(found[unmoved], x[unmoved])
-    assert torch.equal(found, (found * 255).round() / 255), "grey levels become grey levels, to the last bit"
+    assert torch.equal(found, (found * 255).round() / 255), (
+        "grey levels become grey levels, to the last bit"
+    )
     # What lies 0.6 of a level below white goes to white, and from there by rounding 0.4 beyond.
     bright, towards_white = (
         torch.full((1, 48), 1 - 0.6 / 255, dtype=dtype),
         linear_classifier(torch.ones(48), -47.95, dtype),
     )
-    beyond = DDN(1.0, 8, initial_norm=0.1, result_levels=256)(towards_white, bright, torch.tensor([0]))
+    beyond = DDN(1.0, 8, initial_norm=0.1, result_levels=256)(
+        towards_white, bright, torch.tensor([0])
+    )
     assert beyond.max().item() == pytest.approx(1 + 0.4 / 255, abs=1e-6)
 
 
 def test_everything_released_at_once_is_that_of_the_pseudo_code():
     ours = {"initial_norm_is_epsilon": True, "anneal_past_end": True, **RELEASED}
     for seed in range(3):
-        quick, slow = ddn_and_slow(seed, 6, 0.4, ours, {"initial_norm": 0.4, "annealed_over": 6, **RELEASED})
+        quick, slow = ddn_and_slow(
+            seed, 6, 0.4, ours, {"initial_norm": 0.4, "annealed_over": 6, **RELEASED}
+        )
         torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)

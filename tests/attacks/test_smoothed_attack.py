@@ -1,7 +1,9 @@
-"""Attacks on smoothed classifiers: their noise, and that an example's result is a function of its index alone.
+"""Attacks on smoothed classifiers: their noise, and that an example's result is a function of its
+index alone.
 
-``SmoothedAttack`` is compared with the plain attack on the noise it should draw, and with PGD done one copy at a
-time. Batches are checked bit for bit, with a model that answers differently in every shape of batch.
+``SmoothedAttack`` is compared with the plain attack on the noise it should draw, and with PGD done
+one copy at a time. Batches are checked bit for bit, with a model that answers differently in every
+shape of batch.
 """
 
 import functools
@@ -28,7 +30,9 @@ SHAPES = [(6,), (1, 2, 3), (3, 4, 4)]
 estimators = pytest.mark.parametrize("name", ESTIMATORS)
 
 
-def drawn(shape: tuple[int, ...], examples: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64):
+def drawn(
+    shape: tuple[int, ...], examples: int = 4, seed: int = 0, dtype: torch.dtype = torch.float64
+):
     """Inputs [B, ...] in [0, 1] and labels [B]."""
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.rand(examples, *shape, dtype=torch.float64, generator=generator).to(dtype)
@@ -51,9 +55,16 @@ def test_result_is_that_of_the_pseudo_code_on_the_noise_of_each_index(shape, cop
     labels = answers(model, inputs)
     estimator, slow_gradient = ESTIMATORS[name]
     noise = batch_noise(SIGMA, 11, indices, copies, inputs)
-    slow = torch.stack([slow_pgd(model, *each, 0.5, 4, slow_gradient) for each in zip(inputs, labels.tolist(), noise)])
+    slow = torch.stack(
+        [
+            slow_pgd(model, *each, 0.5, 4, slow_gradient)
+            for each in zip(inputs, labels.tolist(), noise)
+        ]
+    )
     for batch in (1, 3, 7, 256):
-        attack = SmoothedAttack(PGD(0.5, 4, estimator=estimator), SIGMA, copies, seed=11, batch=batch)
+        attack = SmoothedAttack(
+            PGD(0.5, 4, estimator=estimator), SIGMA, copies, seed=11, batch=batch
+        )
         torch.testing.assert_close(attack(model, inputs, labels, indices), slow, rtol=0, atol=1e-9)
     elsewhere = SmoothedAttack(PGD(0.5, 4, estimator=estimator), SIGMA, copies, seed=12)
     assert (elsewhere(model, inputs, labels, indices) - slow).abs().max() > 1e-4, "it can fail"
@@ -82,7 +93,9 @@ def test_one_pass_is_the_plain_attack_to_the_last_bit(dtype, options, name):
     assert torch.equal(result, expected) and result.dtype == dtype and not result.requires_grad
 
 
-@pytest.mark.parametrize("attack", [PGD(0.5, 3), DDN(0.5, 3), PGD(0.5, 3, step_size=0.1)], ids=["PGD", "DDN", "step"])
+@pytest.mark.parametrize(
+    "attack", [PGD(0.5, 3), DDN(0.5, 3), PGD(0.5, 3, step_size=0.1)], ids=["PGD", "DDN", "step"]
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_without_noise_it_is_the_base_attack(attack, shape):
     inputs, model = drawn(shape, 8)[0], network(shape)
@@ -92,18 +105,25 @@ def test_without_noise_it_is_the_base_attack(attack, shape):
         assert torch.equal(result, attack(model, inputs, labels)) and (result != inputs).any()
 
 
-# Bit-identity. Every attack, estimator and option at least once; batches that hold parts of one example, one, several.
+# Bit-identity. Every attack, estimator and option at least once; batches that hold parts of one
+# example, one, several.
 SITUATIONS = [
     (PGD(0.5, 3), {"num_noise_vec": 3, "batch": 8}),
     (PGD(0.5, 3, random_start=True), {"num_noise_vec": 3, "batch": 8, "restarts": 2}),
     (PGD(0.5, 2, random_if_flat=True), {"num_noise_vec": 5, "batch": 3, "target": "random"}),
     (PGD(0.5, 2, estimator=expected_loss), {"num_noise_vec": 5, "batch": 4, "target": "every"}),
     (PGD(0.5, 2, estimator=Stein(SIGMA)), {"num_noise_vec": 7, "batch": 64, "target": "runner-up"}),
-    (PGD(0.5, 2, estimator=Stein(SIGMA, hard=True)), {"num_noise_vec": 7, "batch": 15, "restarts": 3}),
+    (
+        PGD(0.5, 2, estimator=Stein(SIGMA, hard=True)),
+        {"num_noise_vec": 7, "batch": 15, "restarts": 3},
+    ),
     (DDN(0.5, 4), {"num_noise_vec": 2, "batch": 5, "restarts": 2}),
     (DDN(0.5, 4, estimator=Stein(SIGMA)), {"num_noise_vec": 6, "batch": 4}),
     (DDN(0.5, 4, initial_norm=5.0), {"num_noise_vec": 3, "batch": 256, "target": "least-likely"}),
-    (DDN(0.5, 3, evaluate_last=True), {"num_noise_vec": 1, "batch": 1, "target": "every", "restarts": 2}),
+    (
+        DDN(0.5, 3, evaluate_last=True),
+        {"num_noise_vec": 1, "batch": 1, "target": "every", "restarts": 2},
+    ),
     (PGD(0.5, 3), {"num_noise_vec": 1, "batch": 3, "target": 2}),
     (DDN(0.5, 4), {"sigma": 0.0, "num_noise_vec": 1, "batch": 4}),
 ]
@@ -112,26 +132,41 @@ INDICES = [10, 3, 77, 4, 1000, 12, 5]
 
 @functools.cache
 def convolutional() -> ShapeSensitive:
-    """In float32, where sums depend on their order, behind what makes any other shape of batch unmistakable."""
+    """In float32, where sums depend on their order, behind what makes any other shape of batch
+    unmistakable.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        conv = nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, stride=2), nn.ReLU()
+        conv = (
+            nn.Conv2d(2, 6, 3, padding=1),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Conv2d(6, 6, 3, stride=2),
+            nn.ReLU(),
+        )
         return ShapeSensitive(nn.Sequential(*conv, nn.Flatten(), nn.Linear(54, CLASSES))).eval()
 
 
-def batch_of(rows, situation: int, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+def batch_of(
+    rows, situation: int, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
     """The results for these examples, in this order."""
     inputs, labels = drawn((2, 8, 8), len(INDICES), dtype=torch.float32)
     inputs = inputs.contiguous(memory_format=memory_format)
     attack, options = SITUATIONS[situation]
-    attack, model = SmoothedAttack(attack, **{"sigma": SIGMA, "seed": 4, **options}), convolutional()
+    attack, model = (
+        SmoothedAttack(attack, **{"sigma": SIGMA, "seed": 4, **options}),
+        convolutional(),
+    )
     epsilon = torch.linspace(0.1, 0.9, len(INDICES))
     indices = [INDICES[row] for row in rows]
     return attack(model, inputs[rows], labels[rows], indices, epsilon=epsilon[rows])
 
 
 @functools.cache
-def apart(situation: int, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+def apart(
+    situation: int, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
     """The results for each example alone."""
     return torch.cat([batch_of([row], situation, memory_format) for row in range(len(INDICES))])
 
@@ -149,14 +184,20 @@ def test_each_result_is_the_same_bits_whatever_else_is_in_the_batch(rows, situat
 def test_each_result_is_the_same_bits_in_the_whole_batch_and_backwards(situation):
     for rows in (list(range(len(INDICES))), list(range(len(INDICES)))[::-1]):
         assert torch.equal(batch_of(rows, situation), apart(situation)[rows])
-    assert (apart(situation) != drawn((2, 8, 8), len(INDICES), dtype=torch.float32)[0]).any(), "something happened"
+    assert (apart(situation) != drawn((2, 8, 8), len(INDICES), dtype=torch.float32)[0]).any(), (
+        "something happened"
+    )
 
 
 @pytest.mark.parametrize("situation", [0, 3, 4, 6])
 def test_each_result_is_the_same_bits_for_images_in_another_memory_format(situation):
-    """channels_last is how accelerators like their images: padding must not change the format of a pass."""
+    """channels_last is how accelerators like their images: padding must not change the format of a
+    pass.
+    """
     rows = list(range(len(INDICES)))
-    assert torch.equal(batch_of(rows, situation, torch.channels_last), apart(situation, torch.channels_last))
+    assert torch.equal(
+        batch_of(rows, situation, torch.channels_last), apart(situation, torch.channels_last)
+    )
 
 
 def test_the_comparison_would_notice_other_shapes():
@@ -166,7 +207,9 @@ def test_the_comparison_would_notice_other_shapes():
     together = plain(convolutional(), inputs, labels)
     assert not torch.equal(together[:1], plain(convolutional(), inputs[:1], labels[:1]))
     attack = SmoothedAttack(plain, 0.0)
-    assert not torch.equal(attack(convolutional(), inputs, labels)[:1], attack(convolutional(), inputs[:1], labels[:1]))
+    assert not torch.equal(
+        attack(convolutional(), inputs, labels)[:1], attack(convolutional(), inputs[:1], labels[:1])
+    )
 
 
 @pytest.mark.parametrize("restarts, target", [(1, None), (2, None), (2, "every"), (1, "runner-up")])
@@ -184,7 +227,9 @@ def test_model_and_arguments_are_left_as_they_were(name, restarts, target):
     versions = [tensor._version for tensor in (inputs, labels, epsilon)]
     global_state = torch.random.get_rng_state()
 
-    attack = SmoothedAttack(ATTACKS[name](0.5, 3), SIGMA, 3, restarts=restarts, target=target, batch=4)
+    attack = SmoothedAttack(
+        ATTACKS[name](0.5, 3), SIGMA, 3, restarts=restarts, target=target, batch=4
+    )
     result = attack(model, inputs, labels, [1, 2, 3], epsilon=epsilon)
 
     assert [module.training for module in model.modules()] == modes
@@ -216,4 +261,6 @@ def test_a_function_will_do_for_a_model_and_gradients_may_be_off():
     model = network((6,))
     attack = SmoothedAttack(PGD(0.5, 3), SIGMA, 2)
     with torch.no_grad():
-        assert torch.equal(attack(lambda batch: model(batch), inputs, labels), attack(model, inputs, labels))
+        assert torch.equal(
+            attack(lambda batch: model(batch), inputs, labels), attack(model, inputs, labels)
+        )

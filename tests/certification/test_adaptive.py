@@ -24,19 +24,28 @@ PROBABILITIES = [0.3, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999, 1
 
 
 def plain_loop(tables: Adaptive, classes: np.ndarray) -> tuple[int, int, int, int, int]:
-    """Class, level, draws, looks and the draws that decided, step by step: as it is published, one row at a time."""
+    """Class, level, draws, looks and the draws that decided, step by step: as it is published, one
+    row at a time.
+    """
     smoothing = tables.smoothing
     selection, rest = classes[: smoothing.n0], classes[smoothing.n0 :]
     candidate = int(np.bincount(selection).argmax())
     selected = int((selection == candidate).sum())
     rows, last = range(len(tables.radii)), len(tables.looks) - 1
-    upper = 1.0 if selected == smoothing.n0 else stats.beta.ppf(0.99, selected + 1, smoothing.n0 - selected)
+    upper = (
+        1.0
+        if selected == smoothing.n0
+        else stats.beta.ppf(0.99, selected + 1, smoothing.n0 - selected)
+    )
     if smoothing.n * upper < tables._efficacy[0, last]:
         return candidate, -1, smoothing.n0, 0, 0
     level = -1
     for look, n in enumerate(tables.looks):
         successes = int((rest[:n] == candidate).sum())
-        before, level = level, max(level, sum(successes >= tables._efficacy[j, look] for j in rows) - 1)
+        before, level = (
+            level,
+            max(level, sum(successes >= tables._efficacy[j, look] for j in rows) - 1),
+        )
         if level > before or level < 0:
             deciding = int(n)
         following = level + 1
@@ -111,7 +120,9 @@ def test_nothing_is_certified_where_no_count_can():
 def test_radii_may_come_in_any_order_and_zero_is_always_among_them():
     assert Adaptive(SMALL, radii=(1.0, 0.5, 1)) == Adaptive(SMALL, radii=(0.5, 0.0, 1.0))
     assert Adaptive(SMALL, radii=[1, 0.5]).radii == (0.0, 0.5, 1.0)
-    assert Adaptive(SMALL).radii == PAPER_RADII and hash(Adaptive(SMALL)) == hash(Adaptive(SMALL, radii=PAPER_RADII))
+    assert Adaptive(SMALL).radii == PAPER_RADII and hash(Adaptive(SMALL)) == hash(
+        Adaptive(SMALL, radii=PAPER_RADII)
+    )
 
 
 @pytest.mark.parametrize("kind", [Adaptive, Sequential])
@@ -119,7 +130,10 @@ def test_radii_may_come_in_any_order_and_zero_is_always_among_them():
     ("words", "alpha", "radius"),
     [
         ("alpha must be at least 1e-09", math.nextafter(1e-9, 0), 0.5),
-        *(("expected a number of at least 0", 1e-9, radius) for radius in (-1e-9, math.inf, math.nan)),
+        *(
+            ("expected a number of at least 0", 1e-9, radius)
+            for radius in (-1e-9, math.inf, math.nan)
+        ),
     ],
 )
 def test_radii_that_are_none_and_a_level_that_the_reserve_against_rounding_uses_up_are_refused(
@@ -137,7 +151,10 @@ def test_ladder_refines_radii_and_changes_no_draw(radii):
     for p in [*PROBABILITIES, *generator.uniform(0.5, 1, 60)]:
         classes = listed(p, 3050, generator)
         one, other = (certify(procedure, ListedVotes(classes)) for procedure in (plain, ladder))
-        assert (one.details, one.prediction) == (other.details, other.prediction) and one.trials <= other.trials
+        assert (one.details, one.prediction) == (
+            other.details,
+            other.prediction,
+        ) and one.trials <= other.trials
         # Finer, but never as far as the next radius of the grid: that one was not certified.
         above = [radius for radius in plain.radii if radius > one.radius]
         assert one.radius <= other.radius < min(above, default=np.inf) or one.prediction == ABSTAIN
@@ -149,7 +166,9 @@ def test_rungs_are_a_hundredth_of_sigma_apart_and_reach_what_can_be_certified():
     ladder = Adaptive(SMALL, radii=(0.0,), ladder=True)
     generator = np.random.default_rng(3)
     radii = {certify(ladder, DrawnVotes(p, generator)).radius for p in np.linspace(0.6, 1, 30)}
-    assert len(radii) > 3 and all(abs(200 * radius - round(200 * radius)) < 1e-9 for radius in radii)
+    assert len(radii) > 3 and all(
+        abs(200 * radius - round(200 * radius)) < 1e-9 for radius in radii
+    )
     assert ladder.largest_radius == certify(ladder, DrawnVotes(1.0, generator)).radius
 
 
@@ -159,7 +178,9 @@ def test_label_awareness_skips_wrong_classes_and_marks_them():
     for p in [*PROBABILITIES, *generator.uniform(0.1, 1, 40)]:
         classes = listed(p, 3050, generator)
         selected = int(np.bincount(classes[:50]).argmax())
-        one, other = (certify(procedure, ListedVotes(classes), label=2) for procedure in (aware, blind))
+        one, other = (
+            certify(procedure, ListedVotes(classes), label=2) for procedure in (aware, blind)
+        )
         if selected == 2:
             assert one == dataclasses.replace(other, details={**other.details, "label_aware": 0})
         else:
@@ -173,8 +194,13 @@ def test_label_awareness_skips_wrong_classes_and_marks_them():
 
 
 def test_noise_at_a_distance_from_a_gaussian_needs_more_successes():
-    near, far = (Adaptive(dataclasses.replace(SMALL, noise_distance=d), radii=(0.0, 0.5)) for d in (0.0, 1e-2))
-    assert (far._efficacy[:, -1] > near._efficacy[:, -1]).all() and np.isin(far.looks, near.looks).any()
+    near, far = (
+        Adaptive(dataclasses.replace(SMALL, noise_distance=d), radii=(0.0, 0.5))
+        for d in (0.0, 1e-2)
+    )
+    assert (far._efficacy[:, -1] > near._efficacy[:, -1]).all() and np.isin(
+        far.looks, near.looks
+    ).any()
     assert all(far.null(radius) > near.null(radius) for radius in (0.0, 0.5))
 
 
@@ -205,10 +231,19 @@ def test_tables_are_built_once_and_then_read(tmp_path, monkeypatch, build_count)
 
 def test_other_settings_have_tables_of_their_own(tmp_path, monkeypatch, build_count):
     monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path))
-    for change in ({}, {"sigma": 0.25}, {"n": 2999}, {"alpha": 2e-3}, {"noise_distance": 1e-9}, {"n0": 10}):
+    for change in (
+        {},
+        {"sigma": 0.25},
+        {"n": 2999},
+        {"alpha": 2e-3},
+        {"noise_distance": 1e-9},
+        {"n0": 10},
+    ):
         Adaptive(dataclasses.replace(SMALL, **change)).largest_radius  # noqa: B018
     assert len(build_count) == 5  # n0 has no part in them
-    some = [Adaptive(dataclasses.replace(SMALL, alpha=alpha), radii=(0.0,)) for alpha in (1e-3, 2e-3)]
+    some = [
+        Adaptive(dataclasses.replace(SMALL, alpha=alpha), radii=(0.0,)) for alpha in (1e-3, 2e-3)
+    ]
     assert some[0].largest_radius is not None and some[1].largest_radius is not None
     assert (
         some[0].looks.tolist() == some[1].looks.tolist() and len(build_count) == 7

@@ -1,8 +1,8 @@
 """How often adaptive certification makes a false statement, by simulation of the whole procedure.
 
-The simulation is the procedure's loop for many runs at once, over the procedure's own tables; one test compares it
-with the coroutine run by run. Every check on random outcomes rejects a correct procedure with probability at most 1e-6
-(``FALSE_ALARM``), and is shown to reject a wrong one.
+The simulation is the procedure's loop for many runs at once, over the procedure's own tables; one
+test compares it with the coroutine run by run. Every check on random outcomes rejects a correct
+procedure with probability at most 1e-6 (``FALSE_ALARM``), and is shown to reject a wrong one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def ladder() -> Adaptive:
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """Of every run: votes for the class in the selection and up to each look [runs, K], row reached, looks taken."""
+    """Of every run: votes for the class in the selection and up to each look [runs, K], row
+    reached, looks taken.
+    """
 
     selected: np.ndarray
     successes: np.ndarray
@@ -46,28 +48,42 @@ class Runs:
 
 def simulate(procedure: Adaptive, p: float, number: int, seed: int) -> Runs:
     """``number`` runs on a class of probability ``p``, which the selection is assumed to find."""
-    decisions, looks, efficacy = np.searchsorted(procedure._grid, procedure.radii), procedure.looks, procedure._efficacy
+    decisions, looks, efficacy = (
+        np.searchsorted(procedure._grid, procedure.radii),
+        procedure.looks,
+        procedure._efficacy,
+    )
     generator, n_max, last = np.random.default_rng(seed), looks[-1], len(looks) - 1
     upper = np.array([success_upper_bound(s, N0, 0.01) for s in range(N0 + 1)])
     selected = generator.binomial(N0, p, number)
-    runs = Runs(selected, np.zeros((number, last + 1), np.int64), np.full(number, -1), np.zeros(number, np.int64))
+    runs = Runs(
+        selected,
+        np.zeros((number, last + 1), np.int64),
+        np.full(number, -1),
+        np.zeros(number, np.int64),
+    )
     going = np.flatnonzero(n_max * upper[selected] >= efficacy[0, -1])
     count = np.zeros(number, np.int64)
     for look, draws in enumerate(np.diff(looks, prepend=0)):
         count[going] += generator.binomial(draws, p, len(going))
-        # Boundaries ascend with the rows, so that the number of those reached is the place of the count among them.
+        # Boundaries ascend with the rows, so that the number of those reached is the place of the
+        # count among them.
         reached = np.searchsorted(efficacy[:, look], count[going], side="right") - 1
         runs.row[going] = np.maximum(runs.row[going], reached)
         runs.looks[going], runs.successes[going, look] = look + 1, count[going]
         following = np.searchsorted(decisions, runs.row[going], side="right")
         row = decisions[np.minimum(following, len(decisions) - 1)]
         decided = (following == len(decisions)) | (efficacy[row, -1] > n_max)
-        going = going[~(decided | (count[going] <= procedure._futility[row, look]) | (look == last))]
+        going = going[
+            ~(decided | (count[going] <= procedure._futility[row, look]) | (look == last))
+        ]
     return runs
 
 
 def false_statements(procedure: Adaptive, p: float, number: int, seed: int) -> int:
-    """How many runs reject a hypothesis "p <= t" that is true: their class or their radius is wrong."""
+    """How many runs reject a hypothesis "p <= t" that is true: their class or their radius is
+    wrong.
+    """
     row = simulate(procedure, p, number, seed).row
     return int(((row >= 0) & (nulls_of(procedure)[row] >= p)).sum())
 
@@ -93,7 +109,8 @@ class RecordedVotes:
     def answer(self, request: Draws) -> np.ndarray:
         successes = next(self.answers)
         others = request.count - successes
-        # The other votes are split, so that the class is selected even with less than half of the votes.
+        # The other votes are split, so that the class is selected even with less than half of the
+        # votes.
         return np.array([others // 3, others // 3, successes, others - 2 * (others // 3)])
 
 
@@ -106,8 +123,12 @@ def test_simulation_is_the_coroutine_run_by_run(ladder, p):
         row, looks = runs.row[run], runs.looks[run]
         assert certificate.details["looks"] == looks
         deciding = list(ladder.looks).index(certificate.trials) if looks else -1
-        assert deciding < looks and certificate.successes == (runs.successes[run, deciding] if looks else 0)
-        assert row < 0 or certificate.successes >= ladder._efficacy[row, deciding], "the counts show the radius"
+        assert deciding < looks and certificate.successes == (
+            runs.successes[run, deciding] if looks else 0
+        )
+        assert row < 0 or certificate.successes >= ladder._efficacy[row, deciding], (
+            "the counts show the radius"
+        )
         assert certificate.radius == (ladder._grid[row] if row >= 0 else 0.0)
         assert (certificate.prediction == 2) == (row >= 0)
 
@@ -120,7 +141,9 @@ def test_true_radius_is_exceeded_no_more_often_than_alpha(ladder):
 
 
 def test_error_stays_below_alpha_where_it_is_largest(plain):
-    """It is largest at the null hypotheses themselves, and without giving up early, which hides errors."""
+    """It is largest at the null hypotheses themselves, and without giving up early, which hides
+    errors.
+    """
     number = 20_000
     patient = with_tables(plain, _futility=np.full_like(plain._futility, -1))
     counts = [false_statements(patient, t, number, 1) for t in nulls_of(plain)[:8]]

@@ -1,7 +1,8 @@
-"""Sequential certificates from two bounds: against a plain loop over all hypotheses, and how often they are false.
+"""Sequential certificates from two bounds: against a plain loop over all hypotheses, and how often
+they are false.
 
-Every check on random outcomes rejects a correct procedure with probability at most 1e-6 (``FALSE_ALARM``), and is shown
-to reject a wrong one.
+Every check on random outcomes rejects a correct procedure with probability at most 1e-6
+(``FALSE_ALARM``), and is shown to reject a wrong one.
 """
 
 from __future__ import annotations
@@ -45,24 +46,39 @@ def small(tmp_path_factory):
 
 
 def on_the_edge(radius: float, p_a: float) -> list[float]:
-    """Probabilities for which Theorem 1 gives exactly this radius (sigma = 0.5), the rest in small parts."""
+    """Probabilities for which Theorem 1 gives exactly this radius (sigma = 0.5), the rest in small
+    parts.
+    """
     p_b = float(special.ndtr(special.ndtri(p_a) - 2 * radius / SMALL.sigma))
     return [p_a, p_b] + [(1 - p_a - p_b) / 40] * 40
 
 
-def radii_of(procedure: Sequential, votes: np.ndarray, look: int, tables=None, rivals=slice(1, None)) -> np.ndarray:
-    """``certified`` of many counts [runs, K] of class 0, without the rounding of its last digits."""
+def radii_of(
+    procedure: Sequential, votes: np.ndarray, look: int, tables=None, rivals=slice(1, None)
+) -> np.ndarray:
+    """``certified`` of many counts [runs, K] of class 0, without the rounding of its last
+    digits.
+    """
     lower, rival = tables or procedure._tables
     row = np.searchsorted(lower[:, look], votes[:, 0], side="right") - 1
-    rival_step = np.searchsorted(rival[:, look], votes.sum(axis=1) - votes[:, rivals].max(axis=1), side="right")
+    rival_step = np.searchsorted(
+        rival[:, look], votes.sum(axis=1) - votes[:, rivals].max(axis=1), side="right"
+    )
     alone, step = (values[row] for values in procedure._hypotheses)
-    both = np.where(rival_step > step, procedure.smoothing.sigma * (step + rival_step) / (2 * STEPS), -1.0)
+    both = np.where(
+        rival_step > step, procedure.smoothing.sigma * (step + rival_step) / (2 * STEPS), -1.0
+    )
     return np.where(row >= 0, np.maximum(alone, both), -1.0)
 
 
 def false_claims(procedure: Sequential, p: list[float], runs: int, **rule) -> int:
-    """Runs that certify class 0 beyond Theorem 1's radius at any look: as if the procedure never gave up early."""
-    generator, truth = np.random.default_rng(len(p)), (special.ndtri(p[0]) - special.ndtri(max(p[1:]))) / 2
+    """Runs that certify class 0 beyond Theorem 1's radius at any look: as if the procedure never
+    gave up early.
+    """
+    generator, truth = (
+        np.random.default_rng(len(p)),
+        (special.ndtri(p[0]) - special.ndtri(max(p[1:]))) / 2,
+    )
     votes, before, best = np.zeros((runs, len(p)), np.int64), 0, np.full(runs, -1.0)
     for look, n in enumerate(procedure.looks):
         votes += generator.multinomial(int(n) - before, p, runs)
@@ -76,7 +92,9 @@ def test_the_simulation_certifies_what_the_procedure_does(small):
         for look, n in enumerate(small.looks):
             votes = generator.multinomial(n, p)
             certified = small.certified(votes, 0, look)
-            assert max(certified, -1.0) == pytest.approx(max(-1.0, radii_of(small, votes[None], look)[0]), abs=1e-12)
+            assert max(certified, -1.0) == pytest.approx(
+                max(-1.0, radii_of(small, votes[None], look)[0]), abs=1e-12
+            )
 
 
 @pytest.mark.parametrize(
@@ -88,9 +106,11 @@ def test_false_claims_are_no_more_frequent_than_alpha(small, p):
 
 @pytest.fixture(scope="module")
 def tiny() -> tuple[list[int], list[np.ndarray]]:
-    """Looks up to 150 draws, and what the procedure certifies at each, by class 0's count and the rival's: [n+1, n+1].
+    """Looks up to 150 draws, and what the procedure certifies at each, by class 0's count and the
+    rival's: [n+1, n+1].
 
-    Theorem 1's radius in units of sigma = 1 at alpha = .05; -1 for no radius and for impossible counts.
+    Theorem 1's radius in units of sigma = 1 at alpha = .05; -1 for no radius and for impossible
+    counts.
     """
     procedure = Sequential(Smoothing(1.0, 10, 150, 0.05), radii=(0.25, 0.5))
     tables = []
@@ -105,8 +125,11 @@ def tiny() -> tuple[list[int], list[np.ndarray]]:
     return procedure.looks.tolist(), tables
 
 
-def exactly_false(tiny: tuple[list[int], list[np.ndarray]], p: list[float], slack: float = 0.0) -> float:
-    """The probability that three classes ``p`` get a radius above Theorem 1's, plus ``slack``, at some look.
+def exactly_false(
+    tiny: tuple[list[int], list[np.ndarray]], p: list[float], slack: float = 0.0
+) -> float:
+    """The probability that three classes ``p`` get a radius above Theorem 1's, plus ``slack``, at
+    some look.
 
     No draw is random here: all counts of the three classes are followed from look to look.
     """
@@ -115,7 +138,9 @@ def exactly_false(tiny: tuple[list[int], list[np.ndarray]], p: list[float], slac
     for n, certified in zip(*tiny):
         own, rival = np.meshgrid(*[np.arange(n - before + 1)] * 2, indexing="ij")
         counts = np.stack([own, rival, n - before - own - rival], axis=-1)
-        more = np.where(counts[..., 2] >= 0, stats.multinomial.pmf(np.maximum(counts, 0), n - before, p), 0.0)
+        more = np.where(
+            counts[..., 2] >= 0, stats.multinomial.pmf(np.maximum(counts, 0), n - before, p), 0.0
+        )
         alive, before = signal.convolve2d(alive, more), n
         false = (certified >= 0) & (certified > truth + 1e-12)
         wrong += float(alive[false].sum())
@@ -125,7 +150,9 @@ def exactly_false(tiny: tuple[list[int], list[np.ndarray]], p: list[float], slac
 
 
 def test_the_exact_probability_of_a_false_claim_is_at_most_alpha(tiny):
-    """At ties, and where Theorem 1 gives a radius to decide, from hardly a rival to two equal ones."""
+    """At ties, and where Theorem 1 gives a radius to decide, from hardly a rival to two equal
+    ones.
+    """
     edges = [[1 / 3] * 3, [0.4, 0.4, 0.2], [0.45, 0.45, 0.1], [0.5, 0.5, 0.0], [0.2, 0.4, 0.4]]
     for radius in (0.1, 0.25, 0.5):
         for p_a in np.linspace(0.4, 0.85, 10).tolist():
@@ -162,21 +189,32 @@ def test_the_check_rejects_wrong_rules(small):
         for each, level in zip((nulls, rivals), levels)
     )
     runs = 50_000
-    assert too_many(false_claims(small, POINTS["two equal"], runs, tables=peeking), runs, SMALL.alpha)
+    assert too_many(
+        false_claims(small, POINTS["two equal"], runs, tables=peeking), runs, SMALL.alpha
+    )
     # Without the other rivals, of which any may be the strongest.
-    assert too_many(false_claims(small, [0.3, 0.02] + [0.085] * 8, runs, rivals=slice(1, 2)), runs, SMALL.alpha)
+    assert too_many(
+        false_claims(small, [0.3, 0.02] + [0.085] * 8, runs, rivals=slice(1, 2)), runs, SMALL.alpha
+    )
 
 
 def test_each_row_is_rejected_with_no_more_than_its_level(small):
     lower, rival = small._tables
     nulls = [radius_probability(float(radius), SMALL.sigma) for radius in small._hypotheses[0]]
-    rivals = [radius_probability(SMALL.sigma * step / STEPS, SMALL.sigma) for step in range(1, len(rival) + 1)]
+    rivals = [
+        radius_probability(SMALL.sigma * step / STEPS, SMALL.sigma)
+        for step in range(1, len(rival) + 1)
+    ]
     levels = SHARE * SMALL.alpha, (1 - SHARE) * SMALL.alpha
     for table, each, level in zip((lower, rival), (nulls, rivals), levels):
-        assert (np.diff(table, axis=0) >= 0).all(), "a rejection includes those of smaller hypotheses"
+        assert (np.diff(table, axis=0) >= 0).all(), (
+            "a rejection includes those of smaller hypotheses"
+        )
         rates = [crossing_probability(t, small.looks, row) for t, row in zip(each[::7], table[::7])]
         assert max(rates) <= level and max(rates) > 0.9 * level
-    uneven = Sequential(dataclasses.replace(SMALL, sigma=0.37), radii=(0.07, 0.25, 0.2499999999925, 1e20))
+    uneven = Sequential(
+        dataclasses.replace(SMALL, sigma=0.37), radii=(0.07, 0.25, 0.2499999999925, 1e20)
+    )
     for each in (small, uneven):
         radii, steps = each._hypotheses
         below = radii / each.smoothing.sigma * STEPS - steps
@@ -185,7 +223,9 @@ def test_each_row_is_rejected_with_no_more_than_its_level(small):
 
 
 def plain_loop(procedure: Sequential, classes: np.ndarray) -> tuple[int, float, int]:
-    """Class, radius and draws at which it was certified, hypothesis by hypothesis, all looks, without giving up."""
+    """Class, radius and draws at which it was certified, hypothesis by hypothesis, all looks,
+    without giving up.
+    """
     selection, rest = classes[: procedure.smoothing.n0], classes[procedure.smoothing.n0 :]
     candidate, best, deciding = int(np.bincount(selection, minlength=4).argmax()), -1.0, 0
     lower, rival = procedure._tables
@@ -196,7 +236,9 @@ def plain_loop(procedure: Sequential, classes: np.ndarray) -> tuple[int, float, 
         for row, radius in enumerate(procedure._hypotheses[0].tolist()):
             if votes[candidate] >= lower[row, look]:
                 step = math.floor(Fraction(radius) / sigma * STEPS + Fraction(1, 10**9))
-                rival_step = max([j + 1 for j in range(len(rival)) if others >= rival[j, look]], default=0)
+                rival_step = max(
+                    [j + 1 for j in range(len(rival)) if others >= rival[j, look]], default=0
+                )
                 radius = max(radius, float(sigma * (step + max(step, rival_step)) / (2 * STEPS)))
                 if radius > best and radius >= 0:
                     best, deciding = radius, n
@@ -204,7 +246,14 @@ def plain_loop(procedure: Sequential, classes: np.ndarray) -> tuple[int, float, 
 
 
 @pytest.mark.parametrize(
-    "p", [[0.3, 0.05, 0.6, 0.05], [0.2, 0.2, 0.4, 0.2], [0.0, 0.01, 0.99, 0.0], [0.25] * 4, [0, 0, 1, 0]]
+    "p",
+    [
+        [0.3, 0.05, 0.6, 0.05],
+        [0.2, 0.2, 0.4, 0.2],
+        [0.0, 0.01, 0.99, 0.0],
+        [0.25] * 4,
+        [0, 0, 1, 0],
+    ],
 )
 def test_certificates_are_those_of_a_plain_loop_until_it_gives_up(small, p):
     generator, certified = np.random.default_rng(5), 0
@@ -213,7 +262,9 @@ def test_certificates_are_those_of_a_plain_loop_until_it_gives_up(small, p):
         certificate, votes = None, ListedVotes(classes)
         certificate = certify(small, votes)
         stopped = votes.used - SMALL.n0
-        cut = dataclasses.replace(small)  # the plain loop sees no look after the one at which the procedure stopped
+        cut = dataclasses.replace(
+            small
+        )  # the plain loop sees no look after the one at which the procedure stopped
         vars(cut).update(looks=small.looks[small.looks <= stopped], _tables=small._tables)
         candidate, radius, deciding = plain_loop(cut, classes)
         counts = np.bincount(classes[SMALL.n0 : SMALL.n0 + deciding], minlength=4)
@@ -232,10 +283,18 @@ def test_certificates_are_those_of_a_plain_loop_until_it_gives_up(small, p):
 def test_giving_up_loses_few_radii_and_saves_draws(small):
     """Against both bounds from all draws at once, whose radii are not on a grid of sigma / 100."""
     generator, lost, draws, runs = np.random.default_rng(6), 0, 0, 0
-    for p in ([0.3, 0.1, 0.5, 0.1], [0.2, 0.2, 0.4, 0.2], [0.01, 0.01, 0.97, 0.01], [0.24, 0.24, 0.28, 0.24]):
+    for p in (
+        [0.3, 0.1, 0.5, 0.1],
+        [0.2, 0.2, 0.4, 0.2],
+        [0.01, 0.01, 0.97, 0.01],
+        [0.24, 0.24, 0.28, 0.24],
+    ):
         for _ in range(25):
             classes = generator.choice(4, size=SMALL.n0 + SMALL.n, p=p)
-            found, counts = certify(small, ListedVotes(classes)), np.bincount(classes[SMALL.n0 :], minlength=4)
+            found, counts = (
+                certify(small, ListedVotes(classes)),
+                np.bincount(classes[SMALL.n0 :], minlength=4),
+            )
             selected = int(np.bincount(classes[: SMALL.n0], minlength=4).argmax())
             of_all = counts[selected], np.delete(counts, selected).max(), SMALL.n
             whole = two_sided_radius(*map(int, of_all), SMALL.sigma, SMALL.alpha, SHARE)
@@ -248,7 +307,13 @@ def test_giving_up_loses_few_radii_and_saves_draws(small):
 def test_options():
     aware = Sequential(SMALL, radii=(0.25,), label_aware=True)
     certificate = certify(aware, ListedVotes(np.full(50, 1)), label=2)
-    assert certificate.details == {"samples": 50, "level": -1, "looks": 0, "rival": 0, "label_aware": 1}
+    assert certificate.details == {
+        "samples": 50,
+        "level": -1,
+        "looks": 0,
+        "rival": 0,
+        "label_aware": 1,
+    }
     assert aware.columns == ("samples", "level", "looks", "rival", "label_aware")
     assert Sequential(SMALL, radii=(0.25,)).settings == {**aware.settings}
     other = Sequential(dataclasses.replace(SMALL, noise_distance=1e-3), radii=(0.25,))
@@ -257,14 +322,23 @@ def test_options():
     look = len(other.looks) - 1
     votes = np.array([650, 60] + [29] * 10)
     counts = votes[0], SMALL.n - votes[1]
-    row, rival = (int(np.searchsorted(t[:, look], k, side="right")) for t, k in zip(other._tables, counts))
+    row, rival = (
+        int(np.searchsorted(t[:, look], k, side="right")) for t, k in zip(other._tables, counts)
+    )
     step = int(other._hypotheses[1][row - 1])
     loss = quantile_loss(step / STEPS, rival / STEPS, 1e-3)
     assert rival > step and other.certified(votes, 0, look) == pytest.approx(
         0.5 * ((step + rival) / 100 - loss), abs=1e-12
     )
-    t, looks = radius_probability(1.0, SMALL.sigma), Sequential(SMALL, radii=(1.0,), alpha_share=0.5).looks
-    passing = (n for n in range(10, 1000, 10) if t**n <= error_spending.spending(n, 1000, SMALL.alpha / 2, 0.9))
+    t, looks = (
+        radius_probability(1.0, SMALL.sigma),
+        Sequential(SMALL, radii=(1.0,), alpha_share=0.5).looks,
+    )
+    passing = (
+        n
+        for n in range(10, 1000, 10)
+        if t**n <= error_spending.spending(n, 1000, SMALL.alpha / 2, 0.9)
+    )
     assert next(passing) in looks, "the first at which successes alone certify the radius"
     for share in (0.0, 1.0, 5e-324):
         with pytest.raises(ValueError, match="alpha_share"):

@@ -1,8 +1,8 @@
 """Certificates from both sides of Theorem 1: oracles in closed form, and how often they are false.
 
-A run is false if it certifies a radius above sigma / 2 (Phi^-1(p_A) - Phi^-1(p_B)), p_B the largest probability of
-another class. Every check on random outcomes rejects a correct procedure with probability at most 1e-6
-(``FALSE_ALARM``), and is shown to reject a wrong one.
+A run is false if it certifies a radius above sigma / 2 (Phi^-1(p_A) - Phi^-1(p_B)), p_B the largest
+probability of another class. Every check on random outcomes rejects a correct procedure with
+probability at most 1e-6 (``FALSE_ALARM``), and is shown to reject a wrong one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, special, stats
 
-from smoothadv.bounds import _quantile_below, certified_radius, quantile_loss, radius_between, two_sided_radius
+from smoothadv.bounds import (
+    _quantile_below,
+    certified_radius,
+    quantile_loss,
+    radius_between,
+    two_sided_radius,
+)
 from smoothadv.certification import ABSTAIN, Smoothing
 from smoothadv.certification.top_k import TopK
 from smoothadv.certification.two_sided import TwoSided
@@ -96,7 +102,9 @@ def test_the_check_rejects_wrong_rules():
         return both_bounds(votes[:, :2], n, alpha)
 
     def best_class(votes, n, alpha):
-        """The class is the winner of the votes that then prove it; as all are equal, each claim is false."""
+        """The class is the winner of the votes that then prove it; as all are equal, each claim is
+        false.
+        """
         return both_bounds(-np.sort(-votes, axis=1), n, alpha)
 
     def one_sided_in_two_parts(votes, n, alpha):
@@ -119,26 +127,39 @@ def test_radius_is_that_of_exact_bounds_and_not_above_it(trials, data, alpha, sh
     with mpmath.workdps(DIGITS):
         if radius is None:
             return
-        # At this radius and a hair beyond: does a pair of probabilities on the edge contradict both levels?
+        # At this radius and a hair beyond: does a pair of probabilities on the edge contradict both
+        # levels?
         lower = mpmath.mpf(stats.beta.ppf(share * alpha, successes, trials - successes + 1))
-        upper = mpmath.mpf(stats.beta.isf((1 - share) * alpha, rival + 1, trials - rival)) if rival < trials else 1
+        upper = (
+            mpmath.mpf(stats.beta.isf((1 - share) * alpha, rival + 1, trials - rival))
+            if rival < trials
+            else 1
+        )
         for _ in range(3):  # Newton steps from float64's bounds to exact ones
-            lower -= (probability_of_at_most(trials - successes, trials, 1 - lower) - share * alpha) / (
-                slope(trials - successes, trials, 1 - lower)
+            lower -= (
+                probability_of_at_most(trials - successes, trials, 1 - lower) - share * alpha
+            ) / (slope(trials - successes, trials, 1 - lower))
+            upper += (probability_of_at_most(rival, trials, upper) - (1 - share) * alpha) / slope(
+                rival, trials, upper
             )
-            upper += (probability_of_at_most(rival, trials, upper) - (1 - share) * alpha) / slope(rival, trials, upper)
         exact = (normal_quantile(lower) - normal_quantile(min(upper, 1 - lower))) / 2
         assert radius <= exact and radius == pytest.approx(float(exact), abs=1e-7)
 
 
 @many
 @given(st.floats(-8, 8), st.floats(-8, 8), st.floats(0.05, 4))
-def test_radius_between_quantiles_that_are_rounded_up_is_below_the_exact_one(z_lower, z_rival, sigma):
-    """Each may be off by 1e-15 of its size: a few units in the last place, more than SciPy's inverse is.
+def test_radius_between_quantiles_that_are_rounded_up_is_below_the_exact_one(
+    z_lower, z_rival, sigma
+):
+    """Each may be off by 1e-15 of its size: a few units in the last place, more than SciPy's
+    inverse is.
 
     Below 1e-300, where float64 has fewer digits, nothing is asked.
     """
-    exact, size = (Fraction(z_lower) + Fraction(z_rival)) / 2, (abs(Fraction(z_lower)) + abs(Fraction(z_rival))) / 2
+    exact, size = (
+        (Fraction(z_lower) + Fraction(z_rival)) / 2,
+        (abs(Fraction(z_lower)) + abs(Fraction(z_rival))) / 2,
+    )
     found = Fraction(radius_between(z_lower, z_rival, sigma, 0.0)) / Fraction(sigma)
     tiny = Fraction(1e-300)
     assert exact - size / 10**14 - tiny <= found <= exact - size / 10**15 + tiny
@@ -146,13 +167,26 @@ def test_radius_between_quantiles_that_are_rounded_up_is_below_the_exact_one(z_l
 
 def slope(failures: int, trials: int, q: mpmath.mpf) -> mpmath.mpf:
     """-d/dq P[Binomial(trials, q) <= failures]."""
-    log_choose = mpmath.loggamma(trials + 1) - mpmath.loggamma(failures + 1) - mpmath.loggamma(trials - failures)
-    return mpmath.exp(log_choose + failures * mpmath.log(q) + (trials - failures - 1) * mpmath.log1p(-q))
+    log_choose = (
+        mpmath.loggamma(trials + 1)
+        - mpmath.loggamma(failures + 1)
+        - mpmath.loggamma(trials - failures)
+    )
+    return mpmath.exp(
+        log_choose + failures * mpmath.log(q) + (trials - failures - 1) * mpmath.log1p(-q)
+    )
 
 
 @many
-@given(st.integers(0, 500), st.integers(0, 500), st.floats(1e-6, 0.3), st.sampled_from([0.0, 1e-6, 0.01]))
-def test_a_share_of_one_and_two_classes_are_the_one_sided_certificate(successes, others, alpha, distance):
+@given(
+    st.integers(0, 500),
+    st.integers(0, 500),
+    st.floats(1e-6, 0.3),
+    st.sampled_from([0.0, 1e-6, 0.01]),
+)
+def test_a_share_of_one_and_two_classes_are_the_one_sided_certificate(
+    successes, others, alpha, distance
+):
     trials = successes + others + 1
     alone = certified_radius(successes, trials, 0.5, alpha, distance)
     assert two_sided_radius(successes, others // 2, trials, 0.5, alpha, 1.0, distance) == alone
@@ -167,7 +201,9 @@ def test_a_noise_distance_leaves_a_difference_of_twice_itself(z_lower, z_rival, 
     if loss < np.inf:
         middle = mpmath.mpf(z_lower - z_rival) / 2
         with mpmath.workdps(DIGITS):
-            assert mpmath.ncdf(middle + loss) - mpmath.ncdf(middle - loss) >= 2 * mpmath.mpf(distance)
+            assert mpmath.ncdf(middle + loss) - mpmath.ncdf(middle - loss) >= 2 * mpmath.mpf(
+                distance
+            )
     assert two_sided_radius(700, 100, 1000, 1.0, ALPHA, SHARE, distance) < two_sided_radius(
         700, 100, 1000, 1.0, ALPHA, SHARE
     )
@@ -199,7 +235,12 @@ def test_wrong_counts_and_shares_are_refused():
 
 
 @settings(many, max_examples=40)
-@given(st.integers(0, 2**32), st.integers(1, 150), st.sampled_from([0.2, 0.3, 0.4, 0.6, 0.9]), st.floats(1e-4, 0.4))
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 150),
+    st.sampled_from([0.2, 0.3, 0.4, 0.6, 0.9]),
+    st.floats(1e-4, 0.4),
+)
 def test_counting_stops_at_the_first_vote_after_which_nothing_can_be_certified(seed, n, p, alpha):
     classes = listed(p, 20 + n, np.random.default_rng(seed))
     selected = int(np.bincount(classes[:20], minlength=4).argmax())
@@ -208,7 +249,9 @@ def test_counting_stops_at_the_first_vote_after_which_nothing_can_be_certified(s
     counts = (classes[20:, None] == np.arange(4)).cumsum(axis=0)
     full = counts[-1]
     radius = two_sided_radius(full[selected], np.delete(full, selected).max(), n, 0.5, alpha, SHARE)
-    assert (certificate.prediction, certificate.radius) == ((ABSTAIN, 0.0) if radius is None else (selected, radius))
+    assert (certificate.prediction, certificate.radius) == (
+        (ABSTAIN, 0.0) if radius is None else (selected, radius)
+    )
     used = votes.used - 20
     assert (certificate.trials, certificate.successes) == (used, counts[used - 1, selected])
     assert certificate.details == {"rival": np.delete(counts[used - 1], selected).max()}
@@ -216,16 +259,21 @@ def test_counting_stops_at_the_first_vote_after_which_nothing_can_be_certified(s
     def can_certify(number: int) -> bool:
         so_far = counts[number - 1]
         most = n - int(so_far.sum() - so_far[selected])
-        return two_sided_radius(most, np.delete(so_far, selected).max(), n, 0.5, alpha, SHARE) is not None
+        return (
+            two_sided_radius(most, np.delete(so_far, selected).max(), n, 0.5, alpha, SHARE)
+            is not None
+        )
 
     assert used == next((number for number in range(1, n + 1) if not can_certify(number)), n)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.4), (0.3, 1.6), (-0.2, 1.3), (1.4, 2.6)])
 def test_slabs_whose_radius_theorem_1_gives_exactly(low, high):
-    """Class 0 below ``low`` sigma, the rival above ``high``, thin classes between: the two are equal at the mean.
+    """Class 0 below ``low`` sigma, the rival above ``high``, thin classes between: the two are
+    equal at the mean.
 
-    The same by real votes, and by 100,000 drawn counts: never above the true radius in 99.9 %, and the median near it.
+    The same by real votes, and by 100,000 drawn counts: never above the true radius in 99.9 %, and
+    the median near it.
     """
     sigma, n = 0.5, 100_000
     thresholds = np.linspace(low, high, 60)
@@ -245,8 +293,13 @@ def test_slabs_whose_radius_theorem_1_gives_exactly(low, high):
 
 @pytest.mark.parametrize("distance", [0.5, 1.0, 2.0])
 def test_wedges_in_the_plane(distance):
-    """Three wedges of 120 degrees: by symmetry, the smoothed classifier has the same wedges, which gives its radius."""
-    length, angle = np.hypot(4.0, distance), np.arctan2(distance, 4.0)  # in units of sigma; class 1 is below the axis
+    """Three wedges of 120 degrees: by symmetry, the smoothed classifier has the same wedges, which
+    gives its radius.
+    """
+    length, angle = (
+        np.hypot(4.0, distance),
+        np.arctan2(distance, 4.0),
+    )  # in units of sigma; class 1 is below the axis
 
     def density(theta: float) -> float:
         """Of the direction of a Gaussian point around this place."""
@@ -263,8 +316,15 @@ def test_wedges_in_the_plane(distance):
     assert abs(np.median(radii) / distance - 1) < 0.05
 
 
-@pytest.mark.parametrize("make", [TwoSided, lambda smoothing: TopK(smoothing, top_k=2)], ids=["two-sided", "top-2"])
+@pytest.mark.parametrize(
+    "make", [TwoSided, lambda smoothing: TopK(smoothing, top_k=2)], ids=["two-sided", "top-2"]
+)
 def test_distance_of_the_drawn_noise_from_a_gaussian_is_paid_for(make):
     votes = np.tile([2] * 8 + [1, 0], 101)
-    found = [certify(make(Smoothing(0.5, 10, 1000, ALPHA, d)), ListedVotes(votes)) for d in (0.0, 1e-3, 0.01)]
-    assert [one.prediction for one in found] == [2] * 3 and found[0].radius > found[1].radius > found[2].radius > 0
+    found = [
+        certify(make(Smoothing(0.5, 10, 1000, ALPHA, d)), ListedVotes(votes))
+        for d in (0.0, 1e-3, 0.01)
+    ]
+    assert [one.prediction for one in found] == [2] * 3 and found[0].radius > found[
+        1
+    ].radius > found[2].radius > 0

@@ -1,4 +1,6 @@
-"""analyze from end to end on small logs written by hand: values, formats, figures, and how logs are found."""
+"""analyze from end to end on small logs written by hand: values, formats, figures, and how logs are
+found.
+"""
 
 import csv
 import io
@@ -31,11 +33,20 @@ RELEASED = """idx\tlabel\tpredict\tradius\tcorrect\ttime
 40\t4\t2\t0.0513\t0\t0:00:15.123456
 60\t5\t5\t9.76e-05\t1\t0:00:15.123456
 """
-MANIFEST = '{"settings": {"sigma": 0.25, "N": 100000, "alpha": 0.001, "method": "exact"}, "runs": []}'
-DIFFERENT_IMAGES = (
-    "warning: the logs are not all on the same test images (4 to 6 examples): they differ by chance too\n"
+MANIFEST = (
+    '{"settings": {"sigma": 0.25, "N": 100000, "alpha": 0.001, "method": "exact"}, "runs": []}'
 )
-SUMMARY_COLUMNS = ["log", "examples", "clean_accuracy", "average_certified_radius", "abstention_rate"]
+DIFFERENT_IMAGES = (
+    "warning: the logs are not all on the same test images (4 to 6 examples): they differ by "
+    "chance too\n"
+)
+SUMMARY_COLUMNS = [
+    "log",
+    "examples",
+    "clean_accuracy",
+    "average_certified_radius",
+    "abstention_rate",
+]
 OURS_ROW = [3 / 6, (0.25 + 0.61581565369520011 + 0.12499999999999999) / 6, 1 / 6]
 RELEASED_ROW = [3 / 4, (1.91 + 0.5 + 9.76e-05) / 4, 0.0]
 
@@ -60,17 +71,35 @@ def table_of(text: str) -> list[list[str]]:
 
 
 def test_summary_values_are_fractions_of_full_precision(analyze):
-    """acc(r) counts R >= r: the radius 0.25 itself counts at 0.25, the one just below 0.125 does not at 0.125."""
-    outcome = analyze("summary", "results/ours.tsv", "results/nested/*", "--radii", 0.125, 0.25, 0.5, "--format", "csv")
+    """acc(r) counts R >= r: the radius 0.25 itself counts at 0.25, the one just below 0.125 does
+    not at 0.125.
+    """
+    outcome = analyze(
+        "summary",
+        "results/ours.tsv",
+        "results/nested/*",
+        "--radii",
+        0.125,
+        0.25,
+        0.5,
+        "--format",
+        "csv",
+    )
     header, ours, released = table_of(outcome.out)
     assert header == [*SUMMARY_COLUMNS, "0.125", "0.25", "0.5"]
     assert [ours[1], released[1]] == ["6", "4"]
-    assert [float(field) for field in ours[2:]] == pytest.approx([*OURS_ROW, 2 / 6, 2 / 6, 1 / 6], rel=1e-15)
-    assert [float(field) for field in released[2:]] == pytest.approx([*RELEASED_ROW, 0.5, 0.5, 0.5], rel=1e-15)
+    assert [float(field) for field in ours[2:]] == pytest.approx(
+        [*OURS_ROW, 2 / 6, 2 / 6, 1 / 6], rel=1e-15
+    )
+    assert [float(field) for field in released[2:]] == pytest.approx(
+        [*RELEASED_ROW, 0.5, 0.5, 0.5], rel=1e-15
+    )
 
 
 def test_markdown_is_in_percent(analyze):
-    lines = analyze("summary", "results/ours.tsv", "--radii", 0.25, "--format", "markdown").out.splitlines()
+    lines = analyze(
+        "summary", "results/ours.tsv", "--radii", 0.25, "--format", "markdown"
+    ).out.splitlines()
     header, rule, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     assert set("".join(rule)) == {"-", ":"}
     percent = [name for name in header if "%" in name]
@@ -88,10 +117,14 @@ def test_best_of_a_column_is_bold(analyze):
 
 def test_output_files_decide_their_formats(analyze, logs):
     formats = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json", "txt": "markdown"}
-    outcome = analyze("summary", "results", *(word for ending in formats for word in ("-o", f"new/t.{ending}")))
+    outcome = analyze(
+        "summary", "results", *(word for ending in formats for word in ("-o", f"new/t.{ending}"))
+    )
     assert (outcome.code, outcome.out) == (0, "")
     for ending, format in formats.items():
-        assert (logs / f"new/t.{ending}").read_text() == analyze("summary", "results", "--format", format).out
+        assert (logs / f"new/t.{ending}").read_text() == analyze(
+            "summary", "results", "--format", format
+        ).out
 
 
 def pixels(path: Path) -> np.ndarray:
@@ -103,18 +136,26 @@ def pixels(path: Path) -> np.ndarray:
 def test_plot_writes_png_and_pdf(analyze, logs, output):
     outcome = analyze("plot", "results", "-o", output)
     assert outcome.code == 0 and "curves.png" in outcome.out and "curves.pdf" in outcome.out
-    assert "both FILE.png and FILE.pdf are written" in " ".join(analyze("plot", "--help").out.split()), "said before"
+    assert "both FILE.png and FILE.pdf are written" in " ".join(
+        analyze("plot", "--help").out.split()
+    ), "said before"
     assert sorted(path.name for path in (logs / "plots").iterdir()) == ["curves.pdf", "curves.png"]
     height, width, _ = pixels(logs / "plots/curves.png").shape
     assert width >= 1000 and height >= 600
     document = (logs / "plots/curves.pdf").read_bytes()
-    assert document.startswith(b"%PDF-") and document.rstrip().endswith(b"%%EOF") and len(document) > 5000
+    assert (
+        document.startswith(b"%PDF-")
+        and document.rstrip().endswith(b"%%EOF")
+        and len(document) > 5000
+    )
 
 
 def test_svg_is_written_as_named_and_replaces_no_other_file(analyze, logs):
     drawings = []
     for _ in range(2):
-        assert analyze("plot", "results", "-o", "plots/curves.svg").out == "wrote plots/curves.svg\n"
+        assert (
+            analyze("plot", "results", "-o", "plots/curves.svg").out == "wrote plots/curves.svg\n"
+        )
         assert [path.name for path in (logs / "plots").iterdir()] == ["curves.svg"]
         drawings.append((logs / "plots/curves.svg").read_text())
     assert drawings[0] == drawings[1] and ElementTree.fromstring(drawings[0]).tag.endswith("}svg")
@@ -150,15 +191,23 @@ def test_reader_that_stops_early_is_no_error(logs):
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams_are_no_errors(logs, closed):
-    """As in `analyze ... >&-`: the process has no standard output at all. A warning needs another place than it."""
+    """As in `analyze ... >&-`: the process has no standard output at all. A warning needs another
+    place than it.
+    """
     command = f"{shlex.join(script('analyze', 'summary', 'results', '--radii', 0))} {closed}"
     result = run_process(["/bin/sh", "-c", command], logs)
     assert (result.returncode, result.stderr) == (0, DIFFERENT_IMAGES if closed == ">&-" else "")
-    assert (result.stdout == "") if ">&- " in f"{closed} " and closed != "2>&-" else result.stdout.startswith("| ")
+    assert (
+        (result.stdout == "")
+        if ">&- " in f"{closed} " and closed != "2>&-"
+        else result.stdout.startswith("| ")
+    )
 
 
 def test_file_takes_no_place_of_a_closed_stream(logs):
-    """Python and libraries print to these places by their numbers. A plug-in that registers nothing is refused."""
+    """Python and libraries print to these places by their numbers. A plug-in that registers nothing
+    is refused.
+    """
     (logs / "look.py").write_text(
         "import os\nfrom smoothadv.sweeps.engines import ENGINES\n"
         "places = [os.path.realpath(f'/dev/fd/{place}') for place in range(3)]\n"

@@ -1,4 +1,6 @@
-"""analyze on logs that cannot be pooled: unfinished ones, and logs of different images, each said to be what it is."""
+"""analyze on logs that cannot be pooled: unfinished ones, and logs of different images, each said
+to be what it is.
+"""
 
 import json
 from pathlib import Path
@@ -19,17 +21,31 @@ PROGRESS = "3 of 10, unfinished"
 
 
 def log(path: str, radii: list[float], idx=None, run=SELECTION, attack=None, **settings) -> Path:
-    """A log of ours on every second image: right within each radius, or an abstention where it is 0."""
+    """A log of ours on every second image: right within each radius, or an abstention where it is
+    0.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     idx = list(idx or range(0, 2 * len(radii), 2))
-    rows = [f"{i}\t1\t{1 if radius else -1}\t{radius}\t{int(radius > 0)}\n" for i, radius in zip(idx, radii)]
+    rows = [
+        f"{i}\t1\t{1 if radius else -1}\t{radius}\t{int(radius > 0)}\n"
+        for i, radius in zip(idx, radii)
+    ]
     path.write_text("idx\tlabel\tpredict\tradius\tcorrect\n" + "".join(rows))
     if attack is not None:
         rows = [row.split("\t") for row in rows]
-        path.write_text("idx\tlabel\tpredict\tcorrect\n" + "".join("\t".join(row[:3] + row[4:]) for row in rows))
+        path.write_text(
+            "idx\tlabel\tpredict\tcorrect\n" + "".join("\t".join(row[:3] + row[4:]) for row in rows)
+        )
         settings["attack"] = {"name": "PGD", "epsilon": attack}
-    known = {"dataset": "digits", "split": "test", "dataset_fingerprint": "ab", "sigma": 0.5, "N": 1000, "alpha": 0.001}
+    known = {
+        "dataset": "digits",
+        "split": "test",
+        "dataset_fingerprint": "ab",
+        "sigma": 0.5,
+        "N": 1000,
+        "alpha": 0.001,
+    }
     content = {"settings": {**known, "checkpoint_sha256": path.name, **settings}, "runs": [run]}
     manifest_path(path).write_text(json.dumps(content))
     return path
@@ -42,7 +58,9 @@ def analyze(workplace, capsys):
 
 @pytest.fixture
 def unfinished() -> None:
-    """A finished log, half of it certified within 0.25, and an unfinished one whose every image is within 0.5."""
+    """A finished log, half of it certified within 0.25, and an unfinished one whose every image is
+    within 0.5.
+    """
     log("logs/whole.tsv", [0.25] * 5 + [0.0] * 5)
     log("logs/begun.tsv", [0.5] * 3)
 
@@ -54,7 +72,9 @@ class TestUnfinished:
         assert f"begun ({PROGRESS})" in outcome.out and f"logs/begun.tsv: {PROGRESS}" in outcome.err
         assert outcome.out.count("unfinished") == 1
         lines = analyze("summary", "logs", "--radii", 0.25, "--format", "csv").out.splitlines()
-        assert lines[0].endswith("abstention_rate,0.25,selected") and lines[1].startswith("begun,3,1.0,")
+        assert lines[0].endswith("abstention_rate,0.25,selected") and lines[1].startswith(
+            "begun,3,1.0,"
+        )
         assert [line.rpartition(",")[2] for line in lines[1:]] == ["10", "10"]
 
     @pytest.mark.parametrize("arguments", [["table"], ["table", "--confidence", 0.9], ["parameters"], ["compare"],
@@ -64,18 +84,26 @@ class TestUnfinished:
 
     def test_curves_and_page_say_so(self, analyze):
         figure = CertifiedAccuracyPlot()(read_logs(["logs"]))
-        assert sorted(PROGRESS in line.get_label() for line in figure.axes[0].lines) == [False, True]
+        assert sorted(PROGRESS in line.get_label() for line in figure.axes[0].lines) == [
+            False,
+            True,
+        ]
         assert analyze("report", "logs", "-o", "a.html").code == 0
         page = Path("a.html").read_text()
         warnings, _, sections = page.partition("</ul>")
-        assert PROGRESS in warnings and "Best log by radius<" in sections.replace(", digits, 10 images", "")
+        assert PROGRESS in warnings and "Best log by radius<" in sections.replace(
+            ", digits, 10 images", ""
+        )
         assert sections.count(f"begun ({PROGRESS})") >= 3, "all logs, provenance, hyper-parameters"
 
     def test_best_is_chosen_without_it_unless_asked(self, analyze):
         options = ["envelope", "logs", "--radii", 0.25, "--format", "json"]
         (row,) = records(analyze(*options))
         assert (row["certified_accuracy"], row["models"], row["examples"]) == (0.5, 1, 10)
-        both = {row["examples"]: row["certified_accuracy"] for row in records(analyze(*options, "--unfinished"))}
+        both = {
+            row["examples"]: row["certified_accuracy"]
+            for row in records(analyze(*options, "--unfinished"))
+        }
         assert both == {10: 0.5, 3: 1.0}, "its three images are no other log's"
         curves = EnvelopePlot()(read_logs(["logs"])).axes[0].lines
         assert [curve.get_ydata()[0] for curve in curves] == [50]
@@ -85,14 +113,19 @@ class TestUnfinished:
         assert row["empirical_accuracy"] == 0.9
         log("logs/other.tsv", [0.5] * 3, sigma=1.0)
         outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
-        assert outcome.code == 0 and "logs/other.tsv: 3 of 10" in outcome.err, "else it were of other images"
+        assert outcome.code == 0 and "logs/other.tsv: 3 of 10" in outcome.err, (
+            "else it were of other images"
+        )
 
     @pytest.mark.parametrize("analysis", ["envelope", "plot_envelope", "heat_map"])
     def test_alone_it_is_refused_with_the_flag_that_takes_it(self, analyze, analysis):
         files = [] if analysis == "envelope" else ["-o", "a"]
         options = ["--columns", "alpha"] if analysis == "heat_map" else []
         outcome = analyze(analysis, "logs/begun.tsv", *files, *options)
-        assert outcome.code == 1 and f"logs/begun.tsv: {PROGRESS}; --unfinished" in outcome.err.splitlines()[-1]
+        assert (
+            outcome.code == 1
+            and f"logs/begun.tsv: {PROGRESS}; --unfinished" in outcome.err.splitlines()[-1]
+        )
         assert analyze(analysis, "logs/begun.tsv", *files, *options, "--unfinished").code == 0
 
 
@@ -109,7 +142,9 @@ def test_log_is_unfinished_only_where_its_manifest_says_so(workplace, analyze, r
     assert "unfinished" not in outcome.err and "selected" not in outcome.out
 
 
-def test_manifest_follows_what_certify_selects_but_not_what_it_refuses(workplace, analyze, checkpoint, capsys):
+def test_manifest_follows_what_certify_selects_but_not_what_it_refuses(
+    workplace, analyze, checkpoint, capsys
+):
     def certify(*selection: object) -> int:
         options = ["a.tsv", "--N", 50, "--device", "cpu", "--skip", *selection]
         return call(capsys, "certify", "digits", checkpoint, 0.25, *options).code
@@ -143,16 +178,27 @@ def test_a_few_images_or_another_dataset_win_no_envelope(workplace, analyze):
     labels = [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
     assert sorted(labels) == sorted(groups(analyze(*ENVELOPE)))
     outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
-    assert outcome.code == 1 and "digits, 5 images; digits, 10 images; name those of one set" in outcome.err
-    assert analyze("heat_map", "logs/ten.tsv", "logs/ten2.tsv", "--columns", "alpha", "-o", "map").code == 0
+    assert (
+        outcome.code == 1
+        and "digits, 5 images; digits, 10 images; name those of one set" in outcome.err
+    )
+    assert (
+        analyze("heat_map", "logs/ten.tsv", "logs/ten2.tsv", "--columns", "alpha", "-o", "map").code
+        == 0
+    )
 
 
-@pytest.mark.parametrize("changed", [{"dataset_fingerprint": "cd"}, {"idx": range(1, 21, 2)}, {"split": "validation"}])
+@pytest.mark.parametrize(
+    "changed", [{"dataset_fingerprint": "cd"}, {"idx": range(1, 21, 2)}, {"split": "validation"}]
+)
 def test_sets_that_look_alike_are_numbered(workplace, analyze, changed):
     log("logs/one.tsv", [0.5] * 7 + [0.0] * 3)
     log("logs/two.tsv", [0.5] * 10, **changed)
     outcome = analyze(*ENVELOPE)
-    assert groups(outcome) == {"G, digits, 10 images": (1, 0.7), "G, digits, 10 images (set 2)": (1, 1.0)}
+    assert groups(outcome) == {
+        "G, digits, 10 images": (1, 0.7),
+        "G, digits, 10 images (set 2)": (1, 1.0),
+    }
     assert "not all on the same test images" in outcome.err
 
 
@@ -175,16 +221,25 @@ def test_different_n_and_alpha_are_told_and_pooled(workplace, analyze):
     log("logs/two.tsv", [0.5] * 10, N=10000, alpha=0.01)
     outcome = analyze(*ENVELOPE)
     assert groups(outcome) == {"G": (2, 1.0)}
-    assert "differ in n: 1,000, 10,000" in outcome.err and "differ in alpha: 0.001, 0.01" in outcome.err
+    assert (
+        "differ in n: 1,000, 10,000" in outcome.err
+        and "differ in alpha: 0.001, 0.01" in outcome.err
+    )
 
 
 def test_released_logs_of_a_dataset_are_pooled_as_in_the_paper(workplace, analyze):
     for name, radii in (("a", [0.5] * 10), ("b", [0.5] * 5), ("c", [0.5, 0.0])):
         manifest_path(log(f"logs/digits/{name}/sigma_0.50", radii)).unlink()
     outcome = analyze(*ENVELOPE)
-    assert groups(outcome) == {"G": (3, 1.0)} and "(2 to 10 examples): they differ by chance" in outcome.err
+    assert (
+        groups(outcome) == {"G": (3, 1.0)}
+        and "(2 to 10 examples): they differ by chance" in outcome.err
+    )
     log("logs/ours.tsv", [0.5] * 9 + [0.0])
-    assert groups(analyze(*ENVELOPE)) == {"G, digits, 10 images": (2, 1.0), "G, digits, 2 to 5 images": (2, 1.0)}
+    assert groups(analyze(*ENVELOPE)) == {
+        "G, digits, 10 images": (2, 1.0),
+        "G, digits, 2 to 5 images": (2, 1.0),
+    }
 
 
 def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, analyze):
@@ -197,12 +252,20 @@ def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, 
         lines = EmpiricalPlot()(read_logs(arguments, EmpiricalPlot.kinds)).axes[0].lines
     assert [line.get_ydata()[0] for line in lines] == [70, 80]
     log("attacked/five.tsv", [0.5] * 2 + [0.0] * 3, run=FIVE, attack=0.25)
-    with pytest.raises(UserError, match="beside certified accuracy needs logs of the same images, not of digits, 5 im"):
+    with pytest.raises(
+        UserError,
+        match="beside certified accuracy needs logs of the same images, not of digits, 5 im",
+    ):
         EmpiricalPlot()(read_logs(arguments, EmpiricalPlot.kinds))
     sections = list(report.Report()._sections(read_logs(arguments, report.Report.kinds)))
     titles = ["Certified accuracy", "Best log by radius", "Accuracy under attack", "Examples"]
-    expected = [(title, name) for name in ("digits, 5 images", "digits, 10 images") for title in titles]
-    assert [(section.title, section.images) for section in sections] == [*expected, ("Provenance", "")]
+    expected = [
+        (title, name) for name in ("digits, 5 images", "digits, 10 images") for title in titles
+    ]
+    assert [(section.title, section.images) for section in sections] == [
+        *expected,
+        ("Provenance", ""),
+    ]
     parts = [part for section in sections for part in section.parts if part["kind"] == "figure"]
     seen = [part["figure"] for part in parts if "under" in part["caption"]]
     drawn = [[line.get_ydata()[0] for line in figure.axes[0].lines] for figure in seen]
@@ -222,7 +285,9 @@ TWO_SIDED = {"method": "two-sided", "alpha_share": 0.9}
 
 @pytest.fixture
 def of_two_procedures(workplace) -> list[str]:
-    """The names of the procedures of four logs: two are one-sided, of which one is on a grid, and two certify more."""
+    """The names of the procedures of four logs: two are one-sided, of which one is on a grid, and
+    two certify more.
+    """
     log("logs/exact.tsv", [0.5] * 6 + [0.0] * 4, method="exact")
     log("logs/adaptive.tsv", [0.5] * 7 + [0.0] * 3, method="adaptive")
     log("logs/two.tsv", [0.5] * 9 + [0.0], **TWO_SIDED)
@@ -232,9 +297,14 @@ def of_two_procedures(workplace) -> list[str]:
 
 def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, analyze):
     outcome = analyze(*ENVELOPE)
-    expected = dict(zip([f"G, {name}" for name in of_two_procedures], [(2, 0.7), (1, 0.9), (1, 1.0)]))
+    expected = dict(
+        zip([f"G, {name}" for name in of_two_procedures], [(2, 0.7), (1, 0.9), (1, 1.0)])
+    )
     assert groups(outcome) == expected
-    assert "warning: logs of several procedures are kept apart (one-sided; two-sided; top-3)" in outcome.err
+    assert (
+        "warning: logs of several procedures are kept apart (one-sided; two-sided; top-3)"
+        in outcome.err
+    )
     assert "differ in procedure: adaptive, exact, top-k, two-sided" in outcome.err
     labels = [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
     assert sorted(labels) == sorted(expected)
@@ -247,10 +317,14 @@ def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["heat_map", "logs", "--columns", "N", "-o", "map"], ["examples", "logs"]])
+@pytest.mark.parametrize(
+    "arguments", [["heat_map", "logs", "--columns", "N", "-o", "map"], ["examples", "logs"]]
+)
 def test_a_choice_of_the_procedure_is_asked_for(of_two_procedures, analyze, arguments):
     outcome = analyze(*arguments)
-    found = f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one pro"
+    found = (
+        f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one pro"
+    )
     assert outcome.code == 1 and found in outcome.err.splitlines()[-1]
     assert analyze(*arguments, "--where", "method=exact").code == 0
 
@@ -269,13 +343,20 @@ def test_one_procedure_needs_no_name(of_two_procedures, analyze):
 
 @pytest.mark.usefixtures("of_two_procedures")
 def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
-    for name, columns, cells in (("two", "\trival", "\t7"), ("two_top", "\trival_1\trival_2", "\t7\t6")):
+    for name, columns, cells in (
+        ("two", "\trival", "\t7"),
+        ("two_top", "\trival_1\trival_2", "\t7\t6"),
+    ):
         lost = Path(f"logs/{name}.tsv")
         manifest_path(lost).unlink()
         header, *lines = lost.read_text().splitlines()
         lost.write_text("\n".join([header + columns, *(line + cells for line in lines)]) + "\n")
     logs = [f"logs/{name}.tsv" for name in ("exact", "two", "two_top")]
-    assert [each.procedure for each in read_logs(logs).certification] == ["one-sided", "two-sided", "top-2"]
+    assert [each.procedure for each in read_logs(logs).certification] == [
+        "one-sided",
+        "two-sided",
+        "top-2",
+    ]
 
 
 def test_report_keeps_procedures_apart(of_two_procedures, analyze):
@@ -293,27 +374,52 @@ EXACT = tuple(stats.binomtest(4, 10).proportion_ci(0.975, method="exact"))
 
 
 def test_bands_for_all_radii_at_once_are_called_so(workplace, analyze):
-    """Of 10 images, 4 certified: sqrt(ln 40 / 20) to either side; or the exact interval at 0.05 / 2."""
-    options = ["table", log("one.tsv", [0.5] * 4 + [0.0] * 6), "--radii", 0, 0.5, "--confidence", 0.95, "--bands"]
-    for kind, ends, title in [("dkw", (0.0, 0.829469), "all radii"), ("clopper-pearson", EXACT, "all these radii")]:
+    """Of 10 images, 4 certified: sqrt(ln 40 / 20) to either side; or the exact interval at 0.05 /
+    2.
+    """
+    options = [
+        "table",
+        log("one.tsv", [0.5] * 4 + [0.0] * 6),
+        "--radii",
+        0,
+        0.5,
+        "--confidence",
+        0.95,
+        "--bands",
+    ]
+    for kind, ends, title in [
+        ("dkw", (0.0, 0.829469), "all radii"),
+        ("clopper-pearson", EXACT, "all these radii"),
+    ]:
         (record,) = records(analyze(*options, kind, "--format", "json"))
         assert (record["0.5_low"], record["0.5_high"]) == pytest.approx(ends, abs=1e-6)
         assert f"l2 radius, 95% bands for {title} at once" in analyze(*options, kind).out
-        assert f"l2 radius, 95\\% bands for {title} at once" in analyze(*options, kind, "--format", "latex").out
+        assert (
+            f"l2 radius, 95\\% bands for {title} at once"
+            in analyze(*options, kind, "--format", "latex").out
+        )
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["table", "--confidence", 0.9, "--bands", "wide"], "'wide' is not known; known: bootstrap, dkw"),
+        (
+            ["table", "--confidence", 0.9, "--bands", "wide"],
+            "'wide' is not known; known: bootstrap, dkw",
+        ),
         (["table", "--bands", "dkw"], "--bands dkw needs --confidence LEVEL"),
-        (["table", "--confidence", 0.9, "--bands", "clopper-pearson"], "--bands clopper-pearson needs --radii"),
+        (
+            ["table", "--confidence", 0.9, "--bands", "clopper-pearson"],
+            "--bands clopper-pearson needs --radii",
+        ),
         (["plot", "-o", "x", "--of", "p_A", "--norm", "linf"], "--of p_A draws no radii"),
     ],
 )
 def test_bands_and_curves_that_cannot_be_are_usage_errors(workplace, analyze, arguments, message):
     outcome = analyze(arguments[0], log("one.tsv", [0.5] * 4), *arguments[1:])
-    assert outcome.code == 2 and message in outcome.err.splitlines()[-1] and not Path("x.png").exists()
+    assert (
+        outcome.code == 2 and message in outcome.err.splitlines()[-1] and not Path("x.png").exists()
+    )
 
 
 EVERY_TENTH, EVERY_THIRD = range(0, 60, 10), range(0, 60, 3)
@@ -323,7 +429,14 @@ IN_BOTH = len({*EVERY_TENTH} & {*EVERY_THIRD})
 def certified(path: str, idx: range, count: int, model: str, **settings) -> None:
     """A finished log in which the first ``count`` images are certified at 0.4."""
     radii = [0.4 if number < count else 0.0 for number in range(len(idx))]
-    log(path, radii, idx, {"images": 60, "skip": 1, "max": len(idx)}, checkpoint_sha256=model, **settings)
+    log(
+        path,
+        radii,
+        idx,
+        {"images": 60, "skip": 1, "max": len(idx)},
+        checkpoint_sha256=model,
+        **settings,
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,16 +450,29 @@ def certified(path: str, idx: range, count: int, model: str, **settings) -> None
     ids=str,
 )
 def test_held_out_is_of_the_images_procedure_and_data_of_the_choice(analyze, further):
-    """Further logs of the two best of three models change nothing, though there are more of them, or of more images."""
+    """Further logs of the two best of three models change nothing, though there are more of them,
+    or of more images.
+    """
     for number, model in enumerate("abc"):
         certified(f"logs/{model}/all.tsv", EVERY_TENTH, 4 - number, model)
     for model in "ab":
-        certified(f"logs/{model}/more.tsv", EVERY_THIRD, 20, model, dataset_fingerprint=None if model == "a" else "ab")
+        certified(
+            f"logs/{model}/more.tsv",
+            EVERY_THIRD,
+            20,
+            model,
+            dataset_fingerprint=None if model == "a" else "ab",
+        )
         for name, settings in further.items():
-            certified(f"logs/{model}/{name}.tsv", **{"idx": EVERY_THIRD, "count": 60, "model": model, **settings})
+            certified(
+                f"logs/{model}/{name}.tsv",
+                **{"idx": EVERY_THIRD, "count": 60, "model": model, **settings},
+            )
     (row,) = records(analyze("held_out", "A=logs", "--radii", 0.25, "--format", "json"))
     assert (row["model"], row["models"], row["chosen"]) == ("a/all", 3, 4 / 6), row
     assert (row["held_out"], row["held_out_examples"]) == (1, len(EVERY_THIRD) - IN_BOTH), row
     lowered = ["held_out", "A=logs", "--radii", 0.25, "--high-probability", 0.5, "--format", "json"]
     (row,) = records(analyze(*lowered))
-    assert 0 < row["held_out"] < 1 and row["difference"] is row["low"] is None, "deductions differ with the images"
+    assert 0 < row["held_out"] < 1 and row["difference"] is row["low"] is None, (
+        "deductions differ with the images"
+    )

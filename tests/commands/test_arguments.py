@@ -1,4 +1,6 @@
-"""What every option of every command takes and refuses, found by asking all parsers; and what is written of names."""
+"""What every option of every command takes and refuses, found by asking all parsers; and what is
+written of names.
+"""
 
 import argparse
 import io
@@ -10,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.commands import analyze, attack, certify, merging, predict, quantize, train, train_denoiser, train_pgd
+from smoothadv.commands import (
+    analyze,
+    attack,
+    certify,
+    merging,
+    predict,
+    quantize,
+    train,
+    train_denoiser,
+    train_pgd,
+)
 from smoothadv.commands.sweep import command as sweep
 from smoothadv.files import write_json
 from smoothadv.settings import any_seed
@@ -18,8 +30,18 @@ from support.commands import call, command_main
 from support.report_page import MANIFEST
 
 MAKERS = [
-    *(certify.make_parser, certify.verify_parser, predict.make_parser, attack.make_parser, quantize.make_parser),
-    *(quantize.export_parser, lambda: merging.merge_parser("certify"), lambda: train.make_parser([])),
+    *(
+        certify.make_parser,
+        certify.verify_parser,
+        predict.make_parser,
+        attack.make_parser,
+        quantize.make_parser,
+    ),
+    *(
+        quantize.export_parser,
+        lambda: merging.merge_parser("certify"),
+        lambda: train.make_parser([]),
+    ),
     *(lambda: train_pgd.make_parser([]), lambda: train_pgd.make_parser(["--released-behaviour"])),
     *(lambda: train_denoiser.make_parser([]), analyze._make_parser, sweep._make_parser),
 ]
@@ -30,7 +52,9 @@ LOG = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t3\t3\t0.25\t1\t0:00:15\n20
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
     for action in parser._actions:
-        for sub in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+        for sub in (
+            action.choices.values() if isinstance(action, argparse._SubParsersAction) else ()
+        ):
             yield from options(sub)
         if callable(action.type) and action.type not in (str, Path):
             yield f"{parser.prog} {action.dest}", action
@@ -46,14 +70,21 @@ def takers(text: str) -> dict[str, object]:
         try:
             found[name] = action.type(text)
         except Exception as error:
-            assert type(error).__name__ in ("SettingError", "ArgumentTypeError", "UserError", "UnknownNameError"), error
+            assert type(error).__name__ in (
+                "SettingError",
+                "ArgumentTypeError",
+                "UserError",
+                "UnknownNameError",
+            ), error
     return found
 
 
 def test_digits_are_those_from_0_to_9_and_outputs_have_names():
     outputs = {name for name in EVERY if name.split()[-1] in ("outfile", "outdir", "output")}
     for right, wrong, least in (("5", "٥", 150), ("0.5", "٠.٥", 100), ("3/8", "٣/٨", 10)):
-        assert len(takers(right)) > least and not takers(right).keys() & takers(wrong).keys() - outputs
+        assert (
+            len(takers(right)) > least and not takers(right).keys() & takers(wrong).keys() - outputs
+        )
     assert len(outputs) > 20 and outputs <= takers("name").keys() and not takers("")
 
 
@@ -62,8 +93,12 @@ def test_counts_end_where_no_run_could():
     seeds = {name for name in counts if EVERY[name].type is any_seed}
     assert len(counts) > 100 and {name.split()[-1] for name in seeds} == {"--seed", "seed"}
     assert counts & takers(str(MOST + 1)).keys() == seeds == counts & takers(str(2**128 - 1)).keys()
-    assert not counts & takers(str(2**128)).keys() and "smoothadv analyze table decimals" in takers("100")
-    assert {f"smoothadv certify {name}" for name in ("N", "N0", "max", "skip")} <= takers(str(MOST)).keys()
+    assert not counts & takers(str(2**128)).keys() and "smoothadv analyze table decimals" in takers(
+        "100"
+    )
+    assert {f"smoothadv certify {name}" for name in ("N", "N0", "max", "skip")} <= takers(
+        str(MOST)
+    ).keys()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +113,10 @@ def test_counts_end_where_no_run_could():
 )
 def test_no_control_character_is_written(words, made, workplace, capsys):
     """Of names that are no text, groups, manifests and titles."""
-    manifest = {**MANIFEST, "settings": {**MANIFEST["settings"], "arch": STEERING, "dataset": STEERING}}
+    manifest = {
+        **MANIFEST,
+        "settings": {**MANIFEST["settings"], "arch": STEERING, "dataset": STEERING},
+    }
     for name in (f"a{STEERING}.tsv", "b\udcff.tsv"):
         Path(name).write_text(LOG)
         write_json(Path(f"{name}.manifest.json"), manifest)
@@ -86,7 +124,10 @@ def test_no_control_character_is_written(words, made, workplace, capsys):
     logs = (f"{STEERING}=a{STEERING}.tsv", f"{STEERING}=b\udcff.tsv")
     assert call(capsys, "analyze", words[0], *logs, *words[1:], "-o", made).code == 0
     for path in (Path(made), Path("b\udcff.tsv.manifest.json")):
-        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", path.read_text()) and "1b" in path.read_text()
+        assert (
+            not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", path.read_text())
+            and "1b" in path.read_text()
+        )
     assert "json" not in words or json.loads(Path(made).read_text())
 
 

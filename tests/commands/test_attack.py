@@ -1,4 +1,6 @@
-"""attack from end to end: its log and adversarial examples agree, which can be checked without the command."""
+"""attack from end to end: its log and adversarial examples agree, which can be checked without the
+command.
+"""
 
 from pathlib import Path
 
@@ -10,7 +12,16 @@ from scipy import stats
 
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import Purpose
-from support.attack_runs import LINEAR, SIGMA, SMALL, accuracy, archive, assert_same_attack, l2_norms, predicted
+from support.attack_runs import (
+    LINEAR,
+    SIGMA,
+    SMALL,
+    accuracy,
+    archive,
+    assert_same_attack,
+    l2_norms,
+    predicted,
+)
 from support.commands import call, header, rows, snapshot, succeed, timeless
 from support.sharding import manifest_of
 
@@ -48,7 +59,9 @@ def logs_of(folder: Path) -> list[Path]:
 def test_every_size_makes_a_log_with_its_manifest_examples_and_pictures(finished):
     names = [f"epsilon_{size}" for size in ("0", "0.25", "0.5", "2")]
     endings = [".npz", ".pictures", ".tsv", ".tsv.manifest.json"]
-    assert sorted(path.name for path in finished.iterdir()) == sorted(name + end for name in names for end in endings)
+    assert sorted(path.name for path in finished.iterdir()) == sorted(
+        name + end for name in names for end in endings
+    )
     assert all(header(log) == [*RELEASED, *OWN] for log in logs_of(finished))
 
 
@@ -58,7 +71,9 @@ def test_rows_are_consistent(finished):
     for row in table:
         assert row["correct"] == str(int(row["predict"] == row["label"]))
         assert row["abstain"] == str(int(row["predict"] == "-1"))
-    assert {row["abstain"] for row in table} == {"0", "1"}, "both are needed for this test to say anything"
+    assert {row["abstain"] for row in table} == {"0", "1"}, (
+        "both are needed for this test to say anything"
+    )
     assert {row["correct"] for row in table} == {"0", "1"}
 
 
@@ -84,13 +99,20 @@ def test_archive_holds_float32_images_of_the_dataset_and_the_columns_of_the_log(
             assert arrays[name].tolist() == [float(row[name]) for row in rows(log)]
 
 
-def test_logged_classes_are_those_of_predict_and_of_the_classifier_on_the_saved_image(finished, classifier):
+def test_logged_classes_are_those_of_predict_and_of_the_classifier_on_the_saved_image(
+    finished, classifier
+):
     for log in logs_of(finished):
         images, found = archive(log)["adversarial"], rows(log)
-        expected = [predicted(classifier, image, index, Purpose.VOTES, 50) for index, image in enumerate(images)]
+        expected = [
+            predicted(classifier, image, index, Purpose.VOTES, 50)
+            for index, image in enumerate(images)
+        ]
         assert [int(row["predict"]) for row in found] == expected
         with torch.no_grad():
-            assert [int(row["basePredict"]) for row in found] == classifier(torch.from_numpy(images)).argmax(1).tolist()
+            assert [int(row["basePredict"]) for row in found] == classifier(
+                torch.from_numpy(images)
+            ).argmax(1).tolist()
 
 
 def test_summary_names_the_log_its_accuracy_and_its_interval(attack, workplace):
@@ -98,7 +120,12 @@ def test_summary_names_the_log_its_accuracy_and_its_interval(attack, workplace):
     share = accuracy(workplace / "out/epsilon_0.25.tsv")
     low, high = stats.binomtest(round(12 * share), 12).proportion_ci(0.95)
     assert outcome.code == 0 and outcome.err == "" and outcome.out.count("\n") == 1
-    for words in ("out/epsilon_0.25.tsv: 12 examples", f"{share:.1%}", f"{low:.1%} to {high:.1%}", "epsilon_0.25.npz"):
+    for words in (
+        "out/epsilon_0.25.tsv: 12 examples",
+        f"{share:.1%}",
+        f"{low:.1%} to {high:.1%}",
+        "epsilon_0.25.npz",
+    ):
         assert words in outcome.out
 
 
@@ -107,25 +134,37 @@ def test_summary_names_the_log_its_accuracy_and_its_interval(attack, workplace):
     [
         ([], ["--attack", "PGD"]),
         (["--attack", "DDN"], ["--attack", "DDN"]),
-        (["--gradient", "stein", "--random-start"], ["--attack", "PGD", "--no-grad-attack", "--random-start"]),
+        (
+            ["--gradient", "stein", "--random-start"],
+            ["--attack", "PGD", "--no-grad-attack", "--random-start"],
+        ),
         (["--gradient", "hard-stein"], ["--attack", "PGD", "--hard-no-grad-attack"]),
-        (["--restarts", 2, "--target", "random"], ["--attack", "PGD", "--restarts", 2, "--target", "random"]),
+        (
+            ["--restarts", 2, "--target", "random"],
+            ["--attack", "PGD", "--restarts", 2, "--target", "random"],
+        ),
     ],
     ids=str,
 )
-def test_predict_under_the_same_attack_says_the_same(attack, checkpoint, workplace, capsys, options, of_predict):
+def test_predict_under_the_same_attack_says_the_same(
+    attack, checkpoint, workplace, capsys, options, of_predict
+):
     assert attack("out", *options).code == 0
     command = ["digits", checkpoint, SIGMA, "log.tsv", *SMALL, "--epsilon", 0.5]
     assert call(capsys, "predict", *command, *of_predict).code == 0
     assert timeless(workplace / "log.tsv") == timeless(workplace / "out/epsilon_0.5.tsv")
-    theirs, ours = (manifest_of(workplace / log)["settings"] for log in ("log.tsv", "out/epsilon_0.5.tsv"))
+    theirs, ours = (
+        manifest_of(workplace / log)["settings"] for log in ("log.tsv", "out/epsilon_0.5.tsv")
+    )
     assert {**theirs, "images_saved": True} == ours, "predict saves no images"
 
 
 def test_gradient_of_the_base_classifier_is_predicts_base_attack(checkpoint, workplace, capsys):
     usual = ["--device", "cpu", "--N", 50, "--max", 12, "--epsilon", 0.5, "--num-steps", 3]
     for outdir, option in [("one", ["--gradient", "base"]), ("two", ["--base-attack"])]:
-        assert call(capsys, "attack", "digits", checkpoint, SIGMA, outdir, *usual, *option).code == 0
+        assert (
+            call(capsys, "attack", "digits", checkpoint, SIGMA, outdir, *usual, *option).code == 0
+        )
     command = ["digits", checkpoint, SIGMA, "log.tsv", *usual, "--attack", "PGD", "--base-attack"]
     assert call(capsys, "predict", *command).code == 0
     assert timeless(workplace / "log.tsv") == timeless(workplace / "one/epsilon_0.5.tsv")
@@ -133,26 +172,56 @@ def test_gradient_of_the_base_classifier_is_predicts_base_attack(checkpoint, wor
 
 
 def test_manifest_tells_everything_that_decides_the_numbers(attack, workplace):
-    options = ["--attack", "DDN", "--epsilon", "64/255", "--gradient", "expected-loss", "--restarts", 2]
-    attack("out", *options, "--target", "runner-up", "--seed", 3, "--attack-batch", 24, "--alpha", 0.01)
+    options = [
+        "--attack",
+        "DDN",
+        "--epsilon",
+        "64/255",
+        "--gradient",
+        "expected-loss",
+        "--restarts",
+        2,
+    ]
+    attack(
+        "out", *options, "--target", "runner-up", "--seed", 3, "--attack-batch", 24, "--alpha", 0.01
+    )
     (log,) = logs_of(workplace / "out")
     settings, (run,) = manifest_of(log)["settings"], manifest_of(log)["runs"]
     expected = {"sigma": 0.25, "seed": 3, "alpha": 0.01, "N": 50, "num_noise_vec": 4, "restarts": 2}
-    expected |= {"target": "runner-up", "attack_batch": 24, "base_attack": False, "dataset": "digits"}
+    expected |= {
+        "target": "runner-up",
+        "attack_batch": 24,
+        "base_attack": False,
+        "dataset": "digits",
+    }
     assert {name: settings[name] for name in expected} == expected
     assert settings["attack"]["name"] == "DDN" and settings["attack"]["num_steps"] == 3
-    assert settings["attack"]["epsilon"] == 64 / 255 and "expected" in str(settings["attack"]["estimator"])
-    assert run["attack_batch"] == 24 and run["command"][1] == "attack" and "--restarts" in run["command"]
+    assert settings["attack"]["epsilon"] == 64 / 255 and "expected" in str(
+        settings["attack"]["estimator"]
+    )
+    assert (
+        run["attack_batch"] == 24
+        and run["command"][1] == "attack"
+        and "--restarts" in run["command"]
+    )
 
 
 def test_pictures_are_of_the_first_images_and_can_be_opened(finished):
     for folder in finished.glob("*.pictures"):
-        assert sorted(path.name for path in folder.iterdir()) == ["00000.png", "00001.png", "00002.png"]
+        assert sorted(path.name for path in folder.iterdir()) == [
+            "00000.png",
+            "00001.png",
+            "00002.png",
+        ]
         for path in folder.iterdir():
             with Image.open(path) as picture:
                 picture.load()
                 # Three panels of 8 x 8 pixels, each enlarged 16 times, with something around them.
-                assert picture.mode == "RGB" and 3 * 128 < picture.width < 500 and 128 < picture.height < 250
+                assert (
+                    picture.mode == "RGB"
+                    and 3 * 128 < picture.width < 500
+                    and 128 < picture.height < 250
+                )
                 assert len(picture.getcolors(2**20)) > 10
 
 
@@ -167,7 +236,10 @@ def test_only_the_images_named_are_attacked_and_as_among_others(attack, finished
     assert attack("out", "--only", 11, 4, "--max", -1).code == 0
     log = workplace / "out/epsilon_0.5.tsv"
     assert timeless(log) == [timeless(finished / log.name)[index] for index in (4, 11)]
-    assert archive(log)["adversarial"].tobytes() == archive(finished / log.name)["adversarial"][[4, 11]].tobytes()
+    assert (
+        archive(log)["adversarial"].tobytes()
+        == archive(finished / log.name)["adversarial"][[4, 11]].tobytes()
+    )
 
 
 def test_the_same_command_again_changes_nothing(attack, workplace):
@@ -190,26 +262,54 @@ def test_missing_pictures_are_made_and_those_of_an_earlier_attack_do_not_stay(at
     assert [path.name for path in folder.iterdir()] == ["00000.png"]
 
 
-@pytest.mark.parametrize("options", [["--random-start"], ["--gradient", "base", "--random-start"]], ids=str)
+@pytest.mark.parametrize(
+    "options", [["--random-start"], ["--gradient", "base", "--random-start"]], ids=str
+)
 def test_seed_alone_decides_the_examples(checkpoint, workplace, capsys, options):
     draws = [] if "base" in options else ["--num-noise-vec", 4]
-    usual = ["--device", "cpu", "--N", 50, "--max", 5, "--epsilon", 0.5, "--num-steps", 3, *draws, *options]
+    usual = [
+        "--device",
+        "cpu",
+        "--N",
+        50,
+        "--max",
+        5,
+        "--epsilon",
+        0.5,
+        "--num-steps",
+        3,
+        *draws,
+        *options,
+    ]
     for outdir, seed in [("one", 5), ("same", 5), ("other", 6)]:
         succeed("attack", "digits", checkpoint, SIGMA, outdir, *usual, "--seed", seed)
-    one, same, other = (workplace / outdir / "epsilon_0.5.tsv" for outdir in ("one", "same", "other"))
+    one, same, other = (
+        workplace / outdir / "epsilon_0.5.tsv" for outdir in ("one", "same", "other")
+    )
     assert_same_attack(same, one)
     assert (archive(one)["adversarial"] != archive(other)["adversarial"]).any((1, 2, 3)).all()
 
 
-def test_attack_batch_changes_examples_by_rounding_only_and_that_of_the_votes_nothing(workplace, capsys):
+def test_attack_batch_changes_examples_by_rounding_only_and_that_of_the_votes_nothing(
+    workplace, capsys
+):
     """Batches of less than one image, and of parts of an image that differ in size."""
     Path("nets.py").write_text(LINEAR)
-    for outdir, *batch in [("usual",), ("1", "--attack-batch", 1), ("7", "--attack-batch", 7), ("votes", "--batch", 7)]:
+    for outdir, *batch in [
+        ("usual",),
+        ("1", "--attack-batch", 1),
+        ("7", "--attack-batch", 7),
+        ("votes", "--batch", 7),
+    ]:
         network = ["digits", "nets.py:linear", SIGMA, outdir, "--epsilon", 0.5]
         assert call(capsys, "attack", *network, *SMALL, *batch).code == 0
-    usual, one, seven, votes = (Path(outdir, "epsilon_0.5.tsv") for outdir in ("usual", "1", "7", "votes"))
+    usual, one, seven, votes = (
+        Path(outdir, "epsilon_0.5.tsv") for outdir in ("usual", "1", "7", "votes")
+    )
     for log, batch in ((one, 1), (seven, 7)):
-        np.testing.assert_allclose(archive(log)["adversarial"], archive(usual)["adversarial"], rtol=0, atol=1e-5)
+        np.testing.assert_allclose(
+            archive(log)["adversarial"], archive(usual)["adversarial"], rtol=0, atol=1e-5
+        )
         assert [row["predict"] for row in rows(log)] == [row["predict"] for row in rows(usual)]
         assert manifest_of(log)["settings"]["attack_batch"] == batch
     assert timeless(votes) == timeless(usual)
@@ -217,7 +317,8 @@ def test_attack_batch_changes_examples_by_rounding_only_and_that_of_the_votes_no
 
 
 @pytest.mark.parametrize(
-    ("size", "name"), [("64/255", "epsilon_0.25098039215686274"), ("1e-3", "epsilon_0.001"), ("1/2", "epsilon_0.5")]
+    ("size", "name"),
+    [("64/255", "epsilon_0.25098039215686274"), ("1e-3", "epsilon_0.001"), ("1/2", "epsilon_0.5")],
 )
 def test_name_of_a_log_is_the_size_to_the_last_digit(attack, workplace, size, name):
     attack("out", "--epsilon", size, "--max", 1)

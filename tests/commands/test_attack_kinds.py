@@ -1,4 +1,6 @@
-"""attack --gradient, --restarts and --target: each option gives another attack, and changes only what its name says."""
+"""attack --gradient, --restarts and --target: each option gives another attack, and changes only
+what its name says.
+"""
 
 from pathlib import Path
 
@@ -8,11 +10,29 @@ import torch
 from torch.nn import functional as F
 
 from smoothadv.noise import Purpose
-from support.attack_runs import DRAWS, SIGMA, SMALL, archive, assert_same_attack, l2_norms, noisy_logits
+from support.attack_runs import (
+    DRAWS,
+    SIGMA,
+    SMALL,
+    archive,
+    assert_same_attack,
+    l2_norms,
+    noisy_logits,
+)
 from support.commands import call, header, refused, rows, snapshot
 from support.sharding import manifest_of
 
-OWN_COLUMNS = ["idx", "label", "predict", "basePredict", "correct", "time", "attack_norm", "epsilon", "abstain"]
+OWN_COLUMNS = [
+    "idx",
+    "label",
+    "predict",
+    "basePredict",
+    "correct",
+    "time",
+    "attack_norm",
+    "epsilon",
+    "abstain",
+]
 RULES = ["runner-up", "least-likely", "random"]
 
 
@@ -21,7 +41,18 @@ def attack(checkpoint, workplace, capsys):
     """The log of an attack on the shared classifier at epsilon 0.5; options given later win."""
 
     def run(outdir: str, *options: object) -> Path:
-        outcome = call(capsys, "attack", "digits", checkpoint, SIGMA, outdir, *SMALL, "--epsilon", 0.5, *options)
+        outcome = call(
+            capsys,
+            "attack",
+            "digits",
+            checkpoint,
+            SIGMA,
+            outdir,
+            *SMALL,
+            "--epsilon",
+            0.5,
+            *options,
+        )
         assert (outcome.code, outcome.err) == (0, "")
         return workplace / outdir / "epsilon_0.5.tsv"
 
@@ -30,7 +61,10 @@ def attack(checkpoint, workplace, capsys):
 
 def mean_probabilities(classifier: torch.nn.Module, images: np.ndarray) -> torch.Tensor:
     """The averaged softmax [B, K] on the draws that the attacks of images 0, 1, ... see."""
-    logits = [noisy_logits(classifier, image, i, Purpose.ATTACK_NOISE, DRAWS) for i, image in enumerate(images)]
+    logits = [
+        noisy_logits(classifier, image, i, Purpose.ATTACK_NOISE, DRAWS)
+        for i, image in enumerate(images)
+    ]
     return F.softmax(torch.stack(logits).double(), dim=-1).mean(1)
 
 
@@ -40,7 +74,9 @@ def of_label(probabilities: torch.Tensor, arrays: dict[str, np.ndarray]) -> torc
 
 def test_attacks_with_gradients_make_labels_less_probable(attack, classifier):
     arrays = archive(attack("out", "--gradient", "expected-loss"))
-    before, after = (mean_probabilities(classifier, arrays[name]) for name in ("image", "adversarial"))
+    before, after = (
+        mean_probabilities(classifier, arrays[name]) for name in ("image", "adversarial")
+    )
     assert (of_label(after, arrays) < of_label(before, arrays)).all()
 
 
@@ -64,10 +100,15 @@ def test_no_two_gradients_make_the_same_examples(attack):
 
 
 def test_restarts_never_make_a_label_more_probable(attack, classifier):
-    """The first of several runs equals the run without restarts; where another run won, there was more than one."""
+    """The first of several runs equals the run without restarts; where another run won, there was
+    more than one.
+    """
     weak = ["--gradient", "stein", "--num-steps", 1]
     one, five = (archive(attack(f"{count}", "--restarts", count, *weak)) for count in (1, 5))
-    labels = [of_label(mean_probabilities(classifier, arrays["adversarial"]), arrays) for arrays in (one, five)]
+    labels = [
+        of_label(mean_probabilities(classifier, arrays["adversarial"]), arrays)
+        for arrays in (one, five)
+    ]
     assert (labels[1] <= labels[0] * (1 + 1e-4)).all()
     changed = (one["adversarial"] != five["adversarial"]).any((1, 2, 3))
     assert changed.any() and (labels[1] < labels[0])[torch.from_numpy(changed)].all()
@@ -78,12 +119,16 @@ def test_class_wanted_becomes_more_probable_and_its_own_images_are_left_alone(at
     log = attack("out", "--target", 2)
     arrays = archive(log)
     assert header(log) == [*OWN_COLUMNS, "target"] and set(arrays["target"]) == {2}
-    before, after = (mean_probabilities(classifier, arrays[name])[:, 2] for name in ("image", "adversarial"))
+    before, after = (
+        mean_probabilities(classifier, arrays[name])[:, 2] for name in ("image", "adversarial")
+    )
     its_own = arrays["label"] == 2
     assert its_own.any() and not its_own.all()
     assert (after > before)[torch.from_numpy(~its_own)].all()
     assert l2_norms(arrays)[its_own].tolist() == [0.0] * its_own.sum()
-    assert [float(row["attack_norm"]) for row in rows(log) if row["label"] == "2"] == [0.0] * its_own.sum()
+    assert [float(row["attack_norm"]) for row in rows(log) if row["label"] == "2"] == [
+        0.0
+    ] * its_own.sum()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -106,7 +151,10 @@ def test_every_class_in_turn_is_at_least_as_good_as_one_of_them(attack, classifi
     """And the log has no column for a single target."""
     log, one = (attack(f"{target}", "--target", target, "--max", 4) for target in ("every", 6))
     assert header(log) == OWN_COLUMNS and "target" not in archive(log)
-    best, of_one = (of_label(mean_probabilities(classifier, a["adversarial"]), a) for a in map(archive, (log, one)))
+    best, of_one = (
+        of_label(mean_probabilities(classifier, a["adversarial"]), a)
+        for a in map(archive, (log, one))
+    )
     assert (best <= of_one * (1 + 1e-4)).all() and (best < of_one).any()
 
 

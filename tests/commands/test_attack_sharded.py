@@ -33,7 +33,9 @@ def whole(checkpoint, tmp_path_factory) -> Path:
 @pytest.fixture
 def attack(checkpoint, workplace, capsys) -> Callable:
     """Attack twenty images into out/; options given later win."""
-    return lambda *options: call(capsys, "attack", "digits", checkpoint, SIGMA, "out", *USUAL, *SIZES, *options)
+    return lambda *options: call(
+        capsys, "attack", "digits", checkpoint, SIGMA, "out", *USUAL, *SIZES, *options
+    )
 
 
 @pytest.fixture
@@ -47,7 +49,9 @@ def assert_all_the_same(folder: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [(0,), (2, 0, 1)], ids=str)
-def test_shards_in_any_order_merge_into_the_logs_of_one_process(attack, merge, workplace, whole, order):
+def test_shards_in_any_order_merge_into_the_logs_of_one_process(
+    attack, merge, workplace, whole, order
+):
     for index in order:
         outcome = attack("--shard", f"{index}/{len(order)}")
         assert (outcome.code, outcome.err) == (0, "")
@@ -55,7 +59,11 @@ def test_shards_in_any_order_merge_into_the_logs_of_one_process(attack, merge, w
             assert f"python code/attack.py merge out/{name}.tsv" in outcome.out, "what to do next"
     for name in NAMES:
         outcome = merge(log=f"out/{name}.tsv")
-        assert outcome.code == 0 and f"20 examples from {len(order)} shards" in outcome.out and outcome.err == ""
+        assert (
+            outcome.code == 0
+            and f"20 examples from {len(order)} shards" in outcome.out
+            and outcome.err == ""
+        )
     assert_all_the_same(workplace / "out", whole)
     assert not list(workplace.rglob("*.examples"))
 
@@ -79,7 +87,9 @@ def test_shards_may_be_brought_together_from_several_places(attack, merge, workp
     assert_same_attack(workplace / LOG, whole / "epsilon_0.5.tsv")
 
 
-def test_images_that_a_shard_lost_are_missed_before_anything_is_removed(attack, merge, workplace, whole):
+def test_images_that_a_shard_lost_are_missed_before_anything_is_removed(
+    attack, merge, workplace, whole
+):
     for index in (0, 1):
         attack("--shard", f"{index}/2")
     lost = spool_path(workplace / f"{LOG}.shards/1-of-2.tsv")
@@ -96,7 +106,9 @@ def files(folder: Path) -> list[str]:
 
 
 def stop_merging(patch: pytest.MonkeyPatch, moment: str | None) -> None:
-    """Let a process end before it packs the images of merged shards into an archive, or while it removes a shard's."""
+    """Let a process end before it packs the images of merged shards into an archive, or while it
+    removes a shard's.
+    """
     unlink = Path.unlink
 
     def stop(path: Path, *arguments: object, **options: bool) -> None:
@@ -116,9 +128,12 @@ MOMENTS = ["before the archive", "among the images"]
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("again", ["merge", "attack"])
-def test_merging_that_was_stopped_can_be_repeated(attack, merge, workplace, whole, monkeypatch, moment, again):
-    """Merging again, or the plain command, finishes the log without attacking any image again: before the archive the
-    shards have the images; afterwards the archive has them all, although some shards have lost theirs."""
+def test_merging_that_was_stopped_can_be_repeated(
+    attack, merge, workplace, whole, monkeypatch, moment, again
+):
+    """Merging again, or the plain command, finishes the log without attacking any image again:
+    before the archive the shards have the images; afterwards the archive has them all, although
+    some shards have lost theirs."""
     for index in (0, 1):
         attack("--shard", f"{index}/2")
     merge(log="out/epsilon_0.25.tsv")
@@ -155,23 +170,51 @@ def test_torchrun_finishes_what_one_process_began(attack, workplace, whole, monk
     assert files(workplace / "out") == OUTPUT
 
 
-@pytest.mark.parametrize(("workers", "examples", "group"), [(None, 500, 256), (2, 500, 62), (8, 500, 15), (8, 20, 1)])
+@pytest.mark.parametrize(
+    ("workers", "examples", "group"), [(None, 500, 256), (2, 500, 62), (8, 500, 15), (8, 20, 1)]
+)
 def test_no_process_takes_so_many_images_at_once_that_others_have_none(workers, examples, group):
-    """Each process gets images about four times; a single process attacks enough images at once for several passes."""
+    """Each process gets images about four times; a single process attacks enough images at once for
+    several passes.
+    """
     attack = SmoothedAttack(PGD(0.5, 2), 0.25, batch=64)
-    job = SimpleNamespace(workers=workers and SimpleNamespace(size=workers), indices=range(examples))
+    job = SimpleNamespace(
+        workers=workers and SimpleNamespace(size=workers), indices=range(examples)
+    )
     assert log_writing.examples_at_a_time(attack, job) == group
 
 
 def test_two_processes_write_the_logs_of_one(checkpoint, warm, tmp_path):
     """As torchrun starts them."""
-    usual = ["--device", "cpu", "--N", 50, "--skip", 18, "--num-steps", 2, "--num-noise-vec", 4, *SIZES, "--png", 1]
+    usual = [
+        "--device",
+        "cpu",
+        "--N",
+        50,
+        "--skip",
+        18,
+        "--num-steps",
+        2,
+        "--num-noise-vec",
+        4,
+        *SIZES,
+        "--png",
+        1,
+    ]
     succeed("attack", "digits", checkpoint, SIGMA, tmp_path / "whole", *usual)
-    done = warm.run_workers(2, script("attack", "digits", checkpoint, SIGMA, "out", *usual), tmp_path)
+    done = warm.run_workers(
+        2, script("attack", "digits", checkpoint, SIGMA, "out", *usual), tmp_path
+    )
     assert [each.returncode for each in done] == [0, 0], done
-    assert "".join(each.stdout for each in done).count("20 examples") == 2, "one of the processes sums up"
+    assert "".join(each.stdout for each in done).count("20 examples") == 2, (
+        "one of the processes sums up"
+    )
     assert_all_the_same(tmp_path / "out", tmp_path / "whole")
     assert files(tmp_path / "out") == files(tmp_path / "whole")
     for name in NAMES:
-        assert {run["shard"] for run in manifest_of(tmp_path / f"out/{name}.tsv")["runs"]} == {0, 1, 2}
+        assert {run["shard"] for run in manifest_of(tmp_path / f"out/{name}.tsv")["runs"]} == {
+            0,
+            1,
+            2,
+        }
         assert len(rows(tmp_path / f"out/{name}.tsv")) == 20

@@ -1,4 +1,6 @@
-"""certify from end to end: the log's columns and numbers, reproducibility, resuming, and what it refuses."""
+"""certify from end to end: the log's columns and numbers, reproducibility, resuming, and what it
+refuses.
+"""
 
 import hashlib
 import json
@@ -17,9 +19,13 @@ N, ALPHA, SIGMA, EXAMPLES = 100, 0.001, 0.5, 40
 
 @pytest.fixture(scope="module")
 def log(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty examples under more noise than the classifier was trained for: right, wrong and abstaining."""
+    """Forty examples under more noise than the classifier was trained for: right, wrong and
+    abstaining.
+    """
     path = tmp_path_factory.mktemp("logs") / "digits.tsv"
-    succeed("certify", "digits", checkpoint, SIGMA, path, "--N", N, "--max", EXAMPLES, "--device", "cpu")
+    succeed(
+        "certify", "digits", checkpoint, SIGMA, path, "--N", N, "--max", EXAMPLES, "--device", "cpu"
+    )
     return path
 
 
@@ -34,9 +40,13 @@ def certify(checkpoint, workplace, capsys):
 
 
 def test_rows_are_consistent(log):
-    """The reader refuses others: it is right where the prediction is the label, and abstains with radius 0."""
+    """The reader refuses others: it is right where the prediction is the label, and abstains with
+    radius 0.
+    """
     table = read_certification_log(log)
-    assert {*table.correct} == {0, 1} and -1 in {*table.predict}, "each is needed for this test to say anything"
+    assert {*table.correct} == {0, 1} and -1 in {*table.predict}, (
+        "each is needed for this test to say anything"
+    )
     assert {*table.predict} <= {*range(-1, 10)}
     for row in rows(log):
         hours, minutes, seconds = row["time"].split(":")
@@ -44,7 +54,9 @@ def test_rows_are_consistent(log):
 
 
 def test_radii_follow_from_the_counts(log):
-    """sigma * Phi^-1(p), p the Clopper-Pearson bound; or an abstention where p < 1/2. Never rounded up."""
+    """sigma * Phi^-1(p), p the Clopper-Pearson bound; or an abstention where p < 1/2. Never rounded
+    up.
+    """
     for row in rows(log):
         successes, trials = int(row["successes"]), int(row["trials"])
         assert trials == N or trials < N and row["predict"] == "-1"
@@ -75,7 +87,12 @@ def test_skip_is_a_stride_and_max_counts_examples(certify, workplace, options, i
 def test_manifest_says_what_made_the_log(log, checkpoint):
     manifest = json.loads(log.with_name("digits.tsv.manifest.json").read_text())
     digest = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
-    settings = {"dataset": "digits", "split": "test", "arch": "digits_resnet8", "input_layer": "normalize"}
+    settings = {
+        "dataset": "digits",
+        "split": "test",
+        "arch": "digits_resnet8",
+        "input_layer": "normalize",
+    }
     settings |= {"sigma": SIGMA, "N0": 100, "N": N, "alpha": ALPHA, "seed": 0, "method": "exact"}
     settings |= {"checkpoint_sha256": digest, "num_classes": 10}
     assert settings.items() <= manifest["settings"].items()
@@ -107,11 +124,17 @@ def test_resuming_on_fewer_images_than_there_are_is_refused(certify, workplace):
     assert snapshot(workplace) == before
 
 
-def test_released_checkpoint_certifies_like_ours_once_its_input_layer_is_told(certify, workplace, checkpoint):
+def test_released_checkpoint_certifies_like_ours_once_its_input_layer_is_told(
+    certify, workplace, checkpoint
+):
     """The shared classifier as the released code would have saved it: four keys."""
     content, released = torch.load(checkpoint, weights_only=True), workplace / "released.pth.tar"
-    torch.save({key: content[key] for key in ("epoch", "arch", "state_dict", "optimizer")}, released)
-    assert refused(certify("theirs.tsv", "--max", 5, model=released), "--input-layer", "center", "normalize")
+    torch.save(
+        {key: content[key] for key in ("epoch", "arch", "state_dict", "optimizer")}, released
+    )
+    assert refused(
+        certify("theirs.tsv", "--max", 5, model=released), "--input-layer", "center", "normalize"
+    )
     assert not (workplace / "theirs.tsv").exists()
     certify("ours.tsv", "--max", 5)
     assert certify("theirs.tsv", "--max", 5, "--input-layer", "normalize", model=released).code == 0
@@ -125,7 +148,11 @@ def test_too_few_draws_are_warned_about(certify, draws, warned):
     """alpha^(1/n) >= 1/2 from n = 10 on at alpha = 0.001: with fewer draws every image abstains."""
     outcome = certify("out.tsv", "--max", 1, "--N", draws)
     assert outcome.code == 0
-    assert (outcome.err.startswith("warning: ") and "--N 10 " in outcome.err) == warned == bool(outcome.err)
+    assert (
+        (outcome.err.startswith("warning: ") and "--N 10 " in outcome.err)
+        == warned
+        == bool(outcome.err)
+    )
 
 
 def test_another_sigma_than_in_training_is_warned_about(certify):

@@ -11,9 +11,15 @@ from support.commands import CODE, run_process
 
 
 def offered(folder, line: str) -> list[str]:
-    """As argcomplete's function for bash asks when a person types ``line`` and the tabulator key."""
+    """As argcomplete's function for bash asks when a person types ``line`` and the tabulator
+    key.
+    """
     asks = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
-    asks |= {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer")}
+    asks |= {
+        "COMP_LINE": line,
+        "COMP_POINT": str(len(line)),
+        "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer"),
+    }
     path = os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")]))
     done = run_process([sys.executable, "-m", "smoothadv"], folder, PYTHONPATH=path, **asks)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -1,4 +1,6 @@
-"""Cost of a sweep: computed by hand and by a slow, obvious loop with known times, and once measured."""
+"""Cost of a sweep: computed by hand and by a slow, obvious loop with known times, and once
+measured.
+"""
 
 import time
 from pathlib import Path
@@ -19,10 +21,16 @@ HEAD = '[fixed]\ndataset = "digits"\narch = "digits_resnet8"\nnoise = 0.25\n'
 
 @pytest.fixture
 def known(monkeypatch, workplace) -> costs._CostMeter:
-    """A meter for which a noisy copy takes UPDATE seconds, a step of attack STEP more, and a vote VOTE."""
+    """A meter for which a noisy copy takes UPDATE seconds, a step of attack STEP more, and a vote
+    VOTE.
+    """
     machine = costs._CostMeter(torch.device("cpu"))
     monkeypatch.setattr(machine, "_measure_update", lambda training: (UPDATE, STEP))
-    monkeypatch.setattr(machine, "_measure_pass", lambda _, evaluation, with_gradient: (VOTE, GRADIENT)[with_gradient])
+    monkeypatch.setattr(
+        machine,
+        "_measure_pass",
+        lambda _, evaluation, with_gradient: (VOTE, GRADIENT)[with_gradient],
+    )
     monkeypatch.setattr(costs, "_CostMeter", lambda device: machine)
     return machine
 
@@ -33,7 +41,9 @@ def plans(text: str) -> list:
 
 
 def obvious_training_seconds(plan) -> float:
-    """Epoch by epoch and batch by batch: trained and attacked copies, then the test images of the epoch."""
+    """Epoch by epoch and batch by batch: trained and attacked copies, then the test images of the
+    epoch.
+    """
     (training,), seconds = plan.trainings, 0.0
     objective = training.request.objective
     images = len(get_dataset("digits", "train"))
@@ -73,10 +83,17 @@ def test_training_costs_what_a_loop_over_its_updates_counts(known, text):
         ("distillation", 'teacher = "a"\n', 1, 0, 7, 0),
     ],
 )
-def test_attacks_of_noise_and_looks_at_training_images_are_counted(known, objective, more, m, steps, attacked, looks):
+def test_attacks_of_noise_and_looks_at_training_images_are_counted(
+    known, objective, more, m, steps, attacked, looks
+):
     """With known times; and with real ones, an update of every objective can be measured."""
-    (plan,) = plans(f'epochs = 7\nbatch = 16\n[[sweep]]\nnoise = 0.5\nobjective = "{objective}"\n{more}')
-    updates, tests = 1438 * m * (7 * UPDATE + attacked * steps * STEP), 7 * 359 * m * (UPDATE + steps * STEP)
+    (plan,) = plans(
+        f'epochs = 7\nbatch = 16\n[[sweep]]\nnoise = 0.5\nobjective = "{objective}"\n{more}'
+    )
+    updates, tests = (
+        1438 * m * (7 * UPDATE + attacked * steps * STEP),
+        7 * 359 * m * (UPDATE + steps * STEP),
+    )
     assert known.cost(plan)["training"] == pytest.approx(updates + tests + 1438 * looks * VOTE)
     update, step = METER(torch.device("cpu"))._measure_update(plan.trainings[0])
     assert np.all(update > 0) and np.all(np.asarray(step) >= 0)
@@ -85,11 +102,14 @@ def test_attacks_of_noise_and_looks_at_training_images_are_counted(known, object
 def test_certificates_and_attacks_cost_their_votes_and_gradients(known):
     (plan,) = plans(
         "[[sweep]]\nseed = 0\n[[certify]]\nskip = 100\nN = 900\nN0 = 100\n"
-        "[[attack]]\nskip = 100\nepsilon = [0.25, 0.5]\nN = 50\nnum-steps = 3\nnum-noise-vec = 5\nrestarts = 2\n"
+        "[[attack]]\nskip = 100\nepsilon = [0.25, 0.5]\nN = 50\nnum-steps = 3\nnum-noise-vec = "
+        "5\nrestarts = 2\n"
     )
     cost = known.cost(plan)
     assert cost["certifying"] == pytest.approx(4 * 1000 * VOTE), "images 0, 100, 200 and 300 of 359"
-    assert cost["attacking"] == pytest.approx(2 * 4 * (50 * VOTE + 3 * 5 * 2 * GRADIENT)), "two logs"
+    assert cost["attacking"] == pytest.approx(2 * 4 * (50 * VOTE + 3 * 5 * 2 * GRADIENT)), (
+        "two logs"
+    )
     assert set(cost) == {"training", "certifying", "attacking"}
 
 
@@ -100,7 +120,10 @@ def test_certificates_and_attacks_cost_their_votes_and_gradients(known):
         ("base-attack = true\n", 20 * GRADIENT),
         ('gradient = "stein"\nnum-noise-vec = 8\n', 20 * 8 * VOTE),
         ('target = "every"\nnum-steps = 2\nnum-noise-vec = 1\n', 9 * 2 * GRADIENT),
-        ('target = "runner-up"\nnum-steps = 2\nnum-noise-vec = 1\nrestarts = 3\n', 3 * 2 * GRADIENT),
+        (
+            'target = "runner-up"\nnum-steps = 2\nnum-noise-vec = 1\nrestarts = 3\n',
+            3 * 2 * GRADIENT,
+        ),
     ],
 )
 def test_attack_costs_what_it_computes(known, options, seconds):
@@ -109,7 +132,9 @@ def test_attack_costs_what_it_computes(known, options, seconds):
 
 
 def test_default_number_of_draws_is_counted(known):
-    (plan,) = plans('[[sweep]]\nseed = 0\n[[certify]]\nmax = 1\n[[certify]]\nname = "a"\nN = 10\nmax = 1\n')
+    (plan,) = plans(
+        '[[sweep]]\nseed = 0\n[[certify]]\nmax = 1\n[[certify]]\nname = "a"\nN = 10\nmax = 1\n'
+    )
     assert known.cost(plan)["certifying"] == pytest.approx((100_100 + 110) * VOTE)
 
 
@@ -119,13 +144,18 @@ def test_total_is_that_of_all_jobs_and_reads_well(known):
     each = (2 * 1438 + 2 * 359) * UPDATE
     total = 3 * (each + 10 * 1000 * VOTE)
     text = costs.cost_table(grid, all_plans, "cpu")
-    assert f"about {total / 3600:.3g} hours on cpu" in text and f"training {3 * each / 3600:.3g} hours" in text
+    assert (
+        f"about {total / 3600:.3g} hours on cpu" in text
+        and f"training {3 * each / 3600:.3g} hours" in text
+    )
     assert "certifying 5 minutes" in text and "without starting commands" in text
 
 
 def test_range_and_what_is_chosen_later_are_told(known, monkeypatch):
     slower = np.array([1.0, 1.5])
-    monkeypatch.setattr(known, "_measure_pass", lambda training, evaluation, with_gradient: VOTE * slower)
+    monkeypatch.setattr(
+        known, "_measure_pass", lambda training, evaluation, with_gradient: VOTE * slower
+    )
     monkeypatch.setattr(known, "_measure_update", lambda training: (UPDATE * slower, 0.0))
     found = plans(
         "epochs = 1\n[[sweep]]\nseed = [0, 1, 2]\n[[certify]]\nmax = 10\nN = 900\n"
@@ -135,15 +165,20 @@ def test_range_and_what_is_chosen_later_are_told(known, monkeypatch):
     each = (1438 + 359) * UPDATE
     assert f"training {3 * each / 3600:.3g} to {4.5 * each / 3600:.3g} hours" in text
     assert "certifying 5 to 7.5 minutes" in text
-    # Three times a command that certifies four images with 1,000 draws, should all models be the best.
+    # Three times a command that certifies four images with 1,000 draws, should all models be the
+    # best.
     assert "chosen later, are not counted: at most 2 to 3 minutes more" in text
     assert "fastest and slowest of 5 or more measurements" in text
 
 
 def test_ensemble_without_evaluations_costs_nothing(known, monkeypatch):
-    monkeypatch.setattr(known, "_measure_update", lambda training: (np.array([UPDATE, 2 * UPDATE]), 0.0))
+    monkeypatch.setattr(
+        known, "_measure_update", lambda training: (np.array([UPDATE, 2 * UPDATE]), 0.0)
+    )
     found = plans('epochs = 1\n[[sweep]]\nseed = [0, 1]\n[[ensemble]]\nof = "grid"\n')
-    assert "shortest job takes about 0 seconds" in costs.cost_table(read_grid(Path("grid.toml")), found, "cpu")
+    assert "shortest job takes about 0 seconds" in costs.cost_table(
+        read_grid(Path("grid.toml")), found, "cpu"
+    )
 
 
 def test_waiting_for_other_programs_is_not_counted():
@@ -162,13 +197,18 @@ def test_little_is_measured_on_a_slow_machine(monkeypatch):
 def test_step_of_an_attack_is_measured(workplace, monkeypatch):
     """With real measurements: an update takes time, and so does a step of its attack."""
     monkeypatch.setattr(costs, "_REPEATS", 1)
-    (plan,) = plans('attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n')
+    (plan,) = plans(
+        'attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n'
+    )
     machine = costs._CostMeter(torch.device("cpu"))
     update, step = machine._measure_update(plan.trainings[0])
     assert (update > 0).all() and (update >= step).all() and (step >= 0).all()
     (plan,) = plans("[[sweep]]\nseed = 0\n[[attack]]\nmax = 1\nepsilon = 0.5\n")
     (attacked,) = plan.evaluations
-    assert all((machine._measure_pass(plan.trainings[0], attacked, gradient) > 0).all() for gradient in (False, True))
+    assert all(
+        (machine._measure_pass(plan.trainings[0], attacked, gradient) > 0).all()
+        for gradient in (False, True)
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Every way into the program: scripts, console command, help texts, and the command lines of the documentation."""
+"""Every way into the program: scripts, console command, help texts, and the command lines of the
+documentation.
+"""
 
 import importlib
 import re
@@ -18,12 +20,15 @@ SCRIPTS = sorted(path.stem for path in CODE.glob("*.py"))
 
 
 def documented_commands(text: str) -> list[str]:
-    """The lines `python code/X.py ...` of a text, each joined with the lines that its backslash continues on.
+    """The lines `python code/X.py ...` of a text, each joined with the lines that its backslash
+    continues on.
 
     A line that leaves the start to torchrun, or to the console command, is given as if it did not.
     """
     joined = re.sub(r"\\\n\s*", "", text)
-    joined = re.sub(r"^( *)torchrun (--\S+ \d+ )*(-- )?code/", r"\1python code/", joined, flags=re.MULTILINE)
+    joined = re.sub(
+        r"^( *)torchrun (--\S+ \d+ )*(-- )?code/", r"\1python code/", joined, flags=re.MULTILINE
+    )
     joined = re.sub(r"^( *)smoothadv (\w+) ", r"\1python code/\2.py ", joined, flags=re.MULTILINE)
     return [line.strip() for line in joined.splitlines() if line.strip().startswith("python code/")]
 
@@ -108,7 +113,9 @@ def test_documented_commands_are_valid(document, validate, monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     text = document.read_text()
     for name in re.findall(r"--plugin ([a-z]+\.py)", text):
-        Path(name).write_text(re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1])
+        Path(name).write_text(
+            re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+        )
     for line in documented_commands(text):
         validate(line)
 
@@ -117,14 +124,23 @@ def test_grid_of_a_new_objective_is_accepted_with_its_plugin(capsys, monkeypatch
     monkeypatch.chdir(tmp_path)
     text = (REPOSITORY / "docs" / "new_objective.md").read_text()
     for name, language in [("averaged.py", "python"), ("equal_cost.toml", "toml")]:
-        Path(name).write_text(re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1])
+        Path(name).write_text(
+            re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+        )
     assert smoothadv.commands.main(["sweep", "status", "equal_cost.toml"]) == 0
     assert "equal_cost: 9 jobs: 9 waiting" in capsys.readouterr().out
 
 
 def test_documented_commands_are_found_with_their_continuations():
-    text = "$ ls\n  python code/a.py x \\\n      --y 1\npython code/b.py\nsmoothadv c d\nNot python code/c.py here.\n"
-    assert documented_commands(text) == ["python code/a.py x --y 1", "python code/b.py", "python code/c.py d"]
+    text = (
+        "$ ls\n  python code/a.py x \\\n      --y 1\npython code/b.py\nsmoothadv c d\nNot python "
+        "code/c.py here.\n"
+    )
+    assert documented_commands(text) == [
+        "python code/a.py x --y 1",
+        "python code/b.py",
+        "python code/c.py d",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +173,9 @@ def test_console_help_lists_the_commands(capsys):
 def test_console_command_lists_its_commands(arguments, capsys):
     assert smoothadv.commands.main(arguments) == 2
     captured = capsys.readouterr()
-    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1 and captured.out == ""
+    assert (
+        captured.err.startswith("error: ") and captured.err.count("\n") == 1 and captured.out == ""
+    )
     assert all(name in captured.err for name in [*arguments, *COMMANDS])
     assert ("(did you mean 'train'?)" in captured.err) == bool(arguments)
 

@@ -1,4 +1,6 @@
-"""Networks by name in all commands: trained, certified, predicted, attacked, verified, and in Python."""
+"""Networks by name in all commands: trained, certified, predicted, attacked, verified, and in
+Python.
+"""
 
 import csv
 import json
@@ -18,7 +20,18 @@ from support.image_files import random_image, save_image
 from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
 
 CHEAP = ("--N", 100, "--device", "cpu")
-SMOKE = ("--noise", 0.25, "--steps-per-epoch", 2, "--batch", 16, "--evaluate-images", 10, "--device", "cpu")
+SMOKE = (
+    "--noise",
+    0.25,
+    "--steps-per-epoch",
+    2,
+    "--batch",
+    16,
+    "--evaluate-images",
+    10,
+    "--device",
+    "cpu",
+)
 FUNCTION = """
 from torch import nn
 
@@ -36,7 +49,9 @@ def fault(description):
 
 @pytest.fixture
 def place(workplace: Path) -> Path:
-    """A folder with photos/, of two of the classes that the network in hf/ has in another order, and nets.py."""
+    """A folder with photos/, of two of the classes that the network in hf/ has in another order,
+    and nets.py.
+    """
     save_folder(workplace / "photos", "cat", "red_flower")
     save_hf(workplace / "hf")
     (workplace / "nets.py").write_text(FUNCTION)
@@ -54,7 +69,10 @@ def test_folder_of_transformers_is_certified_under_its_own_classes(place, capsys
     assert [row["label"] for row in timeless(Path("log.tsv"))] == ["2", "2", "1"]
     settings = settings_of("log.tsv")
     assert (settings["arch"], settings["num_classes"], settings["pretrained"]) == ("hf:hf", 3, True)
-    assert settings["library"].startswith("transformers ") and settings["dataset"] == "imagefolder:photos"
+    assert (
+        settings["library"].startswith("transformers ")
+        and settings["dataset"] == "imagefolder:photos"
+    )
     succeed(*certify)
     assert len(timeless(Path("log.tsv"))) == 4, "the log goes on"
     assert "4 of 4 rows" in call(capsys, "certify", "verify", "log.tsv", "--device", "cpu").out
@@ -65,7 +83,18 @@ def test_folder_of_transformers_is_certified_under_its_own_classes(place, capsys
 def test_network_predicts_and_is_attacked(place, capsys):
     network = ("imagefolder:photos", "hf:hf", 0.25)
     succeed("predict", *network, "log.tsv", *CHEAP)
-    succeed("attack", *network, "attacked", *CHEAP, "--epsilon", 0.5, "--num-steps", 2, "--num-noise-vec", 2)
+    succeed(
+        "attack",
+        *network,
+        "attacked",
+        *CHEAP,
+        "--epsilon",
+        0.5,
+        "--num-steps",
+        2,
+        "--num-noise-vec",
+        2,
+    )
     succeed("certify", *network, "certified.tsv", *CHEAP)
     against = ("--against", "certified.tsv", "--num-steps", 2, "--num-noise-vec", 2)
     assert "0 flipped" in call(capsys, "attack", *network, "falsified", *CHEAP, *against).out
@@ -74,12 +103,25 @@ def test_network_predicts_and_is_attacked(place, capsys):
 def test_onnx_is_attacked_without_gradients_and_certified(place, capsys):
     save_onnx(place / "net.onnx", small_network(), torch.rand(4, 3, 8, 8), fixed=True)
     save_folder(place / "three", "0", "1", "2")
-    attack = ("attack", "imagefolder:three", "onnx:net.onnx", 0.25, "out", *CHEAP, "--epsilon", 0.5, "--num-steps", 2)
+    attack = (
+        "attack",
+        "imagefolder:three",
+        "onnx:net.onnx",
+        0.25,
+        "out",
+        *CHEAP,
+        "--epsilon",
+        0.5,
+        "--num-steps",
+        2,
+    )
     assert refused(call(capsys, *attack), "no gradients", "--gradient stein or hard-stein")
     assert not (place / "out").exists()
     succeed(*attack, "--gradient", "stein")
     certify = ("certify", "imagefolder:three", "onnx:net.onnx", 0.25)
-    assert refused(call(capsys, *certify, "bf16.tsv", *CHEAP, "--precision", "bf16"), "leave --precision out")
+    assert refused(
+        call(capsys, *certify, "bf16.tsv", *CHEAP, "--precision", "bf16"), "leave --precision out"
+    )
     succeed(*certify, "log.tsv", *CHEAP)
     assert "6 of 6 rows" in call(capsys, "certify", "verify", "log.tsv", "--device", "cpu").out
     assert [row["label"] for row in timeless(Path("log.tsv"))] == list("001122")
@@ -89,11 +131,22 @@ def test_random_weights_follow_the_seed_and_say_so(place, capsys):
     logs = {}
     for name, seed in (("one", 0), ("again", 0), ("other", 1)):
         outcome = call(
-            capsys, "predict", "imagefolder:photos", "hf:hf", 0.25, name, *CHEAP, "--no-pretrained", "--seed", seed
+            capsys,
+            "predict",
+            "imagefolder:photos",
+            "hf:hf",
+            0.25,
+            name,
+            *CHEAP,
+            "--no-pretrained",
+            "--seed",
+            seed,
         )
         assert outcome.code == 0 and outcome.err.startswith("warning: hf:hf has random weights")
         logs[name] = settings_of(name)["module_sha256"]
-    assert logs["one"] == logs["again"] != logs["other"] and settings_of("one")["pretrained"] is False
+    assert (
+        logs["one"] == logs["again"] != logs["other"] and settings_of("one")["pretrained"] is False
+    )
 
 
 def test_photographs_are_prepared_as_the_network_expects(place):
@@ -103,7 +156,9 @@ def test_photographs_are_prepared_as_the_network_expects(place):
         "imagefolder:photos@16": "imagefolder:photos@16",
         "digits": "digits",
     }.items():
-        request = CertifyRequest(classifier=Path("hf:hf"), images=images, sigma=0.25, outfile=Path("log.tsv"))
+        request = CertifyRequest(
+            classifier=Path("hf:hf"), images=images, sigma=0.25, outfile=Path("log.tsv")
+        )
         named = named_network(request)
         named.found.module.train()
         module, pixels = named.found.normalized, torch.rand(2, 3, 8, 8)
@@ -119,12 +174,36 @@ def test_photographs_are_prepared_as_the_network_expects(place):
     ("words", "message", "code"),
     [
         (("digits", "hf:hf", 0.25), "no class, or several classes, called '3', '4'", 1),
-        (("imagefolder:photos", "hf:hf", 0.25, "--input-layer", "center"), "leave --input-layer out", 2),
-        (("imagefolder:photos", "nowhere.pth.tar", 0.25, "--no-pretrained"), "is for networks by name", 2),
-        (("imagefolder:photos", "timm:test_resne", 0.25), "timm:test_resne cannot be had (Unknown model", 1),
-        (("imagefolder:photos", "hf:hf+timm:test_resnet", 0.25), "an ensemble is of checkpoints", 1),
-        (("imagefolder:photos", "nets.py:number", 0.25), "returns a int, expected a torch.nn.Module", 1),
-        (("imagefolder:photos", "nets.py:fault", 0.25), "fails for 'imagefolder:photos': AttributeError", 1),
+        (
+            ("imagefolder:photos", "hf:hf", 0.25, "--input-layer", "center"),
+            "leave --input-layer out",
+            2,
+        ),
+        (
+            ("imagefolder:photos", "nowhere.pth.tar", 0.25, "--no-pretrained"),
+            "is for networks by name",
+            2,
+        ),
+        (
+            ("imagefolder:photos", "timm:test_resne", 0.25),
+            "timm:test_resne cannot be had (Unknown model",
+            1,
+        ),
+        (
+            ("imagefolder:photos", "hf:hf+timm:test_resnet", 0.25),
+            "an ensemble is of checkpoints",
+            1,
+        ),
+        (
+            ("imagefolder:photos", "nets.py:number", 0.25),
+            "returns a int, expected a torch.nn.Module",
+            1,
+        ),
+        (
+            ("imagefolder:photos", "nets.py:fault", 0.25),
+            "fails for 'imagefolder:photos': AttributeError",
+            1,
+        ),
         (("imagefolder:photos", "nets.py:nothing", 0.25), "the file defines no such function", 1),
         (("imagefolder:photos", "nowhere.py:make", 0.25), "nowhere.py:make cannot be read", 2),
         (("imagefolder:grey", "torchvision:resnet18", 0.25, "--no-pretrained"), "3 channels", 1),
@@ -132,10 +211,17 @@ def test_photographs_are_prepared_as_the_network_expects(place):
 )
 def test_what_does_not_fit_is_one_line(place, words, message, code, capsys):
     for digit in range(2):
-        save_image(place / "grey@224,256" / "test" / str(digit) / "0.png", random_image(digit, 8, 8, 1))
+        save_image(
+            place / "grey@224,256" / "test" / str(digit) / "0.png", random_image(digit, 8, 8, 1)
+        )
     outcome = call(capsys, "certify", *words[:3], "log.tsv", *CHEAP, *words[3:])
     error = [line for line in outcome.err.splitlines() if not line.startswith("warning: ")]
-    assert outcome.code == code and len(error) == 1 and message in error[0] and not Path("log.tsv").exists()
+    assert (
+        outcome.code == code
+        and len(error) == 1
+        and message in error[0]
+        and not Path("log.tsv").exists()
+    )
 
 
 def test_network_of_timm_trains_resumes_and_is_certified(workplace, capsys):
@@ -146,50 +232,105 @@ def test_network_of_timm_trains_resumes_and_is_certified(workplace, capsys):
     succeed(*train, "parts", *SMOKE, "--epochs", 2, "--resume")
     one, other = (read_checkpoint(f"{name}/checkpoint.pth.tar") for name in ("whole", "parts"))
     assert one["arch"] == "timm:test_resnet" and "pretrained" not in one["recipe"]
-    assert all(torch.equal(value, other["state_dict"][name]) for name, value in one["state_dict"].items())
-    assert call(capsys, "certify", "digits", "whole/checkpoint.pth.tar", 0.25, "log", *CHEAP, "--max", 1).code == 0
+    assert all(
+        torch.equal(value, other["state_dict"][name]) for name, value in one["state_dict"].items()
+    )
+    assert (
+        call(
+            capsys, "certify", "digits", "whole/checkpoint.pth.tar", 0.25, "log", *CHEAP, "--max", 1
+        ).code
+        == 0
+    )
 
 
 def test_finetuning_starts_from_the_library(place, capsys):
-    """With its constants; the recipe names the weights, so that a run from others is another one."""
+    """With its constants; the recipe names the weights, so that a run from others is another
+    one.
+    """
     save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.25] * 3)
-    train = ("train", "imagefolder:photos", "hf:hf", "run", *SMOKE, "--pretrained", "--recipe", "finetune-noise")
+    train = (
+        "train",
+        "imagefolder:photos",
+        "hf:hf",
+        "run",
+        *SMOKE,
+        "--pretrained",
+        "--recipe",
+        "finetune-noise",
+    )
     outcome = call(capsys, *train, "--epochs", 1)
     assert outcome.code == 0 and "starting from the weights of hf:hf" in outcome.out
     content = read_checkpoint("run/checkpoint.pth.tar")
-    assert (content["mean"], content["std"], content["input_layer"]) == ([0.5] * 3, [0.25] * 3, "normalize")
+    assert (content["mean"], content["std"], content["input_layer"]) == (
+        [0.5] * 3,
+        [0.25] * 3,
+        "normalize",
+    )
     assert content["recipe"]["pretrained"] and len(content["recipe"]["pretrained_sha256"]) == 64
     assert content["recipe"]["optimizer"] == "adamw"
     both = ("--pretrained-model", "run/checkpoint.pth.tar")
-    assert refused(call(capsys, *train[:3], "other", *train[4:], *both), "leave one of them out", code=2)
+    assert refused(
+        call(capsys, *train[:3], "other", *train[4:], *both), "leave one of them out", code=2
+    )
     save_hf(place / "hf", seed=6, image_mean=[0.5] * 3, image_std=[0.25] * 3)
-    assert refused(call(capsys, *train, "--epochs", 2, "--resume"), "another recipe", "pretrained_sha256 was")
+    assert refused(
+        call(capsys, *train, "--epochs", 2, "--resume"), "another recipe", "pretrained_sha256 was"
+    )
 
 
 def test_layers_of_timm_have_their_own_rates(place, capsys):
-    """The last layer that of training, those before it a share; a run goes on with them; other networks refuse."""
-    train = ("train", "imagefolder:photos", "timm:test_resnet", "run", *SMOKE, "--recipe", "finetune-noise")
+    """The last layer that of training, those before it a share; a run goes on with them; other
+    networks refuse.
+    """
+    train = (
+        "train",
+        "imagefolder:photos",
+        "timm:test_resnet",
+        "run",
+        *SMOKE,
+        "--recipe",
+        "finetune-noise",
+    )
     train = (*train, "--batch", 2, "--lr-schedule", "step")
     for epochs, more in ((1, ()), (2, ("--resume",))):
         assert call(capsys, *train, "--layer-decay", 0.5, "--epochs", epochs, *more).code == 0
         content = read_checkpoint("run/checkpoint.pth.tar")
         groups = content["optimizer"]["param_groups"]
         scales = [group["lr_scale"] for group in groups]
-        assert scales[-1] == 1 and sorted(set(scales)) == [0.5**k for k in reversed(range(len(set(scales))))]
-        assert len(scales) > 3 and [number for group in groups for number in group["params"]] == list(
-            range(len(content["optimizer"]["state"]))
-        )
+        assert scales[-1] == 1 and sorted(set(scales)) == [
+            0.5**k for k in reversed(range(len(set(scales))))
+        ]
+        assert len(scales) > 3 and [
+            number for group in groups for number in group["params"]
+        ] == list(range(len(content["optimizer"]["state"])))
         assert [group["lr"] / groups[-1]["lr"] for group in groups] == pytest.approx(scales)
     assert refused(call(capsys, *train, "--epochs", 3, "--resume"), "layer_decay was 0.5")
     other = ("train", "digits", "digits_resnet8", "other", *SMOKE, "--layer-decay", 0.5)
-    assert refused(call(capsys, *other, "--recipe", "finetune-noise"), "needs the layers of a network of timm")
-    assert refused(call(capsys, *other), "with --optimizer adamw", code=2) and not Path("other").exists()
+    assert refused(
+        call(capsys, *other, "--recipe", "finetune-noise"), "needs the layers of a network of timm"
+    )
+    assert (
+        refused(call(capsys, *other), "with --optimizer adamw", code=2)
+        and not Path("other").exists()
+    )
 
 
 def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys):
-    """By stability under the network's own class; accuracies are under the classes of the folders."""
+    """By stability under the network's own class; accuracies are under the classes of the
+    folders.
+    """
     save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.25] * 3)
-    train = ("train_denoiser", "imagefolder:photos", "unet", "run", *SMOKE[:6], "--lr", 1e-9, "--epochs", 1)
+    train = (
+        "train_denoiser",
+        "imagefolder:photos",
+        "unet",
+        "run",
+        *SMOKE[:6],
+        "--lr",
+        1e-9,
+        "--epochs",
+        1,
+    )
     behind = (*train, "--objective", "stability", "--device", "cpu", "--classifier")
     outcome = call(capsys, *behind, "hf:hf")
     assert outcome.code == 0, outcome.err
@@ -202,7 +343,9 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
             for pixels, label in map(images.__getitem__, range(4))
         ]
     (row,) = csv.DictReader(Path("run/log.txt").open(), delimiter="\t")
-    assert float(row["test_clean_accuracy"]) == sum(hits) / 4, "so small a step leaves the denoiser the identity"
+    assert float(row["test_clean_accuracy"]) == sum(hits) / 4, (
+        "so small a step leaves the denoiser the identity"
+    )
     certify = (
         "certify",
         "imagefolder:photos",
@@ -217,8 +360,14 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
     save_hf(place / "hf", seed=6, image_mean=[0.5] * 3, image_std=[0.25] * 3)
     assert refused(call(capsys, *behind, "hf:hf", "--resume", "--epochs", 2), "teacher_sha256 was")
     save_onnx(place / "net.onnx", small_network(), torch.rand(2, 3, 8, 8))
-    for words, message in (("onnx:net.onnx", "has no gradients"), ("timm:test_resnet", "cannot be had")):
-        assert refused(call(capsys, *behind[:3], "other", *behind[4:], words), message) and not Path("other").exists()
+    for words, message in (
+        ("onnx:net.onnx", "has no gradients"),
+        ("timm:test_resnet", "cannot be had"),
+    ):
+        assert (
+            refused(call(capsys, *behind[:3], "other", *behind[4:], words), message)
+            and not Path("other").exists()
+        )
 
 
 @pytest.mark.parametrize(
@@ -229,26 +378,39 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
         ("ReduceSum", ["images"], {"keepdims": 0}),
     ],
 )
-def test_onnx_network_whose_output_has_no_batch_is_refused(workplace, capsys, kind, inputs, settings):
+def test_onnx_network_whose_output_has_no_batch_is_refused(
+    workplace, capsys, kind, inputs, settings
+):
     from onnx import TensorProto, helper, save
 
     image, logits = (
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
         for name, shape in (("images", ["batch", 1, 8, 8]), ("logits", None))
     )
-    graph = helper.make_graph([helper.make_node(kind, inputs, ["logits"], **settings)], "graph", [image], [logits])
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), "net.onnx")
+    graph = helper.make_graph(
+        [helper.make_node(kind, inputs, ["logits"], **settings)], "graph", [image], [logits]
+    )
+    save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7),
+        "net.onnx",
+    )
     outcome = call(capsys, "certify", "digits", "onnx:net.onnx", 0.25, "out.tsv", *CHEAP)
     assert refused(outcome, "onnx:net.onnx makes [", "expected [B, K]")
 
 
 def test_function_of_a_file_trains_and_its_checkpoint_asks_for_the_file(place):
     """A checkpoint is data: it runs no code that the user does not name."""
-    done = run_process(script("train", "digits", "nets.py:make", "run", *SMOKE, "--epochs", 1), place)
+    done = run_process(
+        script("train", "digits", "nets.py:make", "run", *SMOKE, "--epochs", 1), place
+    )
     assert done.returncode == 0 and "--plugin nets.py:make" in done.stdout, done.stderr
-    certify = script("certify", "digits", "run/checkpoint.pth.tar", 0.25, "log.tsv", *CHEAP, "--max", 1)
+    certify = script(
+        "certify", "digits", "run/checkpoint.pth.tar", 0.25, "log.tsv", *CHEAP, "--max", 1
+    )
     refusal = run_process(certify, place)
-    assert refusal.returncode == 1 and "not loaded: add --plugin PATH/nets.py:make" in refusal.stderr
+    assert (
+        refusal.returncode == 1 and "not loaded: add --plugin PATH/nets.py:make" in refusal.stderr
+    )
     (place / "elsewhere").mkdir()
     (place / "nets.py").rename(place / "elsewhere/nets.py")
     assert run_process([*certify, "--plugin", "elsewhere/nets.py:make"], place).returncode == 0
@@ -268,6 +430,11 @@ def test_functions_take_networks_by_name(place):
     rows = smoothadv.certify("hf:hf", images, labels, sigma=0.25, n=100, log="log.tsv")
     assert rows.label.tolist() == labels and settings_of("log.tsv")["num_classes"] == len(NAMES)
     objective = smoothadv.objectives.OBJECTIVES["gaussian"](noise_sd=0.25)
-    further = {"outdir": "run", "schedule": {"epochs": 1, "batch": 2}, "quiet": True, "num_classes": 3}
+    further = {
+        "outdir": "run",
+        "schedule": {"epochs": 1, "batch": 2},
+        "quiet": True,
+        "num_classes": 3,
+    }
     smoothadv.train("nets.py:make", images, labels, objective=objective, **further)
     assert read_checkpoint("run/checkpoint.pth.tar")["arch"] == "nets.py:make"

@@ -13,10 +13,16 @@ from support.commands import call, snapshot
 LOG = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t3\t3\t0.25\t1\t0:00:15\n20\t7\t7\t0.125\t1\t0:00:15\n"
 OTHERS = {
     "checkpoint": (b"PK\x03\x04\0\0archive/data.pkl" + bytes(654_000), "other data"),
-    "manifest": (b'{\n  "settings": {"sigma": 0.25},\n  "runs": []\n}\n', "text that begins with '{'"),
+    "manifest": (
+        b'{\n  "settings": {"sigma": 0.25},\n  "runs": []\n}\n',
+        "text that begins with '{'",
+    ),
     "log": (LOG.encode(), r"text that begins with 'idx\tlabel"),
     "training log": (b"epoch\ttime\tlr\n0\t1\t0.1\n", r"text that begins with 'epoch\ttime"),
-    "grid": (b'command = "train"\n[train]\ndataset = "digits"\n', "text that begins with 'command = \"train\"'"),
+    "grid": (
+        b'command = "train"\n[train]\ndataset = "digits"\n',
+        "text that begins with 'command = \"train\"'",
+    ),
     "program": (b"import csv, sys\n", "text that begins with 'import csv, sys'"),
     "labels of somebody": (b"id,label\n0,1\n", "text that begins with 'id,label'"),
     "records of somebody": (b'[\n  {\n    "id": 1\n  }\n]\n', "text that begins with '['"),
@@ -38,7 +44,9 @@ def analyze(workplace: Path, capsys):
 
     def run(analysis: list[str], *output: str):
         files = [word for name in output for word in ("-o", name)]
-        return call(capsys, "analyze", analysis[0], "sigma_0.25", "--sigma", 0.25, *analysis[1:], *files)
+        return call(
+            capsys, "analyze", analysis[0], "sigma_0.25", "--sigma", 0.25, *analysis[1:], *files
+        )
 
     return run
 
@@ -52,7 +60,9 @@ def assert_refused(outcome, *words: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "other"),
-    [("table", other) for other in OTHERS] + [(kind, "checkpoint") for kind in KINDS] + [("page", "log")],
+    [("table", other) for other in OTHERS]
+    + [(kind, "checkpoint") for kind in KINDS]
+    + [("page", "log")],
 )
 def test_files_of_another_kind_are_not_replaced(analyze, workplace, kind, other):
     analysis, output, path = KINDS[kind]
@@ -70,7 +80,9 @@ def test_what_an_analysis_wrote_is_replaced_by_it(analyze, kind):
         assert analyze(analysis, output).code == 0
     first = Path(path).read_bytes()
     Path(path).write_bytes(b"")
-    assert analyze(analysis, output).code == 0 and Path(path).read_bytes() == first, "an empty file is nothing to keep"
+    assert analyze(analysis, output).code == 0 and Path(path).read_bytes() == first, (
+        "an empty file is nothing to keep"
+    )
 
 
 def test_tables_of_all_formats_replace_each_other(analyze):
@@ -101,7 +113,9 @@ def test_file_behind_a_link_is_replaced_and_the_link_kept(analyze):
     Path("latest.md").symlink_to("shared/table.md")
     for _ in range(2):
         assert analyze(["table"], "latest.md").code == 0
-    assert Path("latest.md").is_symlink() and Path("shared/table.md").read_text().startswith("| l2 radius")
+    assert Path("latest.md").is_symlink() and Path("shared/table.md").read_text().startswith(
+        "| l2 radius"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--overwrite", "--resume"])
@@ -114,6 +128,18 @@ def test_pipes_are_no_logs(workplace, flag):
 @pytest.mark.parametrize("name", ["log.txt", ARGUMENTS])
 def test_training_does_not_replace_notes_of_the_user(workplace, capsys, name):
     Path(name).write_text("2 March: rerun with sigma 0.5\n")
-    outcome = call(capsys, "train", "digits", "digits_resnet8", ".", "--noise", 0.25, "--epochs", 1, "--device", "cpu")
+    outcome = call(
+        capsys,
+        "train",
+        "digits",
+        "digits_resnet8",
+        ".",
+        "--noise",
+        0.25,
+        "--epochs",
+        1,
+        "--device",
+        "cpu",
+    )
     assert_refused(outcome, name, "2 March")
     assert snapshot(workplace) == {name: b"2 March: rerun with sigma 0.5\n"}

@@ -1,4 +1,6 @@
-"""One log, one function: kernels that round the logits differently are noticed, and refused with --sound."""
+"""One log, one function: kernels that round the logits differently are noticed, and refused with
+--sound.
+"""
 
 import json
 from collections.abc import Callable
@@ -19,15 +21,22 @@ HERE, ELSEWHERE, TOO_SMALL = "a" * 64, "b" * 64, "c" * 64
 def digests(log: Path) -> list[str]:
     """The digest of the logits in the settings of a log, then those of its runs."""
     manifest = manifest_of(log)
-    return [manifest["settings"]["logits_sha256"], *(run["logits_sha256"] for run in manifest["runs"])]
+    return [
+        manifest["settings"]["logits_sha256"],
+        *(run["logits_sha256"] for run in manifest["runs"]),
+    ]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=" ".join)
 @pytest.mark.parametrize("kernels", OTHER_KERNELS, ids=lambda kernels: next(iter(kernels)))
-def test_other_instruction_sets_do_not_share_a_sound_log(warm, checkpoint, workplace, kernels, mode):
+def test_other_instruction_sets_do_not_share_a_sound_log(
+    warm, checkpoint, workplace, kernels, mode
+):
     def certify(log: str, images: int, **environment: str):
         options = ["--N", 20, "--max", images, "--device", "cpu", *mode]
-        process = warm.start(script("certify", "digits", checkpoint, 0.25, log, *options), workplace, **environment)
+        process = warm.start(
+            script("certify", "digits", checkpoint, 0.25, log, *options), workplace, **environment
+        )
         return process.communicate()[1], process.returncode
 
     assert certify("log.tsv", 2) == ("", 0)
@@ -35,19 +44,29 @@ def test_other_instruction_sets_do_not_share_a_sound_log(warm, checkpoint, workp
     assert len(set(digests(workplace / "same.tsv"))) == 1, "the same machine computes the same"
     assert certify("other.tsv", 2, **kernels) == ("", 0)
     if digests(workplace / "other.tsv")[0] == digests(workplace / "log.tsv")[0]:
-        pytest.skip(f"this processor, or this build of PyTorch, computes the same logits under {kernels}")
+        pytest.skip(
+            f"this processor, or this build of PyTorch, computes the same logits under {kernels}"
+        )
     error, code = certify("log.tsv", 3, **kernels)
     if mode:
         assert code == 1 and error.count("\n") == 1 and "logits_sha256 was" in error
         assert len(rows(workplace / "log.tsv")) == 2
     else:
-        assert code == 0 and error.count("\n") == 1 and error.startswith("warning: log.tsv was made where the logits")
-        assert len(set(digests(workplace / "log.tsv"))) == 2 and len(rows(workplace / "log.tsv")) == 3
+        assert (
+            code == 0
+            and error.count("\n") == 1
+            and error.startswith("warning: log.tsv was made where the logits")
+        )
+        assert (
+            len(set(digests(workplace / "log.tsv"))) == 2 and len(rows(workplace / "log.tsv")) == 3
+        )
 
 
 @pytest.fixture
 def at(checkpoint, workplace, capsys, monkeypatch) -> Callable:
-    """Runs a command of evaluation on the shared classifier at a place where the logits have this digest."""
+    """Runs a command of evaluation on the shared classifier at a place where the logits have this
+    digest.
+    """
 
     def run(place: str, command: str, *options: object):
         def digest(counter: VoteCounter, shape: tuple[int, ...]) -> str:
@@ -71,7 +90,9 @@ def test_shards_of_different_functions_are_not_merged_with_sound(at, capsys, wor
         shards = workplace / "log.tsv.shards"
         paths = [shards.rename(workplace / "elsewhere") / "0-of-2.tsv", shards / "1-of-2.tsv"]
         assert at(ELSEWHERE, "certify", "log.tsv", "--max", 4, "--shard", "1/2", *mode).code == 0
-        assert refused(call(capsys, "certify", "merge", "whole.tsv", *paths), "logits_sha256 was", HERE)
+        assert refused(
+            call(capsys, "certify", "merge", "whole.tsv", *paths), "logits_sha256 was", HERE
+        )
         assert not (workplace / "whole.tsv").exists()
     else:
         assert outcome.code == 0 and outcome.err.startswith("warning: ")
@@ -90,14 +111,22 @@ def test_certificates_of_another_function_are_not_attacked_with_sound(at, workpl
     assert at(HERE, "attack", "same", *attack).err == ""
     outcome = at(ELSEWHERE, "attack", "other", *attack)
     if mode:
-        assert refused(outcome, "certifies something else", "logits_sha256 was") and not list(workplace.glob("other/*"))
-        assert manifest_of(workplace / "same/against.tsv")["settings"]["batch"] == 48, "the same function votes"
+        assert refused(outcome, "certifies something else", "logits_sha256 was") and not list(
+            workplace.glob("other/*")
+        )
+        assert manifest_of(workplace / "same/against.tsv")["settings"]["batch"] == 48, (
+            "the same function votes"
+        )
     else:
-        assert outcome.code == 0 and outcome.err.startswith("warning: log.tsv was made where the logits")
+        assert outcome.code == 0 and outcome.err.startswith(
+            "warning: log.tsv was made where the logits"
+        )
 
 
 @pytest.mark.parametrize("mode", MODES, ids=" ".join)
-def test_a_worker_that_rounds_differently_does_not_join_with_sound(at, workplace, monkeypatch, mode):
+def test_a_worker_that_rounds_differently_does_not_join_with_sound(
+    at, workplace, monkeypatch, mode
+):
     class Second(OneWorker):
         def agree(self, name: str, value: int) -> int:
             return int(HERE, 16) if name == "logits_sha256" else value

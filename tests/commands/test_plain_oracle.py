@@ -1,4 +1,6 @@
-"""Certification counts the same votes as a loop that is written as plainly as possible, in the benchmarks."""
+"""Certification counts the same votes as a loop that is written as plainly as possible, in the
+benchmarks.
+"""
 
 import numpy as np
 import torch
@@ -22,8 +24,15 @@ def ours(voter: torch.nn.Module, images: list[torch.Tensor], seed: int) -> np.nd
         return (yield Draws(DRAWS))
 
     noise = GaussianNoise(SIGMA, seed)
-    polls = [Poll(image, noise.stream(index, "cpu"), voting()) for index, image in enumerate(images)]
-    return np.stack([result.outcome for result in VoteCounter(voter, CLASSES, 70, torch.device("cpu")).run(polls)])
+    polls = [
+        Poll(image, noise.stream(index, "cpu"), voting()) for index, image in enumerate(images)
+    ]
+    return np.stack(
+        [
+            result.outcome
+            for result in VoteCounter(voter, CLASSES, 70, torch.device("cpu")).run(polls)
+        ]
+    )
 
 
 def different_votes(first: np.ndarray, second: np.ndarray) -> int:
@@ -46,8 +55,10 @@ def test_counts_are_those_of_a_plain_loop(checkpoint):
             for index, image in enumerate(images)
         ]
     )
-    # Other batches, and folding, round the logits differently: of 6,000 votes one falls the other way, where two logits
-    # are equal to the last digits, with a probability of about 1 %.
+    # Other batches, and folding, round the logits differently: of 6,000 votes one falls the other
+    # way, where two logits are equal to the last digits, with a probability of about 1 %.
     for voter in (classifier, arrange(classifier, torch.device("cpu"))):
         assert different_votes(ours(voter, images, seed=0), expected) <= 2
-    assert different_votes(ours(classifier, images, seed=1), expected) > 50, "other draws would be noticed"
+    assert different_votes(ours(classifier, images, seed=1), expected) > 50, (
+        "other draws would be noticed"
+    )

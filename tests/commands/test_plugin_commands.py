@@ -1,4 +1,6 @@
-"""The plug-in of docs/plugins.md at work in the commands, and what they say when it is missing or has changed."""
+"""The plug-in of docs/plugins.md at work in the commands, and what they say when it is missing or
+has changed.
+"""
 
 import json
 import pickle
@@ -9,7 +11,16 @@ from pathlib import Path
 import pytest
 
 from smoothadv.checkpoints import read_checkpoint
-from support.commands import call, forget_plugins, header, place_of, refused, rows, succeed, timeless
+from support.commands import (
+    call,
+    forget_plugins,
+    header,
+    place_of,
+    refused,
+    rows,
+    succeed,
+    timeless,
+)
 from support.plugin_page import COMMANDS, GRID, SHAPES, words
 from support.sharding import manifest_of
 from support.sweeping import jobs_of
@@ -68,24 +79,57 @@ def test_checkpoint_and_manifest_record_the_plugin_and_its_digest(workplace):
     provided = ["dataset 'shapes'", "architecture 'shapes_cnn'", "objective 'soft_gaussian'"]
     assert record["name"] == "shapes.py" and record["provides"] == provided
     manifest = manifest_of(Path("logs/shapes.tsv"))
-    assert manifest["settings"]["plugins"] == content["recipe"]["plugins"] == {"shapes.py": record["sha256"]}
+    assert (
+        manifest["settings"]["plugins"]
+        == content["recipe"]["plugins"]
+        == {"shapes.py": record["sha256"]}
+    )
     for run in (manifest["runs"][0], content["runs"][0]):
-        assert run["plugins"] == [{"name": "shapes.py", "source": "shapes.py", "sha256": record["sha256"]}]
+        assert run["plugins"] == [
+            {"name": "shapes.py", "source": "shapes.py", "sha256": record["sha256"]}
+        ]
 
 
 def test_training_says_how_to_certify_with_the_plugin(workplace, capsys):
     outcome = call(capsys, "train", *words("train"), "--resume", "--device", "cpu")
-    assert outcome.code == 0 and outcome.out.splitlines()[-1].endswith("--plugin shapes.py"), outcome
+    assert outcome.code == 0 and outcome.out.splitlines()[-1].endswith("--plugin shapes.py"), (
+        outcome
+    )
 
 
 def test_attack_against_the_log_of_a_plugin(workplace, capsys):
     place_of(Path("logs/shapes.tsv"), "certified", lambda row: float(row["radius"]) > 0)
-    outcome = call(capsys, "attack", *words("attack"), "--device", "cpu", "--num-steps", 2, "--num-noise-vec", 2)
+    outcome = call(
+        capsys,
+        "attack",
+        *words("attack"),
+        "--device",
+        "cpu",
+        "--num-steps",
+        2,
+        "--num-noise-vec",
+        2,
+    )
     assert outcome.code == 0 and "certificates attacked" in outcome.out, outcome
-    assert manifest_of(Path("logs/attacked/against.tsv"))["settings"]["plugins"].keys() == {"shapes.py"}
+    assert manifest_of(Path("logs/attacked/against.tsv"))["settings"]["plugins"].keys() == {
+        "shapes.py"
+    }
     change(workplace)
-    outcome = call(capsys, "attack", *words("attack"), "--device", "cpu", "--num-steps", 2, "--num-noise-vec", 2)
-    assert outcome.code == 1 and "logs/shapes.tsv was made with another version of the plug-in shapes.py" in outcome.err
+    outcome = call(
+        capsys,
+        "attack",
+        *words("attack"),
+        "--device",
+        "cpu",
+        "--num-steps",
+        2,
+        "--num-noise-vec",
+        2,
+    )
+    assert (
+        outcome.code == 1
+        and "logs/shapes.tsv was made with another version of the plug-in shapes.py" in outcome.err
+    )
 
 
 def test_torchrun_passes_the_plugin_to_all_processes(workplace, warm):
@@ -94,8 +138,13 @@ def test_torchrun_passes_the_plugin_to_all_processes(workplace, warm):
 
     line = next(line for line in COMMANDS if line[0] == "torchrun")
     torchrun = parse_args([*line[1:], *map(str, FAST)])
-    assert torchrun.module and (torchrun.nproc_per_node, torchrun.training_script) == ("2", "smoothadv")
-    done = warm.run_workers(2, [sys.executable, "-m", "smoothadv", *torchrun.training_script_args], workplace)
+    assert torchrun.module and (torchrun.nproc_per_node, torchrun.training_script) == (
+        "2",
+        "smoothadv",
+    )
+    done = warm.run_workers(
+        2, [sys.executable, "-m", "smoothadv", *torchrun.training_script_args], workplace
+    )
     assert [each.returncode for each in done] == [0, 0], done
     one, two = Path("logs/shapes.tsv"), Path("logs/two.tsv")
     assert header(two) == header(one) and timeless(two) == timeless(one) and len(rows(two)) == 12
@@ -127,7 +176,13 @@ def test_sweep_takes_plugins_on_its_command_line_too(workplace, capsys):
     Path("tiny.toml").write_text(GRID.replace('plugins = ["shapes.py"]', ""))
     plan = ["plan", "tiny.toml", "--device", "cpu", "--no-cost"]
     outcome = call(capsys, "sweep", *plan)
-    assert refused(outcome, "tiny.toml, [[sweep]] 1", "unknown architecture 'shapes_cnn'", "--plugin FILE", code=2)
+    assert refused(
+        outcome,
+        "tiny.toml, [[sweep]] 1",
+        "unknown architecture 'shapes_cnn'",
+        "--plugin FILE",
+        code=2,
+    )
     assert "2 jobs" in call(capsys, "sweep", *plan, "--plugin", "shapes.py").out
 
 
@@ -142,7 +197,9 @@ def test_jobs_reach_other_machines_without_the_plugin_and_have_its_name_in_each_
         assert stage.words[stage.words.index("--plugin") + 1] == "shapes.py"
 
 
-@pytest.mark.parametrize("value, text", [("['gone.py']", "gone.py cannot be read"), ("'shapes.py'", "list of texts")])
+@pytest.mark.parametrize(
+    "value, text", [("['gone.py']", "gone.py cannot be read"), ("'shapes.py'", "list of texts")]
+)
 def test_sweep_refuses_plugins_that_are_none(workplace, capsys, value, text):
     Path("tiny.toml").write_text(GRID.replace('["shapes.py"]', value))
     outcome = call(capsys, "sweep", "status", "tiny.toml", "--device", "cpu")
@@ -171,10 +228,14 @@ def test_unknown_name_of_any_component_says_how_to_add_one(workplace, capsys):
         ("objective 'soft_gaussian'", *train, *noise, "--objective", "soft_gaussian"),
         ("choice 'shapes'", "analyze", "shapes", "log.tsv"),
     ):
-        assert refused(call(capsys, *arguments), f"unknown {wrong}", "; --plugin FILE adds your own", code=2)
+        assert refused(
+            call(capsys, *arguments), f"unknown {wrong}", "; --plugin FILE adds your own", code=2
+        )
     for checkpoint in (CHECKPOINT, "gone.pth.tar"):  # which knows nothing of it
         outcome = call(capsys, "certify", "digit", checkpoint, 0.25, "log.tsv")
-        assert refused(outcome, "argument DATASET: unknown dataset 'digit' (did you mean 'digits'?)", code=2)
+        assert refused(
+            outcome, "argument DATASET: unknown dataset 'digit' (did you mean 'digits'?)", code=2
+        )
 
 
 def test_missing_plugin_of_an_architecture_is_named_unless_its_record_is_damaged(workplace, capsys):
@@ -184,9 +245,16 @@ def test_missing_plugin_of_an_architecture_is_named_unless_its_record_is_damaged
     certify = ["digits", CHECKPOINT, 0.25, "log.tsv", "--device", "cpu"]
     missing = "architecture 'shapes_cnn' is from the plug-in shapes.py (sha256 "
     assert refused(call(capsys, "certify", *certify), missing, *MISSING)
-    for damaged in ("text", [1], [{"name": "shapes.py"}], [{"name": 1, "sha256": 2, "provides": None}]):
+    for damaged in (
+        "text",
+        [1],
+        [{"name": "shapes.py"}],
+        [{"name": 1, "sha256": 2, "provides": None}],
+    ):
         torch.save({**content, "plugins": damaged}, CHECKPOINT)
-        assert refused(call(capsys, "certify", *certify), "unknown architecture 'shapes_cnn'", "--plugin FILE")
+        assert refused(
+            call(capsys, "certify", *certify), "unknown architecture 'shapes_cnn'", "--plugin FILE"
+        )
 
 
 def test_changed_plugin_neither_continues_a_log_nor_resumes_a_training(workplace, capsys):
@@ -196,24 +264,44 @@ def test_changed_plugin_neither_continues_a_log_nor_resumes_a_training(workplace
         lines = outcome.err.splitlines()
         assert outcome.code == 1 and len(lines) == 2, outcome.err
         assert "shapes_cnn" in lines[0] or "another version of the plug-in shapes.py" in lines[0]
-        assert lines[1].startswith("error: cannot resume ") and "plugins.shapes.py was '" in lines[1]
+        assert (
+            lines[1].startswith("error: cannot resume ") and "plugins.shapes.py was '" in lines[1]
+        )
 
 
 def test_plugin_that_takes_no_part_does_not_stand_in_the_way(workplace, capsys):
-    """Of two runs with different plug-ins the log's settings are equal; the runs tell the difference."""
+    """Of two runs with different plug-ins the log's settings are equal; the runs tell the
+    difference.
+    """
     Path("other.py").write_text(SHAPES.replace('"shapes', '"other').replace('"soft', '"other'))
     arguments = [*words("certify"), "--device", "cpu", "--max", 14]
     assert call(capsys, "certify", *arguments, "--plugin", "other.py").code == 0
     manifest = manifest_of(Path("logs/shapes.tsv"))
-    assert manifest["settings"]["plugins"].keys() == {"shapes.py"} and len(rows(Path("logs/shapes.tsv"))) == 14
+    assert (
+        manifest["settings"]["plugins"].keys() == {"shapes.py"}
+        and len(rows(Path("logs/shapes.tsv"))) == 14
+    )
     names = [[plugin["name"] for plugin in run["plugins"]] for run in manifest["runs"]]
     assert names == [["shapes.py"], ["shapes.py", "other.py"]]
 
 
 def test_without_plugins_settings_and_checkpoints_are_as_before(workplace):
-    succeed("train", "digits", "digits_resnet8", "run", "--noise", 0.25, "--recipe", "smoke", "--device", "cpu")
+    succeed(
+        "train",
+        "digits",
+        "digits_resnet8",
+        "run",
+        "--noise",
+        0.25,
+        "--recipe",
+        "smoke",
+        "--device",
+        "cpu",
+    )
     checkpoint = Path("run/checkpoint.pth.tar")
-    succeed("certify", "digits", checkpoint, 0.25, "log.tsv", "--max", 2, "--N", 100, "--device", "cpu")
+    succeed(
+        "certify", "digits", checkpoint, 0.25, "log.tsv", "--max", 2, "--N", 100, "--device", "cpu"
+    )
     manifest = manifest_of(Path("log.tsv"))
     assert "plugins" not in manifest["settings"] and manifest["runs"][0]["plugins"] == []
     content = read_checkpoint(checkpoint)
@@ -232,7 +320,10 @@ FAULTS = {
 @pytest.mark.parametrize(
     "command, fault",
     [
-        *product(("train", "train_pgd", "certify", "predict", "attack", "analyze", "sweep"), ["missing file"]),
+        *product(
+            ("train", "train_pgd", "certify", "predict", "attack", "analyze", "sweep"),
+            ["missing file"],
+        ),
         *product(["certify"], ["no value", "exception", "second is bad"]),
     ],
 )
@@ -244,7 +335,9 @@ def test_bad_plugin_is_refused_in_one_line(workplace, capsys, command, fault):
 
 def test_help_lists_the_options_of_a_plugin(workplace, capsys):
     outcome = call(capsys, "train", "--help", "--plugin", "shapes.py")
-    assert outcome.code == 0 and "--label-smoothing" in outcome.out and "soft_gaussian" in outcome.out
+    assert (
+        outcome.code == 0 and "--label-smoothing" in outcome.out and "soft_gaussian" in outcome.out
+    )
     for command in ("certify merge", "analyze", "sweep run"):
         name, *further = command.split()
         outcome = call(capsys, name, *further, "--help", "--plugin", "shapes.py")
@@ -256,6 +349,18 @@ def test_command_that_repeats_an_attack_has_each_plugin_after_its_own_flag():
     from smoothadv.commands.options.components import command_line_of
 
     parser = make_parser()
-    typed = ["digits", "c.pth.tar", "0.25", "out", "--plugin", "a.py", "--plugin", "b.py", "--only", "1", "2"]
+    typed = [
+        "digits",
+        "c.pth.tar",
+        "0.25",
+        "out",
+        "--plugin",
+        "a.py",
+        "--plugin",
+        "b.py",
+        "--only",
+        "1",
+        "2",
+    ]
     again = command_line_of(parser, parser.parse_args(typed), (), {})
     assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 2" in " ".join(again)

@@ -1,4 +1,6 @@
-"""predict from end to end: the log, attacks that lower accuracy, reproducibility, and what it refuses."""
+"""predict from end to end: the log, attacks that lower accuracy, reproducibility, and what it
+refuses.
+"""
 
 import pytest
 
@@ -27,19 +29,33 @@ def accuracy(log, predicted: str) -> float:
 
 def test_rows_are_consistent_and_have_the_columns_of_the_contract(predict, workplace):
     assert predict("out.tsv", sigma=0.5).code == 0
-    assert header(workplace / "out.tsv") == ["idx", "label", "predict", "basePredict", "correct", "time"]
+    assert header(workplace / "out.tsv") == [
+        "idx",
+        "label",
+        "predict",
+        "basePredict",
+        "correct",
+        "time",
+    ]
     table = rows(workplace / "out.tsv")
     assert [row["idx"] for row in table] == [str(index) for index in range(EXAMPLES)]
     assert {row["predict"] for row in table} <= {str(label) for label in range(-1, 10)}
-    assert [row["correct"] for row in table] == [str(int(row["predict"] == row["label"])) for row in table]
-    assert "-1" in {row["predict"] for row in table}, "an abstention is needed for this test to say anything"
+    assert [row["correct"] for row in table] == [
+        str(int(row["predict"] == row["label"])) for row in table
+    ]
+    assert "-1" in {row["predict"] for row in table}, (
+        "an abstention is needed for this test to say anything"
+    )
 
 
 @pytest.mark.parametrize("name", ["PGD", "DDN"])
 @pytest.mark.parametrize(
-    ("options", "lowered"), [(["--num-noise-vec", 4], "predict"), (["--base-attack"], "basePredict")]
+    ("options", "lowered"),
+    [(["--num-noise-vec", 4], "predict"), (["--base-attack"], "basePredict")],
 )
-def test_large_attack_lowers_the_accuracy_of_what_it_attacks(predict, workplace, name, options, lowered):
+def test_large_attack_lowers_the_accuracy_of_what_it_attacks(
+    predict, workplace, name, options, lowered
+):
     predict("clean.tsv")
     assert predict("attacked.tsv", *attack(name, 2, *options)).code == 0
     clean, attacked = (accuracy(workplace / log, lowered) for log in ("clean.tsv", "attacked.tsv"))
@@ -47,18 +63,26 @@ def test_large_attack_lowers_the_accuracy_of_what_it_attacks(predict, workplace,
 
 
 def test_attack_of_size_zero_changes_nothing(predict, workplace):
-    """Not even the attack's own random numbers, drawn all the same, are taken from the prediction's."""
+    """Not even the attack's own random numbers, drawn all the same, are taken from the
+    prediction's.
+    """
     predict("clean.tsv")
     predict("attacked.tsv", *attack("PGD", 0, "--num-noise-vec", 8, "--random-start"))
     shared = header(workplace / "clean.tsv")
-    attacked = [{name: row.get(name) for name in shared if name != "time"} for row in rows(workplace / "attacked.tsv")]
+    attacked = [
+        {name: row.get(name) for name in shared if name != "time"}
+        for row in rows(workplace / "attacked.tsv")
+    ]
     assert attacked == timeless(workplace / "clean.tsv")
 
 
-@pytest.mark.parametrize("options", [[], attack("PGD", 0.5, "--num-noise-vec", 2, "--random-start")])
+@pytest.mark.parametrize(
+    "options", [[], attack("PGD", 0.5, "--num-noise-vec", 2, "--random-start")]
+)
 def test_seed_alone_decides_the_log(predict, workplace, options):
     for name, seed in [("one", 5), ("same", 5), ("other", 6)]:
-        # Much noise and few draws are a toss-up, which shows the seed, in some of a hundred images at the least.
+        # Much noise and few draws are a toss-up, which shows the seed, in some of a hundred images
+        # at the least.
         predict(name, "--max", 100, "--N", 12, "--seed", seed, *options, sigma=0.5)
     assert timeless(workplace / "one") == timeless(workplace / "same")
     assert timeless(workplace / "one") != timeless(workplace / "other")
@@ -87,4 +111,8 @@ def test_too_few_draws_are_warned_about(predict, draws, warned):
     """The two-sided test of n equal votes has p = 2^(1-n) <= 0.001 from n = 11 on."""
     outcome = predict("out.tsv", "--max", 1, "--N", draws)
     assert outcome.code == 0
-    assert (outcome.err.startswith("warning: ") and "--N 11 " in outcome.err) == warned == bool(outcome.err)
+    assert (
+        (outcome.err.startswith("warning: ") and "--N 11 " in outcome.err)
+        == warned
+        == bool(outcome.err)
+    )

@@ -1,4 +1,6 @@
-"""The ways to certify, from end to end: adaptive on a grid of radii, sound in floating point, fast, and combined."""
+"""The ways to certify, from end to end: adaptive on a grid of radii, sound in floating point, fast,
+and combined.
+"""
 
 import os
 import shutil
@@ -62,9 +64,13 @@ def test_adaptive_log_says_samples_level_and_looks(certify, workplace):
 
 
 def test_adaptive_needs_fewer_draws_for_nearly_the_same_statements(log_of):
-    """On thirty images it may lose a radius or two; it must not gain any that exact misses by far."""
+    """On thirty images it may lose a radius or two; it must not gain any that exact misses by
+    far.
+    """
     exact, adaptive = log_of(), log_of("--method", "adaptive", "--radii", 0, 0.25)
-    assert sum(int(row["samples"]) for row in adaptive) < 0.7 * sum(100 + int(row["trials"]) for row in exact)
+    assert sum(int(row["samples"]) for row in adaptive) < 0.7 * sum(
+        100 + int(row["trials"]) for row in exact
+    )
     for radius in (0.0, 0.25):
         assert len(certified_at(radius, exact) ^ certified_at(radius, adaptive)) <= 3, radius
 
@@ -77,11 +83,20 @@ def test_settings_of_adaptive_are_in_the_manifest(certify, workplace):
     adaptive = ["--method", "adaptive", "--max", 1]
     certify("usual.tsv", *adaptive)
     certify("given.tsv", *adaptive, "--radii", 1, 0.5, 1.0, "--ladder", "--label-aware")
-    usual, given = (manifest_of(workplace / name)["settings"] for name in ("usual.tsv", "given.tsv"))
-    assert {"method": "adaptive", "radii": PAPER_RADII, "ladder": False, "label_aware": False}.items() <= usual.items()
+    usual, given = (
+        manifest_of(workplace / name)["settings"] for name in ("usual.tsv", "given.tsv")
+    )
+    assert {
+        "method": "adaptive",
+        "radii": PAPER_RADII,
+        "ladder": False,
+        "label_aware": False,
+    }.items() <= usual.items()
     assert {"radii": [0.0, 0.5, 1.0], "ladder": True, "label_aware": True}.items() <= given.items()
     certify("exact.tsv", "--max", 1)
-    assert {"radii", "ladder", "label_aware"}.isdisjoint(manifest_of(workplace / "exact.tsv")["settings"])
+    assert {"radii", "ladder", "label_aware"}.isdisjoint(
+        manifest_of(workplace / "exact.tsv")["settings"]
+    )
 
 
 def test_label_aware_skips_wrong_selections_and_marks_them(certify, workplace):
@@ -94,7 +109,14 @@ def test_label_aware_skips_wrong_selections_and_marks_them(certify, workplace):
         if aware.pop("label_aware") == "1":
             skipped += 1
             assert plain["correct"] == "0"
-            given_up = {"predict": "-1", "successes": "0", "trials": "0", "samples": "100", "level": "-1", "looks": "0"}
+            given_up = {
+                "predict": "-1",
+                "successes": "0",
+                "trials": "0",
+                "samples": "100",
+                "level": "-1",
+                "looks": "0",
+            }
             assert given_up.items() <= aware.items()
         else:
             assert aware == plain, "all others have the same draws"
@@ -108,10 +130,22 @@ EXACT, BY_DEFAULT, ADAPTED = ["--method", "exact"], [], ["--method", "adaptive"]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        *(([*method, "--radii", 0.25], ["--radii", "--method exact"]) for method in (EXACT, BY_DEFAULT)),
-        *(([*method, "--ladder"], ["--ladder", "--method exact"]) for method in (EXACT, BY_DEFAULT)),
-        *(([*method, "--label-aware"], ["--label-aware", "--method exact"]) for method in (EXACT, BY_DEFAULT)),
-        *(([*ADAPTED, "--radii", *radii], ["--radii", *map("'{}'".format, radii)]) for radii in ([-1], ["nan"], [])),
+        *(
+            ([*method, "--radii", 0.25], ["--radii", "--method exact"])
+            for method in (EXACT, BY_DEFAULT)
+        ),
+        *(
+            ([*method, "--ladder"], ["--ladder", "--method exact"])
+            for method in (EXACT, BY_DEFAULT)
+        ),
+        *(
+            ([*method, "--label-aware"], ["--label-aware", "--method exact"])
+            for method in (EXACT, BY_DEFAULT)
+        ),
+        *(
+            ([*ADAPTED, "--radii", *radii], ["--radii", *map("'{}'".format, radii)])
+            for radii in ([-1], ["nan"], [])
+        ),
         ([*ADAPTED, "--alpha", 1e-10], ["alpha", "1e-09", "adaptive"]),
     ],
 )
@@ -121,12 +155,18 @@ def test_settings_that_a_method_cannot_have_are_usage_errors(certify, workplace,
 
 def test_too_few_draws_for_adaptive_are_warned_about(certify):
     outcome = certify("log.tsv", "--method", "adaptive", "--N", 5, "--max", 1)
-    assert outcome.code == 0 and "warning: --N 5 can certify nothing" in outcome.err and "larger --N" in outcome.err
+    assert (
+        outcome.code == 0
+        and "warning: --N 5 can certify nothing" in outcome.err
+        and "larger --N" in outcome.err
+    )
     assert certify("more.tsv", "--method", "adaptive", "--max", 1).err == ""
 
 
 @pytest.mark.parametrize(("method", "draws"), [("exact", 100_000), ("adaptive", 125_000)])
-def test_default_number_of_draws_is_that_of_the_method(checkpoint, workplace, capsys, monkeypatch, method, draws):
+def test_default_number_of_draws_is_that_of_the_method(
+    checkpoint, workplace, capsys, monkeypatch, method, draws
+):
     """No vote is counted: what would be written into the manifest is looked at."""
     given = {}
     nothing = WrittenLog(workplace / "log.tsv", is_whole=False, batch=1, attack_batch=None)
@@ -148,33 +188,66 @@ def test_batch_size_does_not_change_the_log(log_of, method):
 @pytest.mark.parametrize("method", ["exact", "adaptive"])
 def test_summary_says_where_radii_are_on_a_grid(certify, workplace, method):
     outcome = certify("log.tsv", "--method", method)
-    average = np.mean([float(row["radius"]) * int(row["correct"]) for row in rows(workplace / "log.tsv")])
+    average = np.mean(
+        [float(row["radius"]) * int(row["correct"]) for row in rows(workplace / "log.tsv")]
+    )
     where = " on the grid of radii" if method == "adaptive" else ""
     assert f"average certified radius{where} {average:.3f}\n" in outcome.out
 
 
 def test_help_tells_the_ways_to_certify(capsys):
     text = " ".join(call(capsys, "certify", "--help").out.split())
-    flags = ["--method", "--radii", "--ladder", "--label-aware", "--sound", "--precision", "--compile", "--shard"]
-    for words in [*flags, "--batch", "100,000 for exact", "125,000 for adaptive", "benchmarks only", "merge", "8-bit"]:
+    flags = [
+        "--method",
+        "--radii",
+        "--ladder",
+        "--label-aware",
+        "--sound",
+        "--precision",
+        "--compile",
+        "--shard",
+    ]
+    for words in [
+        *flags,
+        "--batch",
+        "100,000 for exact",
+        "125,000 for adaptive",
+        "benchmarks only",
+        "merge",
+        "8-bit",
+    ]:
         assert words in text, words
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_precision_is_recorded_and_makes_a_slightly_different_classifier(certify, workplace, precision):
+def test_precision_is_recorded_and_makes_a_slightly_different_classifier(
+    certify, workplace, precision
+):
     draws = ["--max", 12, "--N", 300]
-    assert certify("full.tsv", *draws).code == certify("less.tsv", *draws, "--precision", precision).code == 0
+    assert (
+        certify("full.tsv", *draws).code
+        == certify("less.tsv", *draws, "--precision", precision).code
+        == 0
+    )
     assert manifest_of(workplace / "less.tsv")["settings"]["precision"] == precision
     assert manifest_of(workplace / "full.tsv")["settings"]["precision"] == "fp32"
-    counts = [[int(row["successes"]) for row in timeless(workplace / name)] for name in ("full.tsv", "less.tsv")]
+    counts = [
+        [int(row["successes"]) for row in timeless(workplace / name)]
+        for name in ("full.tsv", "less.tsv")
+    ]
     far = [abs(full - less) > 30 for full, less in zip(*counts)]
     assert sum(far) <= 2, "a count may be far off where another class was selected"
 
 
 @pytest.fixture
 def restored_kernels() -> Iterator[None]:
-    """--sound restricts the whole process to deterministic kernels; the tests that follow shall not notice."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    """--sound restricts the whole process to deterministic kernels; the tests that follow shall not
+    notice.
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+    )
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
     workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     yield
@@ -187,15 +260,24 @@ def restored_kernels() -> Iterator[None]:
 
 @pytest.fixture
 def eight_bit_images(workplace) -> str:
-    """A dataset of PNG files: the first ten test images of the digits, as far as they show 0, 1, ... 9."""
+    """A dataset of PNG files: the first ten test images of the digits, as far as they show 0, 1,
+    ... 9.
+    """
     digits = get_dataset("digits", "test")
     for index in range(10):
         image, label = digits[index]
         for split in ("train", "test"):
-            save_image(workplace / f"png/{split}/{label}/{index}.png", (image[0] * 255).numpy().astype(np.uint8))
+            save_image(
+                workplace / f"png/{split}/{label}/{index}.png",
+                (image[0] * 255).numpy().astype(np.uint8),
+            )
     for label in range(10):
-        save_image(workplace / f"png/train/{label}/x.png", np.full((8, 8), 20 * label, dtype=np.uint8))
-        save_image(workplace / f"png/test/{label}/x.png", np.full((8, 8), 20 * label, dtype=np.uint8))
+        save_image(
+            workplace / f"png/train/{label}/x.png", np.full((8, 8), 20 * label, dtype=np.uint8)
+        )
+        save_image(
+            workplace / f"png/test/{label}/x.png", np.full((8, 8), 20 * label, dtype=np.uint8)
+        )
     return "imagefolder:png"
 
 
@@ -222,11 +304,15 @@ def test_sound_log_has_squared_radii_and_says_what_executed_it(
     executed_by = {"torch": torch.__version__, "device": "cpu", "threads": torch.get_num_threads()}
     assert executed_by.items() <= settings.items() and "cpu_capability" in settings
     certify("plain.tsv", "--max", 1)
-    assert not {"threads", "cpu_capability"} & manifest_of(workplace / "plain.tsv")["settings"].keys()
+    assert (
+        not {"threads", "cpu_capability"} & manifest_of(workplace / "plain.tsv")["settings"].keys()
+    )
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive"])
-def test_sound_log_is_resumed_to_what_it_would_have_been(certify, workplace, restored_kernels, method):
+def test_sound_log_is_resumed_to_what_it_would_have_been(
+    certify, workplace, restored_kernels, method
+):
     options = ["--sound", "--method", method]
     certify("whole.tsv", *options)
     certify("part.tsv", *options, "--max", 11)
@@ -237,7 +323,9 @@ def test_sound_log_is_resumed_to_what_it_would_have_been(certify, workplace, res
     assert_squared_radii_fit(workplace / "whole.tsv")
 
 
-def test_sound_log_is_not_continued_by_another_execution(certify, workplace, restored_kernels, monkeypatch):
+def test_sound_log_is_not_continued_by_another_execution(
+    certify, workplace, restored_kernels, monkeypatch
+):
     certify("log.tsv", "--sound", "--max", 2)
     before, threads = snapshot(workplace), torch.get_num_threads()
     monkeypatch.setattr("torch.get_num_threads", lambda: 3)
@@ -246,7 +334,9 @@ def test_sound_log_is_not_continued_by_another_execution(certify, workplace, res
 
 
 class Dimmed:
-    """Another dataset whose images from ``start`` on are darker, and thereby no longer of 8 bits."""
+    """Another dataset whose images from ``start`` on are darker, and thereby no longer of 8
+    bits.
+    """
 
     def __init__(self, dataset, start: int) -> None:
         self.dataset, self.start = dataset, start
@@ -261,13 +351,18 @@ class Dimmed:
 
 
 @pytest.mark.parametrize("start", [0, 3])
-def test_sound_is_refused_at_an_image_that_is_not_of_8_bits(certify, workplace, restored_kernels, monkeypatch, start):
+def test_sound_is_refused_at_an_image_that_is_not_of_8_bits(
+    certify, workplace, restored_kernels, monkeypatch, start
+):
     dimmed = Dimmed(get_dataset("digits", "test"), start)
     monkeypatch.setattr("smoothadv.evaluation.smoothing_job.get_dataset", lambda *arguments: dimmed)
     outcome = certify("log.tsv", "--sound")
     assert refused(outcome, "8-bit")
     if start == 0:
-        assert outcome.err.startswith("error: --sound certifies 8-bit images only") and "digits" in outcome.err
+        assert (
+            outcome.err.startswith("error: --sound certifies 8-bit images only")
+            and "digits" in outcome.err
+        )
         assert list(workplace.iterdir()) == []
         assert certify("log.tsv", "--max", 2).code == 0, "without --sound they may be certified"
 
@@ -277,9 +372,23 @@ def test_sound_is_refused_at_an_image_that_is_not_of_8_bits(certify, workplace, 
 def test_compiled_classifier_votes_alike(certify, checkpoint, workplace):
     """Ten seconds, to compile."""
     certify("eager.tsv")
-    command = ["digits", checkpoint, SIGMA, "log.tsv", "--N", N, "--max", EXAMPLES, "--device", "cpu", "--compile"]
+    command = [
+        "digits",
+        checkpoint,
+        SIGMA,
+        "log.tsv",
+        "--N",
+        N,
+        "--max",
+        EXAMPLES,
+        "--device",
+        "cpu",
+        "--compile",
+    ]
     done = run_process(script("certify", *command), workplace)
     assert done.returncode == 0, done.stderr
     assert manifest_of(workplace / "log.tsv")["settings"]["compiled"] is True
-    for eager, compiled in zip(timeless(workplace / "eager.tsv"), timeless(workplace / "log.tsv"), strict=True):
+    for eager, compiled in zip(
+        timeless(workplace / "eager.tsv"), timeless(workplace / "log.tsv"), strict=True
+    ):
         assert abs(int(eager["successes"]) - int(compiled["successes"])) <= 2

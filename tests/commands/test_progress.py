@@ -14,7 +14,8 @@ from smoothadv.progress import Progress, progress_hidden, warn_of_hours
 from smoothadv.training.progress import TrainingProgress
 from support.commands import call, command_main
 
-# Runs a command whose progress makes a line at each update, and ends without writing out what is buffered.
+# Runs a command whose progress makes a line at each update, and ends without writing out what is
+# buffered.
 OFTEN = """
 import os, sys
 import smoothadv.progress
@@ -55,13 +56,16 @@ def test_line_has_what_how_many_share_rate_and_time_left(clock, capsys):
 
 
 @pytest.mark.parametrize(
-    ("updates", "seconds", "counts"), [(300, 1, [60, 120, 180, 240, 300]), (3, 600, [1, 2, 3]), (59, 1, [])]
+    ("updates", "seconds", "counts"),
+    [(300, 1, [60, 120, 180, 240, 300]), (3, 600, [1, 2, 3]), (59, 1, [])],
 )
 def test_line_a_minute_however_many_updates(updates, seconds, counts, clock, capsys):
     for _ in Progress(range(updates), "counting", leave=True):
         clock.now += seconds
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" (")[0] for line in lines] == [f"counting: {count} of {updates}" for count in counts]
+    assert [line.split(" (")[0] for line in lines] == [
+        f"counting: {count} of {updates}" for count in counts
+    ]
 
 
 def test_other_lines_count(clock, capsys):
@@ -76,7 +80,9 @@ def test_other_lines_count(clock, capsys):
 
 
 def test_lines_come_while_a_step_takes_long(monkeypatch, capsys):
-    """As a job of a sweep, or the evaluation after an epoch; none of a bar over an iterable, which nobody may close."""
+    """As a job of a sweep, or the evaluation after an epoch; none of a bar over an iterable, which
+    nobody may close.
+    """
     idle, said, end = Progress(range(2), "idle"), "", time.monotonic() + 60
     monkeypatch.setattr("smoothadv.progress.SECONDS_BETWEEN_LINES", 0.1)
     with Progress(total=1, desc="sweeping"):
@@ -94,7 +100,9 @@ def test_work_of_hours_says_so_before_it_begins(images, lines, recwarn):
         with TrainingProgress(images + done, done, 2, print, silent):
             pass
     said = ["2 epochs, take 1.0 hours even at 1,000,000 noisy images per second"]
-    assert [str(one.message) for one in recwarn][:lines] == said * lines and len(recwarn) == 3 * lines
+    assert [str(one.message) for one in recwarn][:lines] == said * lines and len(
+        recwarn
+    ) == 3 * lines
 
 
 @pytest.mark.parametrize(
@@ -104,18 +112,38 @@ def test_work_of_hours_says_so_before_it_begins(images, lines, recwarn):
         ("predicting", ["predict", "log.tsv", "--N", 4_000_000_000], "4,000,000,000"),
         (
             "attacking",
-            ["attack", "out", "--epsilon", 1, "--N", 10, "--num-steps", 4, "--num-noise-vec", 5, "--restarts", 10**9],
+            [
+                "attack",
+                "out",
+                "--epsilon",
+                1,
+                "--N",
+                10,
+                "--num-steps",
+                4,
+                "--num-noise-vec",
+                5,
+                "--restarts",
+                10**9,
+            ],
             "20,000,000,010",
         ),
     ],
 )
-def test_evaluation_of_hours_says_so_before_it_begins(module, words, times, checkpoint, workplace, capsys, monkeypatch):
+def test_evaluation_of_hours_says_so_before_it_begins(
+    module, words, times, checkpoint, workplace, capsys, monkeypatch
+):
     def stop(*arguments: object) -> None:
         raise UserError("begun")
 
     monkeypatch.setattr(f"smoothadv.evaluation.{module}.write_log", stop)
-    done = call(capsys, words[0], "digits", checkpoint, 0.25, *words[1:], "--max", 2, "--device", "cpu")
-    assert f"warning: 2 images, each {times} times with noise, take " in done.err and done.err.endswith("begun\n")
+    done = call(
+        capsys, words[0], "digits", checkpoint, 0.25, *words[1:], "--max", 2, "--device", "cpu"
+    )
+    assert (
+        f"warning: 2 images, each {times} times with noise, take " in done.err
+        and done.err.endswith("begun\n")
+    )
 
 
 def test_search_of_folders_says_where(workplace, capsys, monkeypatch):
@@ -150,11 +178,16 @@ def test_terminal_gets_the_bar_of_tqdm(monkeypatch, clock):
     for _ in tqdm(range(10), "counting", ncols=60, file=sys.stderr):
         pass
     # The bar is as long as the time that follows it, in brackets, leaves room.
-    ours, theirs = (re.sub(r"\|[^|]*\||\[.*?\]", "||", stream.getvalue()).split("\r") for stream in (shown, sys.stderr))
+    ours, theirs = (
+        re.sub(r"\|[^|]*\||\[.*?\]", "||", stream.getvalue()).split("\r")
+        for stream in (shown, sys.stderr)
+    )
     assert (ours[1], ours[-1]) == (theirs[1], theirs[-1]) and "100%||" in ours[-1]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("I/O operation on closed file")])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), ValueError("I/O operation on closed file")]
+)
 def test_work_outlives_its_standard_error(clock, monkeypatch, error):
     def fail(text: str) -> None:
         raise error
@@ -168,14 +201,28 @@ def test_work_outlives_its_standard_error(clock, monkeypatch, error):
 
 
 def test_certify_without_a_terminal_prints_lines_in_one_process(checkpoint, warm, tmp_path):
-    words = ["certify", "digits", checkpoint, "0.25", "log.tsv", "--N", "1000", "--max", "3", "--device", "cpu"]
+    words = [
+        "certify",
+        "digits",
+        checkpoint,
+        "0.25",
+        "log.tsv",
+        "--N",
+        "1000",
+        "--max",
+        "3",
+        "--device",
+        "cpu",
+    ]
     command = [sys.executable, "-c", OFTEN, *map(str, words)]
     done = warm.run(command, tmp_path)
     lines = done.stderr.splitlines()
     assert done.returncode == 0 and len(lines) > 5 and "\r" not in done.stderr
     assert [line for line in lines if not LINE.fullmatch(line)] == []
     assert {int(re.search(r"(\d) of 3", line)[1]) for line in lines} == {0, 1, 2, 3}
-    assert done.stdout.startswith("log.tsv: 3 examples"), "though nothing wrote out what was buffered"
+    assert done.stdout.startswith("log.tsv: 3 examples"), (
+        "though nothing wrote out what was buffered"
+    )
     (tmp_path / "log.tsv").unlink()
     first, other = warm.run_workers(2, command, tmp_path)
     assert first.returncode == other.returncode == 0

@@ -1,4 +1,6 @@
-"""--shard and merge give the log that one process would have written, or a message with the next step."""
+"""--shard and merge give the log that one process would have written, or a message with the next
+step.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,21 +41,31 @@ def merge(workplace, capsys) -> Callable:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("order", [(0,), (2, 0, 1)], ids=str)
-def test_shards_in_any_order_merge_into_the_log_of_one_process(start, merge, workplace, whole, method, order):
+def test_shards_in_any_order_merge_into_the_log_of_one_process(
+    start, merge, workplace, whole, method, order
+):
     command = METHODS[method][0]
     for index in order:
         outcome = start(method, "--shard", f"{index}/{len(order)}")
         assert outcome.code == 0 and outcome.err == ""
         assert f"python code/{command}.py merge log.tsv" in outcome.out, "what to do next"
     outcome = merge(command=command)
-    assert outcome.code == 0 and f"20 examples from {len(order)} shards" in outcome.out and outcome.err == ""
+    assert (
+        outcome.code == 0
+        and f"20 examples from {len(order)} shards" in outcome.out
+        and outcome.err == ""
+    )
     assert_same(workplace / "log.tsv", whole[method])
     runs = manifest_of(workplace / "log.tsv")["runs"]
-    assert [run["shard"] for run in runs] == sorted(order) and all("--shard" in run["command"] for run in runs)
+    assert [run["shard"] for run in runs] == sorted(order) and all(
+        "--shard" in run["command"] for run in runs
+    )
 
 
 def test_merged_log_is_continued_by_the_plain_command(start, merge, workplace, whole):
-    """After the shards are removed, as the message of merging suggests, it is a log like any other."""
+    """After the shards are removed, as the message of merging suggests, it is a log like any
+    other.
+    """
     start("exact", "--max", 15, "--shard", "0/1")
     assert "can be removed" in merge().out
     for path in (workplace / "log.tsv.shards").iterdir():
@@ -66,7 +78,9 @@ def test_merged_log_is_continued_by_the_plain_command(start, merge, workplace, w
 
 
 @pytest.mark.parametrize(("method", "keep"), [("exact", 0), ("predict", 2)])
-def test_interrupted_shard_is_continued_by_the_same_command(start, merge, workplace, whole, method, keep):
+def test_interrupted_shard_is_continued_by_the_same_command(
+    start, merge, workplace, whole, method, keep
+):
     for index in (0, 1, 2):
         start(method, "--shard", f"{index}/3")
     part = workplace / "log.tsv.shards" / "1-of-3.tsv"
@@ -139,7 +153,9 @@ def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, w
 )
 def test_shards_of_other_settings_are_not_merged(start, merge, workplace, change, field):
     start("exact", "--shard", "0/2")
-    assert refused(start("exact", "--shard", "1/2", *change), field, "0-of-2.tsv"), "before any work is done"
+    assert refused(start("exact", "--shard", "1/2", *change), field, "0-of-2.tsv"), (
+        "before any work is done"
+    )
     aside = workplace / "aside"
     (workplace / "log.tsv.shards").rename(aside)  # as on another machine
     assert start("exact", "--shard", "1/2", *change).code == 0, "nobody can know yet"

@@ -1,4 +1,6 @@
-"""What a command imports before it works: help texts and usage errors wait for no library that they do not need."""
+"""What a command imports before it works: help texts and usage errors wait for no library that they
+do not need.
+"""
 
 import json
 import sys
@@ -9,9 +11,20 @@ from smoothadv.smoothing.classifier import PRECISIONS
 from support.commands import CODE, run_process
 
 # Each takes a noticeable part of the time that torch takes.
-SLOW = ["PIL", "jinja2", "matplotlib", "mpmath", "pandas", "scipy.stats", "sklearn", "statsmodels", "torchvision"]
+SLOW = [
+    "PIL",
+    "jinja2",
+    "matplotlib",
+    "mpmath",
+    "pandas",
+    "scipy.stats",
+    "sklearn",
+    "statsmodels",
+    "torchvision",
+]
 SLOW += ["torch._dynamo", "torch._inductor"]
-# Runs command lines one after the other; prints after each which of the modules have been imported by then.
+# Runs command lines one after the other; prints after each which of the modules have been imported
+# by then.
 PROGRAM = """
 import json, sys
 from smoothadv.commands import main
@@ -43,11 +56,16 @@ WITHOUT_TORCH = [
 ]
 # Only torch knows whether there is such a device.
 NO_DEVICE = ["certify", "digits", "c.pth.tar", "0.25", "log.tsv", "--device", "nowhere"]
-WITH_TORCH = [(NO_DEVICE, 2), *(([name, "--help"], 0) for name in ("train", "train_pgd", "predict", "attack"))]
+WITH_TORCH = [
+    (NO_DEVICE, 2),
+    *(([name, "--help"], 0) for name in ("train", "train_pgd", "predict", "attack")),
+]
 
 
 def imported(lines: list[list[str]], watched: list[str], folder) -> list[tuple[int, set[str]]]:
-    """The exit code of each command line, and which of the modules it or an earlier one has imported."""
+    """The exit code of each command line, and which of the modules it or an earlier one has
+    imported.
+    """
     words = [sys.executable, "-c", PROGRAM, json.dumps(lines), json.dumps(watched)]
     done = run_process(words, folder, PYTHONPATH=str(CODE))
     assert done.returncode == 0, done.stderr
@@ -57,10 +75,24 @@ def imported(lines: list[list[str]], watched: list[str], folder) -> list[tuple[i
 
 
 def test_commands_import_no_library_that_they_do_not_need(checkpoint, tmp_path):
-    """In one process: help texts and usage errors without torch, then those with it, then a certification."""
-    certify = ["certify", "digits", str(checkpoint), "0.25", str(tmp_path / "log.tsv"), "--N", "100", "--max", "1"]
+    """In one process: help texts and usage errors without torch, then those with it, then a
+    certification.
+    """
+    certify = [
+        "certify",
+        "digits",
+        str(checkpoint),
+        "0.25",
+        str(tmp_path / "log.tsv"),
+        "--N",
+        "100",
+        "--max",
+        "1",
+    ]
     lines = [line for line, _ in WITHOUT_TORCH + WITH_TORCH]
-    *found, (code, at_work) = imported([*lines, [*certify, "--device", "cpu"]], ["torch", *SLOW], tmp_path)
+    *found, (code, at_work) = imported(
+        [*lines, [*certify, "--device", "cpu"]], ["torch", *SLOW], tmp_path
+    )
     assert list(zip(lines, found)) == [
         *((line, (code, set())) for line, code in WITHOUT_TORCH),
         *((line, (code, {"torch"})) for line, code in WITH_TORCH),
@@ -77,4 +109,6 @@ def test_import_of_a_slow_library_is_noticed(tmp_path):
 
 
 def test_names_that_help_texts_list_are_those_that_torch_code_defines():
-    assert list(INPUT_LAYER_NAMES) == list(INPUT_LAYERS) and list(PRECISION_NAMES) == list(PRECISIONS)
+    assert list(INPUT_LAYER_NAMES) == list(INPUT_LAYERS) and list(PRECISION_NAMES) == list(
+        PRECISIONS
+    )

@@ -48,7 +48,10 @@ def test_usable_cpus(files, expected, tmp_path, monkeypatch):
 
 def test_threads_suit_images_and_cpus(monkeypatch, free_choice):
     monkeypatch.setattr("smoothadv.cpus.usable_cpus", lambda: 12)
-    threads = [suitable_threads(shape, 99) for shape in ((1, 8, 8), (1, 4, 4), (1, 16, 16), (3, 32, 32), (3, 224, 224))]
+    threads = [
+        suitable_threads(shape, 99)
+        for shape in ((1, 8, 8), (1, 4, 4), (1, 16, 16), (3, 32, 32), (3, 224, 224))
+    ]
     assert threads == [1, 1, 4, 12, 12]
     assert suitable_threads((3, 32, 32), 6) == 6, "PyTorch would not use more"
     monkeypatch.setenv("OMP_NUM_THREADS", "99")
@@ -56,11 +59,23 @@ def test_threads_suit_images_and_cpus(monkeypatch, free_choice):
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "train_pgd", "train_denoiser", "quantize", "certify", "predict", "attack", "certify verify"]
+    "command",
+    [
+        "train",
+        "train_pgd",
+        "train_denoiser",
+        "quantize",
+        "certify",
+        "predict",
+        "attack",
+        "certify verify",
+    ],
 )
 def test_every_command_that_computes_has_the_option(command, capsys):
     name, *further = command.split()
-    assert refused(call(capsys, name, *further, "--threads", 0), "--threads", "'0'", "from 1 to 1,024", code=2)
+    assert refused(
+        call(capsys, name, *further, "--threads", 0), "--threads", "'0'", "from 1 to 1,024", code=2
+    )
 
 
 @pytest.fixture
@@ -77,7 +92,17 @@ def used(free_choice, monkeypatch) -> Callable[..., list[int]]:
 
 
 def test_log_goes_on_with_its_threads(used, monkeypatch, checkpoint, workplace):
-    words = ["log.tsv.manifest.json", "certify", "digits", checkpoint, "0.25", "log.tsv", "--N", 200, "--sound"]
+    words = [
+        "log.tsv.manifest.json",
+        "certify",
+        "digits",
+        checkpoint,
+        "0.25",
+        "log.tsv",
+        "--N",
+        200,
+        "--sound",
+    ]
     assert used(*words, "--max", 1) == [1], "images of 8x8"
     assert used(*words, "--max", 1, "--overwrite", "--threads", 3) == [3]
     assert used(*words, "--max", 2) == [3, 3], "a setting of the log"
@@ -87,26 +112,57 @@ def test_log_goes_on_with_its_threads(used, monkeypatch, checkpoint, workplace):
     assert used(*words, "--max", 1, "--overwrite") == [2]
 
 
-def test_command_that_names_no_images_keeps_to_the_usable_cpus(used, monkeypatch, checkpoint, workplace):
-    used("log.tsv.manifest.json", "certify", "digits", checkpoint, "0.25", "log.tsv", "--N", 200, "--max", 1)
+def test_command_that_names_no_images_keeps_to_the_usable_cpus(
+    used, monkeypatch, checkpoint, workplace
+):
+    used(
+        "log.tsv.manifest.json",
+        "certify",
+        "digits",
+        checkpoint,
+        "0.25",
+        "log.tsv",
+        "--N",
+        200,
+        "--max",
+        1,
+    )
     monkeypatch.setattr("smoothadv.commands.options.shared.usable_cpus", lambda: 1)
     succeed("certify", "verify", "log.tsv", "--device", "cpu")
     assert torch.get_num_threads() == 1
 
 
 def test_training_goes_on_with_its_threads(used, workplace):
-    few = ["--noise", 0.25, "--steps-per-epoch", 1, "--batch", 32, "--evaluate-images", 1, "--epochs"]
+    few = [
+        "--noise",
+        0.25,
+        "--steps-per-epoch",
+        1,
+        "--batch",
+        32,
+        "--evaluate-images",
+        1,
+        "--epochs",
+    ]
 
     def trained(folder: str, *options: object) -> list[int]:
-        return used(f"{folder}/args.json", "train", "digits", "digits_resnet8", folder, *few, *options)
+        return used(
+            f"{folder}/args.json", "train", "digits", "digits_resnet8", folder, *few, *options
+        )
 
     assert trained("new", 1) == [1] and trained("whole", 2, "--threads", 2) == [2]
     assert trained("parts", 1, "--threads", 2) == [2] and trained("parts", 2, "--resume") == [2, 2]
-    parts, whole = (torch.load(f"{name}/checkpoint.pth.tar", weights_only=True) for name in ("parts", "whole"))
-    assert all(torch.equal(parts["state_dict"][name], value) for name, value in whole["state_dict"].items())
+    parts, whole = (
+        torch.load(f"{name}/checkpoint.pth.tar", weights_only=True) for name in ("parts", "whole")
+    )
+    assert all(
+        torch.equal(parts["state_dict"][name], value) for name, value in whole["state_dict"].items()
+    )
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), (ACTIVE, "None")])
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), (ACTIVE, "None")]
+)
 def test_threads_that_wait_sleep_soon_unless_told_otherwise(given, expected, tmp_path):
     """Set before torch is loaded, whose libraries read it."""
     program = f"""

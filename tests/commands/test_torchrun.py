@@ -1,4 +1,6 @@
-"""Under torchrun any number of processes, killed or not, write the log that one process would have written."""
+"""Under torchrun any number of processes, killed or not, write the log that one process would have
+written.
+"""
 
 import itertools
 import os
@@ -10,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import call, refused, rows, run_process, script, snapshot, succeed, timeless, wait_until
+from support.commands import (
+    call,
+    refused,
+    rows,
+    run_process,
+    script,
+    snapshot,
+    succeed,
+    timeless,
+    wait_until,
+)
 from support.patience import HANG_SECONDS
 from support.sharding import EXAMPLES, METHODS, OneWorker, assert_same, manifest_of
 from support.torchrun import launched, needs_proc, torchrun, workers_of
@@ -20,7 +32,17 @@ from support.torchrun import launched, needs_proc, torchrun, workers_of
 def twenty(checkpoint, tmp_path_factory) -> Path:
     """The log of twenty examples that one process writes."""
     log = tmp_path_factory.mktemp("twenty") / "log.tsv"
-    succeed("certify", "digits", checkpoint, 0.25, log, "--device", "cpu", *EXAMPLES, *METHODS["exact"][1:])
+    succeed(
+        "certify",
+        "digits",
+        checkpoint,
+        0.25,
+        log,
+        "--device",
+        "cpu",
+        *EXAMPLES,
+        *METHODS["exact"][1:],
+    )
     return log
 
 
@@ -28,7 +50,16 @@ def twenty(checkpoint, tmp_path_factory) -> Path:
 def start(checkpoint, workplace, capsys) -> Callable:
     """Certify those twenty examples into log.tsv; options given later win."""
 
-    usual = ["digits", checkpoint, 0.25, "log.tsv", "--device", "cpu", *EXAMPLES, *METHODS["exact"][1:]]
+    usual = [
+        "digits",
+        checkpoint,
+        0.25,
+        "log.tsv",
+        "--device",
+        "cpu",
+        *EXAMPLES,
+        *METHODS["exact"][1:],
+    ]
     return lambda *options: call(capsys, "certify", *usual, *options)
 
 
@@ -62,9 +93,15 @@ def test_torchrun_starts_anew_when_told(start, workplace, twenty, under_torchrun
     assert sorted(path.name for path in workplace.iterdir()) == ["log.tsv", "log.tsv.manifest.json"]
 
 
-@pytest.mark.parametrize("before", [["--shard", "0/2"], ["--shard", "3/8"], ["--shard", "2/3", "--max", 19]], ids=str)
-def test_torchrun_refuses_shards_of_another_division_before_it_works(start, workplace, monkeypatch, before):
-    """Under torchrun twenty examples make three shards; the existing shards are of another division."""
+@pytest.mark.parametrize(
+    "before", [["--shard", "0/2"], ["--shard", "3/8"], ["--shard", "2/3", "--max", 19]], ids=str
+)
+def test_torchrun_refuses_shards_of_another_division_before_it_works(
+    start, workplace, monkeypatch, before
+):
+    """Under torchrun twenty examples make three shards; the existing shards are of another
+    division.
+    """
     start(*before)
     monkeypatch.setattr("smoothadv.evaluation.smoothing_job.join_workers", OneWorker)
     left = snapshot(workplace)
@@ -77,7 +114,9 @@ FORTY = ["--skip", "9", "--device", "cpu"]
 TORCHRUN = {"exact": ["--N", "1500"], "adaptive": ["--method", "adaptive", "--N", "2000"]}
 
 
-def certification(checkpoint: Path, method: str, *options: object, log: str | Path = "log.tsv") -> list[str]:
+def certification(
+    checkpoint: Path, method: str, *options: object, log: str | Path = "log.tsv"
+) -> list[str]:
     return script("certify", "digits", checkpoint, 0.25, log, *FORTY, *TORCHRUN[method], *options)
 
 
@@ -91,18 +130,28 @@ def forty(checkpoint, tmp_path_factory) -> dict[str, Path]:
 
 
 def rows_in_shards(folder: Path) -> int:
-    return sum(max(0, path.read_bytes().count(b"\n") - 1) for path in folder.glob("log.tsv.shards/*.tsv"))
+    return sum(
+        max(0, path.read_bytes().count(b"\n") - 1) for path in folder.glob("log.tsv.shards/*.tsv")
+    )
 
 
 @pytest.mark.parametrize(
     ("processes", "method"),
-    [(2, "exact"), (2, "adaptive"), *(pytest.param(count, "exact", marks=pytest.mark.slow) for count in (1, 3))],
+    [
+        (2, "exact"),
+        (2, "adaptive"),
+        *(pytest.param(count, "exact", marks=pytest.mark.slow) for count in (1, 3)),
+    ],
 )
-def test_any_number_of_processes_writes_the_log_of_one(checkpoint, warm, tmp_path, forty, processes, method):
+def test_any_number_of_processes_writes_the_log_of_one(
+    checkpoint, warm, tmp_path, forty, processes, method
+):
     """Processes as torchrun starts them; torchrun itself is at work in the tests below."""
     done = warm.run_workers(processes, certification(checkpoint, method), tmp_path)
     assert [each.returncode for each in done] == [0] * processes, done
-    assert "".join(each.stdout for each in done).count("40 examples") == 1, "one of the processes sums up"
+    assert "".join(each.stdout for each in done).count("40 examples") == 1, (
+        "one of the processes sums up"
+    )
     assert_same(tmp_path / "log.tsv", forty[method])
     assert {run["shard"] for run in manifest_of(tmp_path / "log.tsv")["runs"]} == {0, 1, 2, 3, 4}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.tsv", "log.tsv.manifest.json"]
@@ -120,7 +169,9 @@ def test_any_number_of_processes_writes_the_log_of_one(checkpoint, warm, tmp_pat
 def test_killed_torchrun_is_continued_by_another_number_of_processes(
     checkpoint, warm, tmp_path, forty, start, method, before, after, row
 ):
-    """All its processes at once, as when a machine fails. The warm ones are started without torchrun at first."""
+    """All its processes at once, as when a machine fails. The warm ones are started without
+    torchrun at first.
+    """
     moments, command = random.Random(row), certification(checkpoint, method)
 
     def ready() -> bool:
@@ -140,7 +191,9 @@ def test_killed_torchrun_is_continued_by_another_number_of_processes(
     assert_same(tmp_path / "log.tsv", forty[method])
     assert not (tmp_path / "log.tsv.shards").exists()
     whole = (tmp_path / "log.tsv").read_bytes()
-    lines = itertools.chain.from_iterable(shard.splitlines(keepends=True)[:-1] for shard in kept.values())
+    lines = itertools.chain.from_iterable(
+        shard.splitlines(keepends=True)[:-1] for shard in kept.values()
+    )
     assert all(line in whole for line in lines), "no finished row is computed again"
 
 
@@ -157,7 +210,9 @@ def test_killed_worker_is_started_again_by_torchrun(checkpoint, tmp_path, forty)
 
 
 @pytest.mark.slow
-def test_torchrun_leaves_a_finished_log_alone_and_replaces_it_when_told(checkpoint, tmp_path, forty):
+def test_torchrun_leaves_a_finished_log_alone_and_replaces_it_when_told(
+    checkpoint, tmp_path, forty
+):
     """Three runs of 6 seconds."""
     for name in (forty["exact"], forty["exact"].with_name("exact.manifest.json")):
         (tmp_path / name.name.replace("exact", "log.tsv")).write_bytes(name.read_bytes())
@@ -173,5 +228,7 @@ def test_torchrun_leaves_a_finished_log_alone_and_replaces_it_when_told(checkpoi
     assert snapshot(tmp_path) == before
     anew = run_process(started("--seed", 7, "--overwrite"), tmp_path)
     assert anew.returncode == 0 and manifest_of(tmp_path / "log.tsv")["settings"]["seed"] == 7
-    assert len(rows(tmp_path / "log.tsv")) == 40 and timeless(tmp_path / "log.tsv") != timeless(forty["exact"])
+    assert len(rows(tmp_path / "log.tsv")) == 40 and timeless(tmp_path / "log.tsv") != timeless(
+        forty["exact"]
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.tsv", "log.tsv.manifest.json"]

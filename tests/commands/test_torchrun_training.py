@@ -1,4 +1,6 @@
-"""Under torchrun several processes train one model: identical at every step, and resumable after one or all stopped."""
+"""Under torchrun several processes train one model: identical at every step, and resumable after
+one or all stopped.
+"""
 
 import json
 import os
@@ -16,14 +18,39 @@ from support.stopping import AT_ONCE
 from support.torchrun import launched, needs_proc, torchrun, workers_of
 from support.weights import read, same_state
 
-PGD = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--num-noise-vec", 1, "--warmup", 1]
+PGD = [
+    "--noise",
+    0.25,
+    "--attack",
+    "PGD",
+    "--epsilon",
+    0.5,
+    "--num-steps",
+    1,
+    "--num-noise-vec",
+    1,
+    "--warmup",
+    1,
+]
 # At every tenth step the processes decide whether to save or stop.
 STEPS = 20
-TRAINING = ["digits", "digits_resnet8", "run", "--device", "cpu", "--batch", 32, *PGD, "--epochs", 2]
+TRAINING = [
+    "digits",
+    "digits_resnet8",
+    "run",
+    "--device",
+    "cpu",
+    "--batch",
+    32,
+    *PGD,
+    "--epochs",
+    2,
+]
 TRAINING += ["--steps-per-epoch", STEPS]
 FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
 
-# Trains as the command does; each process writes down which weights it has after each update, by their digest.
+# Trains as the command does; each process writes down which weights it has after each update, by
+# their digest.
 WITH_WITNESSES = """
 import hashlib, os, runpy, sys
 entry_point = sys.argv[1]
@@ -76,13 +103,17 @@ def test_processes_write_one_run_and_say_everything_once(done):
     (run,) = json.loads((folder / "run/args.json").read_text())["runs"]
     assert run["processes"] == 2
     assert [row["epoch"] for row in rows(folder / "run/log.txt")] == ["0", "1"]
-    assert all(row["test_images"] == "359" for row in rows(folder / "run/log.txt")), "shared, and counted once each"
+    assert all(row["test_images"] == "359" for row in rows(folder / "run/log.txt")), (
+        "shared, and counted once each"
+    )
 
 
 def test_processes_learn_something_finite(whole):
     assert all(weights.isfinite().all() for weights in read(whole)["state_dict"].values())
     first, last = rows(whole / "log.txt")
-    assert float(last["test_accuracy"]) > 0.5, "guessing gives 0.1, and each of seven seeds 0.68 to 0.79"
+    assert float(last["test_accuracy"]) > 0.5, (
+        "guessing gives 0.1, and each of seven seeds 0.68 to 0.79"
+    )
     assert float(first["epsilon"]) == 0 and float(last["epsilon"]) == 0.5
 
 
@@ -96,7 +127,12 @@ def test_one_process_under_torchrun_is_one_process(workplace):
     options = ["--epochs", 1]
     succeed("train_pgd", *TRAINING, *options)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "x"}.items():
+        for name, value in {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "TORCHELASTIC_RUN_ID": "x",
+        }.items():
             patch.setenv(name, value)
         succeed("train_pgd", *TRAINING[:2], "alone", *TRAINING[3:], *options)
     assert same_state(workplace / "run", workplace / "alone")
@@ -108,15 +144,23 @@ def test_what_gpus_alone_can_is_refused_on_the_cpu(flag, workplace, capsys):
     assert refused(outcome, f"error: {flag}", "cpu") and list(workplace.iterdir()) == []
 
 
-def test_run_that_torchrun_starts_again_replaces_another_run_only_if_it_was_told_to(workplace, monkeypatch, capsys):
-    """The first start refused the folder, so the second must, too; an old run to overwrite must not be continued."""
+def test_run_that_torchrun_starts_again_replaces_another_run_only_if_it_was_told_to(
+    workplace, monkeypatch, capsys
+):
+    """The first start refused the folder, so the second must, too; an old run to overwrite must not
+    be continued.
+    """
     succeed("train_pgd", *TRAINING, "--epochs", 1, "--seed", 1)
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"}.items():
         monkeypatch.setenv(name, value)
     for attempt in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
         outcome = call(capsys, "train_pgd", *TRAINING, "--seed", 1)
-        assert outcome.code == 1 and "--resume" in outcome.err and read(workplace / "run")["epoch"] == 1
+        assert (
+            outcome.code == 1
+            and "--resume" in outcome.err
+            and read(workplace / "run")["epoch"] == 1
+        )
     outcome = call(capsys, "train_pgd", *TRAINING, "--epochs", 1, "--seed", 2, "--overwrite")
     assert outcome.code == 0, outcome.err
     assert read(workplace / "run")["recipe"]["seed"] == 2
@@ -134,16 +178,24 @@ def saved(folder: Path) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("moment", [(0, 10), (1, 5)], ids=["first epoch", "second epoch"])
-def test_killed_worker_is_started_again_and_goes_on_from_the_last_checkpoint(whole, tmp_path, rank, moment):
+def test_killed_worker_is_started_again_and_goes_on_from_the_last_checkpoint(
+    whole, tmp_path, rank, moment
+):
     """Without --resume: torchrun starts all of them anew. 20 seconds each."""
-    with launched(training(*AT_ONCE, restarts=1), tmp_path, lambda: saved(tmp_path) >= moment) as launcher:
+    with launched(
+        training(*AT_ONCE, restarts=1), tmp_path, lambda: saved(tmp_path) >= moment
+    ) as launcher:
         os.kill(workers_of(launcher)[rank], signal.SIGKILL)
         assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
     assert "resuming after epoch" in (tmp_path / "output").read_text()
     assert same_state(tmp_path / "run", whole)
     assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
     first, second = read(tmp_path / "run")["runs"]
-    assert (second["first_epoch"], second["first_step"]) >= moment > (first["first_epoch"], first["first_step"])
+    assert (
+        (second["first_epoch"], second["first_step"])
+        >= moment
+        > (first["first_epoch"], first["first_step"])
+    )
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FILES
 
 
@@ -162,7 +214,9 @@ def test_terminated_torchrun_saves_within_the_epoch_and_is_resumed(whole, tmp_pa
     output = terminate(tmp_path, training("--epochs", 1000), lambda: saved(tmp_path) >= (1, 0))
     assert output.count("stopped by SIGTERM") >= 1 and "--resume" in output
     epoch, step = saved(tmp_path)
-    assert epoch >= 1 and (step == 0 or (STEPS * epoch + step) % 10 == 0), "the processes agree at every tenth step"
+    assert epoch >= 1 and (step == 0 or (STEPS * epoch + step) % 10 == 0), (
+        "the processes agree at every tenth step"
+    )
     epochs = epoch + 1
     fresh = tmp_path / "fresh"
     fresh.mkdir()
@@ -190,7 +244,9 @@ def test_three_processes_that_were_stopped_end_with_the_weights_of_three_that_we
         folder.mkdir(exist_ok=True)
         finished = run_process(training(*options, processes=3), folder)
         assert finished.returncode == 0, finished.stderr
-    assert timeless(halves / "run/log.txt")[0] == timeless(whole / "run/log.txt")[0], "they began identically"
+    assert timeless(halves / "run/log.txt")[0] == timeless(whole / "run/log.txt")[0], (
+        "they began identically"
+    )
     assert same_state(halves / "run", whole / "run")
 
 

@@ -1,4 +1,6 @@
-"""train and train_pgd from end to end: artefacts, reproducibility, resuming, what they refuse and what they warn of."""
+"""train and train_pgd from end to end: artefacts, reproducibility, resuming, what they refuse and
+what they warn of.
+"""
 
 import json
 import math
@@ -10,17 +12,44 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.commands import call, header, on_a_small_disk, refused, rows, script, snapshot, succeed, timeless
+from support.commands import (
+    call,
+    header,
+    on_a_small_disk,
+    refused,
+    rows,
+    script,
+    snapshot,
+    succeed,
+    timeless,
+)
 from support.recipes import EPOCHS, RECIPES, train_shortly
 from support.weights import read, same_state
 
-COLUMNS = ["epoch", "time", "lr", "epsilon", "train_loss", "train_accuracy", "train_unattacked_accuracy"]
-COLUMNS += ["test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images"]
+COLUMNS = [
+    "epoch",
+    "time",
+    "lr",
+    "epsilon",
+    "train_loss",
+    "train_accuracy",
+    "train_unattacked_accuracy",
+]
+COLUMNS += [
+    "test_loss",
+    "test_accuracy",
+    "test_clean_accuracy",
+    "test_adversarial_accuracy",
+    "test_images",
+]
 COLUMNS += ["images_per_second"]
 # Every option that makes an epoch depend on its number: learning rate, epsilon, and the draws.
 SHORT_RUNS = {
     "gaussian": ("train", "--noise 0.25 --lr-step-size 1".split()),
-    "PGD": ("train_pgd", "--noise 0.25 --attack PGD --epsilon 1 --num-steps 1 --warmup 2 --random-start".split()),
+    "PGD": (
+        "train_pgd",
+        "--noise 0.25 --attack PGD --epsilon 1 --num-steps 1 --warmup 2 --random-start".split(),
+    ),
 }
 
 
@@ -51,7 +80,11 @@ def test_checkpoint_has_the_released_format_and_what_a_reader_needs(folder):
     # Input layer at 0, whose constants are no weights; network at 1.
     assert {key.split(".")[0] for key in content["state_dict"]} == {"1"}
     assert {"state", "param_groups"} <= content["optimizer"].keys()
-    assert (content["dataset"], content["input_layer"], content["noise_sd"]) == ("digits", "normalize", 0.25)
+    assert (content["dataset"], content["input_layer"], content["noise_sd"]) == (
+        "digits",
+        "normalize",
+        0.25,
+    )
     assert content["image_shape"] == [1, 8, 8] and len(content["classes"]) == 10
 
 
@@ -60,11 +93,15 @@ def test_training_log_has_a_row_per_epoch_and_training_teaches_something(folder)
     assert header(log) == COLUMNS
     assert [row["epoch"] for row in rows(log)] == [str(epoch) for epoch in range(EPOCHS)]
     for row in rows(log):
-        assert 0 <= float(row["train_accuracy"]) <= 1 and 0 <= float(row["test_accuracy"]) <= 1, "fractions"
+        assert 0 <= float(row["train_accuracy"]) <= 1 and 0 <= float(row["test_accuracy"]) <= 1, (
+            "fractions"
+        )
         assert float(row["lr"]) == 0.1 and float(row["time"]) > 0
     first, *_, last = rows(folder / "log.txt")
     assert float(last["train_loss"]) < float(first["train_loss"])
-    assert float(last["test_accuracy"]) > 0.4, "guessing gives 0.1, and each of seven seeds 0.69 to 0.86"
+    assert float(last["test_accuracy"]) > 0.4, (
+        "guessing gives 0.1, and each of seven seeds 0.69 to 0.86"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,14 +126,29 @@ def test_arguments_file_explains_the_run(folder):
 
 def test_process_trains_and_names_the_next_command(workplace, warm, repository, capsys):
     noise = "0.1234567"
-    arguments = ["digits", "digits_resnet8", "models/my model", "--noise", noise, "--epochs", "1", "--device", "cpu"]
+    arguments = [
+        "digits",
+        "digits_resnet8",
+        "models/my model",
+        "--noise",
+        noise,
+        "--epochs",
+        "1",
+        "--device",
+        "cpu",
+    ]
     done = warm.run(script("train", *arguments), workplace)
     assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads((workplace / "models/my model/args.json").read_text())["runs"][0]["command"][2:] == arguments
+    assert (
+        json.loads((workplace / "models/my model/args.json").read_text())["runs"][0]["command"][2:]
+        == arguments
+    )
     python, entry_point, *certify = shlex.split(done.stdout.splitlines()[-1])
     assert python == "python" and (repository / entry_point).is_file()
     outcome = call(capsys, "certify", *certify, "--N", "10", "--max", "1", "--device", "cpu")
-    assert (outcome.code, outcome.err) == (0, ""), "not even a warning that sigma is not that of the training"
+    assert (outcome.code, outcome.err) == (0, ""), (
+        "not even a warning that sigma is not that of the training"
+    )
 
 
 @pytest.mark.parametrize("name", SHORT_RUNS)
@@ -143,7 +195,9 @@ def test_existing_run_is_not_touched_unasked(one_epoch, capsys):
 def test_resuming_with_another_recipe_is_refused(one_epoch, capsys, option, value, field):
     before = snapshot(one_epoch)
     assert refused(retrain(capsys, one_epoch, "--resume", option, value), field)
-    assert snapshot(one_epoch) == before, "a refused run must not change what is there, args.json included"
+    assert snapshot(one_epoch) == before, (
+        "a refused run must not change what is there, args.json included"
+    )
 
 
 def test_finished_run_resumes_to_nothing(one_epoch, capsys):
@@ -153,7 +207,9 @@ def test_finished_run_resumes_to_nothing(one_epoch, capsys):
 
 
 def test_weights_that_the_last_update_broke_are_not_saved(tmp_path, capsys, monkeypatch):
-    """Losses are computed before each update: the last update of an epoch shows only in the weights."""
+    """Losses are computed before each update: the last update of an epoch shows only in the
+    weights.
+    """
     step = torch.optim.SGD.step
 
     def broken_step(optimizer, *arguments):
@@ -168,7 +224,9 @@ def test_weights_that_the_last_update_broke_are_not_saved(tmp_path, capsys, monk
 
 def test_running_out_of_memory_ends_with_one_line(tmp_path, capsys, monkeypatch):
     def run_out(*arguments):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ..."
+        )
 
     monkeypatch.setattr(torch.optim.SGD, "step", run_out)
     assert refused(retrain(capsys, tmp_path / "run"), "out of memory", "--batch")
@@ -191,12 +249,18 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([*PGD, "--lr-schedule", "one-cycle", "--lr-step-size", 5], ["one-cycle", "--lr-step-size"]),
+        (
+            [*PGD, "--lr-schedule", "one-cycle", "--lr-step-size", 5],
+            ["one-cycle", "--lr-step-size"],
+        ),
         ([*PGD, "--lr-schedule", "one-cycle", "--lr-factor", 0.5], ["one-cycle", "--lr-factor"]),
         ([*PGD, "--noise", 0, "--num-noise-vec", 4], ["--noise 0", "--num-noise-vec"]),
         ([*PGD, "--sync-bn", "--micro-batch", 8], ["--sync-bn", "--micro-batch"]),
         ([*PGD, "--sync-bn", "--cuda-graph"], ["--sync-bn", "--cuda-graph"]),
-        ([*DDN, "--init-norm-DDN", 2, "--init-norm-is-epsilon-DDN"], ["--init-norm-DDN", "--init-norm-is-epsilon-DDN"]),
+        (
+            [*DDN, "--init-norm-DDN", 2, "--init-norm-is-epsilon-DDN"],
+            ["--init-norm-DDN", "--init-norm-is-epsilon-DDN"],
+        ),
         ([*PGD, "--base-attack", "--no-grad-attack"], ["--no-grad-attack", "--base-attack"]),
         ([*PGD, "--hard-no-grad-attack", "--beta", 2], ["--beta", "--hard-no-grad-attack"]),
         ([*PGD, "--beta", 0], ["--beta", "'0'"]),
@@ -211,8 +275,12 @@ def test_contradicting_options_are_refused_in_one_line(workplace, capsys, option
 
 def test_effective_arguments_are_all_recorded_and_the_command_line_wins_over_a_recipe(workplace):
     """Also those that do not decide the weights and those that a recipe set."""
-    (workplace / "mine").write_text("--evaluate-images 7 --checkpoint-minutes 3 --horizontal-flip --crop-padding 1")
-    succeed("train", *DIGITS, "run", "--noise", 0.25, *SHORT, "--recipe", "mine", "--no-horizontal-flip")
+    (workplace / "mine").write_text(
+        "--evaluate-images 7 --checkpoint-minutes 3 --horizontal-flip --crop-padding 1"
+    )
+    succeed(
+        "train", *DIGITS, "run", "--noise", 0.25, *SHORT, "--recipe", "mine", "--no-horizontal-flip"
+    )
     content = json.loads((workplace / "run/args.json").read_text())
     assert (content["recipe"]["horizontal_flip"], content["recipe"]["crop_padding"]) == (False, 1)
     (run,) = content["runs"]
@@ -221,17 +289,23 @@ def test_effective_arguments_are_all_recorded_and_the_command_line_wins_over_a_r
     assert read(workplace / "run")["runs"] == [run]
 
 
-@pytest.mark.parametrize(("warmup", "epochs", "warned"), [(10, 1, True), (1, 1, True), (1, 2, False), (0, 1, False)])
+@pytest.mark.parametrize(
+    ("warmup", "epochs", "warned"), [(10, 1, True), (1, 1, True), (1, 2, False), (0, 1, False)]
+)
 def test_epsilon_that_never_becomes_full_is_warned_of(workplace, capsys, warmup, epochs, warned):
     options = ["--warmup", warmup, *SHORT, "--epochs", epochs]
     outcome = call(capsys, "train_pgd", *DIGITS, "run", *PGD, *options)
     assert outcome.code == 0 and outcome.err.count("\n") == warned
-    assert (outcome.err.startswith("warning: epsilon reaches") and "--warmup" in outcome.err) == warned
+    assert (
+        outcome.err.startswith("warning: epsilon reaches") and "--warmup" in outcome.err
+    ) == warned
 
 
 @pytest.mark.parametrize("micro_batch", [16, None])
 def test_testing_takes_no_more_memory_than_an_update(workplace, monkeypatch, micro_batch):
-    """The attack on test images keeps the activations of m copies each, as the attack on training images does."""
+    """The attack on test images keeps the activations of m copies each, as the attack on training
+    images does.
+    """
     sizes: dict[str, list[int]] = {"attack": [], "update": []}
     forward = torch.nn.Conv2d.forward
 
@@ -273,13 +347,17 @@ def test_resuming_with_another_number_of_processes_is_warned_of(workplace, capsy
         patch.setattr("smoothadv.training.job.provenance", lambda command: provenance)
         succeed("train", *options, "--epochs", 1)
     outcome = call(capsys, "train", *options, "--epochs", 2, "--resume")
-    assert outcome.code == 0 and outcome.err.startswith("warning: this run had 3 processes and goes on with 1")
+    assert outcome.code == 0 and outcome.err.startswith(
+        "warning: this run had 3 processes and goes on with 1"
+    )
     again = call(capsys, "train", *options, "--epochs", 3, "--resume")
     assert (again.code, again.err) == (0, "")
 
 
 def test_weights_of_others_keep_the_constants_that_they_were_trained_with(workplace):
-    """A digit classifier on other images: its first layer still subtracts the mean of its training."""
+    """A digit classifier on other images: its first layer still subtracts the mean of its
+    training.
+    """
     from support.image_files import random_image, save_image
 
     for split in ("train", "test"):

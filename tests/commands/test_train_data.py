@@ -1,4 +1,6 @@
-"""Training on pseudo-labelled images and from pretrained weights, columns of the log, and curves for TensorBoard."""
+"""Training on pseudo-labelled images and from pretrained weights, columns of the log, and curves
+for TensorBoard.
+"""
 
 import math
 import pickle
@@ -17,7 +19,18 @@ from support.image_files import random_image, save_image
 from support.weights import read, same_state
 
 DIGITS = ["digits", "digits_resnet8"]
-SHORT = ["--noise", 0.25, "--device", "cpu", "--epochs", 1, "--steps-per-epoch", 4, "--evaluate-images", 20]
+SHORT = [
+    "--noise",
+    0.25,
+    "--device",
+    "cpu",
+    "--epochs",
+    1,
+    "--steps-per-epoch",
+    4,
+    "--evaluate-images",
+    20,
+]
 DRAWS = np.random.default_rng(0)
 IMAGES = DRAWS.integers(0, 256, (300, 8, 8, 1), dtype=np.uint8)
 LABELS = DRAWS.integers(0, 10, 300)
@@ -42,7 +55,9 @@ def self_trained(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "content", [pickled(2), pickled(4, IMAGES.transpose(0, 3, 1, 2))], ids=["pickle", "channels first"]
+    "content",
+    [pickled(2), pickled(4, IMAGES.transpose(0, 3, 1, 2))],
+    ids=["pickle", "channels first"],
 )
 def test_pickle_and_layout_make_no_difference(self_trained, tmp_path, content):
     (tmp_path / "pseudo.pickle").write_bytes(content)
@@ -50,13 +65,17 @@ def test_pickle_and_layout_make_no_difference(self_trained, tmp_path, content):
     assert same_state(tmp_path / "run", self_trained)
 
 
-def test_pseudo_labels_and_their_weight_decide_the_weights_and_are_recorded(self_trained, tmp_path, capsys):
+def test_pseudo_labels_and_their_weight_decide_the_weights_and_are_recorded(
+    self_trained, tmp_path, capsys
+):
     file = self_trained.parent / "pseudo.npz"
     train(tmp_path / "without")
     train(tmp_path / "light", "--use-unlabelled", file, "--unlabelled-weight", 0.1)
     train(tmp_path / "stated", "--use-unlabelled", file, "--unlabelled-weight", 1)
     assert same_state(tmp_path / "stated", self_trained), "1 is the default"
-    assert not same_state(tmp_path / "light", self_trained) and not same_state(tmp_path / "without", self_trained)
+    assert not same_state(tmp_path / "light", self_trained) and not same_state(
+        tmp_path / "without", self_trained
+    )
     assert "pseudo_weight" not in read(tmp_path / "without")["recipe"]
     recipes = [read(folder)["recipe"] for folder in (self_trained, tmp_path / "light")]
     assert [recipe["pseudo_weight"] for recipe in recipes] == [1.0, 0.1]
@@ -89,7 +108,10 @@ def test_faulty_file_is_refused_in_one_line_that_names_it(fault, workplace, caps
 
 def test_weight_without_a_file_is_refused(workplace, capsys):
     outcome = call(capsys, "train", *DIGITS, "run", *SHORT, "--unlabelled-weight", 0.5)
-    assert refused(outcome, "--unlabelled-weight", "--use-unlabelled", code=2) and list(workplace.iterdir()) == []
+    assert (
+        refused(outcome, "--unlabelled-weight", "--use-unlabelled", code=2)
+        and list(workplace.iterdir()) == []
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +126,21 @@ def pretrained(tmp_path_factory) -> Path:
 def three_classes(tmp_path_factory) -> str:
     """A dataset of grey 8x8 images of three classes."""
     folder = tmp_path_factory.mktemp("three")
-    names = [f"{split}/{label}/{number}.png" for split in ("train", "test") for label in "abc" for number in range(8)]
+    names = [
+        f"{split}/{label}/{number}.png"
+        for split in ("train", "test")
+        for label in "abc"
+        for number in range(8)
+    ]
     for seed, name in enumerate(names):
         save_image(folder / name, random_image(seed, 8, 8, channels=1))
     return f"imagefolder:{folder}"
 
 
 def begun(pretrained: Path, description) -> tuple[dict, dict, dict, str]:
-    """A fresh model's weights, those after start_from, those in the checkpoint, and the printed sentence."""
+    """A fresh model's weights, those after start_from, those in the checkpoint, and the printed
+    sentence.
+    """
     model = get_architecture("digits_resnet8", description, "center")
     fresh = {name: value.clone() for name, value in model.state_dict().items()}
     sentence = start_from(model, read(pretrained), "there", "digits_resnet8", description)
@@ -125,10 +154,14 @@ def test_all_layers_are_kept_where_the_classes_are_the_same(pretrained):
 
 
 @pytest.mark.parametrize("names", ["abc", "ABCDEFGHIJ"], ids=["three", "ten others"])
-def test_only_the_classification_layer_is_new_where_the_classes_differ(pretrained, three_classes, names):
+def test_only_the_classification_layer_is_new_where_the_classes_differ(
+    pretrained, three_classes, names
+):
     from dataclasses import replace
 
-    fresh, now, saved, sentence = begun(pretrained, replace(describe_dataset(three_classes), class_names=tuple(names)))
+    fresh, now, saved, sentence = begun(
+        pretrained, replace(describe_dataset(three_classes), class_names=tuple(names))
+    )
     new = {name for name in now if not torch.equal(now[name], saved[name])}
     assert len(new) == 2 and all(torch.equal(now[name], fresh[name]) for name in new)
     assert {now[name].shape[0] for name in new} == {len(names)}
@@ -136,24 +169,34 @@ def test_only_the_classification_layer_is_new_where_the_classes_differ(pretraine
 
 
 def test_command_trains_on_from_there(pretrained, three_classes, tmp_path, capsys):
-    """An update as small as this changes only what is 0, and the statistics of batch normalization."""
+    """An update as small as this changes only what is 0, and the statistics of batch
+    normalization.
+    """
     tiny = ["--lr", 1e-30, "--steps-per-epoch", 1, "--weight-decay", 0]
     start = ["--pretrained-model", pretrained / "checkpoint.pth.tar"]
     saved = read(pretrained)["state_dict"]
-    for dataset, words in [("digits", "all of its layers"), (three_classes, "classification layer for 3 classes")]:
+    for dataset, words in [
+        ("digits", "all of its layers"),
+        (three_classes, "classification layer for 3 classes"),
+    ]:
         folder = tmp_path / words.split()[0]
         outcome = call(capsys, "train", dataset, "digits_resnet8", folder, *SHORT, *tiny, *start)
         assert outcome.code == 0 and words in outcome.out
         now = read(folder)
         convolutions = [name for name, value in saved.items() if value.ndim == 4]
-        assert len(convolutions) > 6 and all(torch.equal(now["state_dict"][name], saved[name]) for name in convolutions)
+        assert len(convolutions) > 6 and all(
+            torch.equal(now["state_dict"][name], saved[name]) for name in convolutions
+        )
         assert now["input_layer"] == "center", "it belongs to the weights"
         assert now["classes"] == list(describe_dataset(dataset).class_names)
 
 
 def test_pretrained_model_that_does_not_fit_is_refused(pretrained, workplace, capsys):
     content = read(pretrained)
-    torch.save({**content, "state_dict": {f"{key}s": it for key, it in content["state_dict"].items()}}, "foreign.tar")
+    torch.save(
+        {**content, "state_dict": {f"{key}s": it for key, it in content["state_dict"].items()}},
+        "foreign.tar",
+    )
     torch.save({**content, "input_layer": None}, "silent.tar")
     whole = pretrained / "checkpoint.pth.tar"
     for arch, file, options, words in [
@@ -163,13 +206,17 @@ def test_pretrained_model_that_does_not_fit_is_refused(pretrained, workplace, ca
         ("digits_resnet8", whole, ["--input-layer", "normalize"], ["'center'", "'normalize'"]),
         ("digits_resnet8", "silent.tar", [], ["silent.tar", "--input-layer"]),
     ]:
-        outcome = call(capsys, "train", "digits", arch, "run", *SHORT, "--pretrained-model", file, *options)
+        outcome = call(
+            capsys, "train", "digits", arch, "run", *SHORT, "--pretrained-model", file, *options
+        )
         assert refused(outcome, *words), outcome.err
     assert not Path("run").exists()
     train("run", "--pretrained-model", whole, "--input-layer", "center")
 
 
-def test_resumed_run_goes_on_from_its_own_weights_and_only_from_the_same_start(pretrained, tmp_path, capsys):
+def test_resumed_run_goes_on_from_its_own_weights_and_only_from_the_same_start(
+    pretrained, tmp_path, capsys
+):
     start = ["--pretrained-model", pretrained / "checkpoint.pth.tar"]
     train(tmp_path / "whole", *start, "--epochs", 2)
     train(tmp_path / "halves", *start)
@@ -196,20 +243,31 @@ def test_every_kth_epoch_and_the_last_one_is_tested_which_changes_no_weights(tmp
         assert all(math.isnan(float(row[name])) or row[name] == full[name] for name in tested)
         assert all(math.isnan(float(row[name])) == (row["test_images"] == "0") for name in tested)
         assert math.isnan(float(row["test_adversarial_accuracy"])), "there is no attack"
-    assert same_state(tmp_path / "some", tmp_path / "all") and same_state(tmp_path / "others", tmp_path / "all")
+    assert same_state(tmp_path / "some", tmp_path / "all") and same_state(
+        tmp_path / "others", tmp_path / "all"
+    )
 
 
 def test_curves_for_tensorboard_are_whole_although_a_resumed_run_draws_them(tmp_path):
-    pytest.importorskip("tensorboard", reason="--tensorboard needs the package tensorboard, which is optional")
+    pytest.importorskip(
+        "tensorboard", reason="--tensorboard needs the package tensorboard, which is optional"
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     train(tmp_path)
     train(tmp_path, "--tensorboard", "--resume", "--epochs", 3, "--evaluate-every", 3)
     curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     log = timeless(tmp_path / "log.txt")
-    for tag, column in [("train/loss", "train_loss"), ("test/clean_accuracy", "test_clean_accuracy")]:
+    for tag, column in [
+        ("train/loss", "train_loss"),
+        ("test/clean_accuracy", "test_clean_accuracy"),
+    ]:
         points = {event.step: event.value for event in curves.Scalars(tag)}
-        expected = {int(row["epoch"]): float(row[column]) for row in log if not math.isnan(float(row[column]))}
+        expected = {
+            int(row["epoch"]): float(row[column])
+            for row in log
+            if not math.isnan(float(row[column]))
+        }
         assert points == pytest.approx(expected)
 
 

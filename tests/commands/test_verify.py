@@ -1,4 +1,6 @@
-"""certify verify: rows of a log drawn again. It finds every planted fault, and refuses where it cannot know."""
+"""certify verify: rows of a log drawn again. It finds every planted fault, and refuses where it
+cannot know.
+"""
 
 import json
 from pathlib import Path
@@ -21,7 +23,19 @@ def logs(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     """A log of each kind: one that any machine can repeat, and two of a float network."""
     folder = tmp_path_factory.mktemp("logs")
     integers = folder / "integers.pth.tar"
-    succeed("quantize", "digits", checkpoint, SIGMA, integers, "--calibration", 64, "--held-out", 4, "--draws", 20)
+    succeed(
+        "quantize",
+        "digits",
+        checkpoint,
+        SIGMA,
+        integers,
+        "--calibration",
+        64,
+        "--held-out",
+        4,
+        "--draws",
+        20,
+    )
     for kind, options in KINDS.items():
         model = {"integers": integers, "ensemble": f"{integers}+{checkpoint}"}.get(kind, checkpoint)
         number = ("--N", 200, "--max", EXAMPLES, "--device", "cpu")
@@ -31,7 +45,9 @@ def logs(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 @pytest.fixture
 def changed(logs, tmp_path):
-    """A copy of the log of integers, changed by a function of its lines, and of its manifest by keys and values."""
+    """A copy of the log of integers, changed by a function of its lines, and of its manifest by
+    keys and values.
+    """
 
     def change(edit=lambda lines: lines, run=(), **settings: object) -> Path:
         log = logs["integers"]
@@ -51,14 +67,18 @@ def test_all_rows_are_equal_where_the_log_was_made(logs, kind, capsys):
     before = snapshot(logs[kind].parent)
     outcome = call(capsys, "certify", "verify", logs[kind], "--rows", EXAMPLES, "--device", "cpu")
     assert outcome.code == 0 and f"{EXAMPLES} of {EXAMPLES} rows" in outcome.out
-    denoised = call(capsys, "certify", "verify", logs[kind], "--denoiser", "/nonexistent", "--device", "cpu")
+    denoised = call(
+        capsys, "certify", "verify", logs[kind], "--denoiser", "/nonexistent", "--device", "cpu"
+    )
     assert refused(denoised, logs[kind], "leave --denoiser out")
     assert snapshot(logs[kind].parent) == before, "the log and its folder stay as they were"
 
 
 @pytest.mark.parametrize("name", ["successes", "radius"])
 def test_every_planted_fault_is_found(changed, capsys, name):
-    """A vote for the rival instead, or one more digit, in each of twenty rows: none that its reader can see."""
+    """A vote for the rival instead, or one more digit, in each of twenty rows: none that its reader
+    can see.
+    """
 
     def planted(lines: list[str]) -> list[str]:
         rows = [line.split("\t") for line in lines]
@@ -67,14 +87,19 @@ def test_every_planted_fault_is_found(changed, capsys, name):
             if name == "radius":
                 fields[radius] += "1"
             else:
-                fields[successes], fields[rival] = str(int(fields[successes]) - 1), str(int(fields[rival]) + 1)
+                fields[successes], fields[rival] = (
+                    str(int(fields[successes]) - 1),
+                    str(int(fields[rival]) + 1),
+                )
         return ["\t".join(fields) for fields in rows]
 
     copy = changed(planted)
     before = [line for line in copy.read_text().splitlines()]
     outcome = call(capsys, "certify", "verify", copy, "--rows", EXAMPLES, "--device", "cpu")
     assert sum(line not in before for line in changed().read_text().splitlines()) == PLANTED
-    assert outcome.code == 1 and outcome.out.count(f"{name} was") == PLANTED == outcome.out.count("image ")
+    assert outcome.code == 1 and outcome.out.count(f"{name} was") == PLANTED == outcome.out.count(
+        "image "
+    )
     assert f"{PLANTED} differ" in outcome.err and outcome.err.count("\n") == 1
 
 
@@ -84,7 +109,10 @@ def test_images_without_a_row_are_named_and_lines_end_as_for_all_readers(changed
     odd = changed(lambda lines: [line.replace("0:00:0", "0:\x0b00:\u20280", 1) for line in lines])
     assert "\u2028" in odd.read_text() and call(capsys, *command, odd).code == 0
     outcome = call(capsys, *command, changed(lambda lines: lines[:3] + lines[4:-1]))
-    assert outcome.code == 1 and f"unfinished: 2 of {EXAMPLES} images are missing, 2, {EXAMPLES - 1}" in outcome.err
+    assert (
+        outcome.code == 1
+        and f"unfinished: 2 of {EXAMPLES} images are missing, 2, {EXAMPLES - 1}" in outcome.err
+    )
 
 
 def test_few_rows_are_chosen_at_random(logs, capsys):
@@ -96,7 +124,9 @@ def test_few_rows_are_chosen_at_random(logs, capsys):
 
 def test_another_checkpoint_is_refused(logs, checkpoints, capsys):
     other = checkpoints["PGD"]
-    outcome = call(capsys, "certify", "verify", logs["float"], "--classifier", other, "--device", "cpu")
+    outcome = call(
+        capsys, "certify", "verify", logs["float"], "--classifier", other, "--device", "cpu"
+    )
     assert refused(outcome, "cannot be repeated here", "checkpoint_sha256")
 
 
@@ -109,10 +139,19 @@ def test_another_checkpoint_is_refused(logs, checkpoints, capsys):
         ({"device": "a GPU"}, "device was 'a GPU', now 'cpu'"),
         ({"split": None}, "images that a program handed over"),
         ({"N": "many"}, "states the N 'many', not whole 1 to"),
-        *(({"dataset": value}, f"states the dataset {value}, not text") for value in (1, True, None, [], {})),
-        *(({"run": {"checkpoint": value}}, f"states the checkpoint {value}, not text") for value in (1, [1])),
+        *(
+            ({"dataset": value}, f"states the dataset {value}, not text")
+            for value in (1, True, None, [], {})
+        ),
+        *(
+            ({"run": {"checkpoint": value}}, f"states the checkpoint {value}, not text")
+            for value in (1, [1])
+        ),
         ({"run": {"checkpoint": "a\0b"}}, "a\\x00b"),
-        *(({name: 2**70}, f"states the {name} {2**70}, not whole 1 to") for name in ("N0", "batch", "num_classes")),
+        *(
+            ({name: 2**70}, f"states the {name} {2**70}, not whole 1 to")
+            for name in ("N0", "batch", "num_classes")
+        ),
         ({"sigma": None}, "states the sigma None"),
         ({"dataset": "a\0b"}, "a\\x00b"),
     ],
@@ -127,20 +166,28 @@ def test_log_without_checkpoint_or_manifest_is_refused(changed, capsys):
     recorded = json.loads(manifest.read_text())
     recorded["runs"][0]["checkpoint"] = "moved.pth.tar"
     manifest.write_text(json.dumps(recorded))
-    assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "moved.pth.tar", "--classifier")
+    assert refused(
+        call(capsys, "certify", "verify", copy, "--device", "cpu"), "moved.pth.tar", "--classifier"
+    )
     manifest.unlink()
     assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), "manifest", copy)
 
 
-@pytest.mark.parametrize(("run", "words"), [({}, "idx 99999"), ({"images": 10**6, "max": None}, "row of image 99999")])
+@pytest.mark.parametrize(
+    ("run", "words"), [({}, "idx 99999"), ({"images": 10**6, "max": None}, "row of image 99999")]
+)
 def test_row_of_no_image_is_refused(changed, capsys, run, words):
     """Also where the manifest tells of more images than there are."""
-    copy = changed(lambda lines: [*lines, lines[-1].replace(lines[-1].split("\t")[0], "99999", 1)], run)
+    copy = changed(
+        lambda lines: [*lines, lines[-1].replace(lines[-1].split("\t")[0], "99999", 1)], run
+    )
     assert refused(call(capsys, "certify", "verify", copy, "--device", "cpu"), words)
 
 
 def test_log_of_another_sigma_comes_out_differently(changed, capsys):
-    """In all radii; an abstention has none, and its counts may be equal by chance. Rows of all parts are among them."""
+    """In all radii; an abstention has none, and its counts may be equal by chance. Rows of all
+    parts are among them.
+    """
     copy = changed(lambda lines: [line for line in lines if line.split("\t")[2] != "-1"], sigma=0.5)
     command = ("certify", "verify", copy, "--device", "cpu", "--seed")
     outcomes = [call(capsys, *command, seed) for seed in (1, 2)]

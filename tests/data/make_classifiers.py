@@ -2,8 +2,9 @@
 
     python tests/data/make_classifiers.py
 
-A test that needs a trained classifier takes one of these, since one that it trains itself differs from machine to
-machine, and with it every vote. Another machine makes other weights here too: run all tests after that.
+A test that needs a trained classifier takes one of these, since one that it trains itself differs
+from machine to machine, and with it every vote. Another machine makes other weights here too: run
+all tests after that.
 """
 
 import sys

@@ -1,4 +1,6 @@
-"""Drawing an augmentation and applying it, against pad, cut and mirror pixel by pixel; every choice equally likely."""
+"""Drawing an augmentation and applying it, against pad, cut and mirror pixel by pixel; every
+choice equally likely.
+"""
 
 from collections import Counter
 
@@ -24,8 +26,12 @@ def padded(image: list, padding: int) -> list:
     return empty + [[0] * padding + row + [0] * padding for row in image] + empty
 
 
-def slow_augmentation(image: torch.Tensor, padding: int, top: int, left: int, mirrored: bool) -> list:
-    """An image [C, H, W]: pad with zeros, cut H x W at (top, left), mirror; nested lists of numbers."""
+def slow_augmentation(
+    image: torch.Tensor, padding: int, top: int, left: int, mirrored: bool
+) -> list:
+    """An image [C, H, W]: pad with zeros, cut H x W at (top, left), mirror; nested lists of
+    numbers.
+    """
     _, height, width = image.shape
     result = []
     for channel in image.tolist():
@@ -34,17 +40,24 @@ def slow_augmentation(image: torch.Tensor, padding: int, top: int, left: int, mi
     return result
 
 
-def slow_batch(images: torch.Tensor, padding: int, indices: list[int], chosen: torch.Tensor) -> torch.Tensor:
+def slow_batch(
+    images: torch.Tensor, padding: int, indices: list[int], chosen: torch.Tensor
+) -> torch.Tensor:
     """Images ``indices``, each as ``chosen`` for it among all images."""
     mirrored, *shifts = chosen.tolist()
     tops, lefts = ([padding + shift for shift in row] for row in shifts)
-    result = [slow_augmentation(images[one], padding, tops[one], lefts[one], bool(mirrored[one])) for one in indices]
+    result = [
+        slow_augmentation(images[one], padding, tops[one], lefts[one], bool(mirrored[one]))
+        for one in indices
+    ]
     return torch.tensor(result, dtype=images.dtype)
 
 
 @st.composite
 def cases(draw):
-    """Images without a black pixel, so that padding shows, an augmentation for each and some indices."""
+    """Images without a black pixel, so that padding shows, an augmentation for each and some
+    indices.
+    """
     number, channels = draw(st.integers(1, 5)), draw(st.sampled_from([1, 3]))
     shape = draw(st.integers(1, 6)), draw(st.integers(1, 6))
     dtype = draw(st.sampled_from([torch.uint8, torch.float32]))
@@ -77,7 +90,9 @@ def test_images_in_any_memory_format_have_the_same_pixels():
 
 
 def is_uniform(outcomes: list, possibilities: int) -> bool:
-    """Chi-square test at level FALSE_ALARM that each of so many outcomes is as likely as any other."""
+    """Chi-square test at level FALSE_ALARM that each of so many outcomes is as likely as any
+    other.
+    """
     counts, expected = Counter(outcomes), len(outcomes) / possibilities
     assert expected >= 10 and len(counts) <= possibilities
     statistic = sum((count - expected) ** 2 for count in counts.values()) / expected
@@ -93,9 +108,14 @@ def test_row_column_and_mirror_are_drawn_uniformly_and_independently(padding):
     flips, *shifts = chosen.tolist()
     outcomes = list(zip(*shifts, flips))
     assert is_uniform(outcomes, 2 * side**2)
-    # Negative controls: offsets without the last one, a flip that depends on the crop, rows that equal the columns.
-    assert not is_uniform([(min(row, padding - 1), column, flip) for row, column, flip in outcomes], 2 * side**2)
-    assert not is_uniform([(row, column, row == 0 or flip) for row, column, flip in outcomes], 2 * side**2)
+    # Negative controls: offsets without the last one, a flip that depends on the crop, rows that
+    # equal the columns.
+    assert not is_uniform(
+        [(min(row, padding - 1), column, flip) for row, column, flip in outcomes], 2 * side**2
+    )
+    assert not is_uniform(
+        [(row, column, row == 0 or flip) for row, column, flip in outcomes], 2 * side**2
+    )
     assert not is_uniform([(row, row, flip) for row, _, flip in outcomes], 2 * side**2)
 
 
@@ -107,10 +127,14 @@ def test_neighbours_are_drawn_independently(flip):
     possibilities = (9 * (1 + flip)) ** 2
     pairs = list(zip(outcomes[::2], outcomes[1::2]))
     assert is_uniform(pairs, possibilities)
-    assert not is_uniform([(one, (two[0], one[1], two[2])) for one, two in pairs], possibilities), "the control"
+    assert not is_uniform([(one, (two[0], one[1], two[2])) for one, two in pairs], possibilities), (
+        "the control"
+    )
 
 
 def test_share_of_mirrored_images_is_a_half_without_crops_as_well():
     outcomes = draw_augmentation(40_000, 0, True, seeded(3))[0].tolist()
     assert is_uniform(outcomes, 2)
-    assert not is_uniform([flip or index % 20 == 0 for index, flip in enumerate(outcomes)], 2), "the control: 52.5%"
+    assert not is_uniform([flip or index % 20 == 0 for index, flip in enumerate(outcomes)], 2), (
+        "the control: 52.5%"
+    )

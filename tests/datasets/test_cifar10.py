@@ -16,12 +16,21 @@ from support.refusals import refusal
 
 # The published order, label 0 first.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-BATCHES = ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
+BATCHES = [
+    "data_batch_1",
+    "data_batch_2",
+    "data_batch_3",
+    "data_batch_4",
+    "data_batch_5",
+    "test_batch",
+]
 IMAGES_PER_BATCH = 3
 
 
 def batch_content(name: str) -> dict:
-    """A batch as published: rows of 1,024 red, 1,024 green and 1,024 blue values, and a list of labels."""
+    """A batch as published: rows of 1,024 red, 1,024 green and 1,024 blue values, and a list of
+    labels.
+    """
     random = np.random.default_rng(BATCHES.index(name))
     return {
         "batch_label": name,
@@ -46,7 +55,9 @@ def offline(monkeypatch):
 
 @pytest.fixture
 def published(tmp_path, monkeypatch, offline):
-    """A folder with cifar-10-batches-py/ and cifar-10-python.tar.gz, which torchvision takes for the published ones."""
+    """A folder with cifar-10-batches-py/ and cifar-10-python.tar.gz, which torchvision takes for
+    the published ones.
+    """
     folder = tmp_path / "published" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     for name in BATCHES:
@@ -64,7 +75,9 @@ def published(tmp_path, monkeypatch, offline):
 
 @pytest.mark.parametrize("form", ["archive", "extracted"])
 @pytest.mark.parametrize("split, batches", [("train", BATCHES[:5]), ("test", BATCHES[5:])])
-def test_images_and_labels_are_those_of_the_batches_in_order(published, tmp_path, form, split, batches):
+def test_images_and_labels_are_those_of_the_batches_in_order(
+    published, tmp_path, form, split, batches
+):
     folder = tmp_path / "data"
     folder.mkdir()
     name = "cifar-10-python.tar.gz" if form == "archive" else "cifar-10-batches-py"
@@ -74,7 +87,11 @@ def test_images_and_labels_are_those_of_the_batches_in_order(published, tmp_path
     labels = [label for batch in batches for label in batch_content(batch)["labels"]]
     assert [dataset[index][1] for index in range(len(dataset))] == labels
     for index, row in enumerate(rows):
-        red, green, blue = row[:1024].reshape(32, 32), row[1024:2048].reshape(32, 32), row[2048:].reshape(32, 32)
+        red, green, blue = (
+            row[:1024].reshape(32, 32),
+            row[1024:2048].reshape(32, 32),
+            row[2048:].reshape(32, 32),
+        )
         expected = np.stack([red, green, blue]).astype(np.float32) / np.float32(255)
         assert np.array_equal(dataset[index][0].numpy(), expected)
 
@@ -112,10 +129,15 @@ def test_a_damaged_file_is_named_and_not_said_to_be_absent(published, offline, n
             other.unlink()
     (published / name).write_bytes((published / name).read_bytes()[:-100])
     message = refusal(get_dataset, "cifar10", "test", published, names=published / name)
-    assert message.startswith("cifar10 is damaged: ") and "is not the published file, by its MD5" in message
+    assert (
+        message.startswith("cifar10 is damaged: ")
+        and "is not the published file, by its MD5" in message
+    )
 
 
-def test_images_are_looked_for_in_the_data_folder_of_the_working_folder(published, tmp_path, monkeypatch):
+def test_images_are_looked_for_in_the_data_folder_of_the_working_folder(
+    published, tmp_path, monkeypatch
+):
     published.rename(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     assert len(get_dataset("cifar10", "test")) == IMAGES_PER_BATCH

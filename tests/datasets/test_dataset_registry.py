@@ -1,4 +1,6 @@
-"""Names of datasets: what is known, what takes a location, and what every description must state."""
+"""Names of datasets: what is known, what takes a location, and what every description must
+state.
+"""
 
 import pytest
 
@@ -48,10 +50,15 @@ def test_description_is_complete_without_any_file(name, tmp_path):
     assert description.name == name
     assert channels in (1, 3) and height > 0 and width > 0
     assert len(description.mean) == len(description.std) == channels
-    assert all(0 < mean < 1 for mean in description.mean) and all(0 < deviation < 1 for deviation in description.std)
+    assert all(0 < mean < 1 for mean in description.mean) and all(
+        0 < deviation < 1 for deviation in description.std
+    )
     assert description.num_classes == len(set(description.class_names)) > 1
     defaults = description.defaults
-    assert min(defaults.batch, defaults.epochs, defaults.learning_rate, defaults.learning_rate_step) > 0
+    assert (
+        min(defaults.batch, defaults.epochs, defaults.learning_rate, defaults.learning_rate_step)
+        > 0
+    )
 
 
 @pytest.mark.parametrize("split", SPLITS)

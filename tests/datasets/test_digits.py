@@ -17,7 +17,9 @@ def labels(dataset) -> np.ndarray:
 
 
 def expected_members(split: str) -> list[int]:
-    """The images of a split by their position in scikit-learn's file: of each class, the last fifth is for testing."""
+    """The images of a split by their position in scikit-learn's file: of each class, the last
+    fifth is for testing.
+    """
     target = load_digits().target
     members = []
     for label in range(10):
@@ -28,7 +30,10 @@ def expected_members(split: str) -> list[int]:
 
 
 def test_no_image_occurs_in_both_splits():
-    contents = {split: {image.tobytes() for image in grey_levels(get_dataset("digits", split))} for split in SPLITS}
+    contents = {
+        split: {image.tobytes() for image in grey_levels(get_dataset("digits", split))}
+        for split in SPLITS
+    }
     assert len(contents["train"]) + len(contents["test"]) == 1797
     assert not contents["train"] & contents["test"]
 

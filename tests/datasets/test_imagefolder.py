@@ -15,7 +15,9 @@ from support import refusals
 from support.image_files import chw, random_image, save_image
 
 
-def make_folder(root, channels=3, splits=("train", "test"), classes=("ant", "bee", "cat"), images=2) -> dict:
+def make_folder(
+    root, channels=3, splits=("train", "test"), classes=("ant", "bee", "cat"), images=2
+) -> dict:
     """Image folders of random pixels; the pixels of every file by its path relative to ``root``."""
     pixels = {}
     for split in splits:
@@ -64,12 +66,16 @@ def test_other_formats_are_read(tmp_path, suffix):
     save_image(tmp_path / "test" / "ant" / f"a{suffix}", pixels)
     image, _ = get_dataset(f"imagefolder:{tmp_path}", "test")[0]
     assert image.shape == (channels, 8, 8)
-    assert torch.allclose(image, torch.tensor(96 / 255), atol=3 / 255)  # what lossy compression may change
+    assert torch.allclose(
+        image, torch.tensor(96 / 255), atol=3 / 255
+    )  # what lossy compression may change
 
 
 def test_constants_are_of_the_training_images_per_channel_to_4_decimals(tmp_path):
     pixels = make_folder(tmp_path, images=7)
-    training = np.stack([image for path, image in pixels.items() if path.startswith("train/")]) / 255
+    training = (
+        np.stack([image for path, image in pixels.items() if path.startswith("train/")]) / 255
+    )
     description = describe_dataset(f"imagefolder:{tmp_path}")
     for channel in range(3):
         assert description.mean[channel] == pytest.approx(training[..., channel].mean(), abs=5.1e-5)
@@ -117,7 +123,9 @@ def test_grey_image_among_colour_images_becomes_colour_but_no_colour_is_lost(tmp
 def test_numbers_of_unknown_range_are_refused(tmp_path):
     (tmp_path / "train" / "ant").mkdir(parents=True)
     for kind in (np.int32, np.float32):
-        Image.fromarray(np.full((4, 5), 40_000, dtype=kind)).save(tmp_path / "train" / "ant" / "deep.tif")
+        Image.fromarray(np.full((4, 5), 40_000, dtype=kind)).save(
+            tmp_path / "train" / "ant" / "deep.tif"
+        )
         message = refusal(tmp_path)
         assert "ant/deep.tif" in message and "16 bits" in message
 
@@ -125,7 +133,13 @@ def test_numbers_of_unknown_range_are_refused(tmp_path):
 def png_with_broken_chunk(whole: bytes) -> bytes:
     """A PNG whose pixel data break off in favour of something with no chunk's name."""
     start = whole.index(b"IDAT") + 4
-    return whole[: start - 8] + b"\0\0\0\x10IDAT" + whole[start : start + 16] + bytes(4) + b"\0\0\0\4\1\2\3\4"
+    return (
+        whole[: start - 8]
+        + b"\0\0\0\x10IDAT"
+        + whole[start : start + 16]
+        + bytes(4)
+        + b"\0\0\0\4\1\2\3\4"
+    )
 
 
 def bmp_of_enormous_size(whole: bytes) -> bytes:
@@ -193,7 +207,9 @@ def test_home_folder_may_be_abbreviated(tmp_path, monkeypatch):
 
 @pytest.fixture
 def decoded(monkeypatch) -> list[str]:
-    """The names of the files that are decoded from now on, by this process as if it was a new one."""
+    """The names of the files that are decoded from now on, by this process as if it was a new
+    one.
+    """
     names: list[str] = []
 
     def read(path, shape=None):
@@ -206,7 +222,9 @@ def decoded(monkeypatch) -> list[str]:
 
 
 def test_only_what_is_asked_for_is_decoded(tmp_path, decoded):
-    """An earlier process has read all files, once; none that is the same is read again but for its pixels."""
+    """An earlier process has read all files, once; none that is the same is read again but for
+    its pixels.
+    """
     pixels = make_folder(tmp_path, splits=("test",), classes=("ant",), images=200)
     name = f"imagefolder:{tmp_path}"
     first = get_dataset(name, "test")
@@ -216,7 +234,9 @@ def test_only_what_is_asked_for_is_decoded(tmp_path, decoded):
     assert len(decoded) == 3 + 200
     images = torch.tensor(np.stack([pixels[path].transpose(2, 0, 1) for path in sorted(pixels)]))
     again = InMemoryImages(images, torch.zeros(200, dtype=torch.int64), first.description)
-    assert again.fingerprint() == fingerprint, "logs and checkpoints of earlier versions can be continued"
+    assert again.fingerprint() == fingerprint, (
+        "logs and checkpoints of earlier versions can be continued"
+    )
     _describe_folder.cache_clear()
     decoded.clear()
     second = get_dataset(name, "test")

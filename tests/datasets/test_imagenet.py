@@ -1,4 +1,6 @@
-"""ImageNet: folders of classes read image by image, labels in the order of the sorted class names."""
+"""ImageNet: folders of classes read image by image, labels in the order of the sorted class
+names.
+"""
 
 import os
 
@@ -22,7 +24,9 @@ def colour_of(label: int, split: str) -> tuple[int, int, int]:
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory):
-    """train/ and val/, each with 1,000 classes of one tiny image; the folders are not made in sorted order."""
+    """train/ and val/, each with 1,000 classes of one tiny image; the folders are not made in
+    sorted order.
+    """
     root = tmp_path_factory.mktemp("imagenet")
     for label in np.random.default_rng(0).permutation(1000):
         for split, folder in (("train", "train"), ("test", "val")):
@@ -33,7 +37,9 @@ def imagenet(tmp_path_factory):
 
 def holds(image: torch.Tensor, label: int, split: str) -> bool:
     expected = torch.tensor(colour_of(label, split)).float()[:, None, None] / 255
-    return image.shape == (3, 224, 224) and torch.allclose(image, expected.expand(3, 224, 224), atol=1e-6)
+    return image.shape == (3, 224, 224) and torch.allclose(
+        image, expected.expand(3, 224, 224), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -54,16 +60,32 @@ def test_evaluation_batches_come_in_order(imagenet):
 
 
 def test_training_batches_hold_the_images_asked_for(imagenet):
-    dataset, asked = get_dataset("imagenet", "train", imagenet), [torch.tensor([7, 999, 0]), torch.tensor([500])]
-    batches = list(dataset.training_batches(asked, torch.device("cpu"), torch.Generator().manual_seed(1)))
+    dataset, asked = (
+        get_dataset("imagenet", "train", imagenet),
+        [torch.tensor([7, 999, 0]), torch.tensor([500])],
+    )
+    batches = list(
+        dataset.training_batches(asked, torch.device("cpu"), torch.Generator().manual_seed(1))
+    )
     assert [labels.tolist() for _, labels in batches] == [[7, 999, 0], [500]]
-    assert all(holds(image, int(label), "train") for images, labels in batches for image, label in zip(images, labels))
+    assert all(
+        holds(image, int(label), "train")
+        for images, labels in batches
+        for image, label in zip(images, labels)
+    )
 
 
-def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_number_of_workers(imagenet, monkeypatch):
+def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_number_of_workers(
+    imagenet, monkeypatch
+):
     """The images of one colour show no crop; random pixels in their place do."""
-    dataset, random_picture = get_dataset("imagenet", "train", imagenet), Image.fromarray(random_image(0, 64, 64))
-    monkeypatch.setattr("smoothadv.datasets.image_files.open_image", lambda path, name: random_picture.copy())
+    dataset, random_picture = (
+        get_dataset("imagenet", "train", imagenet),
+        Image.fromarray(random_image(0, 64, 64)),
+    )
+    monkeypatch.setattr(
+        "smoothadv.datasets.image_files.open_image", lambda path, name: random_picture.copy()
+    )
     state = torch.get_rng_state()
 
     def first_batch(seed: int, workers: int) -> torch.Tensor:
@@ -103,7 +125,9 @@ def test_description_has_the_usual_constants_and_the_papers_schedule():
     assert (defaults.learning_rate, defaults.learning_rate_step) == (0.1, 30)
 
 
-def test_environment_variable_names_the_folder_unless_data_dir_does(imagenet, tmp_path, monkeypatch):
+def test_environment_variable_names_the_folder_unless_data_dir_does(
+    imagenet, tmp_path, monkeypatch
+):
     monkeypatch.setenv("IMAGENET_DIR", str(tmp_path / "elsewhere"))
     assert len(get_dataset("imagenet", "test", imagenet)) == 1000
     monkeypatch.setenv("IMAGENET_DIR", str(imagenet))
@@ -136,7 +160,9 @@ def test_class_without_images_is_named(tmp_path):
 
 def test_torn_image_is_named_in_one_line(imagenet, tmp_path):
     """The first image was not copied to its end."""
-    torn = save_image(tmp_path / "val" / CLASSES[0] / "torn.bmp", random_image(seed=0, height=64, width=64))
+    torn = save_image(
+        tmp_path / "val" / CLASSES[0] / "torn.bmp", random_image(seed=0, height=64, width=64)
+    )
     torn.write_bytes(torn.read_bytes()[:500])
     for name in CLASSES[1:]:
         (tmp_path / "val" / name).symlink_to(imagenet / "val" / name)

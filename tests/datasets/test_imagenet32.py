@@ -14,7 +14,9 @@ TRAINING_FILES = [f"train_data_batch_{number}" for number in range(1, 11)]
 
 
 def batch_content(seed: int, images: int = 3) -> dict:
-    """A batch as published: 'data' uint8 [N, 3072], 'labels' a list of 1..1000, 'mean' the mean image."""
+    """A batch as published: 'data' uint8 [N, 3072], 'labels' a list of 1..1000, 'mean' the mean
+    image.
+    """
     random = np.random.default_rng(seed)
     data = random.integers(0, 256, (images, 3072), dtype=np.uint8)
     return {"data": data, "labels": random.integers(1, 1001, images).tolist(), "mean": data.mean(0)}
@@ -31,8 +33,14 @@ def assert_holds(dataset, contents: list[dict]) -> None:
     assert len(dataset) == len(rows)
     for index, (row, label) in enumerate(zip(rows, labels)):
         image, found = dataset[index]
-        red, green, blue = row[:1024].reshape(32, 32), row[1024:2048].reshape(32, 32), row[2048:].reshape(32, 32)
-        assert np.array_equal(image.numpy(), np.stack([red, green, blue]).astype(np.float32) / np.float32(255))
+        red, green, blue = (
+            row[:1024].reshape(32, 32),
+            row[1024:2048].reshape(32, 32),
+            row[2048:].reshape(32, 32),
+        )
+        assert np.array_equal(
+            image.numpy(), np.stack([red, green, blue]).astype(np.float32) / np.float32(255)
+        )
         assert found == label
 
 
@@ -109,4 +117,8 @@ def test_missing_entry_is_named(tmp_path, key):
 def test_description_has_1000_classes_and_the_constants_of_cifar10():
     description = describe_dataset("imagenet32")
     assert (description.num_classes, description.image_shape) == (1000, (3, 32, 32))
-    assert description.mean == (0.4914, 0.4822, 0.4465) and description.std == (0.2023, 0.1994, 0.2010)
+    assert description.mean == (0.4914, 0.4822, 0.4465) and description.std == (
+        0.2023,
+        0.1994,
+        0.2010,
+    )

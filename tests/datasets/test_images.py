@@ -19,7 +19,9 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def in_memory(images: np.ndarray, labels: list[int], padding: int = 1, flip: bool = True) -> InMemoryImages:
+def in_memory(
+    images: np.ndarray, labels: list[int], padding: int = 1, flip: bool = True
+) -> InMemoryImages:
     description = DatasetDescription(
         "made up",
         ("a", "b", "c"),
@@ -39,7 +41,9 @@ def shuffled(number: int, batch_size: int, seed: int = 0) -> tuple[torch.Tensor,
 
 
 def distinct_images(number: int = 10) -> InMemoryImages:
-    """Images of one nonzero grey level each: flips do not change them, and the level identifies the image."""
+    """Images of one nonzero grey level each: flips do not change them, and the level identifies
+    the image.
+    """
     images = np.arange(1, number + 1, dtype=np.uint8).repeat(9).reshape(number, 1, 3, 3)
     return in_memory(images, [index % 3 for index in range(number)])
 
@@ -53,7 +57,9 @@ def test_an_epoch_shows_every_image_once_with_its_label(batch_size):
     assert sorted(levels) == list(range(1, 11)) and levels != sorted(levels)
     assert labels == [(level - 1) % 3 for level in levels]
     assert [len(images) for images, _ in batches[:-1]] == [batch_size] * (len(batches) - 1)
-    assert all(images.dtype == torch.float32 and labels.dtype == torch.int64 for images, labels in batches)
+    assert all(
+        images.dtype == torch.float32 and labels.dtype == torch.int64 for images, labels in batches
+    )
 
 
 def test_training_batches_are_augmented_as_the_description_says():
@@ -64,7 +70,10 @@ def test_training_batches_are_augmented_as_the_description_says():
     each = torch.stack([flips, tops - 2, lefts - 2])
     pixels = pixels_of(torch.from_numpy(images))
     known = [
-        {image.numpy().tobytes() for image in augmented(pixels, (4, 4), torch.full((len(shifts),), index), each)}
+        {
+            image.numpy().tobytes()
+            for image in augmented(pixels, (4, 4), torch.full((len(shifts),), index), each)
+        }
         for index in range(20)
     ]
     shown = [
@@ -73,11 +82,18 @@ def test_training_batches_are_augmented_as_the_description_says():
         for image in batch
     ]
     assert all(any(image in outcomes for outcomes in known) for image in shown)
-    assert len(set(shown) - {image.tobytes() for image in images}) > 10  # 49 of 50 outcomes change an image
+    assert (
+        len(set(shown) - {image.tobytes() for image in images}) > 10
+    )  # 49 of 50 outcomes change an image
 
 
 def epoch(dataset: InMemoryImages, generator: torch.Generator) -> torch.Tensor:
-    return torch.cat([images for images, _ in dataset.training_batches(shuffled(len(dataset), 3), CPU, generator)])
+    return torch.cat(
+        [
+            images
+            for images, _ in dataset.training_batches(shuffled(len(dataset), 3), CPU, generator)
+        ]
+    )
 
 
 def test_an_epoch_is_a_function_of_the_generator():
@@ -90,13 +106,17 @@ def test_an_epoch_is_a_function_of_the_generator():
 
 
 def test_augmentation_of_an_image_does_not_depend_on_the_batches():
-    """Nor on which batches are requested: a resumed run, and each of several processes, gets the same images."""
+    """Nor on which batches are requested: a resumed run, and each of several processes, gets the
+    same images.
+    """
     pixels = np.random.default_rng(0).integers(1, 256, (12, 3, 4, 5), dtype=np.uint8)
     dataset = in_memory(pixels, [0] * 12, padding=2)
     (whole, _), *_ = dataset.training_batches([torch.arange(12)], CPU, seeded(4))
     for seed, size, wanted in [(1, 1, slice(None)), (2, 5, slice(None)), (3, 5, slice(1, 2))]:
         batches = shuffled(12, size, seed)[wanted]
-        for indices, (images, _) in zip(batches, dataset.training_batches(batches, CPU, seeded(4)), strict=True):
+        for indices, (images, _) in zip(
+            batches, dataset.training_batches(batches, CPU, seeded(4)), strict=True
+        ):
             assert torch.equal(images, whole[indices])
     (other, _), *_ = dataset.training_batches([torch.arange(12)], CPU, seeded(5))
     assert not torch.equal(other, whole)
@@ -116,7 +136,9 @@ def test_evaluation_shows_the_images_in_order_and_untouched(batch_size):
     batches = list(dataset.evaluation_batches(torch.arange(10).split(batch_size), CPU))
     shown = torch.cat([images for images, _ in batches]).numpy()
     assert np.array_equal(shown, pixels.astype(np.float32) / np.float32(255))
-    assert torch.cat([labels for _, labels in batches]).tolist() == [index % 3 for index in range(10)]
+    assert torch.cat([labels for _, labels in batches]).tolist() == [
+        index % 3 for index in range(10)
+    ]
     assert len(batches[0][0]) == min(batch_size, 10)
 
 
@@ -128,7 +150,10 @@ CHANGES = {
     "the order of the images": lambda images, labels: (images[::-1], labels),
     "the order of the labels": lambda images, labels: (images, labels[::-1]),
     "one image less": lambda images, labels: (images[:2], labels[:2]),
-    "the same bytes as images of another shape": lambda images, labels: (images.reshape(3, 1, 4, 4), labels),
+    "the same bytes as images of another shape": lambda images, labels: (
+        images.reshape(3, 1, 4, 4),
+        labels,
+    ),
 }
 
 
@@ -141,12 +166,19 @@ def test_fingerprint_changes_with(change):
 
 @pytest.fixture
 def streamed(tmp_path):
-    """Makes StreamedImages of two files under a folder; ``edit`` may change the list of (path, label) first."""
+    """Makes StreamedImages of two files under a folder; ``edit`` may change the list of (path,
+    label) first.
+    """
 
     def make(root="one", edit=lambda files: files):
-        paths = [save_image(tmp_path / root / f"class{label}" / "a.png", random_image(label)) for label in (0, 1)]
+        paths = [
+            save_image(tmp_path / root / f"class{label}" / "a.png", random_image(label))
+            for label in (0, 1)
+        ]
         files = [(str(path), label) for label, path in enumerate(paths)]
-        description = DatasetDescription("made up", ("0", "1"), (3, 4, 5), (0.5,) * 3, (0.5,) * 3, CIFAR_TRAINING)
+        description = DatasetDescription(
+            "made up", ("0", "1"), (3, 4, 5), (0.5,) * 3, (0.5,) * 3, CIFAR_TRAINING
+        )
         return StreamedImages(edit(files), Preparation(4), description)
 
     return make

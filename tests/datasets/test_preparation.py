@@ -1,4 +1,6 @@
-"""Preparations: what their text means, and that their pixels are those of torchvision, timm and transformers."""
+"""Preparations: what their text means, and that their pixels are those of torchvision, timm and
+transformers.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,13 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
 from smoothadv.datasets import get_dataset
-from smoothadv.datasets.preparation import INTERPOLATIONS, SQUASH, Preparation, prepared_name, split_location
+from smoothadv.datasets.preparation import (
+    INTERPOLATIONS,
+    SQUASH,
+    Preparation,
+    prepared_name,
+    split_location,
+)
 from support.image_files import random_image, save_image
 from support.refusals import refusal
 
@@ -16,7 +24,9 @@ SHAPES = [(50, 70), (71, 48), (20, 33), (40, 40)]  # height and width; one is en
 
 def picture(height: int, width: int) -> Image.Image:
     """Large shapes with sharp edges and some noise, as photographs have."""
-    blocks = np.kron(random_image(1, 5, 5), np.ones((height // 5 + 1, width // 5 + 1, 1), dtype=np.uint8))
+    blocks = np.kron(
+        random_image(1, 5, 5), np.ones((height // 5 + 1, width // 5 + 1, 1), dtype=np.uint8)
+    )
     return Image.fromarray(blocks[:height, :width] // 2 + random_image(2, height, width) // 2)
 
 
@@ -24,20 +34,34 @@ def picture(height: int, width: int) -> Image.Image:
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 @pytest.mark.parametrize("resize", [36, 40, SQUASH])
 def test_pixels_are_those_of_torchvision_and_timm(shape, interpolation, resize):
-    create_transform = pytest.importorskip("timm.data", reason="timm is not installed").create_transform
+    create_transform = pytest.importorskip(
+        "timm.data", reason="timm is not installed"
+    ).create_transform
     image, mode = picture(*shape), InterpolationMode(interpolation)
     found = Preparation(32, resize, interpolation).evaluation(image)
-    steps = [v2.Resize((32, 32) if resize == SQUASH else resize, mode), v2.CenterCrop(32), v2.PILToTensor()]
+    steps = [
+        v2.Resize((32, 32) if resize == SQUASH else resize, mode),
+        v2.CenterCrop(32),
+        v2.PILToTensor(),
+    ]
     assert found.dtype == torch.uint8 and torch.equal(found, v2.Compose(steps)(image))
-    crop = {"crop_mode": "squash", "crop_pct": 1.0} if resize == SQUASH else {"crop_pct": {36: 0.875, 40: 0.8}[resize]}
-    of_timm = create_transform(32, is_training=False, interpolation=interpolation, normalize=False, **crop)
+    crop = (
+        {"crop_mode": "squash", "crop_pct": 1.0}
+        if resize == SQUASH
+        else {"crop_pct": {36: 0.875, 40: 0.8}[resize]}
+    )
+    of_timm = create_transform(
+        32, is_training=False, interpolation=interpolation, normalize=False, **crop
+    )
     assert torch.equal(found, of_timm(image))
 
 
 @pytest.mark.parametrize("shape", [(50, 70), (70, 50), (64, 64)])
 @pytest.mark.parametrize("resize", [40, SQUASH])
 def test_pixels_are_those_of_an_image_processor_of_transformers(shape, resize):
-    """Where the border that is cut away is even: else transformers' crop may begin a pixel before torchvision's."""
+    """Where the border that is cut away is even: else transformers' crop may begin a pixel
+    before torchvision's.
+    """
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     size = {"height": 32, "width": 32} if resize == SQUASH else {"shortest_edge": resize}
     crop = {"do_center_crop": resize != SQUASH, "crop_size": {"height": 32, "width": 32}}
@@ -64,7 +88,9 @@ def test_name_and_preparation_are_each_others_inverse(text):
     assert Preparation(224).shorter_side == 256 and MEANT["224,squash"].shorter_side is None
 
 
-@pytest.mark.parametrize("text", ["0", "224,200", "224,235,cubic", "224,,bicubic", "224x224", "100000"])
+@pytest.mark.parametrize(
+    "text", ["0", "224,200", "224,235,cubic", "224,,bicubic", "224x224", "100000"]
+)
 def test_preparation_that_cannot_be_meant_is_refused(text):
     assert "224,256,bicubic" in refusal(split_location, f"photos@{text}", names=f"'{text}'")
 

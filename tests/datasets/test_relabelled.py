@@ -32,13 +32,17 @@ def test_folders_are_matched_by_name_synset_or_number(folders, labels):
 
 @pytest.mark.parametrize("folders", [["crane", "tench"], ["zebu"], ["4"], ["-1"], ["tenc"], [" "]])
 def test_folder_that_is_no_class_or_several_is_named(folders):
-    with pytest.raises(UserError, match=rf"net has no class, .* '{folders[0]}': .* like 'tench, T.* 0 to 3"):
+    with pytest.raises(
+        UserError, match=rf"net has no class, .* '{folders[0]}': .* like 'tench, T.* 0 to 3"
+    ):
         matched_classes(folders, NAMES, 4, "net")
 
 
 def test_classes_without_names_are_taken_in_order_where_they_are_as_many():
     assert matched_classes(["a", "b", "c"], (), 3, "net") == [0, 1, 2]
-    assert matched_classes(["2", "0", "1"], (), 3, "net") == [2, 0, 1], "numbers say more than the order"
+    assert matched_classes(["2", "0", "1"], (), 3, "net") == [2, 0, 1], (
+        "numbers say more than the order"
+    )
     for folders in (["a", "b"], ["a", "b", "1"], ["1", "2", "3"]):
         with pytest.raises(UserError, match="net has no class"):
             matched_classes(folders, (), 3, "net")
@@ -54,9 +58,14 @@ def test_names_win_over_numbers():
 def test_labels_are_those_of_the_network_and_all_else_stays(tmp_path):
     images = get_dataset(f"imagefolder:{save_folder(tmp_path, 'a', 'b')}", "test")
     changed = RelabelledImages(images, ("x", "a", "b"), [2, 1])
-    assert [label for _, label in (changed[index] for index in range(4))] == [2, 2, 1, 1] and len(changed) == 4
+    assert [label for _, label in (changed[index] for index in range(4))] == [2, 2, 1, 1] and len(
+        changed
+    ) == 4
     assert all(torch.equal(changed[index][0], images[index][0]) for index in range(4))
-    assert (changed.description.class_names, images.description.class_names) == (("x", "a", "b"), ("a", "b"))
+    assert (changed.description.class_names, images.description.class_names) == (
+        ("x", "a", "b"),
+        ("a", "b"),
+    )
     batches, cpu = [torch.tensor([3, 0])], torch.device("cpu")
     for found in (
         changed.evaluation_batches(batches, cpu),
@@ -72,4 +81,6 @@ def test_fingerprint_changes_with_images_and_labels(tmp_path):
     made = [(images, [0, 1]), (images, [1, 0]), (images, [0, 2]), (others, [0, 1])]
     found = {RelabelledImages(each, ("x", "y", "z"), labels).fingerprint() for each, labels in made}
     assert len(found | {images.fingerprint()}) == 5
-    assert RelabelledImages(images, ("x", "y"), [1, 0]).fingerprint() in found, "whatever the classes are called"
+    assert RelabelledImages(images, ("x", "y"), [1, 0]).fingerprint() in found, (
+        "whatever the classes are called"
+    )

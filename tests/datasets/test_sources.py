@@ -1,4 +1,6 @@
-"""npz:FILE and hf-dataset:PATH: the images and labels that were stored, of one size or prepared, or what is wrong."""
+"""npz:FILE and hf-dataset:PATH: the images and labels that were stored, of one size or prepared,
+or what is wrong.
+"""
 
 import sys
 
@@ -40,7 +42,9 @@ def test_npz_has_the_images_and_labels_that_were_stored(tmp_path, images, labels
         assert dataset.description.class_names == ("0", "1", "2")
     prepared = get_dataset(f"npz:{tmp_path}/a.npz@8", "test")
     pixels = np.broadcast_to(expected[3], (12, 10, 3))
-    assert torch.equal(prepared[3][0] * 255, Preparation(8).evaluation(Image.fromarray(pixels.copy())).float())
+    assert torch.equal(
+        prepared[3][0] * 255, Preparation(8).evaluation(Image.fromarray(pixels.copy())).float()
+    )
     assert prepared.fingerprint() != dataset.fingerprint()
 
 
@@ -55,7 +59,10 @@ UNFIT = {
     "labels below 0": ({"images": COLOURS, "labels": LABELS - 1}, "from 0"),
     "no class": ({"images": COLOURS, "labels": LABELS + 10**9}, "to 99999"),
     "levels as floats": ({"images": COLOURS.astype(np.float32), "labels": LABELS}, "in [0, 1]"),
-    "five channels": ({"images": np.zeros((6, 5, 8, 8), np.uint8), "labels": LABELS}, "[6, 5, 8, 8]"),
+    "five channels": (
+        {"images": np.zeros((6, 5, 8, 8), np.uint8), "labels": LABELS},
+        "[6, 5, 8, 8]",
+    ),
     "objects": ({"images": np.array([{}] * 6), "labels": LABELS}, "objects"),
 }
 
@@ -66,11 +73,15 @@ def test_npz_that_does_not_fit_is_refused(tmp_path, arrays, names):
     assert names in refusal(get_dataset, f"npz:{tmp_path}/a.npz", "test", names=tmp_path / "a.npz")
 
 
-def test_npz_that_is_none_has_no_training_images_or_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+def test_npz_that_is_none_has_no_training_images_or_would_fill_the_memory_is_refused(
+    tmp_path, monkeypatch
+):
     (tmp_path / "text.npz").write_text("no archive")
     for name in ("text.npz", "missing.npz", "."):
         refusal(get_dataset, f"npz:{tmp_path / name}", "test", names=tmp_path / name)
-    np.savez_compressed(tmp_path / "a.npz", images=np.zeros((90, 99, 99), np.uint8), labels=np.zeros(90, int))
+    np.savez_compressed(
+        tmp_path / "a.npz", images=np.zeros((90, 99, 99), np.uint8), labels=np.zeros(90, int)
+    )
     assert len(get_dataset(f"npz:{tmp_path}/a.npz", "test")) == 90
     assert "x_train" in refusal(get_dataset, f"npz:{tmp_path}/a.npz", "train")
     monkeypatch.setenv("SMOOTHADV_MAX_UNPACKED_GIB", "0.0001")
@@ -80,7 +91,9 @@ def test_npz_that_is_none_has_no_training_images_or_would_fill_the_memory_is_ref
 
 @pytest.fixture
 def saved(tmp_path):
-    """Saves images and labels as the package datasets does, in splits of these names; returns the dataset's name."""
+    """Saves images and labels as the package datasets does, in splits of these names; returns
+    the dataset's name.
+    """
     # This folder can be imported as `datasets` too.
     pytest.importorskip("datasets.features", reason="the package datasets is not installed")
     import datasets
@@ -88,10 +101,15 @@ def saved(tmp_path):
     datasets.disable_progress_bars()
 
     def save(*splits: str, images=COLOURS, label=None, image=None) -> str:
-        columns = {"picture": image or datasets.Image(), "label": label or datasets.ClassLabel(names=["x", "y", "z"])}
+        columns = {
+            "picture": image or datasets.Image(),
+            "label": label or datasets.ClassLabel(names=["x", "y", "z"]),
+        }
         rows = {"picture": [Image.fromarray(each) for each in images], "label": LABELS.tolist()}
         table = datasets.Dataset.from_dict(rows, features=datasets.Features(columns))
-        (datasets.DatasetDict(dict.fromkeys(splits, table)) if splits else table).save_to_disk(tmp_path / "saved")
+        (datasets.DatasetDict(dict.fromkeys(splits, table)) if splits else table).save_to_disk(
+            tmp_path / "saved"
+        )
         return f"hf-dataset:{tmp_path / 'saved'}"
 
     yield save
@@ -102,7 +120,10 @@ def test_hf_dataset_has_the_images_that_were_saved(saved):
     name = saved("train", "validation")
     for split in ("train", "test"):
         dataset = get_dataset(name, split)
-        assert all(torch.equal(dataset[row][0] * 255, torch.tensor(COLOURS[row]).permute(2, 0, 1)) for row in range(6))
+        assert all(
+            torch.equal(dataset[row][0] * 255, torch.tensor(COLOURS[row]).permute(2, 0, 1))
+            for row in range(6)
+        )
         (whole, labels), *_ = dataset.evaluation_batches([torch.arange(6)], torch.device("cpu"))
         assert torch.equal(whole[5], dataset[5][0]) and labels.tolist() == LABELS.tolist()
     assert _rows(name.partition(":")[2])["test"].name.endswith("split validation")
@@ -110,8 +131,14 @@ def test_hf_dataset_has_the_images_that_were_saved(saved):
     assert description.class_names == ("x", "y", "z") and description.image_shape == (3, 12, 10)
     assert description.mean == pytest.approx((COLOURS / 255).mean((0, 1, 2)), abs=1e-4)
     prepared = get_dataset(f"{name}@8", "test")
-    assert torch.equal(prepared[3][0] * 255, Preparation(8).evaluation(Image.fromarray(COLOURS[3])).float())
-    assert prepared.fingerprint() == get_dataset(f"{name}@8", "train").fingerprint() != dataset.fingerprint()
+    assert torch.equal(
+        prepared[3][0] * 255, Preparation(8).evaluation(Image.fromarray(COLOURS[3])).float()
+    )
+    assert (
+        prepared.fingerprint()
+        == get_dataset(f"{name}@8", "train").fingerprint()
+        != dataset.fingerprint()
+    )
 
 
 def test_hf_dataset_of_several_sizes_is_prepared_and_one_table_is_for_testing(saved):

@@ -1,6 +1,8 @@
-"""Pseudo-labelled images are read from .npz files and pickles in any layout, without running code from the file.
+"""Pseudo-labelled images are read from .npz files and pickles in any layout, without running code
+from the file.
 
-A file that cannot be read or does not fit the dataset gives an error of one line that names the file.
+A file that cannot be read or does not fit the dataset gives an error of one line that names the
+file.
 """
 
 import pickle
@@ -26,7 +28,9 @@ LABELS = np.array([4, 0, 3, 3, 1, 2, 0])
 def described(shape: tuple[int, int, int] = COLOUR) -> DatasetDescription:
     names, channels = tuple("abcde"), shape[0]
     statistics = (0.5,) * channels
-    return DatasetDescription("toys", names, shape, statistics, statistics, CIFAR_TRAINING, crop_padding=1)
+    return DatasetDescription(
+        "toys", names, shape, statistics, statistics, CIFAR_TRAINING, crop_padding=1
+    )
 
 
 def pixels(shape: tuple[int, int, int] = COLOUR) -> np.ndarray:
@@ -49,7 +53,10 @@ def write_pickle(protocol: int):
     return write
 
 
-FORMATS = {"npz": write_npz, **{f"pickle {protocol}": write_pickle(protocol) for protocol in (0, 2, 3, 4, 5)}}
+FORMATS = {
+    "npz": write_npz,
+    **{f"pickle {protocol}": write_pickle(protocol) for protocol in (0, 2, 3, 4, 5)},
+}
 every_format = pytest.mark.parametrize("write", FORMATS.values(), ids=FORMATS)
 
 LAYOUTS = {
@@ -66,12 +73,17 @@ LAYOUTS = {
 @every_format
 @pytest.mark.parametrize("shape, arrange", LAYOUTS.values(), ids=LAYOUTS)
 def test_images_and_labels_are_read_in_any_layout(tmp_path, write, shape, arrange):
-    path = write(tmp_path / "extra", {"data": arrange(pixels(shape)), "extrapolated_targets": LABELS})
+    path = write(
+        tmp_path / "extra", {"data": arrange(pixels(shape)), "extrapolated_targets": LABELS}
+    )
     loaded = load_pseudo_labelled(path, described(shape))
     assert loaded.images.dtype == torch.uint8 and np.array_equal(loaded.images, pixels(shape))
     assert loaded.labels.dtype == torch.int64 and loaded.labels.tolist() == LABELS.tolist()
     assert loaded.description.name == f"pseudo-labelled {path.name}"
-    assert loaded.description.class_names == described().class_names and loaded.description.image_shape == shape
+    assert (
+        loaded.description.class_names == described().class_names
+        and loaded.description.image_shape == shape
+    )
 
 
 @every_format
@@ -83,7 +95,12 @@ def test_arrays_are_found_by_either_name(tmp_path, write, images, labels):
 
 
 def test_published_names_win_where_both_are_there(tmp_path):
-    content = {"images": np.zeros(3), "labels": np.zeros(2), "data": pixels(), "extrapolated_targets": LABELS}
+    content = {
+        "images": np.zeros(3),
+        "labels": np.zeros(2),
+        "data": pixels(),
+        "extrapolated_targets": LABELS,
+    }
     loaded = load_pseudo_labelled(write_npz(tmp_path / "extra", content), described())
     assert np.array_equal(loaded.images, pixels()) and loaded.labels.tolist() == LABELS.tolist()
 
@@ -92,7 +109,9 @@ def test_published_names_win_where_both_are_there(tmp_path):
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", ">i4", ">i8", "<u8", "list"])
 def test_labels_may_be_any_whole_numbers(tmp_path, write, dtype):
     labels = LABELS.tolist() if dtype == "list" else LABELS.astype(dtype)
-    loaded = load_pseudo_labelled(write(tmp_path / "extra", {"data": pixels(), "labels": labels}), described())
+    loaded = load_pseudo_labelled(
+        write(tmp_path / "extra", {"data": pixels(), "labels": labels}), described()
+    )
     assert loaded.labels.dtype == torch.int64 and loaded.labels.tolist() == LABELS.tolist()
 
 
@@ -124,22 +143,46 @@ FAULTS = {
     "no labels": ({"data": pixels()}, "lacks extrapolated_targets or labels; it holds data"),
     "nothing": ({}, "holds nothing"),
     "images as floats": ({"data": pixels() / 255, "labels": LABELS}, "float64.*needs uint8"),
-    "images as signed bytes": ({"data": pixels().astype(np.int8), "labels": LABELS}, "int8.*needs uint8"),
-    "images of another size": ({"data": pixels()[:, :, :, :3], "labels": LABELS}, r"\[7, 3, 2, 3\].*needs uint8"),
+    "images as signed bytes": (
+        {"data": pixels().astype(np.int8), "labels": LABELS},
+        "int8.*needs uint8",
+    ),
+    "images of another size": (
+        {"data": pixels()[:, :, :, :3], "labels": LABELS},
+        r"\[7, 3, 2, 3\].*needs uint8",
+    ),
     "images without channels": ({"data": pixels()[:, 0], "labels": LABELS}, r"\[7, 2, 4\]"),
     "one image": ({"data": pixels()[0], "labels": LABELS}, r"shape \[3, 2, 4\]"),
-    "images side by side": ({"data": CHANNELS_LAST.transpose(0, 2, 1, 3), "labels": LABELS}, r"\[7, 4, 2, 3\]"),
+    "images side by side": (
+        {"data": CHANNELS_LAST.transpose(0, 2, 1, 3), "labels": LABELS},
+        r"\[7, 4, 2, 3\]",
+    ),
     "a number for images": ({"data": np.array(3, np.uint8), "labels": LABELS}, r"shape \[\]"),
     "fewer labels": ({"data": pixels(), "labels": LABELS[:-1]}, r"labels of shape \[6\].*7 images"),
-    "more labels": ({"data": pixels(), "labels": np.append(LABELS, 0)}, r"labels of shape \[8\].*7 images"),
-    "labels in a column": ({"data": pixels(), "labels": LABELS[:, None]}, r"labels of shape \[7, 1\]"),
+    "more labels": (
+        {"data": pixels(), "labels": np.append(LABELS, 0)},
+        r"labels of shape \[8\].*7 images",
+    ),
+    "labels in a column": (
+        {"data": pixels(), "labels": LABELS[:, None]},
+        r"labels of shape \[7, 1\]",
+    ),
     "logits": ({"data": pixels(), "labels": np.eye(5)[LABELS]}, r"labels of shape \[7, 5\]"),
-    "labels as floats": ({"data": pixels(), "labels": LABELS.astype(float)}, "float64.*whole number"),
+    "labels as floats": (
+        {"data": pixels(), "labels": LABELS.astype(float)},
+        "float64.*whole number",
+    ),
     "labels as booleans": ({"data": pixels(), "labels": LABELS > 2}, "bool.*whole number"),
     "labels as text": ({"data": pixels(), "labels": LABELS.astype(str)}, "whole number"),
-    "a label too many": ({"data": pixels(), "labels": LABELS + 1}, "label 5; toys has the classes 0 to 4"),
+    "a label too many": (
+        {"data": pixels(), "labels": LABELS + 1},
+        "label 5; toys has the classes 0 to 4",
+    ),
     "a negative label": ({"data": pixels(), "labels": LABELS - 1}, "label -1"),
-    "a huge label": ({"data": pixels(), "labels": LABELS.astype(np.uint64) + np.uint64(2**63)}, "classes 0 to 4"),
+    "a huge label": (
+        {"data": pixels(), "labels": LABELS.astype(np.uint64) + np.uint64(2**63)},
+        "classes 0 to 4",
+    ),
     "no images at all": ({"data": pixels()[:0], "labels": LABELS[:0]}, "0 images"),
 }
 
@@ -191,7 +234,9 @@ DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".NPZ", ".pickle", ""], ids=["npz", "NPZ", "pickle", "no suffix"])
+@pytest.mark.parametrize(
+    "suffix", [".npz", ".NPZ", ".pickle", ""], ids=["npz", "NPZ", "pickle", "no suffix"]
+)
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_damaged_file_is_refused_in_one_line(tmp_path, content, suffix):
     path = tmp_path / f"extra{suffix}"
@@ -251,7 +296,9 @@ def test_npz_with_a_pickle_within_is_refused_and_runs_nothing(tmp_path):
         assert len(content["labels"]) == NUMBER and marker.exists(), "the control: the trap works"
     marker.rmdir()
     refusal(write_npz(tmp_path / "numbers", {"data": pixels(), "labels": LABELS.astype(object)}))
-    path.write_bytes(pickle.dumps({"data": Trap(marker), "labels": LABELS}))  # behind the name of a .npz file
+    path.write_bytes(
+        pickle.dumps({"data": Trap(marker), "labels": LABELS})
+    )  # behind the name of a .npz file
     refusal(path)
     assert not marker.exists()
 

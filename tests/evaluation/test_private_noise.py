@@ -1,4 +1,6 @@
-"""A classifier cannot be made to fit its own noise; a log is continued with the noise that began it alone."""
+"""A classifier cannot be made to fit its own noise; a log is continued with the noise that began it
+alone.
+"""
 
 import itertools
 from pathlib import Path
@@ -16,7 +18,15 @@ from smoothadv.attacks.pgd import PGD
 from smoothadv.errors import UserError
 from smoothadv.evaluation import smoothing_job
 from smoothadv.evaluation.classifiers import classifier_digest
-from smoothadv.noise import GaussianNoise, Noise, NoiseKey, Purpose, RoundedGaussianNoise, Rows, streams
+from smoothadv.noise import (
+    GaussianNoise,
+    Noise,
+    NoiseKey,
+    Purpose,
+    RoundedGaussianNoise,
+    Rows,
+    streams,
+)
 from support import slow_noise
 from support.commands import timeless
 from support.sharding import key_of_log, manifest_of, settings_of
@@ -27,7 +37,9 @@ LABELS = np.zeros(3, dtype=np.int64)
 
 
 class Recogniser(nn.Module):
-    """Class 0 for the noisy images [n, C, H, W] that it was given, to the last bit, and class 1 for all others."""
+    """Class 0 for the noisy images [n, C, H, W] that it was given, to the last bit, and class 1 for
+    all others.
+    """
 
     def __init__(self, noisy: torch.Tensor) -> None:
         super().__init__()
@@ -47,7 +59,10 @@ class Recogniser(nn.Module):
 
 def recogniser_draws(noise: Noise) -> torch.Tensor:
     """All noisy images that certifying the three images takes, if they come from this noise."""
-    draws = [noise.stream(index, "cpu").noisy(N0 + N, torch.from_numpy(IMAGES[index])) for index in range(3)]
+    draws = [
+        noise.stream(index, "cpu").noisy(N0 + N, torch.from_numpy(IMAGES[index]))
+        for index in range(3)
+    ]
     return torch.cat(draws)
 
 
@@ -62,12 +77,18 @@ def test_a_network_that_recognises_public_draws_is_certified_on_none(kind, tmp_p
     draws, sound = recogniser_draws(kind(SIGMA, 0)), kind is RoundedGaussianNoise
     module = Recogniser(draws)
     for row in certify(module, tmp_path / "log.tsv", sound):
-        assert row["predict"] == "1" and float(row["radius"]) > 0.4, "class 0 has probability 0 under fresh noise"
-    assert (module(draws).argmax(1) == 0).all(), "the control: noise of the seed alone is recognised"
+        assert row["predict"] == "1" and float(row["radius"]) > 0.4, (
+            "class 0 has probability 0 under fresh noise"
+        )
+    assert (module(draws).argmax(1) == 0).all(), (
+        "the control: noise of the seed alone is recognised"
+    )
 
 
 class Hiding(Recogniser):
-    """Hides the draws where ``state_dict`` does not show them, or shows them as something else than a tensor."""
+    """Hides the draws where ``state_dict`` does not show them, or shows them as something else than
+    a tensor.
+    """
 
     def __init__(self, noisy: torch.Tensor, place: str) -> None:
         super().__init__(noisy)
@@ -103,9 +124,16 @@ def test_a_network_made_for_its_own_noise_has_other_noise_from_then_on(kind, pla
 def test_architecture_input_layer_and_plugins_are_parts_of_the_key():
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
     settings = {"arch": "a", "input_layer": "center", "plugins": {}}
-    changes = [{}, {"arch": "b"}, {"input_layer": "normalize"}, {"plugins": {"p.py": {"sha256": "1"}}}]
+    changes = [
+        {},
+        {"arch": "b"},
+        {"input_layer": "normalize"},
+        {"plugins": {"p.py": {"sha256": "1"}}},
+    ]
     assert len({classifier_digest(module, {**settings, **change}) for change in changes}) == 4
-    assert classifier_digest(module, {**settings, "training": 1}) == classifier_digest(module, settings)
+    assert classifier_digest(module, {**settings, "training": 1}) == classifier_digest(
+        module, settings
+    )
 
 
 @pytest.mark.parametrize("buffer", [torch.ones(2, 2).to_sparse(), torch.empty(2, device="meta")])
@@ -117,7 +145,9 @@ def test_tensors_without_values_are_refused(buffer, tmp_path):
 
 
 def test_every_part_of_the_key_changes_all_draws():
-    """Of independent noise, a correlation of 20,000 normals exceeds 5.3 / sqrt(20,000) with probability 1e-7."""
+    """Of independent noise, a correlation of 20,000 normals exceeds 5.3 / sqrt(20,000) with
+    probability 1e-7.
+    """
     keys = [
         NoiseKey("a", "images", 0.25, 0),
         NoiseKey("b", "images", 0.25, 0),
@@ -126,10 +156,19 @@ def test_every_part_of_the_key_changes_all_draws():
         NoiseKey("a", "images", 0.25, 1),
     ]
     shape = torch.zeros(1, 100, 200)
-    draws = np.stack([GaussianNoise(key.sigma, 0, key=key).stream(0, "cpu").draw(1, shape).flatten() for key in keys])
+    draws = np.stack(
+        [
+            GaussianNoise(key.sigma, 0, key=key).stream(0, "cpu").draw(1, shape).flatten()
+            for key in keys
+        ]
+    )
     assert np.abs(np.corrcoef(draws) - np.eye(len(keys))).max() < 5.3 / np.sqrt(20_000)
-    public = np.stack([GaussianNoise(sigma, 0).stream(0, "cpu").draw(1, shape).flatten() for sigma in (0.25, 0.5)])
-    assert np.corrcoef(public)[0, 1] > 0.999999, "the control: the seed alone gives two sigmas the same noise"
+    public = np.stack(
+        [GaussianNoise(sigma, 0).stream(0, "cpu").draw(1, shape).flatten() for sigma in (0.25, 0.5)]
+    )
+    assert np.corrcoef(public)[0, 1] > 0.999999, (
+        "the control: the seed alone gives two sigmas the same noise"
+    )
 
 
 def test_words_of_a_key_are_known():
@@ -140,7 +179,8 @@ def test_words_of_a_key_are_known():
 
 
 def test_all_words_of_a_key_decide_the_bits_of_a_draw():
-    """Two words are the key of Philox, the others are combined with example and purpose: as in the slow one.
+    """Two words are the key of Philox, the others are combined with example and purpose: as in the
+    slow one.
 
     No two examples and purposes share a stream, since exclusive or with a word keeps them apart.
     """
@@ -150,7 +190,9 @@ def test_all_words_of_a_key_decide_the_bits_of_a_draw():
     for example, purpose in itertools.product([0, 5, 2**32 - 1], Purpose):
         ((_, words),) = noise.words(torch.device("cpu"), 2, 1, example, 9, purpose)
         for position in range(2):
-            expected = slow_noise.philox((position, 9, example ^ third, purpose ^ fourth), (first, second))
+            expected = slow_noise.philox(
+                (position, 9, example ^ third, purpose ^ fourth), (first, second)
+            )
             assert tuple(int(word[0, position]) for word in words) == expected
 
 
@@ -159,7 +201,12 @@ def test_seeds_of_earlier_logs_are_recorded(tmp_path, monkeypatch):
     torch.manual_seed(1)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
     for number, (changes, seeds) in enumerate(
-        [({}, [0]), ({"seed": 5}, [0, 5]), ({"seed": 3, "sigma": 0.5}, [3]), ({"seed": 2}, [0, 2, 5])]
+        [
+            ({}, [0]),
+            ({"seed": 5}, [0, 5]),
+            ({"seed": 3, "sigma": 0.5}, [3]),
+            ({"seed": 2}, [0, 2, 5]),
+        ]
     ):
         log = tmp_path / f"{number}.tsv"
         certify(module, log, **changes)
@@ -178,7 +225,9 @@ class Bright(nn.Module):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Call it with a version: from then on a stand-in for the kernels makes all images white; returns its launches."""
+    """Call it with a version: from then on a stand-in for the kernels makes all images white;
+    returns its launches.
+    """
 
     def install(version: str | None) -> list[int]:
         launched = []
@@ -188,7 +237,9 @@ def kernels(monkeypatch):
 
         white = SimpleNamespace(VERSION=version, gaussian=None, rounded=None, launch=launch)
         for module in (streams, smoothing_job):
-            monkeypatch.setattr(module, "kernels_on", lambda device: None if version is None else white)
+            monkeypatch.setattr(
+                module, "kernels_on", lambda device: None if version is None else white
+            )
         return launched
 
     return install
@@ -204,12 +255,19 @@ def test_a_kernel_is_recorded_and_torch_is_not(kernels, tmp_path):
     assert "noise_kernel" not in settings_of(tmp_path / "torch.tsv")
     kernels("Triton 9")
     assert classes_of(tmp_path / "kernel.tsv") == ["1"] * 3
-    assert settings_of(tmp_path / "kernel.tsv") == {**settings_of(tmp_path / "torch.tsv"), "noise_kernel": "Triton 9"}
+    assert settings_of(tmp_path / "kernel.tsv") == {
+        **settings_of(tmp_path / "torch.tsv"),
+        "noise_kernel": "Triton 9",
+    }
     classes_of(tmp_path / "sound.tsv", sound=True)
-    assert "noise_kernel" not in settings_of(tmp_path / "sound.tsv"), "its bits do not depend on who draws them"
+    assert "noise_kernel" not in settings_of(tmp_path / "sound.tsv"), (
+        "its bits do not depend on who draws them"
+    )
 
 
-@pytest.mark.parametrize("begun, now", [(None, "Triton 9"), ("Triton 9", None), ("Triton 9", "Triton 10")])
+@pytest.mark.parametrize(
+    "begun, now", [(None, "Triton 9"), ("Triton 9", None), ("Triton 9", "Triton 10")]
+)
 def test_a_log_is_continued_by_the_kernel_that_began_it_alone(kernels, tmp_path, begun, now):
     """Also an attack's log, with --sound too: its gradients have Gaussian noise."""
     module, log = nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), tmp_path / "log.tsv"
@@ -221,9 +279,13 @@ def test_a_log_is_continued_by_the_kernel_that_began_it_alone(kernels, tmp_path,
         smoothadv.falsify(module, IMAGES, LABELS, folder=tmp_path / str(sound), **attack)
         assert settings_of(tmp_path / str(sound) / "against.tsv").get("noise_kernel") == begun
         kernels(now)
-        with pytest.raises(UserError, match=f"noise_kernel was {begun!r}, now {now!r}; --overwrite starts anew"):
+        with pytest.raises(
+            UserError, match=f"noise_kernel was {begun!r}, now {now!r}; --overwrite starts anew"
+        ):
             smoothadv.falsify(module, IMAGES, LABELS, folder=tmp_path / str(sound), **attack)
-    with pytest.raises(UserError, match=f"noise_kernel was {begun!r}, now {now!r}; --overwrite starts anew"):
+    with pytest.raises(
+        UserError, match=f"noise_kernel was {begun!r}, now {now!r}; --overwrite starts anew"
+    ):
         certify(module, log)
 
 
@@ -238,11 +300,16 @@ def test_a_batch_takes_one_launch_and_one_upload_whatever_the_shares(kernels, sh
             return function(*args, **(kwargs or {}))
 
     stream = GaussianNoise(0.25, 0).stream(0, "meta")
-    batch = [Rows(stream, torch.zeros(3, 4, 4, device="meta"), 2 * share, 2) for share in range(shares)]
+    batch = [
+        Rows(stream, torch.zeros(3, 4, 4, device="meta"), 2 * share, 2) for share in range(shares)
+    ]
     with Watch():
         stream.noise.fill(torch.empty(100, 3, 4, 4, device="meta"), batch)
     free = {torch.ops.aten.empty, torch.ops.aten.lift_fresh, torch.ops.aten.detach}
-    assert launched == [100] and set(calls) - free == {torch.ops.aten._to_copy, torch.ops.aten.fill_}
+    assert launched == [100] and set(calls) - free == {
+        torch.ops.aten._to_copy,
+        torch.ops.aten.fill_,
+    }
     assert calls.count(torch.ops.aten._to_copy) == calls.count(torch.ops.aten.fill_) == 1
 
 

@@ -1,4 +1,6 @@
-"""Adversarial examples on the disk: they are read as they were written, or one line names the fault."""
+"""Adversarial examples on the disk: they are read as they were written, or one line names the
+fault.
+"""
 
 import contextlib
 import errno
@@ -23,7 +25,17 @@ from support.commands import snapshot
 SHAPE = (1, 2, 3)
 HEADER = len(json.dumps({"shape": list(SHAPE)})) + 1
 RECORD = 8 + 2 * 4 * 6
-COLUMNS = ["idx", "label", "predict", "basePredict", "correct", "time", "attack_norm", "epsilon", "abstain"]
+COLUMNS = [
+    "idx",
+    "label",
+    "predict",
+    "basePredict",
+    "correct",
+    "time",
+    "attack_norm",
+    "epsilon",
+    "abstain",
+]
 INDICES = [3, 10, 11, 40]
 
 
@@ -34,12 +46,18 @@ def images_of(index: int, shape: tuple[int, ...] = SHAPE) -> tuple[np.ndarray, n
 
 
 def write_log(log: Path, indices: list[int]) -> None:
-    """A log of attacks on these examples, of class 1 each, which abstain where the index is even."""
-    lines = [[i, 1, -1 if i % 2 == 0 else 1, 1, i % 2, "0:00:01", 0.25, 0.5, 1 - i % 2] for i in indices]
+    """A log of attacks on these examples, of class 1 each, which abstain where the index is
+    even.
+    """
+    lines = [
+        [i, 1, -1 if i % 2 == 0 else 1, 1, i % 2, "0:00:01", 0.25, 0.5, 1 - i % 2] for i in indices
+    ]
     log.write_text("".join("\t".join(map(str, line)) + "\n" for line in [COLUMNS, *lines]))
 
 
-def fill(log: Path, indices: list[int], done: set[int] = frozenset(), shape: tuple[int, ...] = SHAPE) -> None:
+def fill(
+    log: Path, indices: list[int], done: set[int] = frozenset(), shape: tuple[int, ...] = SHAPE
+) -> None:
     spool = Spool(log, shape, set(done))
     for index in indices:
         spool.append(index, *images_of(index, shape))
@@ -64,7 +82,9 @@ def assert_holds(arrays: dict[str, np.ndarray], indices: list[int]) -> None:
 
 
 def assert_packs(log: Path, indices: list[int], *parts: Path) -> None:
-    """Of a log of these examples, the images in the spools of ``parts`` (by default the log's) become the archive."""
+    """Of a log of these examples, the images in the spools of ``parts`` (by default the log's)
+    become the archive.
+    """
     write_log(log, indices)
     pack(log, parts or [log])
     assert_holds(read_examples(examples_path(log)), indices)
@@ -74,14 +94,27 @@ def test_packed_archive_has_every_row_and_removes_the_spool(log):
     assert pack(log, [log]) == examples_path(log) == log.with_name("log.npz")
     arrays = read_examples(examples_path(log))
     assert_holds(arrays, INDICES)
-    assert arrays.keys() == {"idx", "image", "adversarial", "label", "predict", "epsilon", "attack_norm"}
-    assert arrays["image"].shape == (4, *SHAPE) and arrays["image"].dtype == arrays["adversarial"].dtype == np.float32
+    assert arrays.keys() == {
+        "idx",
+        "image",
+        "adversarial",
+        "label",
+        "predict",
+        "epsilon",
+        "attack_norm",
+    }
+    assert (
+        arrays["image"].shape == (4, *SHAPE)
+        and arrays["image"].dtype == arrays["adversarial"].dtype == np.float32
+    )
     assert arrays["predict"].tolist() == [1, -1, 1, -1] and arrays["epsilon"].tolist() == [0.5] * 4
     assert sorted(path.name for path in log.parent.iterdir()) == ["log.npz", "log.tsv"]
     with np.load(log.with_name("log.npz"), allow_pickle=False) as archive:
         assert_holds(dict(archive), INDICES)  # which needs no reader of ours
     before = examples_path(log).read_bytes()
-    assert pack(log, [log]) == examples_path(log) and examples_path(log).read_bytes() == before, "again, for nothing"
+    assert pack(log, [log]) == examples_path(log) and examples_path(log).read_bytes() == before, (
+        "again, for nothing"
+    )
 
 
 def test_packing_a_log_without_images_does_nothing(tmp_path):
@@ -99,11 +132,15 @@ def test_spools_of_several_logs_are_joined_and_equal_images_counted_once(tmp_pat
     assert not list(tmp_path.glob("*.examples"))
 
 
-def test_row_without_an_image_is_an_error_that_removes_nothing_and_images_without_a_row_are_left_out(log):
+def test_row_without_an_image_is_an_error_that_removes_nothing_and_images_without_a_row_are_left_out(
+    log,
+):
     """For example after a kill between the two steps."""
     write_log(log, [*INDICES, 50, 51])
     before = snapshot(log.parent)
-    with pytest.raises(UserError, match="log.tsv has 6 rows, of which 2 have no adversarial example"):
+    with pytest.raises(
+        UserError, match="log.tsv has 6 rows, of which 2 have no adversarial example"
+    ):
         pack(log, [log])
     assert snapshot(log.parent) == before
     assert_packs(log, INDICES[:2])
@@ -131,11 +168,15 @@ def test_log_begun_anew_forgets_the_images_of_the_old_one(tmp_path, leave):
 
 
 def test_rows_whose_images_are_gone_are_refused_at_once(tmp_path):
-    with pytest.raises(UserError, match="cannot resume .*log.tsv: its adversarial examples, .*log.npz, are missing"):
+    with pytest.raises(
+        UserError, match="cannot resume .*log.tsv: its adversarial examples, .*log.npz, are missing"
+    ):
         Spool(tmp_path / "log.tsv", SHAPE, {3})
 
 
-numbers = st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(0, HEADER + n * 60)))
+numbers = st.integers(1, 6).flatmap(
+    lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(0, HEADER + n * 60))
+)
 
 
 @given(numbers)
@@ -143,7 +184,9 @@ numbers = st.integers(1, 6).flatmap(lambda n: st.tuples(st.just(n), st.integers(
 @example((4, 2, HEADER + 3 * RECORD + 1))
 @example((4, 4, HEADER + 4 * RECORD - 1))
 def test_spool_cut_anywhere_goes_on_or_says_that_it_cannot(fact):
-    """The log has ``rows`` rows: if their images are whole, the others are made again; else resuming is refused."""
+    """The log has ``rows`` rows: if their images are whole, the others are made again; else
+    resuming is refused.
+    """
     count, rows, cut = fact
     indices = list(range(10, 10 + count))
     with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +196,11 @@ def test_spool_cut_anywhere_goes_on_or_says_that_it_cannot(fact):
         assert len(content) == HEADER + count * RECORD
         spool_path(path).write_bytes(content[:cut])
         whole = rows == 0 or cut >= HEADER + rows * RECORD
-        with contextlib.nullcontext() if whole else pytest.raises(UserError, match="log.tsv.*--overwrite"):
+        with (
+            contextlib.nullcontext()
+            if whole
+            else pytest.raises(UserError, match="log.tsv.*--overwrite")
+        ):
             fill(path, [*indices[rows:], 99], done=set(indices[:rows]))
         if not whole:
             return
@@ -176,9 +223,14 @@ def test_images_of_any_shape_and_order_come_back_bit_by_bit(indices, shape, stop
         arrays = read_examples(examples_path(path))
         assert arrays["idx"].tolist() == sorted(indices)
         assert arrays["predict"].tolist() == [1 if index % 2 else -1 for index in sorted(indices)]
-        for index, image, adversarial in zip(sorted(indices), arrays["image"], arrays["adversarial"]):
+        for index, image, adversarial in zip(
+            sorted(indices), arrays["image"], arrays["adversarial"]
+        ):
             wanted = images_of(index, shape)
-            assert (image.tobytes(), adversarial.tobytes()) == (wanted[0].tobytes(), wanted[1].tobytes())
+            assert (image.tobytes(), adversarial.tobytes()) == (
+                wanted[0].tobytes(),
+                wanted[1].tobytes(),
+            )
 
 
 FOREIGN = {
@@ -244,7 +296,11 @@ def test_archive_that_is_something_else_is_one_line(log, damage):
 
 
 UNFIT = {
-    "other shape": {**OWN, "image": np.zeros((4, 3, 2, 3), np.float32), "adversarial": np.zeros((4, 3, 2, 3), "f4")},
+    "other shape": {
+        **OWN,
+        "image": np.zeros((4, 3, 2, 3), np.float32),
+        "adversarial": np.zeros((4, 3, 2, 3), "f4"),
+    },
     "fewer": {name: array[:3] for name, array in OWN.items()},
     "fewer images": {**OWN, "image": PICTURES[:3]},
     "other indices": {**OWN, "idx": np.array([3, 10, 11, 41])},
@@ -290,7 +346,9 @@ def test_full_disk_while_packing_keeps_the_spool(log, full_disk):
     assert sorted(path.name for path in log.parent.iterdir()) == ["log.tsv", "log.tsv.examples"]
 
 
-def test_full_disk_while_appending_names_the_file_and_leaves_what_can_be_continued(tmp_path, full_disk, monkeypatch):
+def test_full_disk_while_appending_names_the_file_and_leaves_what_can_be_continued(
+    tmp_path, full_disk, monkeypatch
+):
     """The image may be whole or not: its row was not written, so it is made again."""
     path, fsync = tmp_path / "log.tsv", os.fsync
     spool = Spool(path, SHAPE, set())
@@ -312,7 +370,9 @@ def colours(path: Path, box: tuple[int, int, int, int]) -> set[tuple[int, int, i
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (3, 4, 9), (1, 300, 200)], ids=str)
 def test_pictures_show_the_image_what_became_of_it_and_the_difference(tmp_path, shape):
-    """Uniform images of grey level 51 and 102: their difference, magnified to the full range, is white."""
+    """Uniform images of grey level 51 and 102: their difference, magnified to the full range, is
+    white.
+    """
     log = tmp_path / "log.tsv"
     spool = Spool(log, shape, set())
     for index in (5, 123456):
@@ -321,7 +381,10 @@ def test_pictures_show_the_image_what_became_of_it_and_the_difference(tmp_path, 
     write_log(log, [5, 123456])
     pack(log, [log])
     paths = write_pictures(log, 1)
-    assert paths == [pictures_folder(log) / "00005.png"] and list(pictures_folder(log).iterdir()) == paths
+    assert (
+        paths == [pictures_folder(log) / "00005.png"]
+        and list(pictures_folder(log).iterdir()) == paths
+    )
     assert [path.name for path in write_pictures(log, 9)] == ["00005.png", "123456.png"]
     scale = max(1, -(-128 // min(shape[1:])))
     height, width = shape[1] * scale, shape[2] * scale

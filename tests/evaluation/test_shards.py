@@ -1,4 +1,6 @@
-"""Shards: every example is in exactly one; merging joins them in order, or names the fault and writes nothing."""
+"""Shards: every example is in exactly one; merging joins them in order, or names the fault and
+writes nothing.
+"""
 
 import argparse
 import json
@@ -23,7 +25,8 @@ SETTINGS = {"sigma": 0.25, "N": 1000, "batch": 200}
 
 
 @pytest.mark.parametrize(
-    "text, index, count", [("0/1", 0, 1), ("0/8", 0, 8), ("7/8", 7, 8), ("999999998/999999999", 999999998, 999999999)]
+    "text, index, count",
+    [("0/1", 0, 1), ("0/8", 0, 8), ("7/8", 7, 8), ("999999998/999999999", 999999998, 999999999)],
 )
 def test_shard_is_written_as_its_number_and_how_many_there_are(text, index, count):
     assert shard(text) == Shard(index, count)
@@ -32,13 +35,32 @@ def test_shard_is_written_as_its_number_and_how_many_there_are(text, index, coun
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1", "/", "1/", "/2", "2/2", "8/4", "0/0", "-1/4", "1/-4", "1.0/4", "1/4/2", " 1/4", "1/4\n", "a/b", "1:4"]
+    [
+        "",
+        "1",
+        "/",
+        "1/",
+        "/2",
+        "2/2",
+        "8/4",
+        "0/0",
+        "-1/4",
+        "1/-4",
+        "1.0/4",
+        "1/4/2",
+        " 1/4",
+        "1/4\n",
+        "a/b",
+        "1:4",
+    ]
     + ["0/9999999999"],
 )
 def test_anything_else_is_refused_with_the_way_to_write_it(text):
     with pytest.raises(argparse.ArgumentTypeError) as error:
         shard(text)
-    assert f"'{text}'" in str(error.value) and "K/N" in str(error.value) and "0/8" in str(error.value)
+    assert (
+        f"'{text}'" in str(error.value) and "K/N" in str(error.value) and "0/8" in str(error.value)
+    )
 
 
 selections = st.builds(range, st.just(0), st.integers(0, 400), st.integers(1, 50))
@@ -74,7 +96,9 @@ def test_shards_are_found_in_their_numerical_order(tmp_path):
         manifest_path(path).touch()
     found = shards_of(log)
     assert found == [Shard(index, 12).path(log) for index in range(12)]
-    assert found == sorted(found), "names are padded, so that other tools sort them in the same order"
+    assert found == sorted(found), (
+        "names are padded, so that other tools sort them in the same order"
+    )
     assert {path.parent.parent for path in found} == {tmp_path}
 
 
@@ -87,11 +111,15 @@ def write_shard(
     columns: tuple[str, ...] = COLUMNS,
     **changed: object,
 ) -> Path:
-    """A finished shard of ``log``, or one with these ``rows``; ``changed`` are settings that differ."""
+    """A finished shard of ``log``, or one with these ``rows``; ``changed`` are settings that
+    differ.
+    """
     part = Shard(index, count)
     record = {**SETTINGS, **changed, "shard": part.record(examples)}
     path = part.path(log)
-    with closing(ExampleLog(path, columns, record, {"device": f"device {index}"}, "overwrite")) as written:
+    with closing(
+        ExampleLog(path, columns, record, {"device": f"device {index}"}, "overwrite")
+    ) as written:
         for idx in part.of(examples) if rows is None else rows:
             written.append({"idx": idx, "label": idx % 10, "time": f"0:00:0{index}", "more": 1})
     return path
@@ -117,7 +145,9 @@ def test_merged_log_has_all_rows_in_order_and_can_be_resumed(log, order):
     assert snapshot(log.with_name("log.tsv.shards")) == before
     manifest = json.loads(manifest_path(log).read_text())
     assert manifest["settings"] == SETTINGS
-    assert manifest["runs"] == [{"shard": k, "first_row": 0, "device": f"device {k}"} for k in order]
+    assert manifest["runs"] == [
+        {"shard": k, "first_row": 0, "device": f"device {k}"} for k in order
+    ]
     with closing(ExampleLog(log, COLUMNS, SETTINGS, {}, "resume")) as whole:
         assert whole.done == set(range(0, 35, 5))
     assert log.read_text() == WHOLE
@@ -133,7 +163,9 @@ def test_shards_may_lie_anywhere_and_the_folder_of_the_log_is_made(log, tmp_path
 @pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("file", ["write_text", "write_json"])
 def test_merging_that_is_killed_can_be_done_again(log, monkeypatch, file, written, overwrite):
-    """Killed at any point, merging must leave no log without its manifest, or with another log's."""
+    """Killed at any point, merging must leave no log without its manifest, or with another
+    log's.
+    """
     if overwrite:
         with closing(ExampleLog(log, COLUMNS, {**SETTINGS, "sigma": 1.0}, {})) as other:
             other.append({"idx": 1, "label": 1, "time": "0:00:09"})
@@ -185,14 +217,20 @@ def test_gap_is_refused_with_the_shards_to_make(log, missing):
 def test_many_missing_shards_are_not_all_listed(tmp_path):
     write_shard(tmp_path / "log.tsv", 3, 40, range(80))
     message = refusal(tmp_path / "log.tsv")
-    assert "of 40 shards 39 are missing, 0, 1, 2, 4, 5, 6, 7, 8, ..." in message and len(message) < 200
+    assert (
+        "of 40 shards 39 are missing, 0, 1, 2, 4, 5, 6, 7, 8, ..." in message and len(message) < 200
+    )
 
 
 def test_the_same_shard_twice_is_refused_with_both_places(log, tmp_path):
     copy = write_shard(tmp_path / "copy" / "log.tsv", 1)
     message = refusal(log, [*shards_of(log), copy])
-    assert str(copy) in message and str(shards_of(log)[1]) in message and "both are shard 1" in message
-    assert "both are shard 1" in refusal(log, [*shards_of(log)[:2], copy]), "also where another one is missing"
+    assert (
+        str(copy) in message and str(shards_of(log)[1]) in message and "both are shard 1" in message
+    )
+    assert "both are shard 1" in refusal(log, [*shards_of(log)[:2], copy]), (
+        "also where another one is missing"
+    )
 
 
 DAMAGES = {
@@ -207,7 +245,10 @@ DAMAGES = {
         lambda lines: [*lines[:-1], "5\t5\t0:00:00\n"],
         "example 5 does not belong",
     ),
-    "row of no shard in place of one": (lambda lines: [*lines[:-1], "16\t6\t0:00:00\n"], "example 16 does not belong"),
+    "row of no shard in place of one": (
+        lambda lines: [*lines[:-1], "16\t6\t0:00:00\n"],
+        "example 16 does not belong",
+    ),
     "row twice in place of one": (lambda lines: [*lines[:-1], lines[-2]], ""),
     "text in place of a row": (lambda lines: [*lines[:-1], "what is this?\n"], ""),
     "blank line": (lambda lines: [*lines, "\n"], ""),
@@ -253,7 +294,9 @@ def test_log_whose_manifest_does_not_say_which_shard_it_is_is_refused(log, recor
     assert re.search("no shard|states the shard", refusal(log))
 
 
-@pytest.mark.parametrize("content", [None, "", '{"settings": {"sig', "[]", "{}", '{"settings": 1, "runs": []}'])
+@pytest.mark.parametrize(
+    "content", [None, "", '{"settings": {"sig', "[]", "{}", '{"settings": 1, "runs": []}']
+)
 def test_shard_without_a_readable_manifest_is_refused(log, content):
     manifest = manifest_path(shards_of(log)[1])
     manifest.unlink() if content is None else manifest.write_text(content)
@@ -283,4 +326,6 @@ def test_merging_undoes_sharding(tmp_path_factory, examples, step, count, random
     shards = [write_shard(log, index, count, selection) for index in range(count)]
     random.shuffle(shards)
     assert merge(log, shards) == len(selection)
-    assert [int(line.split("\t")[0]) for line in log.read_text().splitlines()[1:]] == list(selection)
+    assert [int(line.split("\t")[0]) for line in log.read_text().splitlines()[1:]] == list(
+        selection
+    )

@@ -1,4 +1,5 @@
-"""A noisy image is a function of its address (seed, example, purpose, draw): nothing else in a run can change a bit.
+"""A noisy image is a function of its address (seed, example, purpose, draw): nothing else in a run
+can change a bit.
 
 The tests cover both kinds of noise that votes are counted with.
 """
@@ -28,7 +29,9 @@ def image_of(shape: tuple[int, ...]) -> torch.Tensor:
     return grey.to(torch.float32) / 255
 
 
-def one_by_one(noise: Noise, image: torch.Tensor, example: int, first: int, count: int, purpose: int = 0):
+def one_by_one(
+    noise: Noise, image: torch.Tensor, example: int, first: int, count: int, purpose: int = 0
+):
     """``count`` noisy copies, each requested separately."""
     out = torch.zeros(count, *image.shape)
     for row in range(count):
@@ -49,20 +52,27 @@ layouts = st.sampled_from(["contiguous", "channels last", "every second row"])
 
 @many
 @given(kinds, shapes, numbers, numbers, st.integers(0, 40), layouts, st.integers(1, 5000))
-def test_a_draw_is_the_same_in_every_batch_buffer_and_chunk(noise, shape, example, first, count, layout, chunk):
+def test_a_draw_is_the_same_in_every_batch_buffer_and_chunk(
+    noise, shape, example, first, count, layout, chunk
+):
     image = image_of(shape)
     rows = buffer(count + 5, shape, layout)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "_CHUNK", chunk)
         noise.stream(example, "cpu").fill(rows[2 : 2 + count], image, first)
     assert torch.equal(rows[2 : 2 + count], one_by_one(noise, image, example, first, count))
-    assert (rows[:2] == 7).all() and (rows[2 + count :] == 7).all(), "the other rows are someone else's"
+    assert (rows[:2] == 7).all() and (rows[2 + count :] == 7).all(), (
+        "the other rows are someone else's"
+    )
 
 
 def test_noise_fills_only_rows_of_its_own():
     image, (one, other) = image_of((3, 5, 7)), (GaussianNoise(0.25, seed) for seed in (3, 4))
     with pytest.raises(ValueError, match="several noises"):
-        one.fill(torch.empty(4, 3, 5, 7), [Rows(noise.stream(4, "cpu"), image, 9, 2) for noise in (one, other)])
+        one.fill(
+            torch.empty(4, 3, 5, 7),
+            [Rows(noise.stream(4, "cpu"), image, 9, 2) for noise in (one, other)],
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,7 +84,10 @@ def test_rows_that_are_left_over_repeat_the_first(kind):
 
 @many
 @given(
-    kinds, shapes, st.permutations(range(4)), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=12)
+    kinds,
+    shapes,
+    st.permutations(range(4)),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=12),
 )
 def test_draws_are_the_same_in_every_order_and_interleaving(noise, shape, order, requests):
     image = image_of(shape)
@@ -105,9 +118,13 @@ def test_gaussian_draws_are_those_of_a_slow_implementation(shape, example, draw,
     found = one_by_one(GaussianNoise(sigma, 11), torch.zeros(shape), example, draw, 1, purpose)[0]
     dimension = found.numel()
     for coordinate in {0, dimension // 4, dimension // 2, dimension - 1}:
-        expected = slow_noise.gaussian_coordinate(coordinate, dimension, sigma, 11, example, purpose, draw)
+        expected = slow_noise.gaussian_coordinate(
+            coordinate, dimension, sigma, 11, example, purpose, draw
+        )
         # Float32 has 24 bits for an angle of up to 2 pi, and for a radius close to 0.
-        assert float(found.flatten()[coordinate]) == pytest.approx(expected, abs=4e-6 * sigma, rel=1e-5)
+        assert float(found.flatten()[coordinate]) == pytest.approx(
+            expected, abs=4e-6 * sigma, rel=1e-5
+        )
 
 
 @many
@@ -148,9 +165,11 @@ def test_no_two_addresses_share_their_words():
     numbers = [0, 1, 2, 255, 256, 2**16, 2**16 + 1, 2**31, MOST - 9]
     words = words_at(GaussianNoise(0.25, 0), numbers, Purpose, [0, 20, 2**16, MOST - 8], 8, 16)
     assert len(words) == 9 * len(Purpose) * 4 * 8 * 16
-    # Philox is a permutation of the counters, so that no two blocks can be equal, however many there are.
+    # Philox is a permutation of the counters, so that no two blocks can be equal, however many
+    # there are.
     assert len(words.unique(dim=0)) == len(words)
-    # Single words, where a shifted stream would show, have as many equal pairs as chance gives, within 6 deviations.
+    # Single words, where a shifted stream would show, have as many equal pairs as chance gives,
+    # within 6 deviations.
     single = words.flatten()
     pairs = len(single) ** 2 / 2 / MOST
     assert abs(len(single) - len(single.unique()) - pairs) < 6 * pairs**0.5 + 1
@@ -165,7 +184,15 @@ def test_overlapping_streams_would_be_noticed():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("example", "first", "purpose"),
-    [(-1, 0, 0), (MOST, 0, 0), (0, -1, 0), (0, MOST - 1, 0), (0, MOST, 0), (0, 0, -1), (0, 0, MOST)],
+    [
+        (-1, 0, 0),
+        (MOST, 0, 0),
+        (0, -1, 0),
+        (0, MOST - 1, 0),
+        (0, MOST, 0),
+        (0, 0, -1),
+        (0, 0, MOST),
+    ],
 )
 def test_addresses_outside_of_their_range_are_refused(kind, example, first, purpose):
     """A number that wrapped around would be the address of another draw."""
@@ -175,7 +202,9 @@ def test_addresses_outside_of_their_range_are_refused(kind, example, first, purp
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("example", "first", "purpose"), [(MOST - 1, 0, 0), (0, MOST - 2, 0), (0, 0, MOST - 1)])
+@pytest.mark.parametrize(
+    ("example", "first", "purpose"), [(MOST - 1, 0, 0), (0, MOST - 2, 0), (0, 0, MOST - 1)]
+)
 def test_the_last_addresses_are_in_use(kind, example, first, purpose):
     image = image_of((1, 2, 2))
     rows = torch.full((2, 1, 2, 2), 7.0)
@@ -194,7 +223,9 @@ def test_an_image_of_too_many_coordinates_has_no_addresses():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("sigma", "seed"), [(0.0, 0), (-1.0, 0), (float("nan"), 0), (float("inf"), 0), (0.25, -1)])
+@pytest.mark.parametrize(
+    ("sigma", "seed"), [(0.0, 0), (-1.0, 0), (float("nan"), 0), (float("inf"), 0), (0.25, -1)]
+)
 def test_noise_that_cannot_be_drawn_is_refused(kind, sigma, seed):
     with pytest.raises(ValueError, match="sigma|seed"):
         kind(sigma, seed)
@@ -203,5 +234,8 @@ def test_noise_that_cannot_be_drawn_is_refused(kind, sigma, seed):
 def test_seeds_of_any_size_have_keys_of_their_own():
     image = torch.zeros(1, 4, 4)
     seeds = [0, 1, MOST - 1, MOST, MOST + 1, 2**62, 2**64, 2**128]
-    drawn = {GaussianNoise(0.25, seed).stream(0, "cpu").draw(1, image).numpy().tobytes() for seed in seeds}
+    drawn = {
+        GaussianNoise(0.25, seed).stream(0, "cpu").draw(1, image).numpy().tobytes()
+        for seed in seeds
+    }
     assert len(drawn) == len(seeds)

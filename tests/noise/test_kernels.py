@@ -1,4 +1,6 @@
-"""The kernels of the noise: their bits in Triton's interpreter, what compilers make of them, machines without them."""
+"""The kernels of the noise: their bits in Triton's interpreter, what compilers make of them,
+machines without them.
+"""
 
 import json
 import re
@@ -21,8 +23,13 @@ WITHOUT_TRITON = "Triton is not installed: torch alone draws the noise"
 def interpreted(tmp_path_factory):
     """What ``support.interpreted_kernels`` finds, in one process for all tests."""
     pytest.importorskip("triton", reason=WITHOUT_TRITON)
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "interpreted_kernels.py")]
-    done = run_process(command, tmp_path_factory.mktemp("at"), TRITON_INTERPRET="1", PYTHONPATH=str(CODE))
+    command = [
+        sys.executable,
+        str(Path(__file__).parents[1] / "support" / "interpreted_kernels.py"),
+    ]
+    done = run_process(
+        command, tmp_path_factory.mktemp("at"), TRITON_INTERPRET="1", PYTHONPATH=str(CODE)
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     if "unusable" in found:
@@ -45,7 +52,9 @@ def test_every_batch_is_that_of_the_definition_in_one_launch(interpreted, blocks
 
 
 def test_gaussian_noise_is_as_accurate_as_stated(interpreted):
-    by_kernel, by_torch = zip(*(each["errors"] for each in interpreted["batches"] if each["errors"]))
+    by_kernel, by_torch = zip(
+        *(each["errors"] for each in interpreted["batches"] if each["errors"])
+    )
     assert max(by_kernel) < 4e-7 < max(by_torch), "what torch computes in float32 would be noticed"
     assert interpreted["extremes"] < 3e-9
 
@@ -64,10 +73,18 @@ def compiled(name: str, kind: str, arch: int):
         constants |= {"SHIFT": 49, "STEPS": 12}
     given = {each: pointers.get(each, "i32") for each in kernel.arg_names if each not in constants}
     if triton.__version__ < "3.2":
-        source = ASTSource(kernel, given, constants={kernel.arg_names.index(key): constants[key] for key in constants})
+        source = ASTSource(
+            kernel,
+            given,
+            constants={kernel.arg_names.index(key): constants[key] for key in constants},
+        )
     else:
-        source = ASTSource(kernel, {**given, **dict.fromkeys(constants, "constexpr")}, constexprs=constants)
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"enable_fp_fusion": False})
+        source = ASTSource(
+            kernel, {**given, **dict.fromkeys(constants, "constexpr")}, constexprs=constants
+        )
+    return triton.compile(
+        source, target=GPUTarget("cuda", arch, 32), options={"enable_fp_fusion": False}
+    )
 
 
 @pytest.mark.slow
@@ -77,14 +94,21 @@ def compiled(name: str, kind: str, arch: int):
 def test_compiled_kernels_spill_no_registers_and_fuse_nothing(tmp_path, name, kind, arch):
     triton = pytest.importorskip("triton", reason=WITHOUT_TRITON)
     ptx = compiled(name, kind, arch).asm["ptx"]
-    assert not re.findall(r"\bfma\.|\bdiv\.(full|approx)|\bsqrt\.approx", ptx), "these round as they like"
+    assert not re.findall(r"\bfma\.|\bdiv\.(full|approx)|\bsqrt\.approx", ptx), (
+        "these round as they like"
+    )
     assert kind == "fp32" or f"cvt.rn.{kind.replace('fp', 'f')}.f32" in ptx
     (tmp_path / "kernel.ptx").write_text(ptx)
     (target,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
     command = ["--fmad=false", "-v", f"--gpu-name={target}", "kernel.ptx", "-o", "kernel.cubin"]
     tools = sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*"))
-    runs = [subprocess.run([tool, *command], cwd=tmp_path, capture_output=True, text=True) for tool in tools]
-    said = [run.stderr for run in runs if run.returncode == 0]  # one of several assemblers may be too old
+    runs = [
+        subprocess.run([tool, *command], cwd=tmp_path, capture_output=True, text=True)
+        for tool in tools
+    ]
+    said = [
+        run.stderr for run in runs if run.returncode == 0
+    ]  # one of several assemblers may be too old
     assert said
     for text in said:
         assert "0 bytes spill stores, 0 bytes spill loads" in text
@@ -106,7 +130,9 @@ def test_without_triton_torch_draws_the_noise(anew, monkeypatch):
     assert kernels_on(CUDA) is None
 
 
-def test_where_the_kernels_do_not_compile_torch_draws_the_noise_and_a_warning_says_why(anew, monkeypatch):
+def test_where_the_kernels_do_not_compile_torch_draws_the_noise_and_a_warning_says_why(
+    anew, monkeypatch
+):
     """Here there is no GPU: trying them out fails."""
     pytest.importorskip("triton", reason=WITHOUT_TRITON)
     from smoothadv.noise import kernels

@@ -1,4 +1,6 @@
-"""Philox4x32-10: the known answers of its authors, and the same integers as a slow implementation."""
+"""Philox4x32-10: the known answers of its authors, and the same integers as a slow
+implementation.
+"""
 
 import pytest
 import torch
@@ -25,7 +27,9 @@ KNOWN = [
 
 
 def fast(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
-    return tuple(int(word) for word in philox(tuple(torch.tensor([value]) for value in counter), key))
+    return tuple(
+        int(word) for word in philox(tuple(torch.tensor([value]) for value in counter), key)
+    )
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
@@ -41,11 +45,21 @@ def test_words_are_those_of_a_slow_implementation(counter, key):
     assert fast(counter, key) == slow_noise.philox(counter, key)
 
 
-@given(st.lists(words, min_size=1, max_size=5), st.lists(words, min_size=1, max_size=4), words, words, keys)
-def test_counters_that_broadcast_give_the_words_of_every_combination(positions, draws, example, purpose, key):
+@given(
+    st.lists(words, min_size=1, max_size=5),
+    st.lists(words, min_size=1, max_size=4),
+    words,
+    words,
+    keys,
+)
+def test_counters_that_broadcast_give_the_words_of_every_combination(
+    positions, draws, example, purpose, key
+):
     shapes = torch.tensor(positions)[None, :], torch.tensor(draws)[:, None]
     found = philox((*shapes, torch.tensor([[example]]), torch.tensor([[purpose]])), key)
-    expected = [[slow_noise.philox((p, d, example, purpose), key) for p in positions] for d in draws]
+    expected = [
+        [slow_noise.philox((p, d, example, purpose), key) for p in positions] for d in draws
+    ]
     assert torch.equal(torch.stack(found, dim=-1), torch.tensor(expected))
 
 
@@ -55,7 +69,9 @@ def test_any_one_of_the_four_counters_may_be_the_long_one(place):
     counter[place] = torch.arange(5)[None, :]
     found = torch.stack(philox(tuple(counter), (1, 2)), dim=-1)
     columns = [[int(c[0, min(i, c.shape[1] - 1)]) for c in counter] for i in range(5)]
-    assert found.tolist() == [[list(slow_noise.philox(tuple(column), (1, 2))) for column in columns]]
+    assert found.tolist() == [
+        [list(slow_noise.philox(tuple(column), (1, 2))) for column in columns]
+    ]
 
 
 @given(st.lists(counters, min_size=1, max_size=20), keys)

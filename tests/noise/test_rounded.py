@@ -1,6 +1,8 @@
-"""Noise in integer grey levels: noisy images are functions of image + noise in integers, and the noise is as stated.
+"""Noise in integer grey levels: noisy images are functions of image + noise in integers, and the
+noise is as stated.
 
-The random checks have a false-alarm probability of 1e-6 over the seeds (``support.statistical_checks``).
+The random checks have a false-alarm probability of 1e-6 over the seeds
+(``support.statistical_checks``).
 """
 
 import math
@@ -31,7 +33,9 @@ EVERY_GREY = torch.arange(256, dtype=torch.float32).view(1, 16, 16) / 255
 
 @dataclass(frozen=True)
 class ChosenNoise(RoundedGaussianNoise):
-    """Noise made from given ``uniforms`` [draws, coordinates], not random ones; the number of coordinates is even."""
+    """Noise made from given ``uniforms`` [draws, coordinates], not random ones; the number of
+    coordinates is even.
+    """
 
     uniforms: torch.Tensor
 
@@ -44,7 +48,9 @@ class ChosenNoise(RoundedGaussianNoise):
 
 
 def executed(sigma: float, image: torch.Tensor, uniforms: list[int] | torch.Tensor) -> np.ndarray:
-    """The noisy images, float32, if every coordinate of draw k is made from the k-th of these uniforms."""
+    """The noisy images, float32, if every coordinate of draw k is made from the k-th of these
+    uniforms.
+    """
     column = torch.as_tensor(uniforms, dtype=torch.int64)[:, None]
     noise = ChosenNoise(sigma, 0, column.expand(-1, image.numel()))
     return noise.stream(0, "cpu").noisy(len(column), image).numpy()
@@ -67,8 +73,11 @@ def test_every_noisy_grey_level_is_a_float_of_its_own(sigma):
 def test_what_is_executed_depends_on_the_sum_of_image_and_noise_alone(sigma):
     """Exhaustive: every value of a pixel, every integer that noise can be."""
     clip = clip_of(sigma)
-    # The smallest uniform that gives each integer: some integers far out have none, for want of bits.
-    smallest = {value: k - 255 - clip for k, value in enumerate([0, *thresholds(sigma)]) if value < 2**62}
+    # The smallest uniform that gives each integer: some integers far out have none, for want of
+    # bits.
+    smallest = {
+        value: k - 255 - clip for k, value in enumerate([0, *thresholds(sigma)]) if value < 2**62
+    }
     noise = np.array(list(smallest.values()))
     found = executed(sigma, EVERY_GREY, list(smallest)).reshape(len(noise), 256)
     sums = np.clip(np.arange(256)[None, :] + noise[:, None], -clip, 255 + clip)
@@ -77,19 +86,26 @@ def test_what_is_executed_depends_on_the_sum_of_image_and_noise_alone(sigma):
 
 
 def test_float_noise_on_a_float_image_would_tell_the_image_from_the_sum():
-    """Negative control: most sums then have several float values, which reveal something about the pixel."""
+    """Negative control: most sums then have several float values, which reveal something about the
+    pixel.
+    """
     pixels, several = np.arange(256), 0
     for total in range(-1530, 1786):
-        noisy = pixels.astype(np.float32) / np.float32(255) + (total - pixels).astype(np.float32) / np.float32(255)
+        noisy = pixels.astype(np.float32) / np.float32(255) + (total - pixels).astype(
+            np.float32
+        ) / np.float32(255)
         several += len(np.unique(noisy)) > 1
     assert several > 0.8 * 3316
 
 
 @pytest.mark.parametrize(
-    ("sigma", "grey"), [*((sigma, 128) for sigma in SIGMAS), *((SIGMAS[0], grey) for grey in (0, 1, 255))]
+    ("sigma", "grey"),
+    [*((sigma, 128) for sigma in SIGMAS), *((SIGMAS[0], grey) for grey in (0, 1, 255))],
 )
 def test_uniforms_at_the_thresholds_and_next_to_them_give_the_right_integers(sigma, grey):
-    """The thresholds are those of 60-digit arithmetic: one more or less, of 2^62, would be noticed."""
+    """The thresholds are those of 60-digit arithmetic: one more or less, of 2^62, would be
+    noticed.
+    """
     clip, table = clip_of(sigma), thresholds(sigma)
     evenly = range(0, 2**62 + 1, 2**49)
     near = {value + step for value in (*table, *evenly) for step in (-1, 0, 1)}
@@ -116,12 +132,21 @@ def test_draws_are_those_of_a_slow_implementation(sigma, seed, shape, example, d
     grey = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed % 1000))
     rows = torch.empty(1, *shape)
     with mock.patch.object(_Ranks, "at_most", autospec=True, side_effect=_Ranks.at_most) as asked:
-        RoundedGaussianNoise(sigma, seed).stream(example, "cpu").fill(rows, grey.to(torch.float32) / 255, draw)
+        RoundedGaussianNoise(sigma, seed).stream(example, "cpu").fill(
+            rows, grey.to(torch.float32) / 255, draw
+        )
     table, clip, dimension = thresholds(sigma), clip_of(sigma), grey.numel()
-    uniforms = [slow_noise.uniform_coordinate(i, dimension, seed, example, 0, draw) for i in range(dimension)]
-    expected = [noisy_grey(int(g), uniform, table, clip) for g, uniform in zip(grey.flatten(), uniforms)]
+    uniforms = [
+        slow_noise.uniform_coordinate(i, dimension, seed, example, 0, draw)
+        for i in range(dimension)
+    ]
+    expected = [
+        noisy_grey(int(g), uniform, table, clip) for g, uniform in zip(grey.flatten(), uniforms)
+    ]
     assert grey_levels(rows.numpy()).flatten().tolist() == expected
-    assert asked.call_args.args[1].flatten().tolist() == uniforms, "all 62 bits, of which few decide"
+    assert asked.call_args.args[1].flatten().tolist() == uniforms, (
+        "all 62 bits, of which few decide"
+    )
 
 
 def drawn(sigma: float, count: int, seed: int = 0) -> np.ndarray:
@@ -131,10 +156,14 @@ def drawn(sigma: float, count: int, seed: int = 0) -> np.ndarray:
 
 
 def is_rounded_gaussian(levels: np.ndarray, sigma: float) -> bool:
-    """Whether integers are credibly round(N(0, (255 sigma)^2)): chi-square, a cell for each but the rare ones."""
+    """Whether integers are credibly round(N(0, (255 sigma)^2)): chi-square, a cell for each but the
+    rare ones.
+    """
     scale = 255 * sigma
     probabilities = stats.norm.pdf(np.arange(10 * int(scale)) / scale) / scale
-    reach = int((probabilities * levels.size > 50).sum())  # where each integer is expected 50 times or so
+    reach = int(
+        (probabilities * levels.size > 50).sum()
+    )  # where each integer is expected 50 times or so
     edges = np.arange(-reach, reach) + 0.5
     expected = np.diff(stats.norm.cdf(edges / scale), prepend=0, append=1) * levels.size
     counts = np.bincount(levels.flatten().clip(-reach, reach) + reach, minlength=2 * reach + 1)
@@ -159,19 +188,33 @@ def test_rounding_down_would_be_noticed():
 def sum_of_rounding_errors(sigma: float) -> mpmath.mpf:
     with mpmath.workdps(60):
         exact = slow_noise.exact_thresholds(sigma)
-        return mpmath.fsum(abs(value - whole) for value, whole in zip(exact, thresholds(sigma))) / 2**62
+        return (
+            mpmath.fsum(abs(value - whole) for value, whole in zip(exact, thresholds(sigma)))
+            / 2**62
+        )
 
 
 def total_variation(sigma: float) -> mpmath.mpf:
-    """The distance of one noisy coordinate of a black image from its intended distribution: half the l1 distance."""
+    """The distance of one noisy coordinate of a black image from its intended distribution: half
+    the l1 distance.
+    """
     with mpmath.workdps(60):
         edges = [mpmath.mpf(0), *slow_noise.exact_thresholds(sigma), mpmath.mpf(2) ** 62]
         rounded = [0, *thresholds(sigma), 2**62]
         errors = [value - whole for value, whole in zip(edges, rounded)]
-        return mpmath.fsum(abs(after - before) for before, after in zip(errors, errors[1:])) / 2 / 2**62
+        return (
+            mpmath.fsum(abs(after - before) for before, after in zip(errors, errors[1:]))
+            / 2
+            / 2**62
+        )
 
 
-DISTANCES = [(0.12, 9.8e-14, 4.8e-12), (0.25, 2.0e-13, 9.6e-12), (0.5, 3.4e-13, 1.7e-11), (1.0, 5.9e-13, 2.9e-11)]
+DISTANCES = [
+    (0.12, 9.8e-14, 4.8e-12),
+    (0.25, 2.0e-13, 9.6e-12),
+    (0.5, 3.4e-13, 1.7e-11),
+    (1.0, 5.9e-13, 2.9e-11),
+]
 """The table in docs/guarantee.md: sigma, for CIFAR-10, for ImageNet; rounded up to two digits."""
 
 
@@ -182,7 +225,9 @@ def test_distance_is_a_tight_bound_and_grows_with_sigma_as_documented(sigma, cif
         exact = dimension * sum_of_rounding_errors(sigma)
         assert exact <= noise.distance(dimension) <= exact * (1 + mpmath.mpf("1e-11"))
         assert noise.distance(dimension) <= dimension * (255 + noise.clip) * 2.0**-62
-        assert noise.distance(dimension) <= documented and (dimension == 1 or documented < 1.05 * exact)
+        assert noise.distance(dimension) <= documented and (
+            dimension == 1 or documented < 1.05 * exact
+        )
     assert 0 < total_variation(sigma) <= noise.distance(1)
 
 
@@ -198,7 +243,10 @@ def test_the_distance_costs_next_to_no_radius(sigma, dimension):
 
 def test_largest_radius_in_whole_grey_levels():
     distance = RoundedGaussianNoise(0.25, 0).distance(CIFAR)
-    assert squared_grey_radius(Exact(Smoothing(0.25, 100, 100_000, 1e-3, distance)).largest_radius) == 59_039
+    assert (
+        squared_grey_radius(Exact(Smoothing(0.25, 100, 100_000, 1e-3, distance)).largest_radius)
+        == 59_039
+    )
 
 
 def test_every_image_of_8_bits_is_accepted():
@@ -208,10 +256,24 @@ def test_every_image_of_8_bits_is_accepted():
 
 
 @pytest.mark.parametrize(
-    "value", [0.5, -1 / 255, 256 / 255, 1e-9, -1e-9, 1 + 1e-6, 200.0, float("nan"), float("inf"), float("-inf")]
+    "value",
+    [
+        0.5,
+        -1 / 255,
+        256 / 255,
+        1e-9,
+        -1e-9,
+        1 + 1e-6,
+        200.0,
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+    ],
 )
 def test_other_images_are_refused(value):
-    """Rounding them would move them by up to half a grey level per pixel, which no radius accounts for."""
+    """Rounding them would move them by up to half a grey level per pixel, which no radius accounts
+    for.
+    """
     image = EVERY_GREY.clone()
     image[0, 3, 4] = value
     noise = RoundedGaussianNoise(0.25, 0)

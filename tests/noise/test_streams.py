@@ -1,6 +1,7 @@
 """The Gaussian: its distribution, and that other keys give unrelated draws.
 
-Random checks have a false-alarm probability of 1e-6 over the seeds (``support.statistical_checks``).
+Random checks have a false-alarm probability of 1e-6 over the seeds
+(``support.statistical_checks``).
 """
 
 import math
@@ -17,7 +18,9 @@ from support.statistical_checks import are_uncorrelated, is_gaussian_sample
 IMAGE = torch.zeros(3, 4, 5)
 
 
-def draws(count: int, sigma: float = 0.25, seed: int = 0, example: int = 0, purpose: int = 0) -> np.ndarray:
+def draws(
+    count: int, sigma: float = 0.25, seed: int = 0, example: int = 0, purpose: int = 0
+) -> np.ndarray:
     return GaussianNoise(sigma, seed).stream(example, "cpu", purpose).draw(count, IMAGE).numpy()
 
 
@@ -29,7 +32,11 @@ def generator(seed: int) -> torch.Generator:
 @pytest.mark.parametrize("of_training", [False, True])
 def test_noise_is_gaussian_of_the_stated_scale(sigma, of_training):
     images = torch.zeros(100, 1, 20, 20)
-    sample = training_noise(images, 8, sigma, generator(0)).numpy() if of_training else draws(5_000, sigma)
+    sample = (
+        training_noise(images, 8, sigma, generator(0)).numpy()
+        if of_training
+        else draws(5_000, sigma)
+    )
     assert is_gaussian_sample(sample, sigma)
     # A scale 1 % off would be noticed, in either direction.
     assert not is_gaussian_sample(sample, 1.01 * sigma)
@@ -37,8 +44,12 @@ def test_noise_is_gaussian_of_the_stated_scale(sigma, of_training):
 
 
 def test_a_scale_off_by_a_thousandth_is_noticed():
-    """The variance of 1e7 draws has a standard error of 4.5e-4. A false alarm for 1 % of the seeds; seed 0 is none."""
-    sample = GaussianNoise(0.25, 0).stream(0, "cpu").draw(2_500, torch.zeros(1, 50, 80)).numpy().ravel()
+    """The variance of 1e7 draws has a standard error of 4.5e-4. A false alarm for 1 % of the seeds;
+    seed 0 is none.
+    """
+    sample = (
+        GaussianNoise(0.25, 0).stream(0, "cpu").draw(2_500, torch.zeros(1, 50, 80)).numpy().ravel()
+    )
     squares = np.sum(np.square(sample, dtype=np.float64)) / 0.25**2
     levels = [stats.chi2.cdf(squares / scale**2, len(sample)) for scale in (0.999, 1.0, 1.001)]
     assert [0.005 < level < 0.995 for level in levels] == [False, True, False]
@@ -48,7 +59,9 @@ def test_training_noise_is_scaled_standard_noise():
     images = torch.zeros(5, 1, 30, 40, dtype=torch.float64)
     noise, standard = (training_noise(images, 2, sigma, generator(3)) for sigma in (0.25, 1.0))
     reference = torch.empty_like(standard).normal_(generator=generator(3))
-    assert torch.allclose(standard, reference, rtol=1e-12) and torch.allclose(noise, reference / 4, rtol=1e-12)
+    assert torch.allclose(standard, reference, rtol=1e-12) and torch.allclose(
+        noise, reference / 4, rtol=1e-12
+    )
 
 
 @dataclass(frozen=True)
@@ -59,7 +72,10 @@ class ChosenWords(GaussianNoise):
     second: int
 
     def words(self, device, counters, draws, example, first, purpose):
-        words = (torch.full((draws, counters), word, dtype=torch.int64) for word in (self.first, self.second))
+        words = (
+            torch.full((draws, counters), word, dtype=torch.int64)
+            for word in (self.first, self.second)
+        )
         yield slice(0, draws), 2 * tuple(words)
 
 
@@ -87,7 +103,14 @@ def test_draws_and_coordinates_are_uncorrelated(axis):
 
 
 @pytest.mark.parametrize(
-    "other", [{"seed": 2}, {"example": 2}, {"purpose": 2}, {"seed": 0, "example": 1}, {"example": 0, "purpose": 1}]
+    "other",
+    [
+        {"seed": 2},
+        {"example": 2},
+        {"purpose": 2},
+        {"seed": 0, "example": 1},
+        {"example": 0, "purpose": 1},
+    ],
 )
 def test_another_seed_example_or_purpose_gives_unrelated_draws(other):
     key = {"seed": 1, "example": 0, "purpose": 0}
@@ -95,12 +118,17 @@ def test_another_seed_example_or_purpose_gives_unrelated_draws(other):
 
 
 def test_each_use_of_randomness_has_a_purpose_of_its_own():
-    """Two names of one IntEnum value would share their streams, for example training and certification."""
+    """Two names of one IntEnum value would share their streams, for example training and
+    certification.
+    """
     assert len(Purpose) == len(Purpose.__members__) == len({int(purpose) for purpose in Purpose})
 
 
 def test_keys_that_differ_only_in_trailing_zeros_give_different_generators():
-    seeds = {derive_generator("cpu", *key).initial_seed() for key in [(), (0,), (1,), (1, 0), (1, 0, 0), (0, 1)]}
+    seeds = {
+        derive_generator("cpu", *key).initial_seed()
+        for key in [(), (0,), (1,), (1, 0), (1, 0, 0), (0, 1)]
+    }
     assert len(seeds) == 6
 
 
@@ -129,7 +157,9 @@ def test_training_noise_has_copies_for_each_image(copies, dtype):
 
 
 def test_training_noise_of_sigma_zero_is_zero():
-    assert torch.equal(training_noise(torch.ones(2, 1, 3, 3), 4, 0.0, generator(0)), torch.zeros(2, 4, 1, 3, 3))
+    assert torch.equal(
+        training_noise(torch.ones(2, 1, 3, 3), 4, 0.0, generator(0)), torch.zeros(2, 4, 1, 3, 3)
+    )
 
 
 def test_training_noise_comes_from_its_generator_alone():

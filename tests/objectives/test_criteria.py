@@ -1,4 +1,6 @@
-"""The losses on logits [B, m, K] against formulas written from the papers, sum by sum, in Python's floats."""
+"""The losses on logits [B, m, K] against formulas written from the papers, sum by sum, in Python's
+floats.
+"""
 
 import math
 
@@ -24,7 +26,9 @@ LABELS = torch.tensor([0, 1, 2, 1, 0, 2])
 
 def logits(seed: int = 0, copies: int = COPIES, size: float = 1.0) -> torch.Tensor:
     """Logits [B, m, K], float64, in which most labels have the largest value."""
-    drawn = torch.randn(IMAGES, copies, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randn(
+        IMAGES, copies, CLASSES, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     return size * (drawn + 2 * torch.eye(CLASSES, dtype=torch.float64)[LABELS].unsqueeze(1))
 
 
@@ -47,7 +51,9 @@ def slow_consistency(of_image: list[list[float]], label: int, weight: float, eta
     return total - eta * math.fsum(p * math.log(p) for p in mean)
 
 
-def slow_macer(of_image: list[list[float]], label: int, weight: float, beta: float, gamma: float) -> float:
+def slow_macer(
+    of_image: list[list[float]], label: int, weight: float, beta: float, gamma: float
+) -> float:
     sharp = averaged(of_image, beta)
     total = -math.log(averaged(of_image)[label] + 1e-10)
     first, second = sorted(sharp, reverse=True)[:2]
@@ -59,7 +65,9 @@ def slow_macer(of_image: list[list[float]], label: int, weight: float, beta: flo
 
 def slow_stability(of_image: list[list[float]], label: int, weight: float) -> float:
     noisy, clean = map(softmax, of_image)
-    return -math.log(clean[label]) - weight * math.fsum(p * math.log(q) for p, q in zip(clean, noisy))
+    return -math.log(clean[label]) - weight * math.fsum(
+        p * math.log(q) for p, q in zip(clean, noisy)
+    )
 
 
 def slow_mean(slow, values: torch.Tensor, *settings: float) -> float:
@@ -69,12 +77,24 @@ def slow_mean(slow, values: torch.Tensor, *settings: float) -> float:
 
 CASES = {
     "consistency": (Consistency(noise_sd=SIGMA), slow_consistency, (10.0, 0.5), COPIES),
-    "consistency 3, 2": (Consistency(noise_sd=SIGMA, regularization=3, eta=2), slow_consistency, (3.0, 2.0), COPIES),
+    "consistency 3, 2": (
+        Consistency(noise_sd=SIGMA, regularization=3, eta=2),
+        slow_consistency,
+        (3.0, 2.0),
+        COPIES,
+    ),
     "macer": (Macer(noise_sd=SIGMA, sharpness=2), slow_macer, (6.0, 2.0, 8.0), COPIES),
-    "macer, small hinge": (Macer(noise_sd=SIGMA, sharpness=2, gamma=2), slow_macer, (6.0, 2.0, 2.0), COPIES),
+    "macer, small hinge": (
+        Macer(noise_sd=SIGMA, sharpness=2, gamma=2),
+        slow_macer,
+        (6.0, 2.0, 2.0),
+        COPIES,
+    ),
     "stability": (Stability(noise_sd=SIGMA), slow_stability, (2.0,), 2),
 }
-every_case = pytest.mark.parametrize(("objective", "slow", "settings", "copies"), CASES.values(), ids=CASES)
+every_case = pytest.mark.parametrize(
+    ("objective", "slow", "settings", "copies"), CASES.values(), ids=CASES
+)
 
 
 @every_case
@@ -83,7 +103,9 @@ def test_loss_is_that_of_the_formula(objective, slow, settings, copies):
         values = logits(seed, copies, 0.7)
         loss, terms = objective.criterion(values, LABELS)
         assert loss.item() == pytest.approx(slow_mean(slow, values, *settings), rel=1e-12)
-        assert tuple(terms) == objective.TERMS and not any(term.requires_grad for term in terms.values())
+        assert tuple(terms) == objective.TERMS and not any(
+            term.requires_grad for term in terms.values()
+        )
         wrong = [2 * settings[0], *settings[1:]]
         assert loss.item() != pytest.approx(slow_mean(slow, values, *wrong), rel=1e-6), "a control"
 
@@ -96,7 +118,9 @@ def test_gradient_is_that_of_finite_differences(objective, slow, settings, copie
 
 @pytest.mark.parametrize("kind", [Consistency, Stability, Macer])
 def test_without_the_second_term_the_cross_entropy_remains(kind):
-    objective = kind(noise_sd=SIGMA, regularization=0, **({"eta": 0} if kind is Consistency else {}))
+    objective = kind(
+        noise_sd=SIGMA, regularization=0, **({"eta": 0} if kind is Consistency else {})
+    )
     values = logits(copies=objective.copies)
     loss = objective.criterion(values, LABELS)[0]
     expected = {
@@ -116,10 +140,16 @@ def test_equal_copies_diverge_by_nothing():
 @pytest.mark.parametrize("kind", [Consistency, Stability, Macer])
 @pytest.mark.parametrize("size", [0.0, 30.0, 104.0, 1e4])
 def test_loss_is_finite_where_votes_are_equal_or_unanimous(kind, size):
-    """Where a probability is 0 or a quantile infinite, gradients are finite, and the hinge of MACER is 0."""
+    """Where a probability is 0 or a quantile infinite, gradients are finite, and the hinge of MACER
+    is 0.
+    """
     objective = kind(noise_sd=SIGMA)
     for dtype in (torch.float32, torch.float64):
-        values = (size * torch.eye(CLASSES)[LABELS].unsqueeze(1)).repeat(1, objective.copies, 1).to(dtype)
+        values = (
+            (size * torch.eye(CLASSES)[LABELS].unsqueeze(1))
+            .repeat(1, objective.copies, 1)
+            .to(dtype)
+        )
         loss, terms = objective.criterion(values.requires_grad_(), LABELS)
         loss.backward()
         assert loss.isfinite() and values.grad.isfinite().all()
@@ -128,7 +158,12 @@ def test_loss_is_finite_where_votes_are_equal_or_unanimous(kind, size):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(Consistency, [20, 20, 10, 10]), (Stability, [2, 2, 2, 1]), (Macer, [12, 12, 6, 12]), (CatRS, [0.5, 0.5, 1, 2])],
+    [
+        (Consistency, [20, 20, 10, 10]),
+        (Stability, [2, 2, 2, 1]),
+        (Macer, [12, 12, 6, 12]),
+        (CatRS, [0.5, 0.5, 1, 2]),
+    ],
 )
 def test_lambda_is_the_papers_for_the_nearest_noise(kind, expected):
     assert [kind(noise_sd=sigma).regularization for sigma in (0.12, 0.25, 0.5, 1.0)] == expected
@@ -146,7 +181,9 @@ def test_losses_combine_with_attacks(name):
     """With an attack, the images are those that SmoothAdv's attack finds on the same noise."""
     model, images = random_linear_classifier(16, CLASSES, seed=1), torch.rand(IMAGES, 1, 4, 4)
     attack = ATTACKS["PGD"](0.5, 2)
-    both = OBJECTIVES[name](attack=attack, noise_sd=SIGMA, num_noise_vec=COPIES, warmup=0, regularization=2)
+    both = OBJECTIVES[name](
+        attack=attack, noise_sd=SIGMA, num_noise_vec=COPIES, warmup=0, regularization=2
+    )
     noise = both.draw(images, torch.Generator().manual_seed(0))
     moved = attack(model, images, LABELS, noise)
     values = model((moved.unsqueeze(1) + noise).flatten(0, 1)).unflatten(0, (IMAGES, COPIES))
@@ -173,7 +210,11 @@ def test_what_makes_no_sense_is_refused(tmp_path, capsys):
         (["--objective", "stability", "--noise", 0], "2 noisy copies"),
         (["--objective", "gaussian", "--noise", 0.25, "--lambda", 2], "--lambda is not read"),
     ]:
-        assert refused(call(capsys, "train", "digits", "digits_resnet8", tmp_path / "run", *options), word, code=2)
+        assert refused(
+            call(capsys, "train", "digits", "digits_resnet8", tmp_path / "run", *options),
+            word,
+            code=2,
+        )
 
 
 def test_what_is_correct_is_counted_among_noisy_copies():
@@ -189,7 +230,9 @@ def test_what_is_correct_is_counted_among_noisy_copies():
 
 SHARES = torch.tensor([0.5, 0.25, 0.01, 0.4, 0.3, 0.1], dtype=torch.float64)
 COUNTED = torch.tensor([1, 2, 3, 4, 4, 1])
-TARGETS = torch.tensor([[0.9, 0.1, 0], [0, 1, 0], [0.2, 0.3, 0.5], [0, 0.7, 0.3], [1, 0, 0], [0.4, 0.1, 0.5]]).double()
+TARGETS = torch.tensor(
+    [[0.9, 0.1, 0], [0, 1, 0], [0.2, 0.3, 0.5], [0, 0.7, 0.3], [1, 0, 0], [0.4, 0.1, 0.5]]
+).double()
 COUNTED_AND_TARGETS = [*zip(COUNTED.tolist(), TARGETS.tolist())]
 
 
@@ -202,56 +245,101 @@ def slow_smoothmix(first, second, label, share, weight) -> float:
     total = -math.fsum(math.log(softmax(row)[label]) for row in first) / len(first)
     targets = [(1 - share) * p + share / CLASSES for p in mean]
     is_correct = mean[label] == max(mean)
-    return total + weight * is_correct * math.fsum(divergence(targets, row) for row in second) / len(second)
+    return total + weight * is_correct * math.fsum(
+        divergence(targets, row) for row in second
+    ) / len(second)
 
 
 def slow_cat_rs(first, second, label, of_image, weight) -> float:
     counted, targets = of_image
-    total = math.fsum(sorted(-math.log(softmax(row)[label]) for row in first)[:counted]) / len(first)
-    return total + weight * (counted == len(first)) * max(divergence(targets, row) for row in second)
+    total = math.fsum(sorted(-math.log(softmax(row)[label]) for row in first)[:counted]) / len(
+        first
+    )
+    return total + weight * (counted == len(first)) * max(
+        divergence(targets, row) for row in second
+    )
 
 
 PAIRS = {
-    "smoothmix": (lambda w: SmoothMix(SIGMA, eta=w / 2), slow_smoothmix, SHARES.tolist(), (SHARES, 2.0)),
-    "cat-rs": (lambda w: CatRS(SIGMA, regularization=w), slow_cat_rs, COUNTED_AND_TARGETS, (TARGETS, COUNTED)),
+    "smoothmix": (
+        lambda w: SmoothMix(SIGMA, eta=w / 2),
+        slow_smoothmix,
+        SHARES.tolist(),
+        (SHARES, 2.0),
+    ),
+    "cat-rs": (
+        lambda w: CatRS(SIGMA, regularization=w),
+        slow_cat_rs,
+        COUNTED_AND_TARGETS,
+        (TARGETS, COUNTED),
+    ),
 }
-every_pair = pytest.mark.parametrize(("build", "slow", "of_images", "given"), PAIRS.values(), ids=PAIRS)
+every_pair = pytest.mark.parametrize(
+    ("build", "slow", "of_images", "given"), PAIRS.values(), ids=PAIRS
+)
 
 
 @every_pair
 @pytest.mark.parametrize("weight", [0.0, 0.7, 5.0])
 def test_loss_of_two_sets_of_copies_is_that_of_the_formula(build, slow, of_images, given, weight):
-    """Its gradient is that of finite differences, also through the first mean, as in SmoothMix's released code."""
+    """Its gradient is that of finite differences, also through the first mean, as in SmoothMix's
+    released code.
+    """
     objective, values = build(weight), [logits(seed, size=0.7) for seed in (1, 10)]
     values[0][:2] *= -1  # the mean of their predictions is wrong
     assert (values[0].softmax(-1).mean(1).argmax(1) == LABELS).tolist() == [False] * 2 + [True] * 4
     values = [each.requires_grad_() for each in values]
     loss, terms = objective.combined(*values, LABELS, *given)
     cases = [*zip(values[0].tolist(), values[1].tolist(), LABELS.tolist(), of_images)]
-    expected, wrong = (math.fsum(slow(*case, w) for case in cases) / IMAGES for w in (weight, weight + 0.1))
+    expected, wrong = (
+        math.fsum(slow(*case, w) for case in cases) / IMAGES for w in (weight, weight + 0.1)
+    )
     assert loss.item() == pytest.approx(expected, rel=1e-12)
     assert loss.item() != pytest.approx(wrong, rel=1e-6), "a control"
-    assert tuple(terms) == objective.TERMS and not any(term.requires_grad for term in terms.values())
-    assert torch.autograd.gradcheck(lambda *both: objective.combined(*both, LABELS, *given)[0], values)
+    assert tuple(terms) == objective.TERMS and not any(
+        term.requires_grad for term in terms.values()
+    )
+    assert torch.autograd.gradcheck(
+        lambda *both: objective.combined(*both, LABELS, *given)[0], values
+    )
 
 
 @every_pair
 @pytest.mark.parametrize("size", [0.0, 104.0, 1e4, -1e4])
-def test_losses_of_unanimous_copies_and_certain_targets_are_finite(build, slow, of_images, given, size):
+def test_losses_of_unanimous_copies_and_certain_targets_are_finite(
+    build, slow, of_images, given, size
+):
     for dtype in (torch.float32, torch.float64):
         row = torch.eye(CLASSES, dtype=dtype)[LABELS].unsqueeze(1).repeat(1, COPIES, 1)
         both = [(abs(size) * row).requires_grad_(), (size * row).requires_grad_()]
-        numbers = [each.to(dtype) if torch.is_tensor(each) and each.is_floating_point() else each for each in given]
+        numbers = [
+            each.to(dtype) if torch.is_tensor(each) and each.is_floating_point() else each
+            for each in given
+        ]
         loss, _ = build(2.0).combined(*both, LABELS, *numbers)
         loss.backward()
-        assert loss.isfinite() and all(each.grad.isfinite().all() for each in both) and loss.dtype == dtype
+        assert (
+            loss.isfinite()
+            and all(each.grad.isfinite().all() for each in both)
+            and loss.dtype == dtype
+        )
 
 
 def batch_of(objective, **fields) -> Batch:
     images = torch.rand(IMAGES, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     noise = objective.draw(images, torch.Generator().manual_seed(0))
-    uniforms = torch.linspace(0, 0.99, IMAGES * objective.uniforms).reshape(IMAGES, objective.uniforms)
-    return Batch(images, LABELS, noise, objective.epsilon(99), uniforms=uniforms, targets=TARGETS.float(), **fields)
+    uniforms = torch.linspace(0, 0.99, IMAGES * objective.uniforms).reshape(
+        IMAGES, objective.uniforms
+    )
+    return Batch(
+        images,
+        LABELS,
+        noise,
+        objective.epsilon(99),
+        uniforms=uniforms,
+        targets=TARGETS.float(),
+        **fields,
+    )
 
 
 @pytest.mark.parametrize("copies", [1, 3])
@@ -274,24 +362,40 @@ def test_distillation_is_the_distance_of_logits_and_the_cross_entropy(copies, tr
 
 @pytest.mark.parametrize("is_first", [False, True])
 def test_smoothmix_trains_on_the_image_and_on_the_way_to_the_end_of_its_attack(is_first):
-    """x' = PGD of T steps in no ball; the mixed image is at (1 - t) x + t x', with t = (1 - u) / 2."""
-    objective = SmoothMix(SIGMA, mix_steps=3, mix_step_size=0.4, one_step_adversary=is_first, warmup=4)
-    model, batch = random_linear_classifier(16, CLASSES, seed=1), batch_of(objective, ramp=objective.ramp(1))
+    """x' = PGD of T steps in no ball; the mixed image is at (1 - t) x + t x', with t = (1 - u) /
+    2.
+    """
+    objective = SmoothMix(
+        SIGMA, mix_steps=3, mix_step_size=0.4, one_step_adversary=is_first, warmup=4
+    )
+    model, batch = (
+        random_linear_classifier(16, CLASSES, seed=1),
+        batch_of(objective, ramp=objective.ramp(1)),
+    )
     recorder = Recorder(model)
     objective.on_batch(recorder, batch, attacked=model)
     given = model, batch.images, LABELS, batch.noise
     end, first = (ATTACKS["PGD"](99.0, steps, step_size=0.4)(*given) for steps in (3, 1))
     step = first - batch.images  # of at most half the length in the second of four epochs
     half = step * (0.2 / step.flatten(1).norm(dim=1)).clamp(max=1).reshape(-1, 1, 1, 1)
-    start, share = batch.images + half * is_first, ((1 - batch.uniforms[:, 0]) / 2).reshape(-1, 1, 1, 1)
-    for seen, expected in zip(recorder.batches, (start, start + share * (end - start)), strict=True):
-        torch.testing.assert_close(seen, (expected[:, None] + batch.noise).flatten(0, 1), rtol=0, atol=2e-6)
+    start, share = (
+        batch.images + half * is_first,
+        ((1 - batch.uniforms[:, 0]) / 2).reshape(-1, 1, 1, 1),
+    )
+    for seen, expected in zip(
+        recorder.batches, (start, start + share * (end - start)), strict=True
+    ):
+        torch.testing.assert_close(
+            seen, (expected[:, None] + batch.noise).flatten(0, 1), rtol=0, atol=2e-6
+        )
     assert [objective.ramp(epoch) for epoch in (0, 1, 3, 9)] == [0.25, 0.5, 1, 1]
 
 
 def test_cat_rs_counts_as_many_copies_as_uniforms_are_below_the_confidence(monkeypatch):
     objective, combined, seen = CatRS(SIGMA), CatRS.combined, []
-    monkeypatch.setattr(CatRS, "combined", lambda *given: seen.append(given[-1].tolist()) or combined(*given))
+    monkeypatch.setattr(
+        CatRS, "combined", lambda *given: seen.append(given[-1].tolist()) or combined(*given)
+    )
     batch = batch_of(objective)
     objective.on_batch(random_linear_classifier(16, CLASSES, seed=1), batch)
     rows = zip(batch.uniforms.tolist(), batch.targets.tolist(), LABELS.tolist())

@@ -1,4 +1,6 @@
-"""Objectives of denoisers: their values in closed form, where gradients go, and what the log says of a classifier."""
+"""Objectives of denoisers: their values in closed form, where gradients go, and what the log says
+of a classifier.
+"""
 
 import math
 from types import SimpleNamespace
@@ -42,7 +44,9 @@ def batch(count: int = 6, teacher: nn.Module | None = None) -> Batch:
 
 @pytest.mark.parametrize("weight", [0.5, 0.9, 1.0])
 def test_squared_error_of_a_scaled_image_is_known(weight):
-    """Of pixels ~ N(0, 1): (1 - w)^2 + w^2 sigma^2. The mean of 128,000 squares is within 2 %, 5 standard errors."""
+    """Of pixels ~ N(0, 1): (1 - w)^2 + w^2 sigma^2. The mean of 128,000 squares is within 2 %, 5
+    standard errors.
+    """
     seen = batch(2000)
     loss = float(MeanSquaredError(SIGMA).on_batch(Scaled(weight), seen).loss.detach())
     assert loss == pytest.approx((1 - weight) ** 2 + (weight * SIGMA) ** 2, rel=0.02)
@@ -66,8 +70,13 @@ def test_stability_is_the_cross_entropy_under_the_class_of_the_clean_image():
     outcome = DenoisedStability(SIGMA).on_batch(model, seen)
     logits = network(0.8 * (seen.images + seen.noise[:, 0]))
     wanted = network(seen.images).argmax(1)
-    assert float(outcome.loss.detach()) == pytest.approx(float(F.cross_entropy(logits, wanted)), rel=1e-5)
-    assert int(outcome.correct) == int((logits.argmax(1) == seen.labels).sum()) and outcome.examples == 6
+    assert float(outcome.loss.detach()) == pytest.approx(
+        float(F.cross_entropy(logits, wanted)), rel=1e-5
+    )
+    assert (
+        int(outcome.correct) == int((logits.argmax(1) == seen.labels).sum())
+        and outcome.examples == 6
+    )
     outcome.loss.backward()
     assert float(model.weight.grad) != 0, "gradients pass through the classifier"
     assert all(weight.grad is None for weight in network.parameters()), "which stays as it is"
@@ -83,7 +92,9 @@ def test_accuracies_are_those_behind_the_classifier_or_unknown(name, with_classi
             objective.tested(model, seen)
         return
     loss, noisy, clean = objective.tested(model, seen)
-    assert float(loss.detach()) == pytest.approx(90 * float(objective.on_batch(model, seen).loss.detach()), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(
+        90 * float(objective.on_batch(model, seen).loss.detach()), rel=1e-5
+    )
     if not with_classifier:
         assert math.isnan(noisy) and math.isnan(clean)
         return
@@ -99,8 +110,15 @@ def test_update_in_micro_batches_is_one_update(name):
 
     def updated(images_at_a_time: int) -> float:
         model = Scaled(0.5)
-        parts = DENOISING[name](SIGMA), torch.optim.SGD(model.parameters(), 0.1), Execution(), Processes()
-        update = Update(model, *parts, torch.device("cpu"), seen.images[:1], images_at_a_time, teacher)
+        parts = (
+            DENOISING[name](SIGMA),
+            torch.optim.SGD(model.parameters(), 0.1),
+            Execution(),
+            Processes(),
+        )
+        update = Update(
+            model, *parts, torch.device("cpu"), seen.images[:1], images_at_a_time, teacher
+        )
         update(seen.images, seen.labels, 8, slice(0, 8), Address(0, 0, 0), 1.0)
         return float(model.weight.detach())
 

@@ -1,4 +1,6 @@
-"""Training objectives: which noise and which copies they train on, in which mode, and with how large an attack."""
+"""Training objectives: which noise and which copies they train on, in which mode, and with how
+large an attack.
+"""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -19,7 +21,10 @@ SIGMA = 0.25
 IMAGES = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 1, 0])
 SHIFT = 0.125
-TAUGHT = {"teacher": random_linear_classifier(16, 3, seed=2), "targets": torch.eye(3)[LABELS] * 0.7 + 0.1}
+TAUGHT = {
+    "teacher": random_linear_classifier(16, 3, seed=2),
+    "targets": torch.eye(3)[LABELS] * 0.7 + 0.1,
+}
 
 
 def generator(seed: int = 3) -> torch.Generator:
@@ -28,13 +33,17 @@ def generator(seed: int = 3) -> torch.Generator:
 
 @dataclass(frozen=True)
 class ShiftingAttack:
-    """Moves every pixel by SHIFT towards the middle, looks at the model once, and remembers what it was called with."""
+    """Moves every pixel by SHIFT towards the middle, looks at the model once, and remembers what it
+    was called with.
+    """
 
     epsilon: float
     calls: list = field(default_factory=list)
 
     def __call__(self, model, inputs, labels, noise=None, generator=None) -> torch.Tensor:
-        self.calls.append({"epsilon": self.epsilon, "inputs": inputs, "labels": labels, "noise": noise.clone()})
+        self.calls.append(
+            {"epsilon": self.epsilon, "inputs": inputs, "labels": labels, "noise": noise.clone()}
+        )
         return inputs + SHIFT * (0.5 - inputs).sign()
 
 
@@ -51,14 +60,18 @@ def test_attack_and_update_see_the_same_noise_and_all_copies_are_trained_on(copi
     noise = call["noise"]
     assert noise.shape == (5, copies, 1, 4, 4)
     assert len(noise.flatten(0, 1).flatten(1).unique(dim=0)) == 5 * copies
-    assert noise.std().item() == pytest.approx(SIGMA, rel=0.35)  # 80 or more numbers: 4 standard errors
+    assert noise.std().item() == pytest.approx(
+        SIGMA, rel=0.35
+    )  # 80 or more numbers: 4 standard errors
     assert torch.equal(call["inputs"], IMAGES) and torch.equal(call["labels"], LABELS)
     (batch,) = recorder.batches
     torch.testing.assert_close(batch.unflatten(0, (5, copies)) - moved(IMAGES)[:, None], noise)
     assert outcome.examples == 5 * copies
 
 
-def obvious_loss(model, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, int]:
+def obvious_loss(
+    model, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+) -> tuple[torch.Tensor, int]:
     """The mean cross-entropy over all copies and the number of correct ones, copy by copy."""
     losses, correct = [], 0
     for image, label, draws in zip(images, labels, noise):
@@ -72,7 +85,9 @@ def obvious_loss(model, images: torch.Tensor, labels: torch.Tensor, noise: torch
 def test_gaussian_trains_on_the_mean_cross_entropy_of_one_copy():
     model = random_linear_classifier(16, 3, seed=1)
     outcome = Gaussian(SIGMA)(model, IMAGES, LABELS, 0, generator())
-    loss, correct = obvious_loss(model, IMAGES, LABELS, training_noise(IMAGES, 1, SIGMA, generator()))
+    loss, correct = obvious_loss(
+        model, IMAGES, LABELS, training_noise(IMAGES, 1, SIGMA, generator())
+    )
     torch.testing.assert_close(outcome.loss, loss)
     assert (int(outcome.correct), outcome.examples) == (correct, 5)
 
@@ -83,11 +98,14 @@ def test_attacks_in_eval_mode_and_updates_in_train_mode_once(attack, copies):
     torch.manual_seed(0)  # a network that is right about some images, which DDN then attacks
     network = network_with_state()
     recorder = Recorder(network).train()
-    SmoothAdv(attack, SIGMA, copies, warmup=0)(recorder, IMAGES, LABELS, 0, generator()).loss.backward()
+    SmoothAdv(attack, SIGMA, copies, warmup=0)(
+        recorder, IMAGES, LABELS, 0, generator()
+    ).loss.backward()
 
     assert recorder.modes == [False] * (len(recorder.modes) - 1) + [True]
     assert len(recorder.modes) >= 3  # the attack did look
-    # Batch normalization is the first layer: its statistics are those of the update's batch, seen once.
+    # Batch normalization is the first layer: its statistics are those of the update's batch, seen
+    # once.
     trained_on = recorder.batches[-1]
     assert len(trained_on) == 5 * copies
     assert network[0].num_batches_tracked == 1
@@ -106,7 +124,8 @@ def test_the_update_does_not_differentiate_through_the_attack(attack):
     loss, _ = obvious_loss(model, attacked, LABELS, noise)
     torch.testing.assert_close(outcome.loss, loss)
     for ours, expected in zip(
-        torch.autograd.grad(outcome.loss, list(model.parameters())), torch.autograd.grad(loss, list(model.parameters()))
+        torch.autograd.grad(outcome.loss, list(model.parameters())),
+        torch.autograd.grad(loss, list(model.parameters())),
     ):
         torch.testing.assert_close(ours, expected)
 
@@ -136,11 +155,17 @@ def build(objective: type, noise_sd: float):
     given = {"attack": ATTACKS["PGD"](0.5, 2), "regularization": 2.0}
     return objective(
         noise_sd=noise_sd,
-        **{each.name: given[each.name] for each in dataclasses.fields(objective) if each.name in given},
+        **{
+            each.name: given[each.name]
+            for each in dataclasses.fields(objective)
+            if each.name in given
+        },
     )
 
 
-every_objective = pytest.mark.parametrize("objective", [OBJECTIVES[name] for name in OBJECTIVES], ids=list(OBJECTIVES))
+every_objective = pytest.mark.parametrize(
+    "objective", [OBJECTIVES[name] for name in OBJECTIVES], ids=list(OBJECTIVES)
+)
 
 
 @every_objective
@@ -181,7 +206,9 @@ def test_every_objective_draws_from_its_generator_alone(objective):
 @every_objective
 def test_every_objective_leaves_its_batch_alone(objective):
     images, labels = IMAGES.clone(), LABELS.clone()
-    build(objective, SIGMA)(random_linear_classifier(16, 3, seed=1), images, labels, 50, generator(), **TAUGHT)
+    build(objective, SIGMA)(
+        random_linear_classifier(16, 3, seed=1), images, labels, 50, generator(), **TAUGHT
+    )
     assert torch.equal(images, IMAGES) and torch.equal(labels, LABELS)
 
 

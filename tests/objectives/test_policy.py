@@ -1,4 +1,6 @@
-"""Which training images a data policy keeps, how it weighs and draws them, and before which epochs."""
+"""Which training images a data policy keeps, how it weighs and draws them, and before which
+epochs.
+"""
 
 import contextlib
 from unittest import mock
@@ -20,17 +22,27 @@ FALSE_ALARM = 1e-6
 @pytest.mark.parametrize("percent", range(1, 101))
 def test_images_with_fewer_votes_than_the_share_are_left_out(percent):
     votes = np.arange(101)
-    assert DataPolicy(0, percent / 100).kept(votes).tolist() == [float(count >= percent) for count in votes]
+    assert DataPolicy(0, percent / 100).kept(votes).tolist() == [
+        float(count >= percent) for count in votes
+    ]
     with pytest.raises(UserError, match=r"--drop-below .* leaves none of 2 .* 0%"):
         DataPolicy(0, percent / 100).kept(np.zeros(2))
 
 
 def test_weights_are_quantiles_of_confidence_bounds_of_at_least_three_quarters_of_the_votes():
     for draws in (16, 100):
-        weights, counts = DataPolicy(0, resample_draws=draws).weights(np.arange(draws + 1)), np.arange(draws + 1)
-        # The lower end of a two-sided interval at .2 is the one-sided bound at .1; at .1 it is a control.
+        weights, counts = (
+            DataPolicy(0, resample_draws=draws).weights(np.arange(draws + 1)),
+            np.arange(draws + 1),
+        )
+        # The lower end of a two-sided interval at .2 is the one-sided bound at .1; at .1 it is a
+        # control.
         ours, wrong = (
-            stats.norm.ppf(proportion_confint(np.maximum(counts, 0.75 * draws), draws, alpha=alpha, method="beta")[0])
+            stats.norm.ppf(
+                proportion_confint(
+                    np.maximum(counts, 0.75 * draws), draws, alpha=alpha, method="beta"
+                )[0]
+            )
             for alpha in (0.2, 0.1)
         )
         np.testing.assert_allclose(weights, ours, rtol=1e-9)
@@ -62,16 +74,22 @@ def test_policy_that_makes_no_sense_is_refused(wrong):
 @pytest.mark.parametrize("drop_below", [0.0, 0.4])
 def test_looks_come_before_the_epochs_that_count(every, looks, drop_below):
     policy = DataPolicy(2, drop_below, every)
-    assert [epoch for epoch in range(9) if policy.drops_before(epoch)] == ([2] if drop_below else [])
+    assert [epoch for epoch in range(9) if policy.drops_before(epoch)] == (
+        [2] if drop_below else []
+    )
     assert [epoch for epoch in range(9) if policy.weighs_before(epoch)] == looks
 
 
 def drawn(weights: list[float], seed: int = 0) -> np.ndarray:
-    return DataPolicy.order(np.array(weights, dtype=np.float64), torch.Generator().manual_seed(seed)).numpy()
+    return DataPolicy.order(
+        np.array(weights, dtype=np.float64), torch.Generator().manual_seed(seed)
+    ).numpy()
 
 
 def test_images_are_drawn_independently_in_proportion_to_their_weights():
-    """Chi-square tests of 20,000 draws: of which of 20 weights they have, and of which follows which of 3."""
+    """Chi-square tests of 20,000 draws: of which of 20 weights they have, and of which follows
+    which of 3.
+    """
     kinds = np.tile(np.linspace(0.2, 2, 20), 1000)
     counts = np.bincount(drawn(kinds.tolist()) % 20, minlength=20)
     assert stats.chisquare(counts, kinds[:20] / kinds[:20].sum() * len(kinds)).pvalue > FALSE_ALARM
@@ -82,13 +100,21 @@ def test_images_are_drawn_independently_in_proportion_to_their_weights():
 
 
 @given(
-    weights=st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.3, 1.0, 1e9]), min_size=1, max_size=30).filter(any),
+    weights=st.lists(
+        st.sampled_from([0.0, 1e-300, 1e-9, 0.3, 1.0, 1e9]), min_size=1, max_size=30
+    ).filter(any),
     number=st.sampled_from([None, 0.0, 1 - 2**-53]),
 )
 def test_weights_of_zero_are_never_drawn(weights, number):
-    """Nor at the ends of the interval of random numbers, where the first and the last image with a weight are."""
+    """Nor at the ends of the interval of random numbers, where the first and the last image with a
+    weight are.
+    """
     fixed = mock.Mock(return_value=torch.full((len(weights),), number or 0.0, dtype=torch.float64))
     with contextlib.nullcontext() if number is None else mock.patch.object(torch, "rand", fixed):
         order = drawn(weights)
-    assert order.dtype == np.int64 and len(order) == len(weights) and all(weights[index] > 0 for index in order)
+    assert (
+        order.dtype == np.int64
+        and len(order) == len(weights)
+        and all(weights[index] > 0 for index in order)
+    )
     assert number != 0 or order[0] == np.flatnonzero(weights)[0]

@@ -1,8 +1,8 @@
 """Training against the base classifier, and the other options and counts of SmoothAdv.
 
-"Vanilla PGD + noise" attacks the base classifier and trains on noisy copies of the result; without any noise it is
-"Vanilla PGD". The tests cover which model is attacked, which copies were classified correctly before the attack, which
-copies are trained on, and how epsilon grows.
+"Vanilla PGD + noise" attacks the base classifier and trains on noisy copies of the result; without
+any noise it is "Vanilla PGD". The tests cover which model is attacked, which copies were classified
+correctly before the attack, which copies are trained on, and how epsilon grows.
 """
 
 import pytest
@@ -27,7 +27,9 @@ def generator(seed: int = 3) -> torch.Generator:
 
 
 def network(seed: int = 1) -> nn.Sequential:
-    """A classifier with batch normalization, whose outputs differ between train mode and eval mode."""
+    """A classifier with batch normalization, whose outputs differ between train mode and eval
+    mode.
+    """
     norm = nn.BatchNorm2d(1, momentum=0.0)
     norm.running_mean.fill_(0.7)
     norm.running_var.fill_(0.3)
@@ -67,7 +69,9 @@ OBJECTIVES_WITHOUT_NOISE_IN_THE_ATTACK = {
 
 
 @pytest.mark.parametrize(
-    "noise_sd, options", OBJECTIVES_WITHOUT_NOISE_IN_THE_ATTACK.values(), ids=OBJECTIVES_WITHOUT_NOISE_IN_THE_ATTACK
+    "noise_sd, options",
+    OBJECTIVES_WITHOUT_NOISE_IN_THE_ATTACK.values(),
+    ids=OBJECTIVES_WITHOUT_NOISE_IN_THE_ATTACK,
 )
 @pytest.mark.parametrize("copies", [1, 4])
 def test_base_classifier_is_attacked_without_noise_by_one_pass_a_step(noise_sd, options, copies):
@@ -80,13 +84,17 @@ def test_base_classifier_is_attacked_without_noise_by_one_pass_a_step(noise_sd, 
     assert torch.equal(attacked[0], IMAGES), "the attack starts at the image itself"
     assert recorder.modes == [False] * STEPS + [True]
     # Every point it looked at is within epsilon of the image: nothing was added to it.
-    assert max((batch - IMAGES).flatten(1).norm(dim=1).max() for batch in attacked) <= EPSILON * (1 + 1e-5)
+    assert max((batch - IMAGES).flatten(1).norm(dim=1).max() for batch in attacked) <= EPSILON * (
+        1 + 1e-5
+    )
 
     adversarial = PGD(EPSILON, STEPS)(network(), IMAGES, LABELS)
     assert (adversarial - IMAGES).flatten(1).norm(dim=1).min() > 0.1
     noise = training_noise(IMAGES, copies, noise_sd, generator())
     assert (noise.abs().max() > 0) == (noise_sd > 0)
-    torch.testing.assert_close(trained_on, torch.cat([image + draws for image, draws in zip(adversarial, noise)]))
+    torch.testing.assert_close(
+        trained_on, torch.cat([image + draws for image, draws in zip(adversarial, noise)])
+    )
     torch.testing.assert_close(outcome.loss, slow_loss(network(), adversarial, noise))
     assert outcome.examples == 5 * copies
 
@@ -111,16 +119,25 @@ ATTACKED = {
 
 @pytest.mark.parametrize("attack, options, seen", ATTACKED.values(), ids=ATTACKED)
 @pytest.mark.parametrize("first_copy", [False, True], ids=["all copies", "first copy"])
-def test_what_was_right_before_the_attack_is_counted_in_eval_mode(attack, options, seen, first_copy):
+def test_what_was_right_before_the_attack_is_counted_in_eval_mode(
+    attack, options, seen, first_copy
+):
     model = network().train()
     objective = vanilla(attack, SIGMA, 4, train_first_copy=first_copy, **options)
     outcomes = [objective(model, IMAGES, LABELS, 0, generator(seed)) for seed in range(8)]
     for seed, outcome in enumerate(outcomes):
-        noise = training_noise(IMAGES, 4, SIGMA, generator(seed)) if seen == 4 else torch.zeros(5, 1, 1, 4, 4)
+        noise = (
+            training_noise(IMAGES, 4, SIGMA, generator(seed))
+            if seen == 4
+            else torch.zeros(5, 1, 1, 4, 4)
+        )
         assert outcome.unattacked_examples == 5 * seen
         assert int(outcome.unattacked_correct) == slow_accuracy(network(), IMAGES, noise)
     # In training after the attack it is another number.
-    shares = [(int(each.unattacked_correct) / (5 * seen), int(each.correct) / each.examples) for each in outcomes]
+    shares = [
+        (int(each.unattacked_correct) / (5 * seen), int(each.correct) / each.examples)
+        for each in outcomes
+    ]
     assert any(before != after for before, after in shares)
 
 
@@ -139,7 +156,9 @@ def test_nothing_is_told_of_before_the_attack_where_there_is_none():
 def test_first_copy_alone_is_trained_on_while_all_are_attacked(base_attack):
     recorder = Recorder(network())
     options = {"base_attack": base_attack, "train_first_copy": True}
-    outcome = vanilla(PGD(EPSILON, STEPS), SIGMA, 4, **options)(recorder, IMAGES, LABELS, 0, generator())
+    outcome = vanilla(PGD(EPSILON, STEPS), SIGMA, 4, **options)(
+        recorder, IMAGES, LABELS, 0, generator()
+    )
     noise = training_noise(IMAGES, 4, SIGMA, generator())
     adversarial = PGD(EPSILON, STEPS)(network(), IMAGES, LABELS, None if base_attack else noise)
     assert [len(batch) for batch in recorder.batches] == [5 if base_attack else 20] * STEPS + [5]
@@ -163,7 +182,9 @@ def test_warmup_from_the_first_epoch_is_an_epoch_ahead_and_never_zero(warmup, ex
     assert max(ahead.epsilon(epoch) for epoch in range(500)) == EPSILON, "exactly, and never more"
     if warmup:
         default = SmoothAdv(PGD(EPSILON, 1), SIGMA, 1, warmup)
-        assert [default.epsilon(epoch + 1) for epoch in range(40)] == [ahead.epsilon(epoch) for epoch in range(40)]
+        assert [default.epsilon(epoch + 1) for epoch in range(40)] == [
+            ahead.epsilon(epoch) for epoch in range(40)
+        ]
     # The attack gets the same epsilon: on a linear classifier it moves exactly that far.
     recorder = Recorder(linear_classifier((1.0,) * 16, 1.0, torch.float32))
     images = torch.full((1, 1, 4, 4), 0.5)
@@ -171,15 +192,22 @@ def test_warmup_from_the_first_epoch_is_an_epoch_ahead_and_never_zero(warmup, ex
     assert (recorder.batches[-1] - images).norm().item() == pytest.approx(expected[0], rel=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"warmup_from_first_epoch": True}, {"base_attack": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"warmup_from_first_epoch": True}, {"base_attack": True}], ids=str
+)
 def test_full_epsilon_is_that_of_the_attack_whatever_the_epoch(options):
     objective = SmoothAdv(DDN(EPSILON, 2), SIGMA, 2, 10, **options)
-    assert objective.full_epsilon == EPSILON == objective.epsilon(10) and objective.epsilon(1) < EPSILON
+    assert (
+        objective.full_epsilon == EPSILON == objective.epsilon(10)
+        and objective.epsilon(1) < EPSILON
+    )
     assert Gaussian(SIGMA).full_epsilon == 0.0
 
 
 @pytest.mark.parametrize("attack", [PGD(EPSILON, STEPS), DDN(EPSILON, STEPS)], ids=["PGD", "DDN"])
-@pytest.mark.parametrize("options", [{}, {"base_attack": True}, {"train_first_copy": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"base_attack": True}, {"train_first_copy": True}], ids=str
+)
 @pytest.mark.parametrize("noise_sd", [0.0, SIGMA])
 def test_a_batch_on_given_noise_is_what_a_call_that_draws_it_gives(attack, options, noise_sd):
     objective, model = vanilla(attack, noise_sd, 3, **options), network().train()
@@ -189,7 +217,10 @@ def test_a_batch_on_given_noise_is_what_a_call_that_draws_it_gives(attack, optio
     given = objective.on_batch(model, objective.batch(IMAGES, LABELS, noise, 2))
     assert torch.equal(called.loss, given.loss) and torch.equal(called.correct, given.correct)
     assert torch.equal(called.unattacked_correct, given.unattacked_correct)
-    assert (called.examples, called.unattacked_examples) == (given.examples, given.unattacked_examples)
+    assert (called.examples, called.unattacked_examples) == (
+        given.examples,
+        given.unattacked_examples,
+    )
     other = objective.on_batch(model, objective.batch(IMAGES, LABELS, noise + 0.3 * IMAGES[0], 2))
     assert not torch.equal(given.loss, other.loss)
 
@@ -197,11 +228,15 @@ def test_a_batch_on_given_noise_is_what_a_call_that_draws_it_gives(attack, optio
 @pytest.mark.parametrize("attack", [PGD(EPSILON, STEPS), DDN(EPSILON, STEPS)], ids=["PGD", "DDN"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_one_form_of_the_classifier_is_attacked_and_the_other_trained(attack, training):
-    """Two different classifiers here, so that a mix-up shows; a model and its quicker twin in use."""
+    """Two different classifiers here, so that a mix-up shows; a model and its quicker twin in
+    use.
+    """
     attacked, trained = Recorder(network(1)).train(training), Recorder(network(2)).train()
     noise = training_noise(IMAGES, 2, SIGMA, generator())
     objective = vanilla(attack, SIGMA, 2)
-    outcome = objective.on_batch(trained, objective.batch(IMAGES, LABELS, noise, 0), attacked=attacked)
+    outcome = objective.on_batch(
+        trained, objective.batch(IMAGES, LABELS, noise, 0), attacked=attacked
+    )
 
     assert len(trained.batches) == 1 and trained.modes == [True]
     assert len(attacked.batches) == STEPS and attacked.modes == [False] * STEPS
@@ -213,4 +248,6 @@ def test_one_form_of_the_classifier_is_attacked_and_the_other_trained(attack, tr
 
     outcome.loss.backward()
     assert all(parameter.grad is not None for parameter in trained.parameters())
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in attacked.parameters())
+    assert all(
+        parameter.grad is None and parameter.requires_grad for parameter in attacked.parameters()
+    )

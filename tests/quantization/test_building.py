@@ -1,4 +1,6 @@
-"""Networks of integers are built of any network that has the layers, and come close to it; others are refused."""
+"""Networks of integers are built of any network that has the layers, and come close to it; others
+are refused.
+"""
 
 import pytest
 import torch
@@ -74,7 +76,10 @@ def around_pool(n: Small, x: torch.Tensor) -> torch.Tensor:
 
 def cancel(network: Small) -> None:
     """Sums whose terms cancel: both bounds are more than a thousand times what occurs."""
-    network.first.weight[1:], network.first.bias[1:] = network.first.weight[:1].clone(), network.first.bias[:1].clone()
+    network.first.weight[1:], network.first.bias[1:] = (
+        network.first.weight[:1].clone(),
+        network.first.bias[:1].clone(),
+    )
     for layer in (network.a, network.b):
         layer.weight[:, ::2] = 2000.0
         layer.weight[:, 1::2] = -2000.0
@@ -86,13 +91,20 @@ BUILT = {
     "a sum": (residual,),
     "a shortcut around a maximum": (around_pool,),
     "a convolution behind a maximum of a sum": (lambda n, x: n.b(n.pool(residual(n, x))).relu(),),
-    "the same of 160 channels, whose sums are divided": (lambda n, x: n.b(n.pool(residual(n, x))).relu(), 160),
+    "the same of 160 channels, whose sums are divided": (
+        lambda n, x: n.b(n.pool(residual(n, x))).relu(),
+        160,
+    ),
     "two sums that read one value": (read_twice,),
     "three terms": (lambda n, x: (n.a(x.relu()) + x + n.b(x.relu())).relu(),),
     "twice the same term": (lambda n, x: (x + x).relu(),),
     "a ReLU behind a maximum": (lambda n, x: n.a(n.pool(x).relu()).relu(),),
     "several readers of a convolution": (lambda n, x: n.a(x) + n.b(x.relu()) + x,),
-    "hidden layers, dropout": (lambda n, x: n.drop(n.hidden(x.relu().mean((2, 3))).relu()), 8, flat),
+    "hidden layers, dropout": (
+        lambda n, x: n.drop(n.hidden(x.relu().mean((2, 3))).relu()),
+        8,
+        flat,
+    ),
     "a dropout that is off": (
         lambda n, x: n.a(F.dropout(F.dropout(x.relu(), 0.5, n.training), training=False)).relu(),
     ),
@@ -154,7 +166,9 @@ def unsuitable(network: Small, words: str) -> None:
 @pytest.mark.parametrize(("words", "wire"), REFUSED.items(), ids=REFUSED)
 def test_network_without_an_integer_form_is_refused_with_the_layer(words, wire):
     classifier = with_entrance(Small(wire, 8, lambda network: unsuitable(network, words)), 3)
-    assert words.split(" of 0")[0] in refusal(quantized, classifier, IMAGES, names="no integer form")
+    assert words.split(" of 0")[0] in refusal(
+        quantized, classifier, IMAGES, names="no integer form"
+    )
 
 
 def test_sum_with_the_image_is_refused():
@@ -163,10 +177,14 @@ def test_sum_with_the_image_is_refused():
 
 
 def test_ranges_are_those_of_all_columns():
-    """Many maps have a power of 2 as the number of columns, as a sample taken at even distances may."""
+    """Many maps have a power of 2 as the number of columns, as a sample taken at even distances
+    may.
+    """
     images = torch.zeros(64, 3, 32, 32)
     images[..., 1:] = 1.0
-    network = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 2))
+    network = nn.Sequential(
+        nn.Conv2d(3, 16, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 2)
+    )
     with torch.no_grad():
         network[0].weight.fill_(1.0), network[0].bias.zero_()
     read = read_network(with_entrance(network, 3), (3, 32, 32))

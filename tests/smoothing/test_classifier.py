@@ -1,4 +1,6 @@
-"""The classifier that votes is the trained one, also if it is folded, in another precision, or compiled."""
+"""The classifier that votes is the trained one, also if it is folded, in another precision, or
+compiled.
+"""
 
 import copy
 import shutil
@@ -35,7 +37,9 @@ def smallest_of_each_family() -> list[str]:
 
 
 def fitting(arch: str, input_layer: str) -> tuple[nn.Module, torch.Tensor]:
-    """In float64, as if trained, for the first dataset that it does not refuse; and images, some of them extreme."""
+    """In float64, as if trained, for the first dataset that it does not refuse; and images, some of
+    them extreme.
+    """
     torch.manual_seed(0)
     for dataset in ("cifar10", "digits", "imagenet"):
         description = describe_dataset(dataset)
@@ -65,7 +69,11 @@ def norms_in(model: nn.Module) -> int:
     ("arch", "input_layer"),
     [
         *((arch, "normalize") for arch in [*smallest_of_each_family(), "cifar_resnet110"]),
-        *(("digits_resnet8", input_layer) for input_layer in INPUT_LAYERS if input_layer != "normalize"),
+        *(
+            ("digits_resnet8", input_layer)
+            for input_layer in INPUT_LAYERS
+            if input_layer != "normalize"
+        ),
     ],
 )
 def test_folding_leaves_the_logits_of_every_architecture(arch, input_layer):
@@ -79,9 +87,25 @@ def test_folding_leaves_the_logits_of_every_architecture(arch, input_layer):
     assert deviation(model, folded, images) > 1e-9
 
 
-FOLDED = [networks.Network, networks.NormAfterSum, networks.NormFirst, networks.TwoConsumers, networks.Grouped]
-FOLDED += [networks.TwoReadersOfTheImage, networks.ReflectedBorder, networks.PlainNorm, networks.FurtherArgument]
-UNTRACEABLE = [networks.BranchOnData, networks.BranchOnShape, networks.RangeOverShape, networks.LengthOfBatch]
+FOLDED = [
+    networks.Network,
+    networks.NormAfterSum,
+    networks.NormFirst,
+    networks.TwoConsumers,
+    networks.Grouped,
+]
+FOLDED += [
+    networks.TwoReadersOfTheImage,
+    networks.ReflectedBorder,
+    networks.PlainNorm,
+    networks.FurtherArgument,
+]
+UNTRACEABLE = [
+    networks.BranchOnData,
+    networks.BranchOnShape,
+    networks.RangeOverShape,
+    networks.LengthOfBatch,
+]
 UNTRACEABLE += [networks.Autocast]
 # Their layers cannot be replaced one by one.
 SHARING = [
@@ -97,7 +121,9 @@ ENTRANCES = [Normalize, Center, None]
 MISLED = [networks.BranchOnType, networks.WeightReadTwice]
 
 
-def behind(entrance: type[nn.Module] | None, kind: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
+def behind(
+    entrance: type[nn.Module] | None, kind: type[nn.Module]
+) -> tuple[nn.Module, torch.Tensor]:
     """A small network in float64 behind an input layer; and images with 0.3 of noise."""
     torch.manual_seed(1)
     network = kind().double()
@@ -161,7 +187,9 @@ def test_what_a_convolution_alone_sees_is_folded_into_it(kind, left, entrance):
 
 @pytest.mark.parametrize("entrance", [Normalize, Center])
 def test_zero_padding_stays_exact_at_the_border(entrance):
-    """Padding is zero after the input layer: it stands for the mean, 5 here, which the image itself does not have."""
+    """Padding is zero after the input layer: it stands for the mean, 5 here, which the image itself
+    does not have.
+    """
     torch.manual_seed(2)
     layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4))
     model = nn.Sequential(entrance((5.0, -3.0, 4.0), STATISTICS[1]), layers).double()
@@ -172,7 +200,10 @@ def test_zero_padding_stays_exact_at_the_border(entrance):
     # Negative control: the mean as part of the bias is right inside only.
     with torch.no_grad():
         expected, convolution = model(images), folded[1].get_submodule("0")
-        wrong = convolution(images) - (convolution.weight * folded[0].mean).sum((1, 2, 3))[:, None, None]
+        wrong = (
+            convolution(images)
+            - (convolution.weight * folded[0].mean).sum((1, 2, 3))[:, None, None]
+        )
         difference = (wrong - expected).abs()
     assert difference[..., 1:-1, 1:-1].max() < 1e-10
     assert difference[..., 0, 0].max() > 0.1
@@ -186,7 +217,10 @@ def test_the_given_classifier_is_left_alone(precision, training):
     arranged = arrange(model, CPU, precision=precision)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(module.training == training for module in model.modules())
-    assert all(parameter.requires_grad and parameter.dtype == torch.float64 for parameter in model.parameters())
+    assert all(
+        parameter.requires_grad and parameter.dtype == torch.float64
+        for parameter in model.parameters()
+    )
     assert all(parameter.is_contiguous() for parameter in model.parameters())
     assert not any(parameter.requires_grad for parameter in arranged.parameters())
     shared = {parameter.data_ptr() for parameter in model.parameters()}
@@ -200,7 +234,9 @@ def test_layers_that_are_random_or_learn_are_in_eval_mode(kind):
     assert torch.equal(arrange(layers, CPU)(noisy), copy.deepcopy(layers).eval()(noisy))
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.1), ("fp16", 0.02)])
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.1), ("fp16", 0.02)]
+)
 def test_logits_in_every_precision_are_close_and_float32(precision, tolerance):
     model, images = fitting("digits_resnet8", "normalize")
     noisy = images.float().contiguous(memory_format=torch.channels_last)
@@ -219,7 +255,8 @@ def test_the_sum_of_image_and_noise_is_rounded_not_the_noise(precision):
     arranged = arrange(nn.Flatten(), CPU, precision=precision)
     sum_rounded = (image + noise).to(dtype).float().flatten(1)
     assert torch.equal(arranged(image + noise), sum_rounded)
-    # 1 + 0.75 eps is rounded up and 1 + 0.375 eps down; the noise alone would be represented exactly.
+    # 1 + 0.75 eps is rounded up and 1 + 0.375 eps down; the noise alone would be represented
+    # exactly.
     assert sum_rounded.unique().tolist() == [1.0, 1 + torch.finfo(dtype).eps]
     assert not torch.equal(image + noise.to(dtype).float(), sum_rounded.view_as(image))
 
@@ -229,7 +266,9 @@ def test_single_precision_rounds_nothing():
     assert torch.equal(arrange(nn.Flatten(), CPU)(noisy), noisy.flatten(1))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 8, 8), (3, 32, 32), (3, 64, 64), (3, 224, 224), (3, 2000, 2000)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 8, 8), (3, 32, 32), (3, 64, 64), (3, 224, 224), (3, 2000, 2000)]
+)
 def test_batch_on_a_cpu_lies_between_50_and_200(shape):
     batch = default_batch(nn.Identity(), shape, CPU)
     assert 16 <= batch <= 200
@@ -251,7 +290,8 @@ def test_batch_that_fits_is_a_power_of_two_that_grows_with_the_memory(free, more
 
 
 @pytest.mark.parametrize(
-    ("free", "per_image", "batch"), [(1e9, 1e5, 4096), (1e9, 1e6, 256), (1e9, 1e9, 1), (0, 1e6, 1), (1e9, 0, 4096)]
+    ("free", "per_image", "batch"),
+    [(1e9, 1e5, 4096), (1e9, 1e6, 256), (1e9, 1e9, 1), (0, 1e6, 1), (1e9, 0, 4096)],
 )
 def test_batches_of_known_memory(free, per_image, batch):
     assert batch_that_fits(free, per_image) == batch
@@ -263,16 +303,24 @@ def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
     import torch._inductor.config as inductor
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    set_here = [name for name in ("freezing", "deterministic", "dynamic_scale_rblock") if hasattr(inductor, name)]
+    set_here = [
+        name
+        for name in ("freezing", "deterministic", "dynamic_scale_rblock")
+        if hasattr(inductor, name)
+    ]
     with inductor.patch({name: getattr(inductor, name) for name in set_here}):
         yield tmp_path
     torch._dynamo.reset()
 
 
 @pytest.mark.slow  # nearly a minute, all of it in the compiler; .ci/run runs it
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
+)
 @torch.inference_mode()
-def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another_row(own_compiler_cache):
+def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another_row(
+    own_compiler_cache,
+):
     model, images = behind(Normalize, networks.Network)
     noisy = images.float().repeat(8, 1, 1, 1).contiguous(memory_format=torch.channels_last)
     noisy += 0.1 * torch.randn_like(noisy)
@@ -286,13 +334,19 @@ def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another
     assert torch.equal(compiled(noisy), logits), "the same in the same row"
 
 
-@pytest.mark.parametrize("compiled", [CompiledClassifier, lambda voter: CompiledForSizes(voter, {2})])
+@pytest.mark.parametrize(
+    "compiled", [CompiledClassifier, lambda voter: CompiledForSizes(voter, {2})]
+)
 def test_kernels_of_a_gpu_are_not_chosen_by_a_race(compiled, own_compiler_cache, monkeypatch):
     """Processes would round differently. On a CPU nothing is timed, and nothing changes."""
     import torch._inductor.config as inductor
 
     voter = arrange(fitting("digits_resnet8", "normalize")[0], CPU)
-    name, chosen = ("deterministic", True) if hasattr(inductor, "deterministic") else ("dynamic_scale_rblock", False)
+    name, chosen = (
+        ("deterministic", True)
+        if hasattr(inductor, "deterministic")
+        else ("dynamic_scale_rblock", False)
+    )
     monkeypatch.setattr(inductor, name, not chosen)  # other tests of this process may have chosen
     compiled(voter)
     assert getattr(inductor, name) is not chosen

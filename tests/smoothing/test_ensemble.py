@@ -1,4 +1,6 @@
-"""An ensemble is the mean of its members, and votes as that mean does where members are left out."""
+"""An ensemble is the mean of its members, and votes as that mean does where members are left
+out.
+"""
 
 import math
 
@@ -23,11 +25,18 @@ SIGMA, DRAWS = 0.5, 20_000
 
 
 def test_the_mean_of_linear_members_has_the_known_smoothed_probability():
-    """Of class 1, Phi((w.x + b) / (sigma |w|)) with the mean w and b; false alarms: that of ``is_binomial_count``."""
-    members = [LinearClassifier([3.0, 0.0], 0.5, torch.float32), LinearClassifier([0.0, 4.0], -1.5, torch.float32)]
+    """Of class 1, Phi((w.x + b) / (sigma |w|)) with the mean w and b; false alarms: that of
+    ``is_binomial_count``.
+    """
+    members = [
+        LinearClassifier([3.0, 0.0], 0.5, torch.float32),
+        LinearClassifier([0.0, 4.0], -1.5, torch.float32),
+    ]
     ensemble, point = Ensemble(members, "logits"), torch.tensor([0.1, 0.3]).reshape(1, 1, 2)
     smooth = Smooth(ensemble, 2, SIGMA)
-    certificate = smooth.certificate(point, 100, DRAWS, 1e-3, 1000, stream=GaussianNoise(SIGMA, 0).stream(0, CPU))
+    certificate = smooth.certificate(
+        point, 100, DRAWS, 1e-3, 1000, stream=GaussianNoise(SIGMA, 0).stream(0, CPU)
+    )
     ones = certificate.successes
 
     def probability(weight: tuple[float, float], bias: float) -> float:
@@ -51,10 +60,16 @@ def test_gradients_go_through_the_mean(mean):
     else:
         expected = sum(outputs) / 3
     torch.testing.assert_close(logits, expected)
-    each = [torch.autograd.grad(value[:, 1].sum(), images, retain_graph=True)[0] for value in (logits, expected)]
+    each = [
+        torch.autograd.grad(value[:, 1].sum(), images, retain_graph=True)[0]
+        for value in (logits, expected)
+    ]
     torch.testing.assert_close(*each)
     if mean == "logits":
-        of_members = [torch.autograd.grad(output[:, 1].sum(), images, retain_graph=True)[0] for output in outputs]
+        of_members = [
+            torch.autograd.grad(output[:, 1].sum(), images, retain_graph=True)[0]
+            for output in outputs
+        ]
         torch.testing.assert_close(each[0], sum(of_members) / 3)
 
 
@@ -86,11 +101,15 @@ _NEAR_TIES = st.sampled_from([0.0, 1e-7, -1e-7, 2**-23, 1e-3, 5.0, 40.0, 200.0, 
 
 @given(st.data(), st.integers(1, 6), st.integers(1, 4), st.integers(1, 50))
 def test_consensus_votes_like_all_members_also_at_ties(data, count, classes, rows):
-    """Members answer certainly or nearly alike, so that sums tie, nearly tie, or are decided with members left."""
+    """Members answer certainly or nearly alike, so that sums tie, nearly tie, or are decided with
+    members left.
+    """
     logits = st.lists(_NEAR_TIES, min_size=classes, max_size=classes)
     table = torch.tensor(data.draw(st.lists(logits, min_size=count * 4, max_size=count * 4)))
     chosen = table.reshape(count, 4, classes)[:, torch.arange(rows) % 4]
-    voter = VotingClassifier(Ensemble([Table(one) for one in chosen], "probabilities"), torch.float32, False)
+    voter = VotingClassifier(
+        Ensemble([Table(one) for one in chosen], "probabilities"), torch.float32, False
+    )
     full, few = (voter.scores(numbered(rows), consensus) for consensus in (False, True))
     assert torch.equal(full.argmax(1), few.argmax(1))
     expected = chosen[0].softmax(1)
@@ -100,29 +119,41 @@ def test_consensus_votes_like_all_members_also_at_ties(data, count, classes, row
 
 
 def test_a_lead_of_exactly_the_members_left_decides_nothing():
-    """After three of four members that are certain of a class, image 0 leads by 3, image 1 by 1, and 1 is left."""
+    """After three of four members that are certain of a class, image 0 leads by 3, image 1 by 1,
+    and 1 is left.
+    """
     certain = torch.tensor([[200.0, 0.0], [0.0, 200.0]])
     answers = ((0, 0), (0, 0), (0, 1), (1, 1))  # by member, of the images 0 and 1
     asked = [Recorder(Table(certain[list(answer)])) for answer in answers]
     total = Ensemble(asked, "probabilities").summed_probabilities(numbered(2), consensus=True)
     assert total.tolist() == [[3.0, 0.0], [2.0, 2.0]]
     assert [len(member.batches) for member in asked] == [1, 1, 1, 1]
-    assert asked[3].batches[0].flatten().tolist() == [1.0, 1.0], "image 0 is decided, and its place is padding"
+    assert asked[3].batches[0].flatten().tolist() == [1.0, 1.0], (
+        "image 0 is decided, and its place is padding"
+    )
 
 
 def test_rounding_cannot_decide_a_vote_that_the_whole_sum_does_not():
-    """Class 1 leads by about 2 after three members, and two are certain of class 0: all sums nearly tie."""
+    """Class 1 leads by about 2 after three members, and two are certain of class 0: all sums nearly
+    tie.
+    """
     torch.manual_seed(0)
     rivals = 0.1 + 0.02 * torch.rand(3, 100_000)
     first = 0.78 + 0.02 * torch.rand(2, 100_000)
     leaders = torch.cat([first, 2 + rivals.sum(0, keepdim=True) - first.sum(0, keepdim=True)])
     unsure = torch.stack([rivals, leaders, 1 - rivals - leaders], dim=2).log()
-    members = [Table(one) for one in (*unsure, *torch.tensor([200.0, 0.0, 0.0]).expand(2, 100_000, 3))]
+    members = [
+        Table(one) for one in (*unsure, *torch.tensor([200.0, 0.0, 0.0]).expand(2, 100_000, 3))
+    ]
     ensemble, images = Ensemble(members, "probabilities"), numbered(100_000)
-    full, few = (ensemble.summed_probabilities(images, consensus).argmax(1) for consensus in (False, True))
+    full, few = (
+        ensemble.summed_probabilities(images, consensus).argmax(1) for consensus in (False, True)
+    )
     assert torch.equal(full, few)
     begun = unsure[0].softmax(1) + unsure[1].softmax(1) + unsure[2].softmax(1)
-    assert ((begun[:, 1] - begun[:, 0] > 2) & (full == 0)).any(), "without a margin some votes would be others"
+    assert ((begun[:, 1] - begun[:, 0] > 2) & (full == 0)).any(), (
+        "without a margin some votes would be others"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +172,9 @@ def test_members_are_folded_and_fewer_are_asked_in_passes_of_one_shape(voter):
     images = torch.rand(200, 1, 8, 8).to(memory_format=torch.channels_last)
     shapes: list[tuple[int, ...]] = []
     hooks = [
-        member.register_forward_hook(lambda module, inputs, logits: shapes.append(tuple(inputs[0].shape)))
+        member.register_forward_hook(
+            lambda module, inputs, logits: shapes.append(tuple(inputs[0].shape))
+        )
         for member in voter.classifier.members
     ]
     few = voter.scores(images)

@@ -1,4 +1,6 @@
-"""Convolution, shortcut and ReLU in one call: the same function and gradients, by a stand-in for cuDNN's calls."""
+"""Convolution, shortcut and ReLU in one call: the same function and gradients, by a stand-in for
+cuDNN's calls.
+"""
 
 import contextlib
 import copy
@@ -28,7 +30,9 @@ class Calls(list):
         self.append((x, weight, None, bias))
         return F.relu(F.conv2d(x, weight, bias, stride, padding, dilation, groups))
 
-    def convolution_add_relu(self, x, weight, shortcut, alpha, bias, stride, padding, dilation, groups):
+    def convolution_add_relu(
+        self, x, weight, shortcut, alpha, bias, stride, padding, dilation, groups
+    ):
         self.append((x, weight, shortcut, bias))
         out = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
         assert shortcut.shape == out.shape
@@ -94,7 +98,8 @@ def gradient_at(network: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(network(points).square().sum(), points)[0]
 
 
-# Architecture, and how many calls there are: of each block all convolutions but that of the shortcut.
+# Architecture, and how many calls there are: of each block all convolutions but that of the
+# shortcut.
 ARCHS = [("digits_resnet8", 7), ("cifar_resnet20", 19), ("cifar_resnet110", 109), ("resnet50", 49)]
 
 
@@ -103,27 +108,41 @@ def test_fused_calls_give_the_logits_and_gradients_of_every_architecture(cudnn, 
     model, images = of_arch(arch)
     fused = fold(copy.deepcopy(model), None, epilogues=True)
     assert torch.allclose(fused(images), model(images), rtol=1e-9, atol=1e-11)
-    assert len(cudnn) == count == sum(isinstance(layer, ConvolutionReLU) for layer in fused.modules())
+    assert (
+        len(cudnn) == count == sum(isinstance(layer, ConvolutionReLU) for layer in fused.modules())
+    )
     of_sums = [shortcut for _, _, shortcut, _ in cudnn if shortcut is not None]
     assert len(of_sums) == {"resnet50": 16}.get(arch, (count - 1) // 2), "one sum in each block"
     expected = gradient_at(model, images)
-    assert torch.allclose(gradient_at(fused, images), expected, rtol=1e-7, atol=1e-9 * float(expected.abs().max()))
+    assert torch.allclose(
+        gradient_at(fused, images), expected, rtol=1e-7, atol=1e-9 * float(expected.abs().max())
+    )
 
 
 @pytest.mark.parametrize(
     ("kind", "count"),
-    [(Shortcuts, 2), (networks.Grouped, 1), (networks.ReflectedBorder, 0), (networks.NormAfterSum, 0)],
+    [
+        (Shortcuts, 2),
+        (networks.Grouped, 1),
+        (networks.ReflectedBorder, 0),
+        (networks.NormAfterSum, 0),
+    ],
 )
 def test_fused_calls_give_the_function_of_networks_of_all_kinds(cudnn, kind, count):
     model, images = small(kind)
     fused = fold(copy.deepcopy(model), None, epilogues=True)
     assert torch.allclose(fused(images), model(images), rtol=1e-10) and len(cudnn) == count
-    assert torch.allclose(gradient_at(fused, images), gradient_at(model, images), rtol=1e-9, atol=1e-12)
+    assert torch.allclose(
+        gradient_at(fused, images), gradient_at(model, images), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_a_shortcut_that_cudnn_would_not_expand_is_left_alone():
     model, images = small(Expanded)
-    assert any(isinstance(layer, ConvolutionReLU) for layer in fold(copy.deepcopy(model), None, True).modules())
+    assert any(
+        isinstance(layer, ConvolutionReLU)
+        for layer in fold(copy.deepcopy(model), None, True).modules()
+    )
     assert fold(model, images, True) is model
 
 
@@ -132,7 +151,9 @@ class Overwriting(networks.Network):
 
     def forward(self, x):
         x = self.norm(self.first(x))
-        return self.end(F.relu(self.second(x) + self.other_norm(self.second_reader(F.relu(x, inplace=True)))))
+        return self.end(
+            F.relu(self.second(x) + self.other_norm(self.second_reader(F.relu(x, inplace=True))))
+        )
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,12 +191,20 @@ def test_what_cudnn_computes_is_compared(cudnn, monkeypatch, faulty):
     as_on_a_gpu(monkeypatch)
     if faulty is not None:
         right = cudnn.convolution_add_relu
-        monkeypatch.setattr(torch, "cudnn_convolution_add_relu", lambda *given: faulty(right(*given)))
+        monkeypatch.setattr(
+            torch, "cudnn_convolution_add_relu", lambda *given: faulty(right(*given))
+        )
     model, images = of_arch("digits_resnet8")
     model.train().requires_grad_()
-    warned = contextlib.nullcontext() if faulty is None else pytest.warns(DoubtfulWarning, match="something else")
+    warned = (
+        contextlib.nullcontext()
+        if faulty is None
+        else pytest.warns(DoubtfulWarning, match="something else")
+    )
     with warned:
-        assert arrange(model.float(), torch.device("cpu"), images[0].float()).is_fused == (faulty is None)
+        assert arrange(model.float(), torch.device("cpu"), images[0].float()).is_fused == (
+            faulty is None
+        )
     before = copy.deepcopy(model.state_dict())
     with warned if faulty is None else pytest.warns(DoubtfulWarning, match="something else"):
         form = attacked_form(model, images.float())
@@ -185,10 +214,14 @@ def test_what_cudnn_computes_is_compared(cudnn, monkeypatch, faulty):
 
 
 def test_trying_the_calls_leaves_statistics_and_modes_alone(cudnn):
-    network = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Dropout(), nn.Flatten()).train()
+    network = nn.Sequential(
+        nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Dropout(), nn.Flatten()
+    ).train()
     before = copy.deepcopy(network.state_dict())
     assert epilogues.runs(network, torch.rand(2, 3, 4, 4))
-    assert network[0].training and all(torch.equal(network.state_dict()[name], before[name]) for name in before)
+    assert network[0].training and all(
+        torch.equal(network.state_dict()[name], before[name]) for name in before
+    )
 
 
 def test_sound_certification_uses_no_call_that_may_be_random():
@@ -224,8 +257,17 @@ def test_attacked_form_of_a_model_in_training_follows_its_weights(cudnn, dtype):
 def test_a_device_without_these_kernels_computes_one_by_one(precision):
     """The device "meta" has none."""
     model, images = of_arch("digits_resnet8")
-    with pytest.warns(DoubtfulWarning, match="are computed one by one: aten::cudnn_convolution_relu: attempted to run"):
-        assert not arrange(model.float(), torch.device("meta"), images[0].float(), precision).is_fused
-    assert arrange(model.float(), torch.device("meta"), None, precision).is_fused, "without an example nothing is tried"
+    with pytest.warns(
+        DoubtfulWarning,
+        match="are computed one by one: aten::cudnn_convolution_relu: attempted to run",
+    ):
+        assert not arrange(
+            model.float(), torch.device("meta"), images[0].float(), precision
+        ).is_fused
+    assert arrange(model.float(), torch.device("meta"), None, precision).is_fused, (
+        "without an example nothing is tried"
+    )
     form = attacked_form(copy.deepcopy(model).float().requires_grad_(), images.float())
-    assert form is not None and not any(isinstance(layer, ConvolutionReLU) for layer in form.modules()), "on a CPU"
+    assert form is not None and not any(
+        isinstance(layer, ConvolutionReLU) for layer in form.modules()
+    ), "on a CPU"

@@ -1,4 +1,6 @@
-"""Kernels of networks of integers: what they compute in Triton's interpreter, what compilers make of them."""
+"""Kernels of networks of integers: what they compute in Triton's interpreter, what compilers make
+of them.
+"""
 
 import json
 import re
@@ -31,7 +33,9 @@ def interpreted(tmp_path_factory):
         if chosen not in found:
             command = [sys.executable, str(SUPPORT / "interpreted_integers.py"), chosen]
             paths = f"{CODE}:{SUPPORT.parent}"
-            done = run_process(command, tmp_path_factory.mktemp("at"), TRITON_INTERPRET="1", PYTHONPATH=paths)
+            done = run_process(
+                command, tmp_path_factory.mktemp("at"), TRITON_INTERPRET="1", PYTHONPATH=paths
+            )
             assert done.returncode == 0, done.stderr
             found[chosen] = json.loads(done.stdout.splitlines()[-1])
         if "unusable" in found[chosen]:
@@ -43,7 +47,11 @@ def interpreted(tmp_path_factory):
 
 @pytest.mark.parametrize("network", ["odd", "digits"])
 def test_logits_are_those_of_the_definition_and_the_checks_of_voting_pass(network, interpreted):
-    assert interpreted("quick")[network] == {"digest": True, "is refused": False, "rows of NaN": [2]}
+    assert interpreted("quick")[network] == {
+        "digest": True,
+        "is refused": False,
+        "rows of NaN": [2],
+    }
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,9 @@ def test_logits_are_those_of_the_definition_and_the_checks_of_voting_pass(networ
     ],
 )
 def test_each_shape_gives_the_integers_of_the_definition(chosen, network, least, interpreted):
-    """Random ones and those that make the largest sums; of the small ResNet-50, shapes with up to 2^16 weights."""
+    """Random ones and those that make the largest sums; of the small ResNet-50, shapes with up to
+    2^16 weights.
+    """
     found = interpreted(chosen)[network]
     assert {name: wrong for name, wrong in found.items() if wrong} == {} and len(found) >= least
 
@@ -73,10 +83,14 @@ def operations(arch: str, side: int) -> list:
     from support import interpreted_integers
 
     dataset = "cifar10" if arch.startswith("cifar") else "imagenet"
-    made = integer_kernels.KernelNetwork(interpreted_integers.house_network(arch, dataset, side)).operations
+    made = integer_kernels.KernelNetwork(
+        interpreted_integers.house_network(arch, dataset, side)
+    ).operations
     kernels = [each for each in made if isinstance(each, integer_kernels._Convolution)]
     geometry = "CHANNELS", "OUT_CHANNELS", "DEPTH", "STRIDE_H"
-    return list({(len(each.layers), *map(each.constants.get, geometry)): each for each in kernels}.values())
+    return list(
+        {(len(each.layers), *map(each.constants.get, geometry)): each for each in kernels}.values()
+    )
 
 
 def compiled(operation, arch: int):
@@ -87,17 +101,28 @@ def compiled(operation, arch: int):
 
     from smoothadv.smoothing.integer_kernels import convolution
 
-    names = {torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.float32: "fp32"}
+    names = {
+        torch.uint8: "u8",
+        torch.int8: "i8",
+        torch.int16: "i16",
+        torch.int32: "i32",
+        torch.float32: "fp32",
+    }
     is_first, is_rescaled = not operation.reads[0], operation.rescaling is not None
     types = {
-        **{"x": torch.float32 if is_first else operation.read[0].dtype, "mean": torch.int32 if is_first else None},
+        **{
+            "x": torch.float32 if is_first else operation.read[0].dtype,
+            "mean": torch.int32 if is_first else None,
+        },
         **{"weight": torch.int8, "bias": torch.int32, "multiplier": torch.float32},
         "shortcut": operation.read[1].dtype if len(operation.read) > 1 else None,
         "wide": operation.made[0].dtype if operation.has_wide else None,
         "narrow": operation.made[-1].dtype if is_rescaled else None,
         "narrow_multiplier": torch.float32 if is_rescaled else None,
     }
-    given = {name: f"*{names[kind]}" for name, kind in types.items() if kind is not None} | {"rows": "i32"}
+    given = {name: f"*{names[kind]}" for name, kind in types.items() if kind is not None} | {
+        "rows": "i32"
+    }
     constants = {name: value for name, value in operation.constants.items() if name != "num_warps"}
     constants |= {name: None for name, kind in types.items() if kind is None}
     signature = {name: given.get(name, "constexpr") for name in convolution.arg_names}
@@ -110,8 +135,12 @@ def compiled(operation, arch: int):
 @pytest.mark.slow
 @pytest.mark.parametrize(("arch", "side"), [("cifar_resnet110", 32), ("resnet50", 32)])
 @pytest.mark.parametrize(("target", "product"), [(80, "mma.sync"), (90, "wgmma.mma_async")])
-def test_compiled_kernels_multiply_bytes_spill_no_registers_and_fuse_nothing(tmp_path, arch, side, target, product):
-    triton = pytest.importorskip("triton", "3.2", reason="older versions than Triton 3.2 are compiled in another way")
+def test_compiled_kernels_multiply_bytes_spill_no_registers_and_fuse_nothing(
+    tmp_path, arch, side, target, product
+):
+    triton = pytest.importorskip(
+        "triton", "3.2", reason="older versions than Triton 3.2 are compiled in another way"
+    )
     tools = sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*"))
     for operation in operations(arch, side):
         ptx = compiled(operation, target).asm["ptx"]
@@ -120,9 +149,16 @@ def test_compiled_kernels_multiply_bytes_spill_no_registers_and_fuse_nothing(tmp
         (tmp_path / "kernel.ptx").write_text(ptx)
         (gpu,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
         command = ["--fmad=false", "-v", f"--gpu-name={gpu}", "kernel.ptx", "-o", "kernel.cubin"]
-        runs = [subprocess.run([tool, *command], cwd=tmp_path, capture_output=True, text=True) for tool in tools]
-        said = [run.stderr for run in runs if run.returncode == 0]  # one of several assemblers may be too old
-        assert said and all("0 bytes spill stores, 0 bytes spill loads" in text for text in said), operation.constants
+        runs = [
+            subprocess.run([tool, *command], cwd=tmp_path, capture_output=True, text=True)
+            for tool in tools
+        ]
+        said = [
+            run.stderr for run in runs if run.returncode == 0
+        ]  # one of several assemblers may be too old
+        assert said and all("0 bytes spill stores, 0 bytes spill loads" in text for text in said), (
+            operation.constants
+        )
 
 
 def test_kernels_are_for_cuda_and_a_warning_says_where_they_do_not_run():
@@ -154,7 +190,9 @@ def test_kernels_that_compute_something_else_do_not_vote(monkeypatch):
     monkeypatch.setattr(classifier, "_fast_form", lambda network, device: Constant())
     voter = classifier.arrange(odd_network(), torch.device("cpu"))
     with pytest.warns(DoubtfulWarning, match="float32 votes"):
-        voter.use_fast_form(partial(check_exact, VoteCounter(voter, 5, 4, torch.device("cpu")), voter.integers))
+        voter.use_fast_form(
+            partial(check_exact, VoteCounter(voter, 5, 4, torch.device("cpu")), voter.integers)
+        )
     assert voter.fast is None
 
 

@@ -1,4 +1,5 @@
-"""Counting votes: packing, batch and depth change no vote; compared with a slow counter of one draw at a time.
+"""Counting votes: packing, batch and depth change no vote; compared with a slow counter of one draw
+at a time.
 
 The classifiers compute in whole numbers, so that equal means equal.
 """
@@ -39,7 +40,9 @@ VOTINGS = {
     "predict": lambda: predict(45, 0.001),
     "one draw": lambda: ask([Draws(1)]),
     "no draws": lambda: ask([Draws(0), Draws(5), Draws(0), Draws(0)]),
-    "no misses allowed": lambda: ask([Draws(20, more_misses(1, 0)), Draws(20, more_misses(3, 0)), Draws(33)]),
+    "no misses allowed": lambda: ask(
+        [Draws(20, more_misses(1, 0)), Draws(20, more_misses(3, 0)), Draws(33)]
+    ),
     "some misses allowed": lambda: ask(
         [Draws(40, more_misses(candidate, misses)) for candidate in (1, 0) for misses in (3, 9, 40)]
     ),
@@ -47,7 +50,8 @@ VOTINGS = {
 many = settings(max_examples=50)
 specifications = st.sampled_from(list(NOISES)).flatmap(
     lambda noise: st.lists(
-        st.tuples(st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), st.just(noise)), max_size=10
+        st.tuples(st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), st.just(noise)),
+        max_size=10,
     )
 )
 
@@ -62,7 +66,12 @@ def own_cache(tmp_path_factory) -> Iterator[None]:
 
 def poll_of(voting: str, number: int, noise: str = "GaussianNoise") -> Poll:
     """With a separate stream and voting, and a tag to recognize it by."""
-    return Poll(image_of(number), NOISES[noise].stream(number, CPU), VOTINGS[voting](), (voting, number, noise))
+    return Poll(
+        image_of(number),
+        NOISES[noise].stream(number, CPU),
+        VOTINGS[voting](),
+        (voting, number, noise),
+    )
 
 
 @cache
@@ -93,13 +102,20 @@ def test_outcomes_are_the_same_at_every_batch(batch, depth):
 
 
 def test_the_comparison_covers_certificates_and_abstentions_cut_short():
-    exact = [expected("exact, of which few are needed", number, "GaussianNoise") for number in range(IMAGES)]
+    exact = [
+        expected("exact, of which few are needed", number, "GaussianNoise")
+        for number in range(IMAGES)
+    ]
     assert any(certificate.radius > 0 for certificate in exact)
-    assert any(certificate.prediction == ABSTAIN and 0 < certificate.trials < 250 for certificate in exact)
+    assert any(
+        certificate.prediction == ABSTAIN and 0 < certificate.trials < 250 for certificate in exact
+    )
     adaptive = [expected("adaptive", number, "GaussianNoise") for number in range(IMAGES)]
     assert len({certificate.trials for certificate in adaptive}) >= 3
     answers = expected("some misses allowed", 0, "GaussianNoise")
-    assert any(sum(answer) < 40 for answer in answers) and any(sum(answer) == 40 for answer in answers)
+    assert any(sum(answer) < 40 for answer in answers) and any(
+        sum(answer) == 40 for answer in answers
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
@@ -128,7 +144,9 @@ def test_the_classifier_sees_the_draws_of_the_streams_and_nothing_else(batch, de
 
 
 def test_draws_of_a_round_cut_short_are_not_used_in_the_next():
-    """The next round begins after all reserved draws, used or not: at the same draw for every batch."""
+    """The next round begins after all reserved draws, used or not: at the same draw for every
+    batch.
+    """
     for batch in (1, 8, 50):
         recorder = Recorder(ConstantClassifier(0, CLASSES))
         list(counter_of(recorder, batch).run([asking(1, Draws(30, more_misses(1, 0)), Draws(10))]))
@@ -138,7 +156,11 @@ def test_draws_of_a_round_cut_short_are_not_used_in_the_next():
 
 
 @many
-@given(st.lists(st.integers(1, 70), min_size=1, max_size=9), st.integers(1, 60), st.sampled_from([1, 2]))
+@given(
+    st.lists(st.integers(1, 70), min_size=1, max_size=9),
+    st.integers(1, 60),
+    st.sampled_from([1, 2]),
+)
 def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(sizes, batch, depth):
     recorder = Recorder(ConstantClassifier(3, CLASSES))
     polls = [asking(number, Draws(size)) for number, size in enumerate(sizes)]
@@ -154,7 +176,9 @@ def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(s
 
 
 def test_waiting_for_an_answer_lets_later_polls_go_first():
-    """A poll that asks for one draw at a time leaves the rest of each batch to the others, and is the first result."""
+    """A poll that asks for one draw at a time leaves the rest of each batch to the others, and is
+    the first result.
+    """
     recorder = Recorder(CLASSIFIER)
     slow = asking(0, *[Draws(1)] * 10, tag="slow")
     others = [asking(i, Draws(90), tag=f"other {i}") for i in (1, 2)]
@@ -197,7 +221,9 @@ def test_images_of_several_shapes_are_refused():
 
 
 def test_a_voting_that_asks_for_nothing_is_a_result():
-    results = counter_of(ConstantClassifier(1, CLASSES), 8).run([asking(0), asking(0, Draws(2)), asking(0)])
+    results = counter_of(ConstantClassifier(1, CLASSES), 8).run(
+        [asking(0), asking(0, Draws(2)), asking(0)]
+    )
     assert [result.outcome for result in results] == [[], [[0, 2, 0, 0]], []]
 
 
@@ -209,11 +235,15 @@ def test_a_counter_can_be_used_again():
 
 
 class Clock:
-    """A classifier whose every forward pass takes one second of a clock that stands still otherwise."""
+    """A classifier whose every forward pass takes one second of a clock that stands still
+    otherwise.
+    """
 
     def __init__(self, monkeypatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr("smoothadv.smoothing.voting.time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(
+            "smoothadv.smoothing.voting.time", SimpleNamespace(perf_counter=lambda: self.now)
+        )
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         self.now += 1
@@ -240,7 +270,9 @@ def digest_of(classifier, batch: int = 100, shape: tuple[int, ...] = (1, 8, 8)) 
 
 
 def test_digest_of_logits_tells_functions_batches_and_shapes_apart():
-    """Also functions that differ by one unit in the last place of the logits of one image, the last one."""
+    """Also functions that differ by one unit in the last place of the logits of one image, the last
+    one.
+    """
     torch.manual_seed(0)
     layer = torch.nn.Linear(64, 2)
 
@@ -268,8 +300,12 @@ def test_digest_of_logits_sees_grey_levels_of_the_whole_range():
     assert not torch.equal(seen[0][0], seen[0][64]), "no image twice"
 
 
-def test_votes_are_sent_before_the_next_batch_starts_and_counted_after_their_own_copy_alone(monkeypatch):
-    """In the order in which an accelerator is told: its work is queued, and only ``waited`` waits for it."""
+def test_votes_are_sent_before_the_next_batch_starts_and_counted_after_their_own_copy_alone(
+    monkeypatch,
+):
+    """In the order in which an accelerator is told: its work is queued, and only ``waited`` waits
+    for it.
+    """
     told = []
 
     def to_host(votes: torch.Tensor):
@@ -283,23 +319,32 @@ def test_votes_are_sent_before_the_next_batch_starts_and_counted_after_their_own
 
     monkeypatch.setattr(voting, "to_host", to_host)
     counter = counter_of(classifier, 10, depth=2)
-    counter.on_batch = lambda draws: told.append(("counted", sum(step == "counted" for step, _ in told)))
+    counter.on_batch = lambda draws: told.append(
+        ("counted", sum(step == "counted" for step, _ in told))
+    )
     (result,) = counter.run([asking(0, Draws(40))])
     assert sum(result.outcome[0]) == 40
     started = [[("launched", number), ("sent", number)] for number in range(4)]
     ended = [[("waited", number), ("counted", number)] for number in range(4)]
-    assert told == sum([started[0], started[1], ended[0], started[2], ended[1], started[3], ended[2], ended[3]], [])
+    assert told == sum(
+        [started[0], started[1], ended[0], started[2], ended[1], started[3], ended[2], ended[3]], []
+    )
 
 
 def test_waiting_for_values_of_a_gpu_waits_for_their_copy_and_not_for_its_stream(monkeypatch):
-    """With stand-ins for CUDA: the copy is queued into pinned memory, and an event behind it on the same stream."""
+    """With stand-ins for CUDA: the copy is queued into pinned memory, and an event behind it on the
+    same stream.
+    """
     told = Mock()
     monkeypatch.setattr(torch, "empty", told.empty)
     monkeypatch.setattr(torch.cuda, "Event", told.Event)
     monkeypatch.setattr(torch.cuda, "current_stream", told.stream)
     values = Mock(device=torch.device("cuda:1"), shape=(3,), dtype=torch.int32)
     waited = devices.to_host(values)
-    queued = [call.empty((3,), dtype=torch.int32, pin_memory=True), call.empty().copy_(values, non_blocking=True)]
+    queued = [
+        call.empty((3,), dtype=torch.int32, pin_memory=True),
+        call.empty().copy_(values, non_blocking=True),
+    ]
     recorded = [call.Event(), call.stream(values.device), call.Event().record(told.stream())]
     assert told.mock_calls[:-1] == [*queued, *recorded] and values.mock_calls == []
     assert waited() is told.empty() and told.mock_calls[-2] == call.Event().synchronize()
@@ -308,7 +353,9 @@ def test_waiting_for_values_of_a_gpu_waits_for_their_copy_and_not_for_its_stream
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("noise", list(NOISES))
 def test_sums_of_image_and_noise_are_rounded_to_the_type_of_the_votes(noise, dtype):
-    """To the very images that a voter would make of the sums in float32, also of those that fill up a batch."""
+    """To the very images that a voter would make of the sums in float32, also of those that fill up
+    a batch.
+    """
     recorder, rounded = Recorder(CLASSIFIER), Recorder(lambda images: CLASSIFIER(images.float()))
     list(counter_of(recorder, 30).run([poll_of("predict", 1, noise)]))
     list(counter_of(rounded, 30, dtype=dtype).run([poll_of("predict", 1, noise)]))

@@ -1,4 +1,6 @@
-"""Counting votes where memory runs out, a classifier is broken, or its logits depend on more than one image."""
+"""Counting votes where memory runs out, a classifier is broken, or its logits depend on more than
+one image.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -36,7 +38,10 @@ def polls() -> list[Poll]:
         predict(70, 0.01),
         Exact(Smoothing(0.25, 5, 90, 0.2)).votes(0),
     ]
-    return [Poll(image_of(number), NOISE.stream(number, CPU), voting) for number, voting in enumerate(votings)]
+    return [
+        Poll(image_of(number), NOISE.stream(number, CPU), voting)
+        for number, voting in enumerate(votings)
+    ]
 
 
 def outcomes(counter: VoteCounter) -> list:
@@ -50,7 +55,9 @@ UNDISTURBED = outcomes(counter_of(CLASSIFIER, 64))
 @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
 def test_the_batch_is_halved_until_it_fits_and_no_count_changes(error, depth):
     batches = []
-    counter = counter_of(Forgetful(CLASSIFIER, 10, error), 100, depth, on_smaller_batch=batches.append)
+    counter = counter_of(
+        Forgetful(CLASSIFIER, 10, error), 100, depth, on_smaller_batch=batches.append
+    )
     assert outcomes(counter) == UNDISTURBED
     assert batches == [50, 25, 12, 6] and counter.batch == 6
 
@@ -69,19 +76,27 @@ def test_no_draw_is_lost_or_repeated_where_memory_runs_out():
     recorder = Recorder(ConstantClassifier(2, CLASSES))
     counter = counter_of(Forgetful(recorder, 16), 100)
     list(counter.run([Poll(image_of(0), NOISE.stream(0, CPU), ask([Draws(96), Draws(160)]))]))
-    seen = Counter(row.numpy().tobytes() for batch in recorder.batches for row in batch.contiguous())
+    seen = Counter(
+        row.numpy().tobytes() for batch in recorder.batches for row in batch.contiguous()
+    )
     expected = {row.numpy().tobytes() for row in NOISE.stream(0, CPU).noisy(256, image_of(0))}
     assert seen.keys() == expected
     # 12 rows at a time: both rounds end with a batch that is filled up by its own first row.
     assert {len(batch) for batch in recorder.batches} == {12}
-    assert sorted(seen.values())[:-1] == [1] * 255 and max(seen.values()) == 1 + (12 * len(recorder.batches) - 256)
+    assert sorted(seen.values())[:-1] == [1] * 255 and max(seen.values()) == 1 + (
+        12 * len(recorder.batches) - 256
+    )
 
 
 def test_a_batch_that_must_be_kept_is_an_error_instead():
     """Certificates for the executed arithmetic are of one shape."""
     batches = []
-    counter = counter_of(Forgetful(CLASSIFIER, 10), 64, keep_batch=True, on_smaller_batch=batches.append)
-    with pytest.raises(UserError, match="out of memory with --batch 64: give a smaller one .*CUDA out of memory"):
+    counter = counter_of(
+        Forgetful(CLASSIFIER, 10), 64, keep_batch=True, on_smaller_batch=batches.append
+    )
+    with pytest.raises(
+        UserError, match="out of memory with --batch 64: give a smaller one .*CUDA out of memory"
+    ):
         outcomes(counter)
     assert batches == [] and counter.batch == 64
 
@@ -122,7 +137,9 @@ def test_rows_that_only_fill_up_raise_no_alarm():
     assert sum(result.outcome[0]) == 5
 
 
-@pytest.mark.parametrize("shape", [(10, CLASSES - 1), (10, CLASSES + 1), (9, CLASSES), (10,), (10, CLASSES, 1)])
+@pytest.mark.parametrize(
+    "shape", [(10, CLASSES - 1), (10, CLASSES + 1), (9, CLASSES), (10,), (10, CLASSES, 1)]
+)
 def test_logits_of_another_shape_are_an_error(shape):
     with pytest.raises(ValueError, match="for 10 images and 4 classes"):
         one_vote(lambda images: torch.zeros(shape))
@@ -152,7 +169,9 @@ def test_an_ordinary_classifier_is_repeatable(batch):
 def test_repeatability_is_that_of_batches_in_the_layout_that_votes(batch, monkeypatch):
     """Also where rolling returns channels first, as on CUDA."""
     roll, layouts = torch.Tensor.roll, set()
-    monkeypatch.setattr(torch.Tensor, "roll", lambda images, *where: roll(images, *where).contiguous())
+    monkeypatch.setattr(
+        torch.Tensor, "roll", lambda images, *where: roll(images, *where).contiguous()
+    )
 
     def classifier(images: torch.Tensor) -> torch.Tensor:
         layouts.add(images.stride())
@@ -172,7 +191,9 @@ class ByRow(nn.Module):
 
 
 class ByTime(nn.Module):
-    """The last digit of the logits depends on earlier calls, as where threads add in a random order."""
+    """The last digit of the logits depends on earlier calls, as where threads add in a random
+    order.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +205,9 @@ class ByTime(nn.Module):
 
 
 class ByCompany(nn.Module):
-    """The logits depend on the other images of the batch: batch normalization without running statistics."""
+    """The logits depend on the other images of the batch: batch normalization without running
+    statistics.
+    """
 
     def __init__(self) -> None:
         super().__init__()

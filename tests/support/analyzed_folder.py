@@ -9,8 +9,12 @@ TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n"
 TRAINING += "0\t9.1\t0.1\t1.5\t40.0\t1.4\t45.0\n1\t9\t0.1\t1\t60\t1.1\t55\n"
 
 
-def certification(path: str, outcomes: list[tuple[str, float]], start: int = 0, column: str = "radius") -> None:
-    """A released log: R for right, W for wrong, A for an abstention, each with its radius; label 1."""
+def certification(
+    path: str, outcomes: list[tuple[str, float]], start: int = 0, column: str = "radius"
+) -> None:
+    """A released log: R for right, W for wrong, A for an abstention, each with its radius; label
+    1.
+    """
     rows = [
         f"{start + 20 * number}\t1\t{ {'R': 1, 'W': 0, 'A': -1}[letter] }\t{radius}\t{int(letter == 'R')}\t0:00:15\n"
         for number, (letter, radius) in enumerate(outcomes)
@@ -29,12 +33,24 @@ ORACLE = [("R", 0.5), ("R", 0.25), ("A", 0.0), ("W", 0.8), ("R", 1.0)]
 
 
 def fill_folder() -> None:
-    """Write two certification logs of each of two groups, attacks, and a training log into the current folder."""
-    certification(COHEN.format("0.25"), [("R", 0.5), ("R", 0.25), ("R", 0.3), ("W", 0.8), ("W", 0.1)])
+    """Write two certification logs of each of two groups, attacks, and a training log into the
+    current folder.
+    """
+    certification(
+        COHEN.format("0.25"), [("R", 0.5), ("R", 0.25), ("R", 0.3), ("W", 0.8), ("W", 0.1)]
+    )
     certification(COHEN.format("0.50"), ORACLE)
-    certification(OURS.format("0.25", 64), [("R", 0.5), ("R", 0.75), ("R", 0.75), ("R", 0.25), ("A", 0.0)])
-    certification(OURS.format("0.50", 255), [("R", 1.5), ("R", 0.5), ("A", 0.0), ("A", 0.0), ("R", 1.0)])
-    for epsilon, m, outcomes in [("0.250", 1, "RRRAW"), ("0.250", 8, "RRWAW"), ("0.500", 1, "RWWAW")]:
+    certification(
+        OURS.format("0.25", 64), [("R", 0.5), ("R", 0.75), ("R", 0.75), ("R", 0.25), ("A", 0.0)]
+    )
+    certification(
+        OURS.format("0.50", 255), [("R", 1.5), ("R", 0.5), ("A", 0.0), ("A", 0.0), ("R", 1.0)]
+    )
+    for epsilon, m, outcomes in [
+        ("0.250", 1, "RRRAW"),
+        ("0.250", 8, "RRWAW"),
+        ("0.500", 1, "RWWAW"),
+    ]:
         predictions(f"attacked/N100/PGD_{epsilon}/num_{m}/predictions", outcomes)
     Path("trained").mkdir()
     Path("trained/log.txt").write_text(TRAINING)
@@ -44,7 +60,9 @@ def refusal(outcome: Outcome, code: int) -> str:
     """The one line, after any warnings, with which the command ends."""
     *warnings, line = outcome.err.splitlines()
     assert (outcome.code, outcome.out) == (code, ""), outcome
-    assert all(warning.startswith("warning: ") for warning in warnings) and line.startswith("error: ")
+    assert all(warning.startswith("warning: ") for warning in warnings) and line.startswith(
+        "error: "
+    )
     return line.removeprefix("error: ")
 
 

@@ -1,4 +1,6 @@
-"""What the tests of the command attack share: small runs, what they leave on the disk, and reading it plainly."""
+"""What the tests of the command attack share: small runs, what they leave on the disk, and reading
+it plainly.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from support.sharding import manifest_of
 SIGMA, DRAWS = 0.25, 4
 # Twelve images, of which some survive an attack of 0.25 and few one of 1. Options given later win.
 SMALL = ["--device", "cpu", "--N", 50, "--max", 12, "--num-steps", 3, "--num-noise-vec", DRAWS]
-# A network whose loss has a smooth gradient that is nowhere near zero: what rounds otherwise changes an attack by as
-# little. With ReLU, or where the softmax is nearly one, it can change everything.
+# A network whose loss has a smooth gradient that is nowhere near zero: what rounds otherwise
+# changes an attack by as little. With ReLU, or where the softmax is nearly one, it can change
+# everything.
 LINEAR = """
 import torch
 
@@ -42,7 +45,9 @@ def l2_norms(arrays: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def assert_same_attack(log: Path, expected: Path) -> None:
-    """Rows, manifest settings and images are equal to the last bit, and nothing of the work is left over."""
+    """Rows, manifest settings and images are equal to the last bit, and nothing of the work is left
+    over.
+    """
     assert timeless(log) == timeless(expected)
     assert manifest_of(log)["settings"] == manifest_of(expected)["settings"]
     found, wanted = archive(log), archive(expected)
@@ -60,17 +65,25 @@ def accuracy(log: Path) -> float:
 def noisy_logits(
     classifier: torch.nn.Module, image: Any, index: int, purpose: Purpose, draws: int, seed: int = 0
 ) -> torch.Tensor:
-    """Logits [draws, K] of the copies of an image of ``digits`` under the first draws of its stream."""
+    """Logits [draws, K] of the copies of an image of ``digits`` under the first draws of its
+    stream.
+    """
     image = torch.as_tensor(image)
     digest = classifier_digest(classifier, {"arch": "digits_resnet8", "input_layer": "normalize"})
     key = NoiseKey(digest, get_dataset("digits", "test").fingerprint(), SIGMA, seed)
     is_attack = purpose == Purpose.ATTACK_NOISE
-    noise = GaussianNoise(SIGMA, key.attack_seed) if is_attack else GaussianNoise(SIGMA, seed, key=key)
+    noise = (
+        GaussianNoise(SIGMA, key.attack_seed) if is_attack else GaussianNoise(SIGMA, seed, key=key)
+    )
     return classifier(image + noise.stream(index, "cpu", purpose).draw(draws, image))
 
 
-def predicted(classifier: torch.nn.Module, image: Any, index: int, purpose: Purpose, draws: int) -> int:
+def predicted(
+    classifier: torch.nn.Module, image: Any, index: int, purpose: Purpose, draws: int
+) -> int:
     """PREDICT of Cohen et al. at alpha = 0.001, written out."""
-    votes = np.bincount(noisy_logits(classifier, image, index, purpose, draws).argmax(1), minlength=10)
+    votes = np.bincount(
+        noisy_logits(classifier, image, index, purpose, draws).argmax(1), minlength=10
+    )
     top, runner_up = sorted(votes.tolist(), reverse=True)[:2]
     return int(votes.argmax()) if stats.binomtest(top, top + runner_up).pvalue <= 0.001 else -1

@@ -12,7 +12,12 @@ from smoothadv.analysis.shared.logs import Log
 
 MANIFEST = {
     "settings": {
-        **{"dataset": "digits", "split": "test", "dataset_fingerprint": "ab", "arch": "digits_resnet8"},
+        **{
+            "dataset": "digits",
+            "split": "test",
+            "dataset_fingerprint": "ab",
+            "arch": "digits_resnet8",
+        },
         **{
             "input_layer": "normalize",
             "num_classes": 10,
@@ -31,7 +36,9 @@ LETTERS = {"R": 1, "W": 0, "A": -1}
 """What an image of class 1 is taken for: it is right, wrong, or an abstention."""
 
 
-def log_of(name: str, columns: dict[str, list], group: str = "", notes: tuple = (), **values) -> Log:
+def log_of(
+    name: str, columns: dict[str, list], group: str = "", notes: tuple = (), **values
+) -> Log:
     """A log with these columns, of images 0, 1, ... of class 1 where they do not say others."""
     table = pd.DataFrame({"idx": range(len(columns["predict"])), "label": 1, **columns})
     table["correct"] = (table.predict == table.label).astype(int)
@@ -43,10 +50,20 @@ def predicted(name: str, letters: str, group: str = "", **values) -> Log:
     return log_of(name, {"predict": [LETTERS[letter] for letter in letters]}, group, **values)
 
 
-def log(name: str, radii: list[float | None] = (0.5,), group: str = "", notes: tuple = (), **values) -> Log:
-    """A log that is right with each of the ``radii``, of images of class 1, and abstains where there is None."""
+def log(
+    name: str, radii: list[float | None] = (0.5,), group: str = "", notes: tuple = (), **values
+) -> Log:
+    """A log that is right with each of the ``radii``, of images of class 1, and abstains where
+    there is None.
+    """
     predict = [-1 if radius is None else 1 for radius in radii]
-    return log_of(name, {"predict": predict, "radius": [radius or 0.0 for radius in radii]}, group, notes, **values)
+    return log_of(
+        name,
+        {"predict": predict, "radius": [radius or 0.0 for radius in radii]},
+        group,
+        notes,
+        **values,
+    )
 
 
 def texts_around(axes: Axes) -> list[Text]:
@@ -54,14 +71,24 @@ def texts_around(axes: Axes) -> list[Text]:
     texts = [axes.title, axes.xaxis.label, axes.yaxis.label]
     for axis in (axes.xaxis, axes.yaxis):
         low, high = sorted(axis.get_view_interval())  # beyond it ticks exist, but are not drawn
-        texts += [label for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels()) if low <= at <= high]
+        texts += [
+            label
+            for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels())
+            if low <= at <= high
+        ]
     return texts
 
 
 def cut_off(figure: Figure, texts: list[Text]) -> list[str]:
     """Those of the ``texts`` of a drawn figure that are not wholly within it."""
     width, height = figure.bbox.size
-    boxes = [(text.get_text(), text.get_window_extent()) for text in texts if text.get_text() and text.get_visible()]
+    boxes = [
+        (text.get_text(), text.get_window_extent())
+        for text in texts
+        if text.get_text() and text.get_visible()
+    ]
     return [
-        text for text, box in boxes if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
+        text
+        for text, box in boxes
+        if box.x0 < -0.5 or box.y0 < -0.5 or box.x1 > width + 0.5 or box.y1 > height + 0.5
     ]

@@ -1,4 +1,6 @@
-"""Trained classifiers that are the same on every machine: checkpoints in tests/data, made by the script there."""
+"""Trained classifiers that are the same on every machine: checkpoints in tests/data, made by the
+script there.
+"""
 
 from pathlib import Path
 
@@ -16,11 +18,16 @@ def store(checkpoint: Path, name: str) -> None:
     content = torch.load(checkpoint, weights_only=True)
     content["optimizer"]["state"] = {}
     content["state_dict"] = _in(torch.float16, content["state_dict"])
-    torch.save({field: value for field, value in content.items() if field != "runs"}, DATA / f"{name}.pth.tar")
+    torch.save(
+        {field: value for field, value in content.items() if field != "runs"},
+        DATA / f"{name}.pth.tar",
+    )
 
 
 def restore(name: str, folder: Path) -> Path:
-    """The checkpoint ``name`` of tests/data in a new ``folder``, with weights in float32, as ``train`` writes them."""
+    """The checkpoint ``name`` of tests/data in a new ``folder``, with weights in float32, as
+    ``train`` writes them.
+    """
     content = torch.load(DATA / f"{name}.pth.tar", weights_only=True)
     content["state_dict"] = _in(torch.float32, content["state_dict"])
     folder.mkdir()
@@ -29,4 +36,7 @@ def restore(name: str, folder: Path) -> Path:
 
 
 def _in(dtype: torch.dtype, weights: Weights) -> Weights:
-    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
+    return {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in weights.items()
+    }

@@ -1,4 +1,6 @@
-"""Running the commands: as processes where the process itself matters, otherwise in this one, which is far faster."""
+"""Running the commands: as processes where the process itself matters, otherwise in this one, which
+is far faster.
+"""
 
 import csv
 import importlib
@@ -17,12 +19,18 @@ RESEEDED = Path(__file__).parent / "reseeded"
 
 
 def finding(*folders: object) -> dict[str, str]:
-    """The environment in which a process finds the modules in ``folders`` and trains with the seeds of this process."""
+    """The environment in which a process finds the modules in ``folders`` and trains with the seeds
+    of this process.
+    """
     return {"PYTHONPATH": os.pathsep.join(filter(None, map(str, [RESEEDED, *folders])))}
 
 
 # As many threads as in this process, and no accelerator: what is computed there and here is equal.
-ENVIRONMENT = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **finding(os.environ.get("PYTHONPATH", ""))}
+ENVIRONMENT = {
+    **os.environ,
+    "CUDA_VISIBLE_DEVICES": "",
+    **finding(os.environ.get("PYTHONPATH", "")),
+}
 
 
 def script(name: str, *arguments: object) -> list[str]:
@@ -30,7 +38,8 @@ def script(name: str, *arguments: object) -> list[str]:
     return [sys.executable, str(CODE / f"{name}.py"), *map(str, arguments)]
 
 
-# Files of this process cannot grow beyond so many bytes, which says EFBIG where a full disk says ENOSPC.
+# Files of this process cannot grow beyond so many bytes, which says EFBIG where a full disk says
+# ENOSPC.
 _ON_A_SMALL_DISK = """
 import resource, runpy, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
@@ -44,10 +53,14 @@ def on_a_small_disk(space: int, command: list[str]) -> list[str]:
     return [command[0], "-c", _ON_A_SMALL_DISK, str(space), *command[1:]]
 
 
-def run_process(command: list[str], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_process(
+    command: list[str], cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command line to its end, with its output captured as text."""
     variables = {**ENVIRONMENT, **environment}
-    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=HANG_SECONDS)
+    return subprocess.run(
+        command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=HANG_SECONDS
+    )
 
 
 def start_process(command: list[str], cwd: Path) -> subprocess.Popen[str]:
@@ -58,7 +71,9 @@ def start_process(command: list[str], cwd: Path) -> subprocess.Popen[str]:
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Return as soon as ``condition`` holds; fail if the process ends before or nothing happens for too long."""
+    """Return as soon as ``condition`` holds; fail if the process ends before or nothing happens for
+    too long.
+    """
     wait_for(
         condition,
         ended=lambda: process.poll() is not None,
@@ -122,14 +137,20 @@ def rows(log: Path) -> list[dict[str, str]]:
 
 
 def place_of(log: Path, wanted: str, holds: Callable[[dict[str, str]], bool]) -> int:
-    """Which row of a log, from 0, is the first of which ``holds`` is true; fails where none is ``wanted``."""
+    """Which row of a log, from 0, is the first of which ``holds`` is true; fails where none is
+    ``wanted``.
+    """
     found = [place for place, row in enumerate(rows(log)) if holds(row)]
-    assert found, f"none of the {len(rows(log))} images in {log} is {wanted}, and this test needs one"
+    assert found, (
+        f"none of the {len(rows(log))} images in {log} is {wanted}, and this test needs one"
+    )
     return found[0]
 
 
 def timeless(log: Path) -> list[dict[str, str]]:
-    """The rows of a log without what differs between equal runs: times, and rates computed from them."""
+    """The rows of a log without what differs between equal runs: times, and rates computed from
+    them.
+    """
     timed = ("time", "images_per_second")
     return [{name: field for name, field in row.items() if name not in timed} for row in rows(log)]
 
@@ -140,7 +161,9 @@ def header(log: Path) -> list[str]:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """Every path below a folder with its content (None for a folder): equal before and after if nothing changed."""
+    """Every path below a folder with its content (None for a folder): equal before and after if
+    nothing changed.
+    """
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))

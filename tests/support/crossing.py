@@ -5,7 +5,8 @@ from scipy import signal, stats
 
 
 def crossing_probability(p: float, looks: np.ndarray, boundaries: np.ndarray) -> float:
-    """The probability that ``boundaries`` [K] are crossed at some of ``looks`` [K] where draws succeed with ``p``.
+    """The probability that ``boundaries`` [K] are crossed at some of ``looks`` [K] where draws
+    succeed with ``p``.
 
     Right but for 1e-14 per look, the rounding of a convolution.
     """

@@ -1,4 +1,6 @@
-"""Models that betray how they are used: by the shape of their batches, or by running out of memory."""
+"""Models that betray how they are used: by the shape of their batches, or by running out of
+memory.
+"""
 
 import weakref
 from collections.abc import Callable
@@ -7,17 +9,21 @@ import torch
 from torch import nn
 
 OUT_OF_MEMORY: dict[str, Callable[[], Exception]] = {
-    "accelerator": lambda: torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB."),
+    "accelerator": lambda: torch.OutOfMemoryError(
+        "CUDA out of memory.\nTried to allocate 2.00 GiB."
+    ),
     "host": lambda: RuntimeError(
-        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-        "allocate 8000000000 bytes.\nError code 12 (Cannot allocate memory)"
+        "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: "
+        "you tried to allocate 8000000000 bytes.\nError code 12 (Cannot allocate memory)"
     ),
     "python": MemoryError,
 }
 
 
 class ShapeSensitive(nn.Module):
-    """Another model whose answer depends on the size of the batch and the row there, as rounding does but grossly."""
+    """Another model whose answer depends on the size of the batch and the row there, as rounding
+    does but grossly.
+    """
 
     def __init__(self, model: Callable) -> None:
         super().__init__()
@@ -29,9 +35,11 @@ class ShapeSensitive(nn.Module):
 
 
 class Forgetful(nn.Module):
-    """Another model that raises ``make_error()`` for more than ``limit`` rows and at the passes numbered ``fails``.
+    """Another model that raises ``make_error()`` for more than ``limit`` rows and at the passes
+    numbered ``fails``.
 
-    It holds no tensor, but knows which of those that it took and gave since ``forget`` are still alive.
+    It holds no tensor, but knows which of those that it took and gave since ``forget`` are still
+    alive.
     """
 
     def __init__(

@@ -20,6 +20,12 @@ def random_image(seed: int, height: int = 4, width: int = 5, channels: int = 3) 
 
 
 def chw(pixels: np.ndarray) -> np.ndarray:
-    """The float32 [C, H, W] in [0, 1] that a dataset must make of the pixels [H, W, C] or [H, W]."""
-    planes = pixels[None] if pixels.ndim == 2 else np.stack([pixels[:, :, channel] for channel in range(3)])
+    """The float32 [C, H, W] in [0, 1] that a dataset must make of the pixels [H, W, C] or [H,
+    W].
+    """
+    planes = (
+        pixels[None]
+        if pixels.ndim == 2
+        else np.stack([pixels[:, :, channel] for channel in range(3)])
+    )
     return planes.astype(np.float32) / np.float32(255)

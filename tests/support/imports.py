@@ -9,7 +9,9 @@ PACKAGE = "smoothadv"
 
 
 def modules(code: Path) -> dict[str, str]:
-    """The source of every module below ``code``, by dotted name; the scripts directly in it by their bare name."""
+    """The source of every module below ``code``, by dotted name; the scripts directly in it by
+    their bare name.
+    """
     found = {}
     for path in sorted(code.rglob("*.py")):
         parts = path.relative_to(code).with_suffix("").parts
@@ -19,7 +21,8 @@ def modules(code: Path) -> dict[str, str]:
 
 @functools.cache  # tests change one module at a time
 def imported_names(source: str, module: str) -> set[str]:
-    """The dotted names that a module's source imports, wherever it does so: in functions and for types alone, too.
+    """The dotted names that a module's source imports, wherever it does so: in functions and for
+    types alone, too.
 
     ``from a import b`` gives "a.b", whether b is a module or not; see ``graph``.
     """
@@ -29,9 +32,13 @@ def imported_names(source: str, module: str) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = [] if not node.level else module.split(".")[: -node.level]
-            names |= {".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names}
+            names |= {
+                ".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names
+            }
         elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
-            names |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
+            names |= {
+                argument.value for argument in node.args if isinstance(argument, ast.Constant)
+            }
     return names
 
 
@@ -41,7 +48,9 @@ def _called(node: ast.Call) -> str | None:
 
 
 def graph(sources: dict[str, str]) -> dict[str, set[str]]:
-    """For each module, what it imports: modules among ``sources`` by their full name, others by their first part."""
+    """For each module, what it imports: modules among ``sources`` by their full name, others by
+    their first part.
+    """
     return {
         module: {_resolved(name, sources) for name in imported_names(source, module)} - {module}
         for module, source in sources.items()
@@ -58,7 +67,8 @@ def _resolved(name: str, sources: dict[str, str]) -> str:
 
 
 def part(module: str) -> str:
-    """The part of the house that a module belongs to: "attacks" for smoothadv.attacks.pgd; "" for the package itself.
+    """The part of the house that a module belongs to: "attacks" for smoothadv.attacks.pgd; "" for
+    the package itself.
 
     A script directly in code/ is "scripts".
     """
@@ -69,7 +79,9 @@ def part(module: str) -> str:
 
 
 def forbidden_imports(edges: dict[str, set[str]], allowed: dict[str, set[str]]) -> list[str]:
-    """Imports between parts that ``allowed`` does not list; a part may import itself and a missing one nothing else."""
+    """Imports between parts that ``allowed`` does not list; a part may import itself and a missing
+    one nothing else.
+    """
     return [
         f"{module} imports {target}"
         for module, targets in edges.items()

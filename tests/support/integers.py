@@ -17,14 +17,18 @@ from support import slow_integers
 CLIP = 383
 
 
-def grey_images(count: int, shape: tuple[int, ...], clip: int = CLIP, seed: int = 0) -> torch.Tensor:
+def grey_images(
+    count: int, shape: tuple[int, ...], clip: int = CLIP, seed: int = 0
+) -> torch.Tensor:
     """Images [count, C, H, W] of random grey levels in -clip..255 + clip, float32."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-clip, 256 + clip, (count, *shape), generator=generator).float() / 255
 
 
 def with_entrance(network: nn.Module, channels: int) -> nn.Sequential:
-    """A base classifier whose input layer subtracts whole grey levels, so that integers round nothing there."""
+    """A base classifier whose input layer subtracts whole grey levels, so that integers round
+    nothing there.
+    """
     return nn.Sequential(Normalize((128 / 255,) * channels, (0.25,) * channels), network).eval()
 
 
@@ -49,16 +53,21 @@ def slow_logits(network: IntegerNetwork, images: torch.Tensor) -> np.ndarray:
 def _bytes_are_exact() -> bool:
     """Whether oneDNN adds products of bytes exactly in this process.
 
-    It does with AVX-512 VNNI, unless ONEDNN_MAX_CPU_ISA keeps it from these instructions. With others, sums of two
-    products saturate at 2^15 - 1.
+    It does with AVX-512 VNNI, unless ONEDNN_MAX_CPU_ISA keeps it from these instructions. With
+    others, sums of two products saturate at 2^15 - 1.
     """
     if not getattr(torch.cpu, "_is_vnni_supported", bool)():
         return False
-    images, weight = torch.full((1, 8, 4, 4), 255, dtype=torch.uint8), torch.full((8, 8, 3, 3), 127, dtype=torch.int8)
+    images, weight = (
+        torch.full((1, 8, 4, 4), 255, dtype=torch.uint8),
+        torch.full((8, 8, 3, 3), 127, dtype=torch.int8),
+    )
     scales, zeros = torch.ones(8), torch.zeros(8, dtype=torch.int64)
     geometry, result = ([1, 1], [1, 1], [1, 1], 1), (1.0, 0, torch.float32, "none", [], "")
     packed = torch.ops.onednn.qconv_prepack(weight, scales, 1.0, 0, *geometry, None)
-    sums = torch.ops.onednn.qconv2d_pointwise(images, 1.0, 0, packed, scales, zeros, None, *geometry, *result)
+    sums = torch.ops.onednn.qconv2d_pointwise(
+        images, 1.0, 0, packed, scales, zeros, None, *geometry, *result
+    )
     return torch.equal(sums, nn.functional.conv2d(images.float(), weight.float(), padding=1))
 
 

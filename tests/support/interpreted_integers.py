@@ -1,7 +1,8 @@
-"""Runs the kernels of networks of integers in Triton's interpreter, on the CPU, and prints what it finds as JSON.
+"""Runs the kernels of networks of integers in Triton's interpreter, on the CPU, and prints what it
+finds as JSON.
 
-A process of its own: Triton reads TRITON_INTERPRET when it is imported. With "all", ResNet-50 has maps of their true
-sizes.
+A process of its own: Triton reads TRITON_INTERPRET when it is imported. With "all", ResNet-50 has
+maps of their true sizes.
 """
 
 import json
@@ -14,7 +15,14 @@ import triton
 import triton.language as tl
 
 from smoothadv.architectures import get_architecture
-from smoothadv.architectures.integer_layers import Convolution, Maximum, Rescaling, Sum, Total, in_float64
+from smoothadv.architectures.integer_layers import (
+    Convolution,
+    Maximum,
+    Rescaling,
+    Sum,
+    Total,
+    in_float64,
+)
 from smoothadv.architectures.integer_network import IntegerNetwork, Step, digest_of_logits
 from smoothadv.datasets import describe_dataset
 from smoothadv.errors import UserError
@@ -41,7 +49,9 @@ def house_network(arch: str, dataset: str, side: int, flips: bool = False) -> In
     torch.manual_seed(1)
     description = describe_dataset(dataset)
     description = replace(description, image_shape=(description.image_shape[0], side, side))
-    network = quantized(get_architecture(arch, description).eval(), grey_images(2, description.image_shape))
+    network = quantized(
+        get_architecture(arch, description).eval(), grey_images(2, description.image_shape)
+    )
     for layer in network.layers if flips else ():
         if isinstance(layer, Convolution) and not layer.is_last:
             layer.multiplier[::2] *= -1
@@ -49,33 +59,63 @@ def house_network(arch: str, dataset: str, side: int, flips: bool = False) -> In
 
 
 def odd_network(seed: int = 0) -> IntegerNetwork:
-    """Uneven geometry, halves to be rounded, weights of two digits, int8 and int32, and layers without a kernel."""
+    """Uneven geometry, halves to be rounded, weights of two digits, int8 and int32, and layers
+    without a kernel.
+    """
     generator = torch.Generator().manual_seed(seed)
     wide, steps = {"low": -(2**23), "high": 2**23}, list[Step]()
 
-    def add(kind: type, *inputs: int, shape: tuple[int, ...] = (), most: int = 127, multiplier: float = 0, **settings):
+    def add(
+        kind: type,
+        *inputs: int,
+        shape: tuple[int, ...] = (),
+        most: int = 127,
+        multiplier: float = 0,
+        **settings,
+    ):
         tensors = {}
         if kind is Convolution:
             weight = torch.randint(-most, most + 1, shape, generator=generator)
             bias = torch.randint(-999, 999, shape[:1], generator=generator)
-            tensors = {"weight": weight, "bias": bias, "multiplier": torch.full(shape[:1], multiplier)}
+            tensors = {
+                "weight": weight,
+                "bias": bias,
+                "multiplier": torch.full(shape[:1], multiplier),
+            }
         if kind is Rescaling:
             tensors = {"multiplier": torch.tensor([multiplier])}
         steps.append(Step(kind(settings, tensors), inputs))
         return len(steps)
 
     uneven = {"stride": (2, 1), "padding": (3, 0), "dilation": (1, 2)}
-    first = add(Convolution, 0, shape=(8, 3, 2, 3), multiplier=2.0**-11, low=-127, high=127, padding=(1, 1))
+    first = add(
+        Convolution, 0, shape=(8, 3, 2, 3), multiplier=2.0**-11, low=-127, high=127, padding=(1, 1)
+    )
     second = add(Convolution, first, shape=(8, 8, 3, 2), multiplier=0.5, **wide, **uneven)
-    third = add(Convolution, first, shape=(8, 8, 3, 2), most=9999, multiplier=-(2.0**-9), **wide, **uneven)
+    third = add(
+        Convolution, first, shape=(8, 8, 3, 2), most=9999, multiplier=-(2.0**-9), **wide, **uneven
+    )
     total = add(Sum, second, third, low=0, high=2**15 - 1)
     byte = add(Rescaling, total, multiplier=2.0**-7, low=0, high=255)
     other = add(Rescaling, total, multiplier=-0.5, low=-127, high=127)
     largest = add(Maximum, byte, kernel=(2, 3), stride=(1, 2), padding=(0, 1))
-    grouped = add(Convolution, largest, shape=(8, 4, 1, 1), multiplier=2.0**-6, low=-127, high=127, groups=2)
+    grouped = add(
+        Convolution, largest, shape=(8, 4, 1, 1), multiplier=2.0**-6, low=-127, high=127, groups=2
+    )
     most = {"high": 2**15 - 1}
-    again = add(Convolution, grouped, shape=(40, 8, 1, 3), most=1, multiplier=0.5, low=0, padding=(0, 1), **most)
-    short = add(Convolution, other, shape=(40, 8, 1, 1), multiplier=1.5, low=-300, stride=(1, 2), **most)
+    again = add(
+        Convolution,
+        grouped,
+        shape=(40, 8, 1, 3),
+        most=1,
+        multiplier=0.5,
+        low=0,
+        padding=(0, 1),
+        **most,
+    )
+    short = add(
+        Convolution, other, shape=(40, 8, 1, 1), multiplier=1.5, low=-300, stride=(1, 2), **most
+    )
     both = add(Sum, again, add(Maximum, short, kernel=(2, 1)), low=-9, **most)
     middle = add(Rescaling, both, multiplier=0.75, low=0, high=999)
     with torch.no_grad():
@@ -91,19 +131,32 @@ def odd_network(seed: int = 0) -> IntegerNetwork:
 
 
 def inputs_of(operation: kernels._Operation, clip: int, rows: int) -> list[list[torch.Tensor]]:
-    """Random values of the whole range, the extremes alone, and those that make the largest sum of the first output."""
+    """Random values of the whole range, the extremes alone, and those that make the largest sum of
+    the first output.
+    """
     limits = [(value.low, value.high) if number else (-clip, 255 + clip) for number, value in
               zip(operation.reads, operation.read)]  # fmt: skip
     shapes = [(rows, *value.shape) for value in operation.read]
-    types = [value.dtype if number else torch.float32 for number, value in zip(operation.reads, operation.read)]
-    generator, signs = torch.Generator().manual_seed(0), operation.layers[0].weight[0].sum((1, 2)) > 0
-    worst = [signs.view(1, -1, 1, 1).expand(shapes[0]), *(torch.ones(shape) > 0 for shape in shapes[1:])]
+    types = [
+        value.dtype if number else torch.float32
+        for number, value in zip(operation.reads, operation.read)
+    ]
+    generator, signs = (
+        torch.Generator().manual_seed(0),
+        operation.layers[0].weight[0].sum((1, 2)) > 0,
+    )
+    worst = [
+        signs.view(1, -1, 1, 1).expand(shapes[0]),
+        *(torch.ones(shape) > 0 for shape in shapes[1:]),
+    ]
     made = [
         [torch.randint(low, high + 1, shape, generator=generator) for (low, high), shape in zip(limits, shapes)],
         *([torch.where(high, *limit) for high, limit in zip(highs, limits)] for highs in
           (worst, [~each for each in worst], [each | True for each in worst])),
     ]  # fmt: skip
-    finished = [[x / 255 if n == 0 else x for n, x in zip(operation.reads, given)] for given in made]
+    finished = [
+        [x / 255 if n == 0 else x for n, x in zip(operation.reads, given)] for given in made
+    ]
     return [[x.to(kind).contiguous(memory_format=torch.channels_last) for x, kind in zip(given, types)]
             for given in finished]  # fmt: skip
 
@@ -119,12 +172,17 @@ def wrong(operation: kernels._Operation, clip: int, rows: int = 1) -> int:
 
 
 def shapes(network: IntegerNetwork, rows: int, most: float = torch.inf) -> dict[str, int]:
-    """Of each distinct operation with a kernel and at most so many weights, how many integers are wrong."""
+    """Of each distinct operation with a kernel and at most so many weights, how many integers are
+    wrong.
+    """
     found: dict[str, int] = {}
     for operation in kernels.KernelNetwork(network).operations:
         if isinstance(operation, kernels._Convolution) and operation.weight.numel() <= most:
             kinds = [type(layer).__name__ for layer in operation.layers]
-            name = f"{kinds} {[value.dtype for value in operation.made]} {sorted(operation.constants.items())}"
+            name = (
+                f"{kinds} {[value.dtype for value in operation.made]} "
+                f"{sorted(operation.constants.items())}"
+            )
             if name not in found:
                 found[name] = wrong(operation, network.clip, rows)
     return found
@@ -134,7 +192,10 @@ def whole(network: IntegerNetwork) -> dict:
     """Of a whole network: the digest of the probe, the checks of voting, NaN."""
     form, images = kernels.KernelNetwork(network), network.probe_images()
     with torch.inference_mode():
-        result: dict = {"digest": digest_of_logits(form(images)) == network.probe, "is refused": False}
+        result: dict = {
+            "digest": digest_of_logits(form(images)) == network.probe,
+            "is refused": False,
+        }
         images[2, 0, 1, 1] = torch.nan
         result["rows of NaN"] = form(images).isnan().all(1).nonzero().flatten().tolist()
     try:
@@ -153,7 +214,9 @@ def faults(network: IntegerNetwork) -> dict:
             found["roundings"].append(kernels.KernelNetwork(network).inexact_layer(images))
     for name, fault in {
         "multiplier": lambda operation: operation.multiplier.mul_(1 + 2.0**-10),
-        "border": lambda operation: operation.constants.update(HEIGHT=operation.constants["HEIGHT"] - 1),
+        "border": lambda operation: operation.constants.update(
+            HEIGHT=operation.constants["HEIGHT"] - 1
+        ),
         "bias": lambda operation: operation.bias.add_(1),
         "tap": lambda operation: operation.weight[:, 0, 0].zero_(),
     }.items():
@@ -167,14 +230,23 @@ def main(chosen: str) -> None:
     tried, odd = torch.ones(16), odd_network()
     double[(1,)](tried, SIZE=16)
     if tried.sum() != 32:  # as with Triton 3.0 and NumPy 2
-        print(json.dumps({"unusable": f"the interpreter of Triton {triton.__version__} stores nothing here"}))
+        print(
+            json.dumps(
+                {"unusable": f"the interpreter of Triton {triton.__version__} stores nothing here"}
+            )
+        )
         return
     if chosen == "all":
         kernels._BLOCK_ROWS = 1024  # the interpreter takes long for each program
         found = {"resnet50": shapes(house_network("resnet50", "imagenet", 224, True), 1)}
     else:
         digits = house_network("digits_resnet8", "digits", 8)
-        found = {"odd": whole(odd), "digits": whole(digits), "faults": faults(odd), "shapes of odd": shapes(odd, 3)}
+        found = {
+            "odd": whole(odd),
+            "digits": whole(digits),
+            "faults": faults(odd),
+            "shapes of odd": shapes(odd, 3),
+        }
         kernels._BLOCK_ROWS = 512
         found["cifar_resnet110"] = shapes(house_network("cifar_resnet110", "cifar10", 32, True), 1)
         kernels._BLOCK_ROWS = 64

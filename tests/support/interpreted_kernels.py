@@ -1,4 +1,5 @@
-"""Runs the kernels of the noise in Triton's interpreter, on the CPU, and prints what it finds as JSON.
+"""Runs the kernels of the noise in Triton's interpreter, on the CPU, and prints what it finds as
+JSON.
 
 A process of its own: Triton reads TRITON_INTERPRET when it is imported.
 """
@@ -13,7 +14,15 @@ import torch
 import triton
 import triton.language as tl
 
-from smoothadv.noise import GaussianNoise, Noise, NoiseKey, RoundedGaussianNoise, Rows, kernels, streams
+from smoothadv.noise import (
+    GaussianNoise,
+    Noise,
+    NoiseKey,
+    RoundedGaussianNoise,
+    Rows,
+    kernels,
+    streams,
+)
 from smoothadv.noise.philox import MULTIPLIERS, philox
 
 MOST = 2**32 - 1
@@ -49,13 +58,17 @@ def run(kernel, rows: int, given: torch.Tensor) -> torch.Tensor:
     """What a kernel above makes of its columns, of any number: [rows, columns]."""
     number = given.shape[-1]
     size = 1 << (number - 1).bit_length()
-    found = torch.full((rows, size), -1, dtype=torch.int64 if kernel is words_kernel else torch.float64)
+    found = torch.full(
+        (rows, size), -1, dtype=torch.int64 if kernel is words_kernel else torch.float64
+    )
     kernel[(1,)](found, torch.nn.functional.pad(given, (0, size - number)), SIZE=size)
     return found[:, :number]
 
 
 def words() -> int:
-    """How many of 9,096 addresses and keys have other words than ``philox`` gives: limits of all words, and random."""
+    """How many of 9,096 addresses and keys have other words than ``philox`` gives: limits of all
+    words, and random.
+    """
     limits = torch.tensor(list(itertools.product([0, 1, 2**31, MOST], repeat=6))).T
     random = torch.randint(0, MOST + 1, (6, 5000), generator=torch.Generator().manual_seed(0))
     given = torch.cat([limits, random], dim=1)
@@ -64,18 +77,31 @@ def words() -> int:
 
 
 def extremes() -> float:
-    """The largest error of root, cosine and sine at words around powers of two, where series are at their ends."""
-    near = {value + step for power in range(33) for value in (2**power, 3 * 2**power) for step in range(-3, 4)}
+    """The largest error of root, cosine and sine at words around powers of two, where series are at
+    their ends.
+    """
+    near = {
+        value + step
+        for power in range(33)
+        for value in (2**power, 3 * 2**power)
+        for step in range(-3, 4)
+    }
     hard = torch.tensor(sorted(value for value in near if 0 <= value <= MOST))
     angle = hard.double() * (2 * math.pi * 2.0**-32)
     radius = (-2 * torch.log1p((hard.double() + 0.5) * 2.0**-32 - 1)).sqrt()
-    return float((run(parts_kernel, 3, hard) - torch.stack([radius, angle.cos(), angle.sin()])).abs().max())
+    return float(
+        (run(parts_kernel, 3, hard) - torch.stack([radius, angle.cos(), angle.sin()])).abs().max()
+    )
 
 
 def batch_of(noise: Noise, shape: tuple[int, ...], shares: int) -> list[Rows]:
-    """Shares of one to three draws, of images of 8 bits, at the limits of example, purpose and draw, and between."""
+    """Shares of one to three draws, of images of 8 bits, at the limits of example, purpose and
+    draw, and between.
+    """
     generator = torch.Generator().manual_seed(shares)
-    limits = itertools.cycle(itertools.product([0, MOST], [0, MOST, 7], [MOST - 2, 0, 2**31 - 1, 10**6]))
+    limits = itertools.cycle(
+        itertools.product([0, MOST], [0, MOST, 7], [MOST - 2, 0, 2**31 - 1, 10**6])
+    )
     rows = []
     for share, (example, purpose, first) in zip(range(shares), limits):
         image = torch.randint(0, 256, shape, generator=generator) / 255
@@ -105,10 +131,14 @@ def exact(noise: Noise, batch: list[Rows], shape: tuple[int, ...]) -> torch.Tens
 
 
 def empty(rows: int, shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
-    """A tensor of sevens in one of the layouts that callers use; the rows of the last lie 2^31 elements apart."""
+    """A tensor of sevens in one of the layouts that callers use; the rows of the last lie 2^31
+    elements apart.
+    """
     if layout == "far apart":
         step = 2**31 + 8
-        whole = torch.empty(step * (rows - 1) + math.prod(shape), dtype=dtype)  # most of it is never touched
+        whole = torch.empty(
+            step * (rows - 1) + math.prod(shape), dtype=dtype
+        )  # most of it is never touched
         return whole.as_strided((rows, *shape), (step, *torch.empty(shape).stride()))
     out = torch.full((rows, *shape), 7.0, dtype=dtype)
     return out.contiguous(memory_format=torch.channels_last) if layout == "channels last" else out
@@ -125,29 +155,39 @@ CASES = [
 
 
 def batches(kind: type[Noise], cases: list[tuple]) -> list[dict]:
-    """Each case in each type: launches, addresses, how many differ from the definition; errors of float32, in
-    sigma: the kernel's, then those of torch alone.
+    """Each case in each type: launches, addresses, how many differ from the definition; errors of
+    float32, in sigma: the kernel's, then those of torch alone.
     """
     results = []
     for (shape, shares, layout), sigma in zip(cases, itertools.cycle([0.12, 0.25, 0.7])):
         noise = kind(sigma, 3, key=NoiseKey("weights", "images", sigma, 3))
         batch = batch_of(noise, shape, shares)
         count, padding = sum(rows.count for rows in batch), 0 if layout == "far apart" else 3
-        for dtype in (torch.float32, torch.float16, torch.bfloat16)[: 1 if layout == "far apart" else 3]:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)[
+            : 1 if layout == "far apart" else 3
+        ]:
             with mock.patch.object(kernels, "launch", wraps=kernels.launch) as launch:
                 found = filled(kernels, batch, empty(count + padding, shape, dtype, layout))
             if kind is GaussianNoise:
-                black = [Rows(rows.stream, torch.zeros(shape), rows.first, rows.count) for rows in batch]
+                black = [
+                    Rows(rows.stream, torch.zeros(shape), rows.first, rows.count) for rows in batch
+                ]
                 alone = filled(kernels, black, torch.empty(count, *shape))
                 images = torch.cat([rows.image.expand(rows.count, *shape) for rows in batch])
                 expected = images + alone
                 by_torch = filled(None, black, torch.empty(count, *shape))
-                errors = [(each - exact(noise, batch, shape)).abs() / sigma for each in (alone, by_torch)]
+                errors = [
+                    (each - exact(noise, batch, shape)).abs() / sigma for each in (alone, by_torch)
+                ]
             else:
                 expected, errors = filled(None, batch, torch.empty(count, *shape)), []
             right = [expected.to(dtype)]
-            if dtype == torch.bfloat16:  # the interpreter cuts digits off, where a GPU rounds (cvt.rn)
-                right.append((expected.contiguous().view(torch.int32) >> 16 << 16).view(torch.float32))
+            if (
+                dtype == torch.bfloat16
+            ):  # the interpreter cuts digits off, where a GPU rounds (cvt.rn)
+                right.append(
+                    (expected.contiguous().view(torch.int32) >> 16 << 16).view(torch.float32)
+                )
             wrong = min(int((found[:count] != each).sum()) for each in right)
             results.append(
                 {
@@ -162,14 +202,22 @@ def batches(kind: type[Noise], cases: list[tuple]) -> list[dict]:
 
 
 def main() -> None:
-    if run(words_kernel, 4, torch.zeros(6, 8, dtype=torch.int64)).min() < 0:  # as with Triton 3.0 and NumPy 2
-        print(json.dumps({"unusable": f"the interpreter of Triton {triton.__version__} stores nothing here"}))
+    if (
+        run(words_kernel, 4, torch.zeros(6, 8, dtype=torch.int64)).min() < 0
+    ):  # as with Triton 3.0 and NumPy 2
+        print(
+            json.dumps(
+                {"unusable": f"the interpreter of Triton {triton.__version__} stores nothing here"}
+            )
+        )
         return
     found: dict = {"words": words(), "extremes": extremes()}
     with mock.patch.object(kernels, "_MULTIPLIER_0", tl.constexpr(MULTIPLIERS[0] ^ 2)):
         found["words of a wrong multiplier"] = words()
     with mock.patch.object(kernels, "_BLOCK", 128):  # several programs, some of them across rows
-        found["small blocks"] = [each for kind in KINDS for each in batches(kind, [((3, 5, 3), 5, "channels last")])]
+        found["small blocks"] = [
+            each for kind in KINDS for each in batches(kind, [((3, 5, 3), 5, "channels last")])
+        ]
     kernels._BLOCK = 2**14  # the interpreter takes long for each program
     found["batches"] = [each for kind in KINDS for each in batches(kind, CASES)]
     print(json.dumps(found))

@@ -1,4 +1,6 @@
-"""Small classifiers whose smoothed versions, gradients and closest adversarial examples are known in closed form."""
+"""Small classifiers whose smoothed versions, gradients and closest adversarial examples are known
+in closed form.
+"""
 
 import torch
 from torch import nn
@@ -11,7 +13,8 @@ MARGIN, DISTANCE = 4.0, 0.8
 class LinearClassifier(nn.Module):
     """Class 1 where s = w.x + b > 0, for inputs of any shape [B, ...] with as many numbers as w.
 
-    Logits (-s / 2, s / 2): the gradient of the loss survives in either logit where one probability rounds to 1.
+    Logits (-s / 2, s / 2): the gradient of the loss survives in either logit where one probability
+    rounds to 1.
     """
 
     def __init__(self, weight, bias: float, dtype: torch.dtype) -> None:
@@ -28,7 +31,9 @@ class LinearClassifier(nn.Module):
 
 
 class ProbitClassifier(LinearClassifier):
-    """A softmax that gives class 1 the probability Phi(w.x + b): its Gaussian average is again a Phi."""
+    """A softmax that gives class 1 the probability Phi(w.x + b): its Gaussian average is again a
+    Phi.
+    """
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         score = self.score(inputs)
@@ -85,11 +90,15 @@ class Recorder(nn.Module):
         return self.model(inputs)
 
 
-def linear_classifier(weight=WEIGHT, bias: float = BIAS, dtype: torch.dtype = torch.float64) -> LinearClassifier:
+def linear_classifier(
+    weight=WEIGHT, bias: float = BIAS, dtype: torch.dtype = torch.float64
+) -> LinearClassifier:
     return LinearClassifier(weight, bias, dtype)
 
 
-def probit_classifier(weight=WEIGHT, bias: float = BIAS, dtype: torch.dtype = torch.float64) -> ProbitClassifier:
+def probit_classifier(
+    weight=WEIGHT, bias: float = BIAS, dtype: torch.dtype = torch.float64
+) -> ProbitClassifier:
     return ProbitClassifier(weight, bias, dtype)
 
 
@@ -104,6 +113,8 @@ def random_linear_classifier(dimension: int, num_classes: int, seed: int) -> nn.
 
 
 def network_with_state(channels: int = 1, num_classes: int = 3) -> nn.Sequential:
-    """Batch normalization first, so that its statistics are those of the inputs; then a layer on channel means."""
+    """Batch normalization first, so that its statistics are those of the inputs; then a layer on
+    channel means.
+    """
     means = nn.AdaptiveAvgPool2d(1), nn.Flatten()
     return nn.Sequential(nn.BatchNorm2d(channels), *means, nn.Linear(channels, num_classes))

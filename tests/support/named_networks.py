@@ -22,7 +22,9 @@ def small_network(channels: int = 3, classes: int = 3, size: int = 8) -> nn.Modu
 
 
 def save_hf(folder: Path, seed: int = 5, names: Sequence[str] = NAMES, **processor: object) -> Path:
-    """A ResNet with these classes, saved by transformers; with a preprocessor_config.json if one is given."""
+    """A ResNet with these classes, saved by transformers; with a preprocessor_config.json if one is
+    given.
+    """
     from transformers import ResNetConfig, ResNetForImageClassification
 
     sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
@@ -36,11 +38,15 @@ def save_hf(folder: Path, seed: int = 5, names: Sequence[str] = NAMES, **process
 
 
 def save_onnx(path: Path, network: nn.Module, images: torch.Tensor, fixed: bool = False) -> Path:
-    """The network as an ONNX file, for batches of any size or, if ``fixed``, of the size of ``images``."""
+    """The network as an ONNX file, for batches of any size or, if ``fixed``, of the size of
+    ``images``.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the newer exporter needs a further package
         axes = None if fixed else {"images": {0: "batch"}}
-        torch.onnx.export(network, images, str(path), input_names=["images"], dynamic_axes=axes, dynamo=False)
+        torch.onnx.export(
+            network, images, str(path), input_names=["images"], dynamic_axes=axes, dynamo=False
+        )
     return path
 
 
@@ -49,5 +55,8 @@ def save_folder(root: Path, *classes: str, size: int = 8) -> Path:
     for number, name in enumerate(classes):
         for index in range(2):
             for split in ("train", "test"):
-                save_image(root / split / name / f"{index}.png", random_image(10 * number + index, size, size))
+                save_image(
+                    root / split / name / f"{index}.png",
+                    random_image(10 * number + index, size, size),
+                )
     return root

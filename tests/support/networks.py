@@ -1,4 +1,6 @@
-"""Networks that folding must leave right: what torch.fx can follow, what it cannot, and what it follows wrongly."""
+"""Networks that folding must leave right: what torch.fx can follow, what it cannot, and what it
+follows wrongly.
+"""
 
 from collections.abc import Callable
 
@@ -10,7 +12,9 @@ from support.released import randomise_batch_norms
 
 
 class Network(nn.Module):
-    """Two convolutions of 3 channels, a ReLU and a mean per channel; subclasses run them another way."""
+    """Two convolutions of 3 channels, a ReLU and a mean per channel; subclasses run them another
+    way.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +29,9 @@ class Network(nn.Module):
         return self.end(self.norm(self.first(x)))
 
 
-def _network(name: str, forward: Callable, change: Callable[[Network], object] = lambda net: None) -> type[Network]:
+def _network(
+    name: str, forward: Callable, change: Callable[[Network], object] = lambda net: None
+) -> type[Network]:
     """A class of networks that ``change`` their layers and then run them by ``forward``."""
 
     def make(self) -> None:
@@ -55,26 +61,42 @@ def _weight_read_twice(net, x):
     return net.end(nn.functional.conv2d(maps, net.first.weight, padding=1))
 
 
-BranchOnData = _network("BranchOnData", lambda net, x: net.end(net.first(x) if x.mean() > 0.5 else net.second(x)))
-BranchOnShape = _network("BranchOnShape", lambda net, x: net.end(net.first(x) if x.shape[2] == 8 else net.second(x)))
+BranchOnData = _network(
+    "BranchOnData", lambda net, x: net.end(net.first(x) if x.mean() > 0.5 else net.second(x))
+)
+BranchOnShape = _network(
+    "BranchOnShape", lambda net, x: net.end(net.first(x) if x.shape[2] == 8 else net.second(x))
+)
 RangeOverShape = _network(
-    "RangeOverShape", lambda net, x: net.end(sum(net.first(x).roll(shift, 2) * shift for shift in range(x.shape[2])))
+    "RangeOverShape",
+    lambda net, x: net.end(sum(net.first(x).roll(shift, 2) * shift for shift in range(x.shape[2]))),
 )
 LengthOfBatch = _network("LengthOfBatch", lambda net, x: net.norm(net.first(x)).reshape(len(x), -1))
 Autocast = _network("Autocast", _autocast)
-FurtherArgument = _network("FurtherArgument", lambda net, x, scale=None: net.end(net.norm(net.first(x))))
+FurtherArgument = _network(
+    "FurtherArgument", lambda net, x, scale=None: net.end(net.norm(net.first(x)))
+)
 BranchOnType = _network("BranchOnType", _branch_on_type)
 # A batch normalization that follows no convolution, and one that follows an activation.
-NormAfterSum = _network("NormAfterSum", lambda net, x: net.end(net.other_norm(net.norm(net.first(x) + x).relu())))
+NormAfterSum = _network(
+    "NormAfterSum", lambda net, x: net.end(net.other_norm(net.norm(net.first(x) + x).relu()))
+)
 NormFirst = _network("NormFirst", lambda net, x: net.end(net.first(net.norm(x))))
 # The convolution's output is read before its normalization, too.
 TwoConsumers = _network("TwoConsumers", _two_consumers)
-TwoReadersOfTheImage = _network("TwoReadersOfTheImage", lambda net, x: net.end(net.norm(net.first(x)) + x))
+TwoReadersOfTheImage = _network(
+    "TwoReadersOfTheImage", lambda net, x: net.end(net.norm(net.first(x)) + x)
+)
 # One batch normalization after two convolutions.
-NormOfTwo = _network("NormOfTwo", lambda net, x: net.end(net.norm(net.second(net.norm(net.first(x)).relu()))))
-# One convolution, on the image and on its own output, without normalizations and each time with one of its own.
+NormOfTwo = _network(
+    "NormOfTwo", lambda net, x: net.end(net.norm(net.second(net.norm(net.first(x)).relu())))
+)
+# One convolution, on the image and on its own output, without normalizations and each time with one
+# of its own.
 FirstUsedTwice = _network("FirstUsedTwice", lambda net, x: net.end(net.first(net.first(x).relu())))
-NormsOfOne = _network("NormsOfOne", lambda net, x: net.end(net.other_norm(net.first(net.norm(net.first(x)).relu()))))
+NormsOfOne = _network(
+    "NormsOfOne", lambda net, x: net.end(net.other_norm(net.first(net.norm(net.first(x)).relu())))
+)
 # The first layer's weights are used a second time without the layer.
 WeightReadTwice = _network("WeightReadTwice", _weight_read_twice)
 ReflectedBorder = _network(
@@ -83,7 +105,9 @@ ReflectedBorder = _network(
     lambda net: setattr(net, "first", nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect")),
 )
 Grouped = _network(
-    "Grouped", Network.forward, lambda net: setattr(net, "first", nn.Conv2d(3, 3, 3, padding=1, groups=3))
+    "Grouped",
+    Network.forward,
+    lambda net: setattr(net, "first", nn.Conv2d(3, 3, 3, padding=1, groups=3)),
 )
 # Two convolutions with the same weights.
 TiedWeights = _network(
@@ -112,7 +136,9 @@ class PlainNorm(Network):
 
 
 def settle_batch_norms(model: nn.Module, images: torch.Tensor) -> None:
-    """Random weights for every batch normalization, and the statistics that these images have there."""
+    """Random weights for every batch normalization, and the statistics that these images have
+    there.
+    """
     randomise_batch_norms(model)
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):

@@ -10,7 +10,9 @@ PAGE = (CODE.parent / "docs" / "plugins.md").read_text()
 
 def block(language: str, start: str = "") -> str:
     """The first block of code in a language that begins with ``start``."""
-    return re.search(rf"^```{language}\n({re.escape(start)}.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[1]
+    return re.search(
+        rf"^```{language}\n({re.escape(start)}.*?)^```$", PAGE, re.DOTALL | re.MULTILINE
+    )[1]
 
 
 SHAPES = block("python")

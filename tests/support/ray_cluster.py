@@ -1,8 +1,8 @@
 """A real Ray cluster on this one host, whose nodes can be killed as if their machines lost power.
 
-The head schedules no tasks: they run on the worker nodes, and whichever of these is killed, the head, the driver
-(which Ray attaches to the head) and the other worker nodes survive. Each node is a tree of processes in a session of
-its own, at a loopback address of its own.
+The head schedules no tasks: they run on the worker nodes, and whichever of these is killed, the
+head, the driver (which Ray attaches to the head) and the other worker nodes survive. Each node is a
+tree of processes in a session of its own, at a loopback address of its own.
 """
 
 from __future__ import annotations
@@ -24,37 +24,61 @@ from pathlib import Path
 from support.patience import HANG_SECONDS
 
 HEAD = -1  # its index; the worker nodes' are 0, 1, ...
-MARK = "SMOOTHADV_TEST_RAY_NODE"  # a variable that names the node of a process, even if its parents have died
+# a variable that names the node of a process, even if its parents have died
+MARK = "SMOOTHADV_TEST_RAY_NODE"
 
-FAST = dict.fromkeys((f"RAY_health_check_{name}_ms" for name in ("initial_delay", "period", "timeout")), "1000")
+FAST = dict.fromkeys(
+    (f"RAY_health_check_{name}_ms" for name in ("initial_delay", "period", "timeout")), "1000"
+)
 """Settings with which the head notices a killed node within 6 s instead of 15."""
 
 
 def why_not() -> str:
     """Why no cluster can be started here; "" if it can."""
-    return "" if sys.platform == "linux" and importlib.util.find_spec("ray") else "Ray is not installed, or no Linux"
+    return (
+        ""
+        if sys.platform == "linux" and importlib.util.find_spec("ray")
+        else "Ray is not installed, or no Linux"
+    )
 
 
 class RayCluster:
-    """A head and worker nodes, from entering this context until it is left; their logs are then below ``folder``.
+    """A head and worker nodes, from entering this context until it is left; their logs are then
+    below ``folder``.
 
-    Each worker node runs ``cpus`` tasks at a time that ask for one CPU, and has ``gpus`` GPUs in Ray's books, whether
-    or not this host has any. ``settings`` are environment variables of all nodes, besides ``FAST`` or instead of it.
+    Each worker node runs ``cpus`` tasks at a time that ask for one CPU, and has ``gpus`` GPUs in
+    Ray's books, whether or not this host has any. ``settings`` are environment variables of all
+    nodes, besides ``FAST`` or instead of it.
     """
 
-    def __init__(self, folder: Path, nodes: int = 2, cpus: int = 1, gpus: int = 0, settings: dict | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int = 2,
+        cpus: int = 1,
+        gpus: int = 0,
+        settings: dict | None = None,
+    ):
         self.folder, self.address = Path(folder), ""
         self.nodes, self.share = [HEAD, *range(nodes)], (f"--num-cpus={cpus}", f"--num-gpus={gpus}")
         self.settings, self.started = {**FAST, **(settings or {})}, {}
 
     def __enter__(self) -> RayCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.short = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # a socket's path has at most 107 characters
+        self.short = Path(
+            tempfile.mkdtemp(prefix="ray", dir="/tmp")
+        )  # a socket's path has at most 107 characters
         with socket.socket() as free:
             free.bind((_host(HEAD), 0))
             self.address = f"{_host(HEAD)}:{free.getsockname()[1]}"
         try:
-            self._start(HEAD, "--head", f"--port={self.address.rpartition(':')[2]}", "--num-cpus=0", "--num-gpus=0")
+            self._start(
+                HEAD,
+                "--head",
+                f"--port={self.address.rpartition(':')[2]}",
+                "--num-cpus=0",
+                "--num-gpus=0",
+            )
             self._wait(self._up, "the head")
             for node in self.nodes[1:]:
                 self._start(node, f"--address={self.address}", *self.share)
@@ -66,14 +90,22 @@ class RayCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that a driver needs too; with them Ray neither reads nor writes a token in the home folder."""
-        fixed = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self.short)}
+        """Variables that a driver needs too; with them Ray neither reads nor writes a token in the
+        home folder.
+        """
+        fixed = {
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_TMPDIR": str(self.short),
+        }
         return {**fixed, **self.settings}
 
     def kill_node(self, index: int) -> list[int]:
-        """End a node, or the ``HEAD``, as a power cut does: everything on it at once; returns the process ids.
+        """End a node, or the ``HEAD``, as a power cut does: everything on it at once; returns the
+        process ids.
 
-        All of it is stopped before any of it is killed: no process sees another die, says goodbye or starts a new one.
+        All of it is stopped before any of it is killed: no process sees another die, says goodbye
+        or starts a new one.
         """
         killed = set[int]()
         for number in (signal.SIGSTOP, signal.SIGKILL):
@@ -88,16 +120,22 @@ class RayCluster:
         return sorted(killed)
 
     def processes(self, index: int) -> list[int]:
-        """The living processes of a node: those in its session, those with its mark and all that these started."""
+        """The living processes of a node: those in its session, those with its mark and all that
+        these started.
+        """
         session = self.started[index].pid if index in self.started else None
         mark = f"{MARK}={self.short.name}/{index}".encode()
         found, children = set[int](), dict[int, list[int]]()
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):  # it has ended meanwhile
-                state, parent, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                state, parent, _, its_session = (
+                    (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                )
                 if state not in "ZX":
                     children.setdefault(int(parent), []).append(int(entry.name))
-                    if int(its_session) == session or mark in (entry / "environ").read_bytes().split(b"\0"):
+                    if int(its_session) == session or mark in (
+                        entry / "environ"
+                    ).read_bytes().split(b"\0"):
                         found.add(int(entry.name))
         left = list(found)
         while left:
@@ -108,29 +146,54 @@ class RayCluster:
 
     def raylet(self, index: int) -> int:
         """The process id of a node's raylet, which starts and watches its workers."""
-        return next(pid for pid in self.processes(index) if Path(f"/proc/{pid}/comm").read_text() == "raylet\n")
+        return next(
+            pid
+            for pid in self.processes(index)
+            if Path(f"/proc/{pid}/comm").read_text() == "raylet\n"
+        )
 
     def stop(self, *_) -> None:
-        """Kill all that is left of the cluster and copy its logs to ``folder``; harmless if nothing is left."""
+        """Kill all that is left of the cluster and copy its logs to ``folder``; harmless if nothing
+        is left.
+        """
         for node in reversed(self.nodes):
             self.kill_node(node)
         for process in self.started.values():
             process.wait()  # no zombie is left either
         for logs in self.short.glob("*/session_2*/logs"):
-            shutil.copytree(logs, self.folder / f"logs{logs.parts[-3]}", symlinks=True, dirs_exist_ok=True)
+            shutil.copytree(
+                logs, self.folder / f"logs{logs.parts[-3]}", symlinks=True, dirs_exist_ok=True
+            )
         shutil.rmtree(self.short, ignore_errors=True)
 
     __exit__ = stop
 
     def _start(self, index: int, *arguments: str) -> None:
-        """Start a node. If this process is killed, so is the node: Ray's agents last, within a minute."""
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--object-store-memory=80000000"]
-        command += [*arguments, f"--node-ip-address={_host(index)}", f"--temp-dir={self.short}/{index}"]
+        """Start a node. If this process is killed, so is the node: Ray's agents last, within a
+        minute.
+        """
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--block",
+            "--object-store-memory=80000000",
+        ]
+        command += [
+            *arguments,
+            f"--node-ip-address={_host(index)}",
+            f"--temp-dir={self.short}/{index}",
+        ]
         env = {**os.environ, **self.environment, MARK: f"{self.short.name}/{index}"}
         with open(self.folder / f"node{index}.txt", "wb") as output:
             quiet = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
             self.started[index] = subprocess.Popen(  # PR_SET_PDEATHSIG, SIGKILL:
-                command, env=env, **quiet, start_new_session=True, preexec_fn=lambda: ctypes.CDLL(None).prctl(1, 9)
+                command,
+                env=env,
+                **quiet,
+                start_new_session=True,
+                preexec_fn=lambda: ctypes.CDLL(None).prctl(1, 9),
             )
 
     def _up(self) -> bool:
@@ -148,5 +211,7 @@ class RayCluster:
 
 
 def _host(index: int) -> str:
-    """A node's address. Ray replaces 127.0.0.1 by the address of the network interface, where nobody listens."""
+    """A node's address. Ray replaces 127.0.0.1 by the address of the network interface, where
+    nobody listens.
+    """
     return f"127.0.0.{index + 3}"

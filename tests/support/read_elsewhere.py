@@ -31,7 +31,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 def messages(warm, folder: Path, *readers: str) -> list[str | None]:
     """What each reader of files says of each file of a folder, None where it reads it."""
     done = warm.run([sys.executable, "-c", _READ, str(folder), *readers], folder)
-    assert done.returncode == 0, f"{done.returncode} after {done.stdout[-100:]}: {done.stderr[-300:]}"
+    assert done.returncode == 0, (
+        f"{done.returncode} after {done.stdout[-100:]}: {done.stderr[-300:]}"
+    )
     *lines, growth = map(json.loads, done.stdout.splitlines())
     assert growth < 300
     return lines

@@ -1,4 +1,6 @@
-"""The short training runs of which test_train.py looks at the artefacts, and tests/data keeps the classifiers."""
+"""The short training runs of which test_train.py looks at the artefacts, and tests/data keeps the
+classifiers.
+"""
 
 from pathlib import Path
 
@@ -7,8 +9,14 @@ from support.commands import succeed
 EPOCHS = 3
 RECIPES = {
     "gaussian": ("train", "--noise 0.25"),
-    "PGD": ("train_pgd", "--noise 0.25 --attack PGD --epsilon 0.5 --num-steps 1 --num-noise-vec 2 --warmup 2"),
-    "DDN": ("train_pgd", "--noise 0.25 --attack DDN --epsilon 64/255 --num-steps 2 --num-noise-vec 1 --warmup 0"),
+    "PGD": (
+        "train_pgd",
+        "--noise 0.25 --attack PGD --epsilon 0.5 --num-steps 1 --num-noise-vec 2 --warmup 2",
+    ),
+    "DDN": (
+        "train_pgd",
+        "--noise 0.25 --attack DDN --epsilon 64/255 --num-steps 2 --num-noise-vec 1 --warmup 0",
+    ),
 }
 RECIPES = {name: (command, options.split()) for name, (command, options) in RECIPES.items()}
 
@@ -16,4 +24,6 @@ RECIPES = {name: (command, options.split()) for name, (command, options) in RECI
 def train_shortly(name: str, folder: Path) -> None:
     """Train a classifier of digits on the CPU by the recipe ``name``."""
     command, options = RECIPES[name]
-    succeed(command, "digits", "digits_resnet8", folder, "--epochs", EPOCHS, "--device", "cpu", *options)
+    succeed(
+        command, "digits", "digits_resnet8", folder, "--epochs", EPOCHS, "--device", "cpu", *options
+    )

@@ -1,6 +1,8 @@
-"""A stand-in for CUDA graphs on a CPU: operators are recorded with their tensors, and executed again on the same ones.
+"""A stand-in for CUDA graphs on a CPU: operators are recorded with their tensors, and executed
+again on the same ones.
 
-As on a GPU, recording changes no values, numbers of the host stay what they were, and nothing may wait for a value.
+As on a GPU, recording changes no values, numbers of the host stay what they were, and nothing may
+wait for a value.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class RecordedGraph(TorchDispatchMode):
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._made: set[int] = set()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if function.overloadpacket in WAITS:
             raise RuntimeError("operation not permitted when stream is capturing")
@@ -62,7 +66,9 @@ class RecordedGraph(TorchDispatchMode):
         self.replays += 1
         for function, args, kwargs, made in self.calls[: len(self.calls) - self.lost]:
             for old, new in zip(made, tensors_in(function(*args, **kwargs))):
-                if old.untyped_storage()._cdata != new.untyped_storage()._cdata:  # neither a view nor in place
+                if (
+                    old.untyped_storage()._cdata != new.untyped_storage()._cdata
+                ):  # neither a view nor in place
                     old.copy_(new)
 
 
@@ -70,8 +76,8 @@ class RecordedGraph(TorchDispatchMode):
 def recorded_graphs(monkeypatch) -> mock.Mock:
     """Within the test the CPU has graphs, and the host does not look at its results, as with a GPU.
 
-    ``graphs`` are those recorded; they lack the last ``lost`` operators. There is so much ``free`` memory (an update
-    takes 50), and recording ``fails`` with that message.
+    ``graphs`` are those recorded; they lack the last ``lost`` operators. There is so much ``free``
+    memory (an update takes 50), and recording ``fails`` with that message.
     """
     fake = mock.Mock(graphs=[], lost=0, free=100, fails="", memory_allocated=lambda device: 0)
 
@@ -86,9 +92,16 @@ def recorded_graphs(monkeypatch) -> mock.Mock:
         if fake.fails:
             raise torch.OutOfMemoryError(fake.fails)
 
-    fake.CUDAGraph, fake.graph, fake.stream = made, recording, lambda stream: contextlib.nullcontext()
+    fake.CUDAGraph, fake.graph, fake.stream = (
+        made,
+        recording,
+        lambda stream: contextlib.nullcontext(),
+    )
     fake.get_rng_state = lambda device: torch.get_rng_state()
-    fake.memory_reserved, fake.mem_get_info = fake.memory_allocated, lambda device: (fake.free, fake.free)
+    fake.memory_reserved, fake.mem_get_info = (
+        fake.memory_allocated,
+        lambda device: (fake.free, fake.free),
+    )
     fake.max_memory_allocated = lambda device: 50
     monkeypatch.setattr(graphed, "cuda", fake)
     for module in (graphed, loop):

@@ -1,7 +1,8 @@
-"""The released code's CIFAR residual network, input layers and checkpoint files, written down a second time.
+"""The released code's CIFAR residual network, input layers and checkpoint files, written down a
+second time.
 
-Deliberately plain and free of imports from the package under test: what it says is what the published
-checkpoints contain.
+Deliberately plain and free of imports from the package under test: what it says is what the
+published checkpoints contain.
 """
 
 from pathlib import Path
@@ -16,7 +17,9 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class InputLayer(nn.Module):
-    """NormalizeLayer or InputCenterLayer: the constants are plain attributes, so no file holds them."""
+    """NormalizeLayer or InputCenterLayer: the constants are plain attributes, so no file holds
+    them.
+    """
 
     def __init__(self, kind: str, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
@@ -49,7 +52,9 @@ class Block(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """ResNet-(6k + 2) for 32x32 images: 3 stages of k blocks, widths 16, 32 and 64, maps 32, 16 and 8."""
+    """ResNet-(6k + 2) for 32x32 images: 3 stages of k blocks, widths 16, 32 and 64, maps 32, 16 and
+    8.
+    """
 
     def __init__(self, depth: int, num_classes: int) -> None:
         super().__init__()
@@ -68,16 +73,24 @@ class CifarResNet(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))
 
 
-def cifar_classifier(depth: int, num_classes: int, input_layer: str, seed: int = 0) -> nn.Sequential:
-    """The released Sequential(input layer, network), in eval mode, with weights that look trained."""
+def cifar_classifier(
+    depth: int, num_classes: int, input_layer: str, seed: int = 0
+) -> nn.Sequential:
+    """The released Sequential(input layer, network), in eval mode, with weights that look
+    trained.
+    """
     torch.manual_seed(seed)
-    model = nn.Sequential(InputLayer(input_layer, CIFAR_MEAN, CIFAR_STD), CifarResNet(depth, num_classes))
+    model = nn.Sequential(
+        InputLayer(input_layer, CIFAR_MEAN, CIFAR_STD), CifarResNet(depth, num_classes)
+    )
     randomise_batch_norms(model)
     return model.eval()
 
 
 def randomise_batch_norms(model: nn.Module) -> None:
-    """Give every batch normalization statistics of its own: fresh ones, 0 and 1, would hide a mix-up."""
+    """Give every batch normalization statistics of its own: fresh ones, 0 and 1, would hide a
+    mix-up.
+    """
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
             nn.init.uniform_(layer.weight, 0.6, 1.5)
@@ -88,7 +101,9 @@ def randomise_batch_norms(model: nn.Module) -> None:
 
 
 def blocky_images(number: int, side: int = 32) -> torch.Tensor:
-    """Images in [0, 1] of 4x4 coloured blocks: unlike noise, which averages out, they get logits of their own."""
+    """Images in [0, 1] of 4x4 coloured blocks: unlike noise, which averages out, they get logits of
+    their own.
+    """
     blocks = torch.rand(number, 3, 4, 4, generator=torch.Generator().manual_seed(number))
     return blocks.repeat_interleave(side // 4, 2).repeat_interleave(side // 4, 3)
 
@@ -96,7 +111,8 @@ def blocky_images(number: int, side: int = 32) -> torch.Tensor:
 def save_released_checkpoint(
     path: Path, model: nn.Module, arch: str, zipped: bool = True, momentum: bool = True
 ) -> Path:
-    """Write ``{epoch, arch, state_dict, optimizer}``, by default with the momentum buffers of a finished run.
+    """Write ``{epoch, arch, state_dict, optimizer}``, by default with the momentum buffers of a
+    finished run.
 
     ``zipped=False`` writes the file format of the PyTorch versions that made the published files.
     """
@@ -104,6 +120,11 @@ def save_released_checkpoint(
     if momentum:
         for parameter in model.parameters():
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    content = {"epoch": 150, "arch": arch, "state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}
+    content = {
+        "epoch": 150,
+        "arch": arch,
+        "state_dict": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+    }
     torch.save(content, path, _use_new_zipfile_serialization=zipped)
     return path

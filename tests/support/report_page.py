@@ -5,7 +5,21 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+VOID = {
+    "area",
+    "base",
+    "br",
+    "col",
+    "embed",
+    "hr",
+    "img",
+    "input",
+    "link",
+    "meta",
+    "source",
+    "track",
+    "wbr",
+}
 HOSTILE = ["<script>alert(1)</script>", "a&b", 'quote"s', "{{ 7 * 7 }}", "tick'`"]
 MANIFEST = {
     "settings": {"sigma": 0.5, "N": 100, "alpha": 0.001},
@@ -23,7 +37,9 @@ MANIFEST = {
 
 
 class Page(HTMLParser):
-    """The page's elements: tags with attributes, tables as rows of texts, and whether all that opens is closed."""
+    """The page's elements: tags with attributes, tables as rows of texts, and whether all that
+    opens is closed.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -65,11 +81,19 @@ class Page(HTMLParser):
 
     def drawings(self) -> list[str]:
         """What figures are called."""
-        return [attributes["aria-label"] for attributes in self.all("div") if attributes.get("class") == "drawing"]
+        return [
+            attributes["aria-label"]
+            for attributes in self.all("div")
+            if attributes.get("class") == "drawing"
+        ]
 
     def panels(self) -> list[dict[str, Any]]:
         """What the panels of all figures show beside the pointer."""
-        figures = [attributes["data-panels"] for attributes in self.all("figure") if "data-panels" in attributes]
+        figures = [
+            attributes["data-panels"]
+            for attributes in self.all("figure")
+            if "data-panels" in attributes
+        ]
         return [panel for text in figures for panel in json.loads(text)]
 
     def column(self, caption: str, title: str) -> list[str]:
@@ -89,16 +113,26 @@ def certification(path: Path, outcomes: str, radius: float = 0.5) -> None:
 
 
 def write_everything(root: Path) -> None:
-    """All kinds of logs, under hostile names, one with a manifest and one that is torn beyond use."""
+    """All kinds of logs, under hostile names, one with a manifest and one that is torn beyond
+    use.
+    """
     for number, name in enumerate(HOSTILE):
-        certification(root / f"logs/sigma_0.50_{name.replace('/', '_')}", "RRWA" + "R" * number, 0.25 + 0.125 * number)
+        certification(
+            root / f"logs/sigma_0.50_{name.replace('/', '_')}",
+            "RRWA" + "R" * number,
+            0.25 + 0.125 * number,
+        )
     certification(root / "logs/sigma_0.50_ours.tsv", "RRRR")
     (root / "logs/sigma_0.50_ours.tsv.manifest.json").write_text(json.dumps(MANIFEST))
-    (root / "logs/sigma_0.50_broken").write_text("idx\tlabel\tpredict\tradius\tcorrect\n0\t1\t1\tx\t1\n")
+    (root / "logs/sigma_0.50_broken").write_text(
+        "idx\tlabel\tpredict\tradius\tcorrect\n0\t1\t1\tx\t1\n"
+    )
     for epsilon in ("0.250", "0.500"):
         path = root / f"logs/N100/PGD_{epsilon}/num_1/predictions"
         path.parent.mkdir(parents=True)
         path.write_text("idx\tlabel\tpredict\tcorrect\n0\t1\t1\t1\n20\t1\t-1\t0\n")
     (root / "logs/run").mkdir()
     header = "epoch\ttime\tlr\ttrain loss\ttrain accuracy\ttest loss\ttest accuracy\n"
-    (root / "logs/run/log.txt").write_text(header + "0\t1\t0.1\t2.0\t0.4\t2.1\t0.3\n1\t1\t0.1\t1.0\t0.6\t1.1\t0.5\n")
+    (root / "logs/run/log.txt").write_text(
+        header + "0\t1\t0.1\t2.0\t0.4\t2.1\t0.3\n1\t1\t0.1\t1.0\t0.6\t1.1\t0.5\n"
+    )

@@ -1,4 +1,6 @@
-"""What the tests of shards share: small runs by each method, and comparing the logs that they leave."""
+"""What the tests of shards share: small runs by each method, and comparing the logs that they
+leave.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,19 @@ EXAMPLES = ["--max", 20]
 METHODS = {
     "exact": ["certify", "--N", 100],
     "adaptive": ["certify", "--method", "adaptive", "--N", 500, "--radii", 0, 0.25],
-    "predict": ["predict", "--N", 50, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 2, "--num-noise-vec", 2],
+    "predict": [
+        "predict",
+        "--N",
+        50,
+        "--attack",
+        "PGD",
+        "--epsilon",
+        0.5,
+        "--num-steps",
+        2,
+        "--num-noise-vec",
+        2,
+    ],
 }
 
 
@@ -28,11 +42,15 @@ def settings_of(log: Path) -> dict:
 def key_of_log(log: Path) -> NoiseKey:
     """The key of the draws behind a log, from what its manifest records."""
     settings = settings_of(log)
-    return NoiseKey(*(settings[name] for name in ("classifier_sha256", "dataset_fingerprint", "sigma", "seed")))
+    return NoiseKey(
+        *(settings[name] for name in ("classifier_sha256", "dataset_fingerprint", "sigma", "seed"))
+    )
 
 
 def assert_same(log: Path, expected: Path) -> None:
-    """All but the times is equal: columns, rows, their order, and what the manifest says of their numbers."""
+    """All but the times is equal: columns, rows, their order, and what the manifest says of their
+    numbers.
+    """
     assert header(log) == header(expected) and timeless(log) == timeless(expected)
     assert settings_of(log) == settings_of(expected)
 

@@ -1,6 +1,8 @@
-"""PGD, estimators and target rules one example and one copy at a time: what the package's must equal.
+"""PGD, estimators and target rules one example and one copy at a time: what the package's must
+equal.
 
-SmoothAdv, sections 2.2 and 3.1. Nothing of the package under test is used but the noise of an example.
+SmoothAdv, sections 2.2 and 3.1. Nothing of the package under test is used but the noise of an
+example.
 """
 
 from collections.abc import Callable
@@ -13,9 +15,15 @@ from smoothadv.noise import GaussianNoise, Purpose
 
 
 def smooth_network(
-    dimension: int, num_classes: int, seed: int, dtype: torch.dtype = torch.float64, scale: float = 2.0
+    dimension: int,
+    num_classes: int,
+    seed: int,
+    dtype: torch.dtype = torch.float64,
+    scale: float = 2.0,
 ) -> nn.Module:
-    """A random network of two layers with a curved boundary and no rounding of its own worth mentioning."""
+    """A random network of two layers with a curved boundary and no rounding of its own worth
+    mentioning.
+    """
     generator = torch.Generator().manual_seed(seed)
     layers = nn.Linear(dimension, 12), nn.Linear(12, num_classes)
     with torch.no_grad():
@@ -25,15 +33,23 @@ def smooth_network(
     return nn.Sequential(nn.Flatten(), layers[0], nn.Tanh(), layers[1]).to(dtype)
 
 
-def example_noise(sigma: float, seed: int, index: int, copies: int, image: torch.Tensor) -> torch.Tensor:
-    """The draws [m, ...] that an attack on the example with this index gets, of the image's dtype."""
+def example_noise(
+    sigma: float, seed: int, index: int, copies: int, image: torch.Tensor
+) -> torch.Tensor:
+    """The draws [m, ...] that an attack on the example with this index gets, of the image's
+    dtype.
+    """
     stream = GaussianNoise(sigma, seed).stream(index, "cpu", Purpose.ATTACK_NOISE)
     return stream.draw(copies, image).to(image.dtype)
 
 
-def batch_noise(sigma: float, seed: int, indices, copies: int, inputs: torch.Tensor) -> torch.Tensor:
+def batch_noise(
+    sigma: float, seed: int, indices, copies: int, inputs: torch.Tensor
+) -> torch.Tensor:
     """``example_noise`` of every example: [B, m, ...]"""
-    return torch.stack([example_noise(sigma, seed, index, copies, x) for index, x in zip(indices, inputs)])
+    return torch.stack(
+        [example_noise(sigma, seed, index, copies, x) for index, x in zip(indices, inputs)]
+    )
 
 
 def copy_probabilities(model: Callable, point: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
@@ -56,14 +72,18 @@ def _each_copy(model: Callable, point: torch.Tensor, label: int, noise: torch.Te
         yield log_p.detach(), gradient
 
 
-def slow_plug_in(model: Callable, point: torch.Tensor, label: int, noise: torch.Tensor) -> torch.Tensor:
+def slow_plug_in(
+    model: Callable, point: torch.Tensor, label: int, noise: torch.Tensor
+) -> torch.Tensor:
     """-sum_i w_i grad log p_i with w_i = p_i / sum_j p_j."""
     logs, gradients = zip(*_each_copy(model, point, label, noise))
     weights = torch.stack(logs).softmax(0)
     return -sum(weight * gradient for weight, gradient in zip(weights, gradients))
 
 
-def slow_expected_loss(model: Callable, point: torch.Tensor, label: int, noise: torch.Tensor) -> torch.Tensor:
+def slow_expected_loss(
+    model: Callable, point: torch.Tensor, label: int, noise: torch.Tensor
+) -> torch.Tensor:
     """-(1 / m) sum_i grad log p_i."""
     gradients = [gradient for _, gradient in _each_copy(model, point, label, noise)]
     return -sum(gradients) / len(gradients)
@@ -72,7 +92,9 @@ def slow_expected_loss(model: Callable, point: torch.Tensor, label: int, noise: 
 def slow_stein(sigma: float, hard: bool) -> Callable:
     """-(1 / (m sigma^2)) sum_i F_i d_i, F the label's probability or whether it is answered."""
 
-    def gradient(model: Callable, point: torch.Tensor, label: int, noise: torch.Tensor) -> torch.Tensor:
+    def gradient(
+        model: Callable, point: torch.Tensor, label: int, noise: torch.Tensor
+    ) -> torch.Tensor:
         total = torch.zeros_like(point)
         for probabilities, draw in zip(copy_probabilities(model, point, noise), noise):
             score = float(probabilities.argmax() == label) if hard else probabilities[label].item()
@@ -104,7 +126,9 @@ def slow_pgd(
     return x + v
 
 
-def slow_target(rule: str, model: Callable, x: torch.Tensor, label: int, noise: torch.Tensor) -> int:
+def slow_target(
+    rule: str, model: Callable, x: torch.Tensor, label: int, noise: torch.Tensor
+) -> int:
     """The class that "runner-up" or "least-likely" names, by sorting the mean probabilities."""
     means = copy_probabilities(model, x, noise).mean(0).tolist()
     others = sorted((p, k) for k, p in enumerate(means) if k != label)

@@ -1,7 +1,8 @@
-"""DDN one example at a time, as its pseudo-code says and with no work saved: what the package's must equal.
+"""DDN one example at a time, as its pseudo-code says and with no work saved: what the package's
+must equal.
 
-Rony et al., CVPR 2019, on the smoothed classifier (Salman et al., 2019): every iterate gets a pass and a gradient,
-whether anything comes of them or not. Nothing of the package under test is used.
+Rony et al., CVPR 2019, on the smoothed classifier (Salman et al., 2019): every iterate gets a pass
+and a gradient, whether anything comes of them or not. Nothing of the package under test is used.
 """
 
 import math
@@ -45,7 +46,9 @@ def slow_ddn(
     evaluate_last: bool = False,
     annealed_over: int | None = None,
 ) -> torch.Tensor:
-    """The adversarial example for one x [...] with noise [m, ...]; steps shorten to 0.01 at k = ``annealed_over``."""
+    """The adversarial example for one x [...] with noise [m, ...]; steps shorten to 0.01 at k =
+    ``annealed_over``.
+    """
     v, norm = torch.zeros_like(x), initial_norm
     worst = torch.maximum(x, 1 - x).norm().item()
     best, best_norm = torch.zeros_like(x), worst
@@ -59,7 +62,11 @@ def slow_ddn(
         if k == steps:
             break
         gradient = slow_plug_in(model, x + v, label, noise)
-        step = 1.0 if annealed_over == 0 else 0.01 + 0.495 * (1 + math.cos(math.pi * k / annealed_over))
+        step = (
+            1.0
+            if annealed_over == 0
+            else 0.01 + 0.495 * (1 + math.cos(math.pi * k / annealed_over))
+        )
         if gradient.norm() > 0:
             v = v + (-1 if targeted else 1) * step * gradient / gradient.norm()
         norm = min(norm * (1 - gamma if adversarial else 1 + gamma), worst)
@@ -72,6 +79,10 @@ def slow_ddn(
     return x + rounded(best, result_levels)
 
 
-def slow_ddn_batch(model: Callable, x: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, *args, **kwargs):
+def slow_ddn_batch(
+    model: Callable, x: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, *args, **kwargs
+):
     """``slow_ddn`` of each example: [B, ...]"""
-    return torch.stack([slow_ddn(model, *example, *args, **kwargs) for example in zip(x, labels.tolist(), noise)])
+    return torch.stack(
+        [slow_ddn(model, *example, *args, **kwargs) for example in zip(x, labels.tolist(), noise)]
+    )

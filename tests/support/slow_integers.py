@@ -1,6 +1,8 @@
-"""Networks of integers in int64, one loop for each place of a kernel; the definition is written down a second time.
+"""Networks of integers in int64, one loop for each place of a kernel; the definition is written
+down a second time.
 
-Takes what a checkpoint holds: the record, and the tensors as arrays. No torch, and no limit to the size of a sum.
+Takes what a checkpoint holds: the record, and the tensors as arrays. No torch, and no limit to the
+size of a sum.
 """
 
 from __future__ import annotations
@@ -19,10 +21,18 @@ LOWEST = -(2**40)
 def logits(record: Mapping[str, Any], arrays: Arrays, images: np.ndarray) -> np.ndarray:
     """Float32 [B, K], of float32 images [B, C, H, W]."""
     assert record["definition"] == 1
-    grey = np.rint(images * np.float32(255)).astype(np.int64).clip(-record["clip"], 255 + record["clip"])
+    grey = (
+        np.rint(images * np.float32(255))
+        .astype(np.int64)
+        .clip(-record["clip"], 255 + record["clip"])
+    )
     values: list[np.ndarray] = [grey - arrays["mean"].astype(np.int64)[:, None, None]]
     for number, (kind, inputs, settings) in enumerate(record["steps"], 1):
-        own = {name.split(".")[1]: value for name, value in arrays.items() if name.startswith(f"{number}.")}
+        own = {
+            name.split(".")[1]: value
+            for name, value in arrays.items()
+            if name.startswith(f"{number}.")
+        }
         values.append(LAYERS[kind](settings, own, *(values[index] for index in inputs)))
     return values[-1].reshape(len(images), -1)
 
@@ -36,7 +46,9 @@ def _clamped(settings: Settings, values: np.ndarray) -> np.ndarray:
     return np.rint(values).clip(settings.get("low", 0), settings["high"]).astype(np.int64)
 
 
-def _windows(settings: Settings, x: np.ndarray, kernel: tuple[int, int], fill: int, is_ceiled: bool = False) -> list:
+def _windows(
+    settings: Settings, x: np.ndarray, kernel: tuple[int, int], fill: int, is_ceiled: bool = False
+) -> list:
     """For each place of the kernel what lies there in all windows: arrays [B, C, h, w]."""
     strides, paddings, dilations = (settings.get(name, default) for name, default in _GEOMETRY)
     starts: list[np.ndarray] = []
@@ -73,19 +85,26 @@ def totals(settings: Settings, weight: np.ndarray, bias: np.ndarray, x: np.ndarr
 
 
 def _product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The product of matrices of integers; NumPy has a fast one for float64 only, which holds them up to 2^53."""
+    """The product of matrices of integers; NumPy has a fast one for float64 only, which holds them
+    up to 2^53.
+    """
     assert float(np.abs(one).max()) * float(np.abs(other).max()) * one.shape[-1] < 2**53
     return (one.astype(np.float64) @ other.astype(np.float64)).astype(np.int64)
 
 
 def _convolution(settings: Settings, own: Arrays, x: np.ndarray) -> np.ndarray:
     scaled = _scaled(totals(settings, own["weight"], own["bias"], x), own["multiplier"])
-    return scaled if settings.get("high", -1) < settings.get("low", 0) else _clamped(settings, scaled)
+    return (
+        scaled if settings.get("high", -1) < settings.get("low", 0) else _clamped(settings, scaled)
+    )
 
 
 def _maximum(settings: Settings, own: Arrays, x: np.ndarray) -> np.ndarray:
     return np.max(
-        _windows(settings, x, settings.get("kernel", (1, 1)), LOWEST, bool(settings.get("ceil_mode"))), axis=0
+        _windows(
+            settings, x, settings.get("kernel", (1, 1)), LOWEST, bool(settings.get("ceil_mode"))
+        ),
+        axis=0,
     )
 
 

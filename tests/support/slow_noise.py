@@ -1,4 +1,6 @@
-"""The draws, written down a second time: whole numbers of Python, one coordinate after the other."""
+"""The draws, written down a second time: whole numbers of Python, one coordinate after the
+other.
+"""
 
 import math
 from bisect import bisect_right
@@ -37,8 +39,8 @@ def gaussian_coordinate(
 ) -> float:
     """One coordinate of a draw of N(0, sigma^2 I), in float64.
 
-    With n = ceil(dimension / 4), counter p gives the coordinates p, p + n, p + 2n and p + 3n: two pairs by Box and
-    Muller.
+    With n = ceil(dimension / 4), counter p gives the coordinates p, p + n, p + 2n and p + 3n: two
+    pairs by Box and Muller.
     """
     kind, position = divmod(coordinate, -(-dimension // 4))
     words = philox((position, draw, example, purpose), key_of(seed))
@@ -48,10 +50,13 @@ def gaussian_coordinate(
     return radius * (math.sin(angle) if kind % 2 else math.cos(angle))
 
 
-def uniform_coordinate(coordinate: int, dimension: int, seed: int, example: int, purpose: int, draw: int) -> int:
+def uniform_coordinate(
+    coordinate: int, dimension: int, seed: int, example: int, purpose: int, draw: int
+) -> int:
     """The integer in 0..2^62-1 from which one coordinate of rounded noise is made.
 
-    With n = ceil(dimension / 2), counter p gives the coordinates p and p + n: the first 62 of 64 bits.
+    With n = ceil(dimension / 2), counter p gives the coordinates p and p + n: the first 62 of 64
+    bits.
     """
     kind, position = divmod(coordinate, -(-dimension // 2))
     words = philox((position, draw, example, purpose), key_of(seed))

@@ -1,4 +1,6 @@
-"""Counting votes, written down a second time: one image and one draw after the other. And classifiers to put to it."""
+"""Counting votes, written down a second time: one image and one draw after the other. And
+classifiers to put to it.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -13,7 +15,8 @@ CLASSES = 4
 
 
 class WholeNumbers(nn.Module):
-    """A small convolutional network on black and white pixels with small whole weights: no sum is ever rounded.
+    """A small convolutional network on black and white pixels with small whole weights: no sum is
+    ever rounded.
 
     Its classes share the noisy copies of most images among themselves.
     """
@@ -22,7 +25,11 @@ class WholeNumbers(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.layers = nn.Sequential(
-            nn.Conv2d(channels, 6, 3, padding=1, bias=False), nn.ReLU(), nn.Flatten(2), nn.LazyLinear(3), nn.Flatten()
+            nn.Conv2d(channels, 6, 3, padding=1, bias=False),
+            nn.ReLU(),
+            nn.Flatten(2),
+            nn.LazyLinear(3),
+            nn.Flatten(),
         )
         self.last = nn.Linear(18, CLASSES)
         self.layers(torch.zeros(1, channels, 4, 4))  # settles the size of the lazy layer
@@ -35,7 +42,9 @@ class WholeNumbers(nn.Module):
 
 
 def counter_of(classifier: Callable, batch: int, depth: int = 1, **options) -> VoteCounter:
-    """``depth`` = 2 is how an accelerator is kept busy: the next batch starts before this one's votes are counted."""
+    """``depth`` = 2 is how an accelerator is kept busy: the next batch starts before this one's
+    votes are counted.
+    """
     counter = VoteCounter(classifier, CLASSES, batch, torch.device("cpu"), **options)
     counter._depth = depth
     return counter

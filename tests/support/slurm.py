@@ -1,4 +1,6 @@
-"""A real Slurm of two nodes on this machine, for tests: it lives in one folder and ends with its context."""
+"""A real Slurm of two nodes on this machine, for tests: it lives in one folder and ends with its
+context.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NODES = ("n0", "n1")
 _CLIENTS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 _DAEMONS = ("slurmctld", "slurmd", "munged")
 # Jobs find this Python first; Slurm's daemons may not be on the user's path.
-_PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+_PATH = os.pathsep.join(
+    [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]
+)
 
 _SETTINGS = """\
 ClusterName=tests
@@ -64,7 +68,9 @@ def why_not() -> str | None:
     """The reason why Slurm cannot run here, None if it can."""
     missing = [name for name in (*_DAEMONS, *_CLIENTS) if not shutil.which(name, path=_PATH)]
     if missing:
-        return f"{missing[0]} is not installed (apt-get install slurmctld slurmd slurm-client munge)"
+        return (
+            f"{missing[0]} is not installed (apt-get install slurmctld slurmd slurm-client munge)"
+        )
     if os.geteuid() != 0:
         return "only root can start slurmd"
     if not (Path("/dev/tty0").exists() and Path("/dev/tty1").exists()):
@@ -75,9 +81,10 @@ def why_not() -> str | None:
 class Cluster:
     """Slurm with two nodes of 2 CPUs and 2 pretended GPUs, running within the context.
 
-    Jobs go to the partition ``low`` unless they ask for ``high``, whose jobs take the place of those in ``low``: these
-    get SIGTERM, have ``grace`` seconds, and are queued again. The folder's path must be short, for there are sockets
-    in it. Several clusters may run at once: each has its own ports and its own numbers of jobs.
+    Jobs go to the partition ``low`` unless they ask for ``high``, whose jobs take the place of
+    those in ``low``: these get SIGTERM, have ``grace`` seconds, and are queued again. The folder's
+    path must be short, for there are sockets in it. Several clusters may run at once: each has its
+    own ports and its own numbers of jobs.
     """
 
     def __init__(self, folder: Path, grace: int = 5) -> None:
@@ -85,7 +92,11 @@ class Cluster:
         self._grace = grace
         self._daemons: list[subprocess.Popen] = []
         self._settings = self.folder / "slurm.conf"
-        mine = {name: value for name, value in ENVIRONMENT.items() if not name.startswith(("SLURM", "SBATCH", "SRUN"))}
+        mine = {
+            name: value
+            for name, value in ENVIRONMENT.items()
+            if not name.startswith(("SLURM", "SBATCH", "SRUN"))
+        }
         self._mark = {"SLURM_CONF": str(self._settings)}
         self.environment = {**mine, "PATH": _PATH, **self._mark}
         """The variables that make Slurm's commands use this cluster."""
@@ -102,10 +113,17 @@ class Cluster:
         self._stop()
 
     def run(self, *words: object, cwd: Path | None = None) -> str:
-        """The output of a command of Slurm, like ``run("scontrol", "requeue", job)``; it must succeed."""
+        """The output of a command of Slurm, like ``run("scontrol", "requeue", job)``; it must
+        succeed.
+        """
         command = list(map(str, words))
         done = subprocess.run(
-            command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=HANG_SECONDS
+            command,
+            cwd=cwd,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout
@@ -115,8 +133,12 @@ class Cluster:
         return int(self.run("sbatch", "--parsable", *words, cwd=cwd).split(";")[0])
 
     def jobs(self) -> dict[str, str]:
-        """The states of all jobs, also of ended ones, by their numbers, which are like "7", or "7_0" in arrays."""
-        lines = self.run("squeue", "--noheader", "--array", "--states=all", "--format=%i %T").splitlines()
+        """The states of all jobs, also of ended ones, by their numbers, which are like "7", or
+        "7_0" in arrays.
+        """
+        lines = self.run(
+            "squeue", "--noheader", "--array", "--states=all", "--format=%i %T"
+        ).splitlines()
         return dict(line.split() for line in lines)
 
     def job(self, number: object) -> dict[str, str]:
@@ -128,7 +150,9 @@ class Cluster:
         """Return as soon as ``condition`` holds; fail if it never does."""
         deadline = time.monotonic() + HANG_SECONDS
         while not condition():
-            assert time.monotonic() < deadline, f"waited in vain; {self.jobs()}\n{self._log('slurmctld')}"
+            assert time.monotonic() < deadline, (
+                f"waited in vain; {self.jobs()}\n{self._log('slurmctld')}"
+            )
             time.sleep(0.1)
 
     def lose(self, node: str) -> None:
@@ -152,7 +176,8 @@ class Cluster:
                 control_port=control_port,
                 n0_port=n0_port,
                 n1_port=n1_port,
-                # Not 1: programs compute other numbers from a job's number, like the port at which processes meet.
+                # Not 1: programs compute other numbers from a job's number, like the port at which
+                # processes meet.
                 first_job=random.SystemRandom().randrange(10_000, 60_000),
             )
         )
@@ -160,7 +185,12 @@ class Cluster:
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
-        names = {"key-file": key.name, "socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munged.log"}
+        names = {
+            "key-file": key.name,
+            "socket": "munge.socket",
+            "pid-file": "munge.pid",
+            "log-file": "munged.log",
+        }
         options = [f"--{option}={self.folder / name}" for option, name in names.items()]
         options.append(f"--seed-file={self.folder / 'munge.seed'}")
         self._launch("munged", "--foreground", "--force", *options, cwd=self.folder)
@@ -176,32 +206,48 @@ class Cluster:
         return done.stdout.split() == ["idle"] * len(NODES)
 
     def _launch(self, *command: str, cwd: Path) -> None:
-        """Start a daemon in a folder by which its processes, and those of its jobs' steps, can be recognized."""
+        """Start a daemon in a folder by which its processes, and those of its jobs' steps, can be
+        recognized.
+        """
         with (self.folder / f"{command[0]}.output").open("a") as output:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-            self._daemons.append(subprocess.Popen(command, env=self.environment, cwd=cwd, **streams))
+            self._daemons.append(
+                subprocess.Popen(command, env=self.environment, cwd=cwd, **streams)
+            )
 
     def _wait_for_daemons(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + HANG_SECONDS
         while not condition():
             ended = [daemon.args[0] for daemon in self._daemons if daemon.poll() is not None]
-            reason = f"{ended[0]} ended" if ended else "waited in vain" if time.monotonic() > deadline else ""
+            reason = (
+                f"{ended[0]} ended"
+                if ended
+                else "waited in vain"
+                if time.monotonic() > deadline
+                else ""
+            )
             assert not reason, "\n".join([reason, *map(self._log, ("munged", "slurmctld", *NODES))])
             time.sleep(0.05)
 
     def _log(self, name: str) -> str:
         file = self.folder / f"{name}.log"
-        return "\n".join(file.read_text(errors="replace").splitlines()[-20:]) if file.exists() else ""
+        return (
+            "\n".join(file.read_text(errors="replace").splitlines()[-20:]) if file.exists() else ""
+        )
 
     def _stop(self) -> None:
-        """Kill the daemons first, so that they start nothing more, then what is left of their jobs."""
+        """Kill the daemons first, so that they start nothing more, then what is left of their
+        jobs.
+        """
         for daemon in self._daemons:
             daemon.kill()
             daemon.wait()
         self._end(self.folder, self._mark)
 
     def _end(self, folder: Path, variables: dict[str, str]) -> None:
-        """Kill all processes that work in ``folder`` or below, or have all these variables in their environment."""
+        """Kill all processes that work in ``folder`` or below, or have all these variables in their
+        environment.
+        """
         deadline = time.monotonic() + HANG_SECONDS
         while left := _processes(folder, variables):
             assert time.monotonic() < deadline, f"cannot end the processes {left}"
@@ -217,9 +263,16 @@ def _processes(folder: Path, variables: dict[str, str]) -> list[int]:
     wanted = {f"{name}={value}".encode() for name, value in variables.items()}
     found = []
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):  # no process, or one that has ended meanwhile
-            place, environment = (entry / "cwd").readlink(), (entry / "environ").read_bytes().split(b"\0")
-            if int(entry.name) != os.getpid() and (place.is_relative_to(folder) or wanted <= set(environment)):
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # no process, or one that has ended meanwhile
+            place, environment = (
+                (entry / "cwd").readlink(),
+                (entry / "environ").read_bytes().split(b"\0"),
+            )
+            if int(entry.name) != os.getpid() and (
+                place.is_relative_to(folder) or wanted <= set(environment)
+            ):
                 found.append(int(entry.name))
     return found
 

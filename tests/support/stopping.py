@@ -11,7 +11,9 @@ AT_ONCE = ["--checkpoint-minutes", 0.0001]
 
 
 def after_update(monkeypatch, number: int, act: Callable[[], None], kind=torch.optim.SGD) -> None:
-    """Let ``act`` happen within the ``number``-th update from now on, counted from 1, when its weights are there."""
+    """Let ``act`` happen within the ``number``-th update from now on, counted from 1, when its
+    weights are there.
+    """
     step, count = kind.step, 0
 
     def stepping(optimizer, *arguments):

@@ -1,4 +1,6 @@
-"""Runs of the command sweep on a grid of four small jobs, and a check of what it must have made in the end."""
+"""Runs of the command sweep on a grid of four small jobs, and a check of what it must have made in
+the end.
+"""
 
 import contextlib
 import os
@@ -15,25 +17,50 @@ from support.weights import same_state
 GRID = "tiny.toml"
 EPOCHS = 20
 EXAMPLES = 24  # every 15th of 359
-_FIXED = {"dataset": "digits", "arch": "digits_resnet8", "epochs": EPOCHS, "checkpoint-minutes": 0.005}
+_FIXED = {
+    "dataset": "digits",
+    "arch": "digits_resnet8",
+    "epochs": EPOCHS,
+    "checkpoint-minutes": 0.005,
+}
 _FIXED |= {"lr-schedule": "one-cycle", "lr": 0.2}
 _SIZES = ("0.25", "0.50")
-NAMES = [f"PGD_1step/eps_{epsilon}/digits/digits_resnet8/noise_{noise}" for noise in _SIZES for epsilon in _SIZES]
+NAMES = [
+    f"PGD_1step/eps_{epsilon}/digits/digits_resnet8/noise_{noise}"
+    for noise in _SIZES
+    for epsilon in _SIZES
+]
 """The folders of the jobs, in the order of the grid."""
 
 
 def lay_out(folder: Path, **fixed: object) -> Path:
     """A folder with the grid in it; ``fixed`` are further options of all trainings."""
     folder.mkdir(parents=True, exist_ok=True)
-    sweep = {"noise": [0.25, 0.5], "attack": "PGD", "num-steps": 1, "epsilon": [0.25, 0.5], "warmup": 2}
-    write_grid(folder / GRID, sweep, fixed={**_FIXED, **fixed}, certify=[{"skip": 15, "N": 1000}], threads=1)
+    sweep = {
+        "noise": [0.25, 0.5],
+        "attack": "PGD",
+        "num-steps": 1,
+        "epsilon": [0.25, 0.5],
+        "warmup": 2,
+    }
+    write_grid(
+        folder / GRID,
+        sweep,
+        fixed={**_FIXED, **fixed},
+        certify=[{"skip": 15, "N": 1000}],
+        threads=1,
+    )
     return folder
 
 
 class Running:
-    """A command of the sweep in ``folder``, in a process group of its own, with its output in files there."""
+    """A command of the sweep in ``folder``, in a process group of its own, with its output in files
+    there.
+    """
 
-    def __init__(self, folder: Path, action: str, *options: object, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, action: str, *options: object, environment: Mapping[str, str]
+    ) -> None:
         self.folder = folder
         number = len([*folder.glob("output*.out")])
         self._out, self._err = folder / f"output{number}.out", folder / f"output{number}.err"
@@ -64,9 +91,13 @@ class Running:
         raise AssertionError(f"it does not end: {self.out}{self.err}{all_output(self.folder)}")
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Return as soon as ``condition`` holds; fail if the command ends before or it takes too long."""
+        """Return as soon as ``condition`` holds; fail if the command ends before or it takes too
+        long.
+        """
         wait_for(
-            condition, lambda: self.process.poll() is not None, lambda: self.out + self.err + all_output(self.folder)
+            condition,
+            lambda: self.process.poll() is not None,
+            lambda: self.out + self.err + all_output(self.folder),
         )
 
     def interrupt(self) -> None:
@@ -75,7 +106,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def started(folder: Path, action: str, *options: object, environment: Mapping[str, str]) -> Iterator[Running]:
+def started(
+    folder: Path, action: str, *options: object, environment: Mapping[str, str]
+) -> Iterator[Running]:
     """Within, ``sweep ACTION GRID OPTIONS`` runs in a folder."""
     running = Running(folder, action, *options, environment=environment)
     try:
@@ -87,7 +120,9 @@ def started(folder: Path, action: str, *options: object, environment: Mapping[st
             running.process.wait()
 
 
-def ran(folder: Path, action: str, *options: object, environment: Mapping[str, str] = ENVIRONMENT) -> Running:
+def ran(
+    folder: Path, action: str, *options: object, environment: Mapping[str, str] = ENVIRONMENT
+) -> Running:
     """Runs ``sweep ACTION GRID OPTIONS`` until it ends."""
     with started(folder, action, *options, environment=environment) as running:
         running.wait()
@@ -115,7 +150,9 @@ def job_log(folder: Path, name: str) -> str:
 def all_output(folder: Path) -> str:
     """The output of all jobs and, on Slurm, of the processes that watch them."""
     files = [*folder.glob("logs/**/job.log"), *folder.glob("logs/tiny/slurm/*_log.*")]
-    return "".join(f"\n--- {file.relative_to(folder)}\n{file.read_text()}" for file in sorted(files))
+    return "".join(
+        f"\n--- {file.relative_to(folder)}\n{file.read_text()}" for file in sorted(files)
+    )
 
 
 def trained_epochs(folder: Path, name: str) -> int:
@@ -136,26 +173,39 @@ def attempts(folder: Path, name: str) -> int:
 
 
 def stages(folder: Path, name: str = "") -> list[int]:
-    """The living processes of a sweep's stages, or of one job's: they work in its folder and name its files."""
+    """The living processes of a sweep's stages, or of one job's: they work in its folder and name
+    its files.
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
             is_stage = "smoothadv" in words and any(f"models/tiny/{name}" in word for word in words)
-            if is_stage and (entry / "cwd").readlink() == folder.resolve() and is_alive(int(entry.name)):
+            if (
+                is_stage
+                and (entry / "cwd").readlink() == folder.resolve()
+                and is_alive(int(entry.name))
+            ):
                 found.append(int(entry.name))
     return found
 
 
 def artefacts(folder: Path) -> dict[str, int]:
     """The models and logs with the times of their last change, without the records of jobs."""
-    files = [path for top in ("models", "logs") for path in (folder / top).rglob("*") if path.is_file()]
-    files = [path for path in files if path.parent.name not in ("slurm", "tiny") and not path.name.startswith("job.")]
+    files = [
+        path for top in ("models", "logs") for path in (folder / top).rglob("*") if path.is_file()
+    ]
+    files = [
+        path
+        for path in files
+        if path.parent.name not in ("slurm", "tiny") and not path.name.startswith("job.")
+    ]
     return {path.relative_to(folder).as_posix(): path.stat().st_mtime_ns for path in sorted(files)}
 
 
 def audit(folder: Path, reference: Path) -> None:
-    """Check that nothing is lost or doubled, and that all equals bit by bit what the undisturbed sweep made.
+    """Check that nothing is lost or doubled, and that all equals bit by bit what the undisturbed
+    sweep made.
 
     Rows are compared without the times in them.
     """

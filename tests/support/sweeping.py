@@ -1,4 +1,6 @@
-"""Small sweeps for tests: their files, their jobs, and stages that run in this process or are only pretended."""
+"""Small sweeps for tests: their files, their jobs, and stages that run in this process or are only
+pretended.
+"""
 
 import fcntl
 import json
@@ -29,13 +31,19 @@ def grid_text(
     attack: Sequence[Table] = (),
     **top: Any,
 ) -> str:
-    """A grid as TOML: its ``sweeps``, ``fixed`` options, ensembles, evaluations, and keys of the ``top``."""
+    """A grid as TOML: its ``sweeps``, ``fixed`` options, ensembles, evaluations, and keys of the
+    ``top``.
+    """
     tables = [("", top), ("[fixed]", fixed)]
     tables_by_name = {"sweep": sweeps, "ensemble": ensemble, "certify": certify, "attack": attack}
-    tables += [(f"[[{name}]]", table) for name, several in tables_by_name.items() for table in several]
+    tables += [
+        (f"[[{name}]]", table) for name, several in tables_by_name.items() for table in several
+    ]
     # JSON writes texts, numbers, true, false and lists of them as TOML does.
     return "\n".join(
-        "\n".join([title, *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())])
+        "\n".join(
+            [title, *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items())]
+        )
         for title, table in tables
     )
 
@@ -74,9 +82,14 @@ def finish(job: Job) -> None:
 def held_by_another(path: Path) -> Iterator[subprocess.Popen]:
     """Within, another process holds the lock on a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    program = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); print(1, flush=True)"
+    program = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print(1, flush=True)"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{program}; sys.stdin.read()", str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", f"{program}; sys.stdin.read()", str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"1\n"
     try:
@@ -87,7 +100,9 @@ def held_by_another(path: Path) -> Iterator[subprocess.Popen]:
 
 def commands_in(log: Path) -> int:
     """How many commands a job's log records."""
-    return sum(line.startswith("$ ") and " smoothadv " in line for line in log.read_text().splitlines())
+    return sum(
+        line.startswith("$ ") and " smoothadv " in line for line in log.read_text().splitlines()
+    )
 
 
 def is_locked(path: Path) -> bool:
@@ -108,8 +123,9 @@ def is_alive(process: int) -> bool:
         return False
 
 
-# Every Python that finds this file on its path executes it first. The words after "pretend" are the program of a
-# pretended stage; the process of stop_with_parent, which becomes the stage, does not run it.
+# Every Python that finds this file on its path executes it first. The words after "pretend" are the
+# program of a pretended stage; the process of stop_with_parent, which becomes the stage, does not
+# run it.
 _PRETENDER = """
 import os, sys
 words = sys.orig_argv
@@ -130,7 +146,9 @@ def pretending(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Pretended:
-    """A stage that is a program of a few lines, complete when the file ``made`` exists; it starts at once."""
+    """A stage that is a program of a few lines, complete when the file ``made`` exists; it starts
+    at once.
+    """
 
     program: str
     made: Path

@@ -5,7 +5,9 @@ from pathlib import Path
 
 
 class Trap:
-    """An object whose pickle asks the loader to call os.system, which would create the folder ``marker``."""
+    """An object whose pickle asks the loader to call os.system, which would create the folder
+    ``marker``.
+    """
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker

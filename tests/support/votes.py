@@ -1,4 +1,6 @@
-"""Certification procedures without a classifier: votes from a coin, or from a list written beforehand."""
+"""Certification procedures without a classifier: votes from a coin, or from a list written
+beforehand.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -11,7 +13,9 @@ CLASSES = 4
 
 
 class ListedVotes:
-    """Answers requests from a list of classes, one draw after the other, as a counter with early stop must."""
+    """Answers requests from a list of classes, one draw after the other, as a counter with early
+    stop must.
+    """
 
     def __init__(self, classes: np.ndarray) -> None:
         self.classes, self.used = classes, 0
@@ -22,7 +26,9 @@ class ListedVotes:
         if request.is_settled is not None:
             of_class = (votes[:, None] == np.arange(CLASSES)).cumsum(axis=0)  # [draws, K]
             # Once settled, a request stays settled.
-            last = bisect_left(range(len(votes) - 1), True, key=lambda k: bool(request.is_settled(of_class[k])))
+            last = bisect_left(
+                range(len(votes) - 1), True, key=lambda k: bool(request.is_settled(of_class[k]))
+            )
             votes = votes[: last + 1]
         self.used += len(votes)
         return np.bincount(votes, minlength=CLASSES)

@@ -1,4 +1,6 @@
-"""Processes that run a command of this clone at once: forked from one that has loaded the libraries already."""
+"""Processes that run a command of this clone at once: forked from one that has loaded the libraries
+already.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ import pytest
 from support.commands import CODE, ENVIRONMENT, finding
 from support.patience import HANG_SECONDS
 
-# Reads what to run and forks a process that forks it, prints its id at once and writes its exit code to a file.
+# Reads what to run and forks a process that forks it, prints its id at once and writes its exit
+# code to a file.
 _SERVER = """
 import atexit, importlib, json, os, runpy, signal, sys, threading
 sys.modules["onnxruntime"] = None  # PyTorch 2.4 would load it, with threads that hold locks when a process is forked
@@ -71,7 +74,9 @@ for line in sys.stdin:
     os._exit(ended)
 os._exit(0)
 """
-_COMMANDS = [f"smoothadv.commands.{name}" for name in ("certify", "predict", "attack", "train", "train_pgd")]
+_COMMANDS = [
+    f"smoothadv.commands.{name}" for name in ("certify", "predict", "attack", "train", "train_pgd")
+]
 # What the commands load when they need it.
 _LATER = ["sklearn.datasets", "torch._dynamo"]
 
@@ -90,12 +95,19 @@ class WarmProcesses:
             bufsize=0,
         )
 
-    def start(self, command: list[str], cwd: Path, output: Path | None = None, **environment: str) -> WarmProcess:
-        """Start a command line of Python: a script, ``-m MODULE`` or ``-c PROGRAM``; all output goes to ``output``."""
+    def start(
+        self, command: list[str], cwd: Path, output: Path | None = None, **environment: str
+    ) -> WarmProcess:
+        """Start a command line of Python: a script, ``-m MODULE`` or ``-c PROGRAM``; all output
+        goes to ``output``.
+        """
         assert command[0] == sys.executable
         with self._lock:
             self._count += 1
-            code, out, err = (Path(self._outputs.name) / f"{self._count}.{kind}" for kind in ("code", "out", "err"))
+            code, out, err = (
+                Path(self._outputs.name) / f"{self._count}.{kind}"
+                for kind in ("code", "out", "err")
+            )
             out, err = (output or file for file in (out, err))
             for file in (out, err):
                 file.touch()
@@ -111,9 +123,14 @@ class WarmProcesses:
 
     @contextlib.contextmanager
     def workers(self, count: int, command: list[str], cwd: Path) -> Iterator[list[WarmProcess]]:
-        """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun; killed in the end."""
+        """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun; killed
+        in the end.
+        """
         places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        places |= {**dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count)), "TORCHELASTIC_RUN_ID": "warm"}
+        places |= {
+            **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count)),
+            "TORCHELASTIC_RUN_ID": "warm",
+        }
         ranks = [dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(count)]
         started = [self.start(command, cwd, **places, **rank) for rank in ranks]
         try:
@@ -123,11 +140,16 @@ class WarmProcesses:
                 process.kill()
                 process.wait()
 
-    def run_workers(self, count: int, command: list[str], cwd: Path) -> list[subprocess.CompletedProcess[str]]:
+    def run_workers(
+        self, count: int, command: list[str], cwd: Path
+    ) -> list[subprocess.CompletedProcess[str]]:
         """Let such processes come to their ends."""
         with self.workers(count, command, cwd) as started:
             outputs = [process.communicate() for process in started]
-        return [subprocess.CompletedProcess(command, each.returncode, *text) for each, text in zip(started, outputs)]
+        return [
+            subprocess.CompletedProcess(command, each.returncode, *text)
+            for each, text in zip(started, outputs)
+        ]
 
     def close(self) -> None:
         """End the process that the others are forked from."""
@@ -186,11 +208,15 @@ def patch_stages(warm: WarmProcesses, patch: pytest.MonkeyPatch) -> None:
     """Let the stages of the sweeps of this process be such processes; they do not end with it."""
     from smoothadv.sweeps import job_execution
 
-    def start(command: list[str], cwd: Path, env: dict[str, str], stdout: IO[bytes], **_: object) -> WarmProcess:
+    def start(
+        command: list[str], cwd: Path, env: dict[str, str], stdout: IO[bytes], **_: object
+    ) -> WarmProcess:
         stage = command[command.index(sys.executable, 1) :]  # after what stops it with its parent
         return warm.start(stage, cwd, Path(stdout.name).absolute(), **env)
 
-    patch.setattr(job_execution, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
+    patch.setattr(
+        job_execution, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start})
+    )
 
 
 def _free_port() -> int:

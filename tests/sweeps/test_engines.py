@@ -1,4 +1,6 @@
-"""Engines without clusters: their options, the GPUs of jobs, the parameters for schedulers, and job records."""
+"""Engines without clusters: their options, the GPUs of jobs, the parameters for schedulers, and job
+records.
+"""
 
 import os
 import signal
@@ -32,7 +34,13 @@ def jobs_of(count: int, processes: int = 1, threads: int | None = None) -> list[
     """Jobs with the names 0, 1 and so on."""
     job = pretended_job(Path.cwd(), Pretended("pass", Path("never")))
     return [
-        replace(job, name=str(number), logs=Path("logs", str(number)), processes=processes, threads=threads)
+        replace(
+            job,
+            name=str(number),
+            logs=Path("logs", str(number)),
+            processes=processes,
+            threads=threads,
+        )
         for number in range(count)
     ]
 
@@ -46,7 +54,10 @@ def refused(capsys, *options: object) -> tuple[int, str]:
     return outcome.code, outcome.err
 
 
-SETTINGS = {engine: {setting.flag: setting for setting in settings_of(ENGINES[engine])} for engine in ENGINES}
+SETTINGS = {
+    engine: {setting.flag: setting for setting in settings_of(ENGINES[engine])}
+    for engine in ENGINES
+}
 FLAGS = {flag for settings in SETTINGS.values() for flag in settings}
 FOREIGN = [(engine, flag) for engine in ENGINES for flag in sorted(FLAGS - SETTINGS[engine].keys())]
 VALUES = {"--sbatch": ["a=b"], "--detach": [], "--address": ["a:1"]}
@@ -54,7 +65,13 @@ VALUES = {"--sbatch": ["a=b"], "--detach": [], "--address": ["a:1"]}
 
 def test_options_are_those_that_are_tested():
     assert {engine for engine, _ in FOREIGN} == {"local", "ray", "slurm"} == set(ENGINES)
-    assert {flag for _, flag in FOREIGN} >= {"--sbatch", "--detach", "--minutes", "--address", "--retries"}
+    assert {flag for _, flag in FOREIGN} >= {
+        "--sbatch",
+        "--detach",
+        "--minutes",
+        "--address",
+        "--retries",
+    }
 
 
 @pytest.mark.parametrize(("engine", "flag"), FOREIGN)
@@ -70,7 +87,10 @@ def test_option_of_another_engine_is_refused(capsys, engine, flag):
         (["--jobs", "0"], ["--jobs", "'0'"]),
         (["--engine", "slurm", "--minutes", "0"], ["--minutes", "'0'"]),
         (["--engine", "slurm", "--cpus", "many"], ["--cpus", "many"]),
-        (["--engine", "slurm", "--sbatch", "a=b", "account"], ["--sbatch", "'account' is not KEY=VALUE"]),
+        (
+            ["--engine", "slurm", "--sbatch", "a=b", "account"],
+            ["--sbatch", "'account' is not KEY=VALUE"],
+        ),
         (["--engine", "slurm", "--sbatch", "=vision"], ["--sbatch", "'=vision' is not KEY=VALUE"]),
         (["--engine", "ray", "--retries", "-1"], ["--retries", "-1"]),
         (["--engine", "ray", "--address", "nowhere"], ["--address", "'nowhere' is not HOST:PORT"]),
@@ -83,7 +103,9 @@ def test_what_no_engine_can_read_is_a_usage_error(capsys, options, words):
 
 
 @pytest.mark.parametrize(("package", "options"), [("submitit", ["slurm"]), ("ray", ["ray"])])
-def test_engine_without_its_package_says_what_to_install(capsys, monkeypatch, programs, package, options):
+def test_engine_without_its_package_says_what_to_install(
+    capsys, monkeypatch, programs, package, options
+):
     """A None in sys.modules makes the import of that module fail."""
     for name in ("sbatch", "srun", "squeue"):
         programs(name, "exit 0")
@@ -95,9 +117,11 @@ def test_engine_without_its_package_says_what_to_install(capsys, monkeypatch, pr
 
 
 class Watched:
-    """Replaces the execution of a job: records which GPUs each job sees, and how many jobs run at once.
+    """Replaces the execution of a job: records which GPUs each job sees, and how many jobs run at
+    once.
 
-    Each job waits until ``meet`` jobs have started, so that as many jobs run at once as the engine allows.
+    Each job waits until ``meet`` jobs have started, so that as many jobs run at once as the engine
+    allows.
     """
 
     def __init__(self, meet: int) -> None:
@@ -105,7 +129,9 @@ class Watched:
         self.most, self._present, self._lock = 0, 0, threading.Lock()
         self._barrier = threading.Barrier(meet)
 
-    def __call__(self, job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping) -> str:
+    def __call__(
+        self, job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
+    ) -> str:
         with self._lock:
             self.seen[job.name] = environment.get("CUDA_VISIBLE_DEVICES")
             self._present += 1
@@ -125,11 +151,21 @@ SHARES = {
     "more at a time than GPUs": (dict(jobs=4, at_a_time=4), dict(gpus="01"), 4, ["0", "1"]),
     "groups of two": (dict(jobs=4, processes=2), dict(gpus="4567"), 2, ["4,5", "6,7"]),
     "a GPU too many for groups": (dict(jobs=3, processes=2), dict(gpus="012"), 1, ["0,1"]),
-    "more at a time than groups": (dict(jobs=4, processes=2, at_a_time=2), dict(gpus="012"), 2, ["0,1"]),
+    "more at a time than groups": (
+        dict(jobs=4, processes=2, at_a_time=2),
+        dict(gpus="012"),
+        2,
+        ["0,1"],
+    ),
     "by name": (dict(jobs=2), dict(gpus=("GPU-a", "GPU-b")), 2, ["GPU-a", "GPU-b"]),
     "no GPUs": (dict(jobs=3), dict(), 1, [None]),
     "no GPUs, several at a time": (dict(jobs=4, at_a_time=2), dict(), 2, [None]),
-    "GPUs that are not wanted": (dict(jobs=3, processes=2), dict(gpus="0", wants_gpus=False), 1, [None]),
+    "GPUs that are not wanted": (
+        dict(jobs=3, processes=2),
+        dict(gpus="0", wants_gpus=False),
+        1,
+        [None],
+    ),
     "more at a time than jobs": (dict(jobs=2, at_a_time=9), dict(), 2, [None]),
 }
 
@@ -142,16 +178,23 @@ def test_gpus_that_jobs_see_and_how_many_run_at_once(monkeypatch, what):
     where = Site("name", Path("logs"), **{**site, "gpus": tuple(site.get("gpus", ()))})
     Local(given.get("at_a_time")).run(jobs, where, lambda job, how: ends.append((job.name, how)))
     assert sorted(ends) == [(job.name, DONE) for job in jobs]
-    assert watched.most == int(watched.share) == at_once and sorted(set(watched.seen.values()), key=str) == expected
+    assert (
+        watched.most == int(watched.share) == at_once
+        and sorted(set(watched.seen.values()), key=str) == expected
+    )
 
 
 @pytest.mark.parametrize("cause", ["Ctrl-C at once", "Ctrl-C", "a defect"])
 def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkeypatch, cause):
-    """Two of five jobs run when it happens; "at once" means while the engine is still handing out the others."""
+    """Two of five jobs run when it happens; "at once" means while the engine is still handing out
+    the others.
+    """
     begun, stopped, ended = [], [], []
     both, handed_out = threading.Barrier(2), threading.Event()
 
-    def running(job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping) -> str:
+    def running(
+        job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
+    ) -> str:
         if stop.is_set():
             return STOPPED
         begun.append(job.name)
@@ -175,10 +218,14 @@ def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkey
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(ZeroDivisionError if cause == "a defect" else KeyboardInterrupt):
-            Local(2).run(jobs_of(5), Site("name", Path("logs")), lambda job, how: ended.append(job.name))
+            Local(2).run(
+                jobs_of(5), Site("name", Path("logs")), lambda job, how: ended.append(job.name)
+            )
     finally:
         signal.signal(signal.SIGINT, before)
-    if cause == "Ctrl-C at once":  # Python joins a thread whose start was interrupted when it exits, not before
+    if (
+        cause == "Ctrl-C at once"
+    ):  # Python joins a thread whose start was interrupted when it exits, not before
         wait_for(lambda: len(stopped) == 2)
     if cause == "a defect":  # the next job may begin before the engine notices the defect
         assert {"0", "1"} <= {*begun} <= {"0", "1", "2"} and {*stopped} == {*begun} - {"0"}
@@ -191,10 +238,25 @@ PARAMETERS = {
     "GPUs": (Slurm(), dict(), True, dict(cpus_per_task=8, gpus_per_node=1, time=1440)),
     "GPU per process": (Slurm(), dict(processes=4), True, dict(cpus_per_task=32, gpus_per_node=4)),
     "CPU": (Slurm(), dict(), False, dict(cpus_per_task=1, gpus_per_node=None)),
-    "threads": (Slurm(), dict(threads=3, processes=2), False, dict(cpus_per_task=6, gpus_per_node=None)),
-    "CPUs as told": (Slurm(cpus=5), dict(threads=3, processes=2), True, dict(cpus_per_task=10, gpus_per_node=2)),
+    "threads": (
+        Slurm(),
+        dict(threads=3, processes=2),
+        False,
+        dict(cpus_per_task=6, gpus_per_node=None),
+    ),
+    "CPUs as told": (
+        Slurm(cpus=5),
+        dict(threads=3, processes=2),
+        True,
+        dict(cpus_per_task=10, gpus_per_node=2),
+    ),
     "at a time": (Slurm(jobs=2, minutes=7), dict(), False, dict(array_parallelism=2, time=7)),
-    "all at a time": (Slurm(partition="p"), dict(), False, dict(array_parallelism=3, partition="p")),
+    "all at a time": (
+        Slurm(partition="p"),
+        dict(),
+        False,
+        dict(array_parallelism=3, partition="p"),
+    ),
     "further options": (
         Slurm(sbatch=["account=vision", "comment=a=b"]),
         dict(),
@@ -207,9 +269,15 @@ PARAMETERS = {
 @pytest.mark.parametrize("what", PARAMETERS)
 def test_parameters_for_sbatch(what):
     engine, given, wants_gpus, expected = PARAMETERS[what]
-    parameters = engine._parameters(jobs_of(3, **given), Site("mine", Path("logs"), wants_gpus=wants_gpus))
+    parameters = engine._parameters(
+        jobs_of(3, **given), Site("mine", Path("logs"), wants_gpus=wants_gpus)
+    )
     assert {name: parameters.get(name) for name in expected} == expected
-    assert (parameters["job_name"], parameters["nodes"], parameters["ntasks_per_node"]) == ("smoothadv-mine", 1, 1)
+    assert (parameters["job_name"], parameters["nodes"], parameters["ntasks_per_node"]) == (
+        "smoothadv-mine",
+        1,
+        1,
+    )
 
 
 @pytest.fixture
@@ -226,20 +294,31 @@ def programs(tmp_path, monkeypatch) -> Callable[[str, str], None]:
     return add
 
 
-@pytest.mark.parametrize("lines", ["echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1", "kill -9 $$"])
+@pytest.mark.parametrize(
+    "lines", ["echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1", "kill -9 $$"]
+)
 def test_queue_that_cannot_be_read_is_an_error(programs, lines):
     programs("squeue", lines)
     (job,) = jobs_of(1)
     job.record.folder.mkdir(parents=True)
     assert Slurm().already_has([job]) == set(), "there is nothing to ask for"
     job.record.write("queued", engine="slurm", id="5")
-    with pytest.raises(UserError, match="^squeue: (slurm_load_jobs error: Unable to contact|failed)$"):
+    with pytest.raises(
+        UserError, match="^squeue: (slurm_load_jobs error: Unable to contact|failed)$"
+    ):
         Slurm().already_has([job])
 
 
 def test_jobs_that_slurm_still_has_are_known_by_their_records(programs):
     programs("squeue", "printf '7_0\\n8\\n9_1\\n'")
-    records = [{"id": "7_0"}, {"id": "7_1"}, {"id": "8"}, {"id": "9"}, {}, {"id": "9_1", "engine": "other"}]
+    records = [
+        {"id": "7_0"},
+        {"id": "7_1"},
+        {"id": "8"},
+        {"id": "9"},
+        {},
+        {"id": "9_1", "engine": "other"},
+    ]
     jobs = jobs_of(len(records) + 1)
     for job, facts in zip(jobs, records):
         job.record.folder.mkdir(parents=True)
@@ -261,15 +340,20 @@ def test_job_that_has_begun_meanwhile_is_not_recorded_as_queued():
 
 
 def test_arrays_that_are_submitted_before_one_is_refused_are_recorded(programs, monkeypatch, capfd):
-    """Each array has two jobs; sbatch refuses the second array. The same command again submits only what is missing."""
-    pytest.importorskip("submitit", reason="the slurm engine submits through submitit, which is optional")
+    """Each array has two jobs; sbatch refuses the second array. The same command again submits only
+    what is missing.
+    """
+    pytest.importorskip(
+        "submitit", reason="the slurm engine submits through submitit, which is optional"
+    )
     monkeypatch.setattr(slurm, "_LARGEST_ARRAY", 2)
     count = "echo x >> submitted; n=$(wc -l < submitted)"
     programs("srun", "exit 0")
     programs("squeue", "printf '10_0\\n10_1\\n'")
     programs(
         "sbatch",
-        f"{count}; [ $n = 2 ] && {{ echo 'sbatch: error: too many' >&2; exit 1; }}; echo Submitted batch job ${{n}}0",
+        f"{count}; [ $n = 2 ] && {{ echo 'sbatch: error: too many' >&2; exit 1; }}; echo Submitted "
+        f"batch job ${{n}}0",
     )
     jobs, site = jobs_of(3), Site("mine", Path("logs"), wants_gpus=False)
     engine = Slurm(detach=True)
@@ -284,11 +368,15 @@ def test_arrays_that_are_submitted_before_one_is_refused_are_recorded(programs, 
 
 def test_signal_of_slurm_stops_the_stage_before_the_job_is_given_back(monkeypatch):
     """And submitit gets the same job to submit again."""
-    submitit = pytest.importorskip("submitit", reason="the slurm engine submits through submitit, which is optional")
+    submitit = pytest.importorskip(
+        "submitit", reason="the slurm engine submits through submitit, which is optional"
+    )
     (job,) = jobs_of(1)
     working, saved = threading.Event(), threading.Event()
 
-    def executed(job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping) -> str:
+    def executed(
+        job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
+    ) -> str:
         working.set()
         assert stop.wait(HANG_SECONDS) and origin == {"engine": "slurm", "id": "4_2"}
         saved.set()
@@ -315,7 +403,9 @@ def test_whether_somebody_listens():
         port = listening.getsockname()[1]
         assert ray._answers(f"127.0.0.1:{port}")
     assert not ray._answers(f"127.0.0.1:{port}")
-    assert [ray._answers(text) for text in ("", "nowhere", "here:there", "127.0.0.1:99999999")] == [False] * 4
+    assert [ray._answers(text) for text in ("", "nowhere", "here:there", "127.0.0.1:99999999")] == [
+        False
+    ] * 4
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
@@ -334,5 +424,7 @@ def test_engines_are_listed_without_their_packages():
     program = "import sys; from smoothadv.sweeps.engines import ENGINES; print(*ENGINES)"
     program += "; print(*{'ray', 'submitit'} & {*sys.modules})"
     path = os.pathsep.join(map(str, sys.path))
-    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True
+    )
     assert sorted(done.stdout.decode().split()) == ["local", "ray", "slurm"], done.stderr

@@ -28,11 +28,20 @@ def read(folder: Path, *sweeps: dict, **further) -> Grid:
 
 def options(grid: Grid) -> list[dict]:
     """The options of each model of a grid."""
-    return [{key: value for key, value in model.options.items() if key not in BOTH} for model in grid.trained]
+    return [
+        {key: value for key, value in model.options.items() if key not in BOTH}
+        for model in grid.trained
+    ]
 
 
 def test_several_sweeps_add_up_in_their_order(tmp_path):
-    grid = read(tmp_path, {"noise": [1, 2], "group": "first"}, {"noise": 3}, {"lr": [4], "noise": 5}, fixed=BOTH)
+    grid = read(
+        tmp_path,
+        {"noise": [1, 2], "group": "first"},
+        {"noise": 3},
+        {"lr": [4], "noise": 5},
+        fixed=BOTH,
+    )
     assert [model.options["noise"] for model in grid.trained] == [1, 2, 3, 5]
     assert [model.group for model in grid.trained] == ["first", "first", "mine", "mine"]
     assert "group" not in grid.trained[0].options
@@ -55,7 +64,12 @@ def test_values_stand_in_texts_as_folders_have_them(tmp_path, text, noise, epsil
 
 def test_names_and_places_have_defaults(tmp_path):
     grid = read(tmp_path, {"noise": 1}, fixed=BOTH)
-    assert (grid.name, grid.about, grid.models, grid.logs) == ("mine", "mine", Path("models/mine"), Path("logs/mine"))
+    assert (grid.name, grid.about, grid.models, grid.logs) == (
+        "mine",
+        "mine",
+        Path("models/mine"),
+        Path("logs/mine"),
+    )
     assert (grid.processes, grid.threads) == (1, None)
     top = {"about": "Mine", "models": "a/b", "logs": "c", "processes": 2, "threads": 3}
     grid = read(tmp_path, {"noise": 1}, fixed=BOTH, **top)
@@ -80,8 +94,13 @@ def test_models_are_the_sum_of_products(fixed, sweeps):
         grid = read(Path(folder), *sweeps, fixed={**BOTH, **fixed})
     expected, count = [], 0
     for sweep in sweeps:
-        axes = {key: sweep.get(key, fixed.get(key)) for key in [*fixed, *(key for key in sweep if key not in fixed)]}
-        lists = [(key, values if isinstance(values, list) else [values]) for key, values in axes.items()]
+        axes = {
+            key: sweep.get(key, fixed.get(key))
+            for key in [*fixed, *(key for key in sweep if key not in fixed)]
+        }
+        lists = [
+            (key, values if isinstance(values, list) else [values]) for key, values in axes.items()
+        ]
         product = 1
         for _, values in lists:
             product *= len(values)
@@ -101,40 +120,81 @@ BAD = {
     "threads is a fraction": (grid_text(NOISE, threads=1.5), ["'threads'", "1.5"]),
     "fixed is no table": ("fixed = 1\n[[sweep]]\nnoise = 1", ["'fixed'", "table"]),
     "sweep is one table": ("[sweep]\nnoise = 1", ["'sweep'", "list of tables"]),
-    "certify is one table": (grid_text(NOISE) + "\n[certify]\nN = 1", ["'certify'", "list of tables"]),
+    "certify is one table": (
+        grid_text(NOISE) + "\n[certify]\nN = 1",
+        ["'certify'", "list of tables"],
+    ),
     "no sweep": (grid_text(), ["[[sweep]]"]),
     "nothing": ("", ["[[sweep]]"]),
-    "no dataset": (grid_text(NOISE, fixed={"arch": "digits_resnet8"}), ["[[sweep]] 1", "'dataset'"]),
-    "no arch": (grid_text({**NOISE, "arch": "a"}, NOISE, fixed={"dataset": "digits"}), ["[[sweep]] 2", "'arch'"]),
+    "no dataset": (
+        grid_text(NOISE, fixed={"arch": "digits_resnet8"}),
+        ["[[sweep]] 1", "'dataset'"],
+    ),
+    "no arch": (
+        grid_text({**NOISE, "arch": "a"}, NOISE, fixed={"dataset": "digits"}),
+        ["[[sweep]] 2", "'arch'"],
+    ),
     "empty list": (grid_text(NOISE, {"noise": []}), ["[[sweep]] 2", "'noise'", "empty"]),
-    "fixed empty list": (grid_text(NOISE, fixed={**BOTH, "seed": []}), ["[fixed]", "'seed'", "empty"]),
-    "empty list of sizes": (grid_text(NOISE, attack=[{"epsilon": []}]), ["[[attack]] 1", "'epsilon'", "empty"]),
+    "fixed empty list": (
+        grid_text(NOISE, fixed={**BOTH, "seed": []}),
+        ["[fixed]", "'seed'", "empty"],
+    ),
+    "empty list of sizes": (
+        grid_text(NOISE, attack=[{"epsilon": []}]),
+        ["[[attack]] 1", "'epsilon'", "empty"],
+    ),
     "value twice": (grid_text({"noise": [0.25, 0.5, 0.25]}), ["[[sweep]] 1", "'noise'", "twice"]),
-    "value twice in another way": (grid_text({"noise": [0.25, "0.25"]}), ["[[sweep]] 1", "'noise'", "twice"]),
+    "value twice in another way": (
+        grid_text({"noise": [0.25, "0.25"]}),
+        ["[[sweep]] 1", "'noise'", "twice"],
+    ),
     "a date": ("[[sweep]]\nnoise = 2020-01-01", ["[[sweep]] 1", "'noise'"]),
     "a table": ("[[sweep]]\nnoise = {a = 1}", ["[[sweep]] 1", "'noise'"]),
     "a list in a list": ("[[sweep]]\nnoise = [[1, 2], [3]]", ["[[sweep]] 1", "'noise'"]),
     "group is no text": (grid_text({**NOISE, "group": 5}), ["[[sweep]] 1", "'group'", "5"]),
     "group with =": (grid_text({**NOISE, "group": "a=b"}), ["[[sweep]] 1", "'group'", "a=b"]),
     "no such group": (grid_text(NOISE, certify=[{"group": "B"}]), ["[[certify]] 1", "'B'"]),
-    "ensemble of no such group": (grid_text(NOISE, ensemble=[{"of": "B"}]), ["[[ensemble]] 1", "'B'"]),
-    "ensemble of no group": (grid_text(NOISE, ensemble=[{}]), ["[[ensemble]] 1", "None", "there are mine"]),
-    "ensemble of itself": (grid_text(NOISE, ensemble=[{"of": "mine", "group": "mine"}]), ["[[ensemble]] 1", "'mine'"]),
+    "ensemble of no such group": (
+        grid_text(NOISE, ensemble=[{"of": "B"}]),
+        ["[[ensemble]] 1", "'B'"],
+    ),
+    "ensemble of no group": (
+        grid_text(NOISE, ensemble=[{}]),
+        ["[[ensemble]] 1", "None", "there are mine"],
+    ),
+    "ensemble of itself": (
+        grid_text(NOISE, ensemble=[{"of": "mine", "group": "mine"}]),
+        ["[[ensemble]] 1", "'mine'"],
+    ),
     "ensemble over noise": (
         grid_text(NOISE, ensemble=[{"of": "mine", "over": ["seed", "noise"]}]),
         ["noise", "folder"],
     ),
-    "unknown mean": (grid_text(NOISE, ensemble=[{"of": "mine", "mean": "votes"}]), ["'mean'", "'votes'", "logits"]),
-    "unknown word": (grid_text(NOISE, ensemble=[{"of": "mine", "size": 3}]), ["[[ensemble]] 1", "'size'", "over"]),
-    "best of what": (grid_text(NOISE, certify=[{"best": "a"}]), ["[[certify]] 1", "'best'", "'a'", "(none)"]),
-    "best of which": (grid_text(NOISE, certify=[{}, {"name": "a"}, {"best": True}]), ["[[certify]] 3", "('', 'a')"]),
+    "unknown mean": (
+        grid_text(NOISE, ensemble=[{"of": "mine", "mean": "votes"}]),
+        ["'mean'", "'votes'", "logits"],
+    ),
+    "unknown word": (
+        grid_text(NOISE, ensemble=[{"of": "mine", "size": 3}]),
+        ["[[ensemble]] 1", "'size'", "over"],
+    ),
+    "best of what": (
+        grid_text(NOISE, certify=[{"best": "a"}]),
+        ["[[certify]] 1", "'best'", "'a'", "(none)"],
+    ),
+    "best of which": (
+        grid_text(NOISE, certify=[{}, {"name": "a"}, {"best": True}]),
+        ["[[certify]] 3", "('', 'a')"],
+    ),
     "best of the best": (
         grid_text(NOISE, certify=[{"name": "a"}, {"name": "b", "best": "a"}, {"best": "b"}]),
         ["[[certify]] 3", "'b'", "('a')"],
     ),
     "best of others": (
         grid_text(
-            {**NOISE, "group": "A"}, {**NOISE, "group": "B"}, certify=[{"group": "A"}, {"best": True, "group": "B"}]
+            {**NOISE, "group": "A"},
+            {**NOISE, "group": "B"},
+            certify=[{"group": "A"}, {"best": True, "group": "B"}],
         ),
         ["[[certify]] 2", "[[certify]] 1", "not about 'B'"],
     ),
@@ -143,11 +203,34 @@ BAD = {
     "key twice": ("[[sweep]]\nnoise = 1\nnoise = 2", ["no TOML"]),
 }
 for _key in ("outdir", "resume", "overwrite", "data-dir", "device", "debug", "help"):
-    BAD[f"sweep says {_key}"] = (grid_text(NOISE, {**NOISE, _key: "x"}), ["[[sweep]] 2", f"'{_key}'"])
-    BAD[f"fixed says {_key}"] = (grid_text(NOISE, fixed={**BOTH, _key: "x"}), ["[fixed]", f"'{_key}'"])
-for _key in ("outfile", "checkpoint", "resume", "overwrite", "shard", "device", "dataset", "against", "only", "png"):
-    BAD[f"certify says {_key}"] = (grid_text(NOISE, certify=[{}, {_key: "x"}]), ["[[certify]] 2", f"'{_key}'"])
-    BAD[f"attack says {_key}"] = (grid_text(NOISE, attack=[{_key: "x"}]), ["[[attack]] 1", f"'{_key}'"])
+    BAD[f"sweep says {_key}"] = (
+        grid_text(NOISE, {**NOISE, _key: "x"}),
+        ["[[sweep]] 2", f"'{_key}'"],
+    )
+    BAD[f"fixed says {_key}"] = (
+        grid_text(NOISE, fixed={**BOTH, _key: "x"}),
+        ["[fixed]", f"'{_key}'"],
+    )
+for _key in (
+    "outfile",
+    "checkpoint",
+    "resume",
+    "overwrite",
+    "shard",
+    "device",
+    "dataset",
+    "against",
+    "only",
+    "png",
+):
+    BAD[f"certify says {_key}"] = (
+        grid_text(NOISE, certify=[{}, {_key: "x"}]),
+        ["[[certify]] 2", f"'{_key}'"],
+    )
+    BAD[f"attack says {_key}"] = (
+        grid_text(NOISE, attack=[{_key: "x"}]),
+        ["[[attack]] 1", f"'{_key}'"],
+    )
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -167,7 +250,11 @@ def test_every_action_refuses_with_the_same_message(tmp_path, capsys, monkeypatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\0")
-    for name, words in {"none.toml": "does not exist", "folder.toml": "folder", "binary.toml": "no TOML"}.items():
+    for name, words in {
+        "none.toml": "does not exist",
+        "folder.toml": "folder",
+        "binary.toml": "no TOML",
+    }.items():
         outcome = call(capsys, "sweep", action, name)
         assert refused(outcome, name, words) and outcome.out == "", outcome
     assert call(capsys, "sweep", action).code == 2, "a grid is needed"
@@ -180,15 +267,23 @@ def test_grid_of_this_project_is_found_by_its_name_unless_a_file_has_it(tmp_path
     write_grid(tmp_path / "digits-smoke", {"noise": 0.5})
     assert read_grid(Path("digits-smoke")).path == Path("digits-smoke")
     with pytest.raises(
-        UserError, match=r"grid digits-smok does not exist \(did you mean 'digits-smoke'\?\); .*finetune"
+        UserError,
+        match=r"grid digits-smok does not exist \(did you mean 'digits-smoke'\?\); .*finetune",
     ):
         read_grid(Path("digits-smok"))
 
 
 def test_the_texts_of_these_tests_are_toml(tmp_path):
     """Else the grids above might be refused for another reason."""
-    grid = read(tmp_path, {"noise": [0.25, "1/2"], "random-start": True}, attack=[{"epsilon": [1]}], about='"ü"')
-    assert json.dumps(options(grid)[1]) == '{"recipe": "smoke", "noise": "1/2", "random-start": true}'
+    grid = read(
+        tmp_path,
+        {"noise": [0.25, "1/2"], "random-start": True},
+        attack=[{"epsilon": [1]}],
+        about='"ü"',
+    )
+    assert (
+        json.dumps(options(grid)[1]) == '{"recipe": "smoke", "noise": "1/2", "random-start": true}'
+    )
     assert (grid.about, len(grid.evaluations)) == ('"ü"', 1)
 
 
@@ -246,7 +341,10 @@ def test_logs_tell_what_made_their_models(plans, name):
             assert found.get("noise") == pytest.approx(objective["noise_sd"], rel=5e-4)
             assert found.get("sigma") == pytest.approx(stage.settings[0]["sigma"], rel=5e-4)
             assert found.get("objective") == objective["name"]
-            assert (found.get("attack"), found.get("num_steps")) == (attack.get("name"), attack.get("num_steps"))
+            assert (found.get("attack"), found.get("num_steps")) == (
+                attack.get("name"),
+                attack.get("num_steps"),
+            )
             if attack:
                 assert found.get("epsilon") == pytest.approx(attack["epsilon"], rel=5e-4)
                 assert found.get("num_noise_vec") == objective["num_noise_vec"]
@@ -266,7 +364,9 @@ def test_nothing_is_there_yet_and_others_make_what_is_needed(plans, name):
 
 def test_smoke_grid_is_small(plans):
     of_grid = plans["digits-smoke"]
-    assert len(of_grid) >= 8 and {plan.trainings[0].request.dataset for plan in of_grid} == {"digits"}
+    assert len(of_grid) >= 8 and {plan.trainings[0].request.dataset for plan in of_grid} == {
+        "digits"
+    }
     assert all(plan.job.evaluations and plan.job.training.epochs <= 15 for plan in of_grid)
     groups = {plan.job.group for plan in of_grid}
     assert {"Gaussian", "SmoothAdv"} <= groups
@@ -276,13 +376,23 @@ def test_smoke_grid_is_small(plans):
 def test_grids_of_the_paper_have_its_values(plans, name):
     """Salman et al. (2019), appendix D: 150 epochs, and the values of sigma, epsilon, T and m."""
     for recipe in (plan.job.training.recipe for plan in plans[name]):
-        assert recipe["learning_rate"] == 0.1 and recipe["batch"] == 256 and recipe["weight_decay"] == 1e-4
+        assert (
+            recipe["learning_rate"] == 0.1
+            and recipe["batch"] == 256
+            and recipe["weight_decay"] == 1e-4
+        )
         assert (recipe["learning_rate_step"], recipe["learning_rate_factor"]) == (50, 0.1)
         assert recipe["objective"]["warmup"] == 10
         assert recipe["objective"]["noise_sd"] in (0.12, 0.25, 0.5, 1.0)
         attack = recipe["objective"]["attack"]
-        close = [size for size in (64, 127, 255, 512) if math.isclose(attack["epsilon"], size / 255, rel_tol=0.02)]
+        close = [
+            size
+            for size in (64, 127, 255, 512)
+            if math.isclose(attack["epsilon"], size / 255, rel_tol=0.02)
+        ]
         assert close and attack["num_steps"] in (2, 4, 6, 8, 10)
         assert recipe["objective"]["num_noise_vec"] in (1, 2, 4, 8)
     assert {plan.job.training.epochs for plan in plans[name]} == {150}
-    assert {stage.selection["skip"] for plan in plans[name] for stage in plan.job.evaluations} == {20}
+    assert {stage.selection["skip"] for plan in plans[name] for stage in plan.job.evaluations} == {
+        20
+    }

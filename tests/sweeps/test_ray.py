@@ -1,4 +1,6 @@
-"""Sweeps on a real Ray cluster: whichever machine is lost, models and logs equal those of an undisturbed sweep."""
+"""Sweeps on a real Ray cluster: whichever machine is lost, models and logs equal those of an
+undisturbed sweep.
+"""
 
 import os
 import shutil
@@ -42,7 +44,9 @@ def on(cluster: RayCluster) -> tuple[list[str], dict[str, str]]:
 
 
 def assert_done(running: Running, reference: Path, count: int = 4) -> None:
-    """All jobs are done, the command printed so for each, and the results show no trace of the fault."""
+    """All jobs are done, the command printed so for each, and the results show no trace of the
+    fault.
+    """
     assert running.wait() == 0, running.err + sweep_runs.all_output(running.folder)
     assert running.out.splitlines()[-2] == "tiny: 4 jobs: 4 done" and running.err == ""
     assert running.out.count("  done    ") == count, running.out
@@ -60,8 +64,8 @@ def trains_everywhere(folder: Path) -> bool:
 
 @pytest.mark.parametrize("what", ["node", "raylet"])
 def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference, what):
-    """While all four jobs train, everything on one of two nodes dies at once; or Ray's process there, and its workers
-    with it, whose stages then stop by themselves. 70 seconds."""
+    """While all four jobs train, everything on one of two nodes dies at once; or Ray's process
+    there, and its workers with it, whose stages then stop by themselves. 70 seconds."""
     words, environment = on(cluster)
     with sweep_runs.started(folder, *words, environment=environment) as running:
         running.wait_until(lambda: trains_everywhere(folder))
@@ -73,10 +77,14 @@ def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference, wha
         lost = [name for name in NAMES if working[name] in there]
         assert_done(running, reference)
     assert len(lost) == 2
-    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1 + (name in lost) for name in NAMES]
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [
+        1 + (name in lost) for name in NAMES
+    ]
     for name in lost:
         log = sweep_runs.job_log(folder, name)
-        assert "resuming" in log and (what == "node" or "resuming" in log.partition("stopped by SIGTERM")[2]), log
+        assert "resuming" in log and (
+            what == "node" or "resuming" in log.partition("stopped by SIGTERM")[2]
+        ), log
         assert what == "node" or "resuming" not in log.partition("stopped by SIGTERM")[0], log
 
 
@@ -113,7 +121,10 @@ def assert_interrupted(running: Running, at_once: int = 4) -> None:
     assert running.err.count("interrupted") == 1 and "Traceback" not in running.err, running.err
     assert sweep_runs.stages(running.folder) == []
     assert [sweep_runs.attempts(running.folder, name) for name in NAMES].count(1) == at_once
-    assert sum("stopped by SIGTERM" in sweep_runs.job_log(running.folder, name) for name in NAMES) == at_once
+    assert (
+        sum("stopped by SIGTERM" in sweep_runs.job_log(running.folder, name) for name in NAMES)
+        == at_once
+    )
     output = sweep_runs.ran(running.folder, "status").out
     assert f"{at_once} stopped" in output.splitlines()[-1] and "running" not in output, output
 
@@ -158,15 +169,23 @@ def test_address_without_a_head_is_an_error_at_once(folder, own_ray, way):
     environment = {**own_ray, "RAY_ADDRESS": "127.0.0.1:1"} if way == "variable" else own_ray
     done = sweep_runs.ran(folder, *RUN, *options, environment=environment)
     assert done.process.returncode == 1
-    assert done.err.startswith("error: --address 127.0.0.1:1: ") and done.err.count("\n") == 1, done.err
+    assert done.err.startswith("error: --address 127.0.0.1:1: ") and done.err.count("\n") == 1, (
+        done.err
+    )
     assert "ray start --head" in done.err
     assert not (folder / "logs").exists() and not (folder / "models").exists()
 
 
 def test_gpus_that_no_machine_has_are_an_error_at_once(cluster, folder):
-    """Without --device cpu a cluster must have GPUs, because this machine may not be one that computes."""
+    """Without --device cpu a cluster must have GPUs, because this machine may not be one that
+    computes.
+    """
     words, environment = on(cluster)
-    done = sweep_runs.ran(folder, *[word for word in words if word not in ("--device", "cpu")], environment=environment)
+    done = sweep_runs.ran(
+        folder,
+        *[word for word in words if word not in ("--device", "cpu")],
+        environment=environment,
+    )
     assert done.process.returncode == 1
     assert done.err == "error: no machine of this Ray has 1 GPUs; --device cpu needs none\n"
     assert not (folder / "models").exists()

@@ -1,4 +1,6 @@
-"""Sweeps on a real Slurm: whatever happens to jobs, models and logs equal those of an undisturbed sweep."""
+"""Sweeps on a real Slurm: whatever happens to jobs, models and logs equal those of an undisturbed
+sweep.
+"""
 
 import os
 import re
@@ -69,12 +71,20 @@ def test_preempted_jobs_go_on(cluster, folder, reference):
     """A job of higher priority takes both nodes while they train. 60 seconds."""
     with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
         running.wait_until(lambda: sweep_runs.in_training(folder))
-        command = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
+        command = [
+            "--partition=high",
+            "--nodes=2",
+            "--exclusive",
+            "--output=/dev/null",
+            "--wrap=sleep 1",
+        ]
         other = str(cluster.submit(*command, cwd=cluster.folder))
         cluster.wait_until(lambda: cluster.jobs()[other] == "COMPLETED")
         assert_done(running, reference)
     requeued = [name for name, count in restarts(cluster, folder).items() if count]
-    stopped = [name for name in requeued if "stopped by SIGTERM" in sweep_runs.job_log(folder, name)]
+    stopped = [
+        name for name in requeued if "stopped by SIGTERM" in sweep_runs.job_log(folder, name)
+    ]
     assert stopped
     for name in stopped:
         assert_went_on(folder, name)
@@ -101,17 +111,25 @@ def test_killed_job_is_reported_and_done_by_the_same_command(cluster, folder, re
     others = [name for name in NAMES if name != killed]
     assert f"stopped {killed}\n" in running.out and "tiny: 4 jobs: 1 stopped, 3 done" in running.out
     assert [running.out.count(f"done    {name}\n") for name in others] == [1] * 3
-    assert running.err.startswith("error: 1 of 4 jobs are not done") and running.err.count("\n") == 1
+    assert (
+        running.err.startswith("error: 1 of 4 jobs are not done") and running.err.count("\n") == 1
+    )
     output = sweep_runs.ran(folder, "status", environment=cluster.environment).out
     assert re.search(rf"\| stopped *\| {killed} *\| train: [0-9]+ of 20 epochs", output), output
 
-    before = {path: moment for path, moment in sweep_runs.artefacts(folder).items() if killed not in path}
+    before = {
+        path: moment for path, moment in sweep_runs.artefacts(folder).items() if killed not in path
+    }
     again = sweep_runs.ran(folder, *RUN, environment=cluster.environment)
     assert again.process.returncode == 0, again.err + sweep_runs.all_output(folder)
     assert f"1/1  {again.out.split('1/1  ')[1].split()[0]}  done    {killed}\n" in again.out
-    assert {path: moment for path, moment in sweep_runs.artefacts(folder).items() if path in before} == before
+    assert {
+        path: moment for path, moment in sweep_runs.artefacts(folder).items() if path in before
+    } == before
     assert len(before) == 15
-    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1 + (name == killed) for name in NAMES]
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [
+        1 + (name == killed) for name in NAMES
+    ]
     sweep_runs.audit(folder, reference)
 
 
@@ -129,11 +147,18 @@ def test_jobs_of_a_lost_node_go_on_at_another(cluster, folder, reference):
         finally:
             cluster.recover("n1")
             cluster.wait_until(
-                lambda: cluster.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split() == ["idle"] * 2
+                lambda: (
+                    cluster.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split()
+                    == ["idle"] * 2
+                )
             )
-    assert len(on_n1) == 2 and restarts(cluster, folder) == {name: int(name in on_n1) for name in NAMES}
+    assert len(on_n1) == 2 and restarts(cluster, folder) == {
+        name: int(name in on_n1) for name in NAMES
+    }
     for name in on_n1:
-        assert sweep_runs.attempts(folder, name) == 2 and "resuming" in sweep_runs.job_log(folder, name)
+        assert sweep_runs.attempts(folder, name) == 2 and "resuming" in sweep_runs.job_log(
+            folder, name
+        )
         assert cluster.job(job_id(folder, name))["NodeList"] == "n0"
 
 
@@ -144,7 +169,9 @@ def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, ref
     assert len(queue(cluster)) == 4
     second = sweep_runs.ran(folder, *RUN, "--detach", environment=cluster.environment)
     assert (second.process.returncode, second.err) == (0, "")
-    found = re.search("(?:([0-9]) of them are in the engine's queue already\n)?nothing to do\n", second.out)
+    found = re.search(
+        "(?:([0-9]) of them are in the engine's queue already\n)?nothing to do\n", second.out
+    )
     running = re.search("([0-9]) running", second.out)
     assert found and int(found[1] or 0) + int(running[1] if running else 0) == 4, second.out
     assert len(queue(cluster)) == 4
@@ -200,8 +227,13 @@ def test_what_cannot_be_submitted_is_an_error_in_one_line(cluster, folder, tmp_p
     if what == "no such partition":
         options, words = ["--partition", "absent"], ["sbatch", "partition"]
     elif what == "nobody answers":
-        (tmp_path / "slurm.conf").write_text("ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort=1\n")
-        environment, words = {**environment, "SLURM_CONF": str(tmp_path / "slurm.conf")}, ["Unable to contact"]
+        (tmp_path / "slurm.conf").write_text(
+            "ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort=1\n"
+        )
+        environment, words = (
+            {**environment, "SLURM_CONF": str(tmp_path / "slurm.conf")},
+            ["Unable to contact"],
+        )
     else:
         program = what.split()[1]
         environment, words = without(program, tmp_path, cluster), [f"no {program} here"]
@@ -218,7 +250,9 @@ def test_what_cannot_be_submitted_is_an_error_in_one_line(cluster, folder, tmp_p
 
 
 def test_job_at_its_time_limit_goes_on(cluster, tmp_path):
-    """With the shortest limit that Slurm knows, the warning comes within half a minute of each start. A minute."""
+    """With the shortest limit that Slurm knows, the warning comes within half a minute of each
+    start. A minute.
+    """
     folder = sweep_runs.lay_out(tmp_path / "long", epochs=100_000)
     only = ["--only", f"*{NAMES[0]}", "--minutes", 1]
     with sweep_runs.started(folder, *RUN, *only, environment=cluster.environment) as running:

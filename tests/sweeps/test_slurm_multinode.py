@@ -1,4 +1,6 @@
-"""Training on several nodes of a real Slurm: whatever ends a job early, it continues to the same weights."""
+"""Training on several nodes of a real Slurm: whatever ends a job early, it continues to the same
+weights.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,9 +26,22 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
         yield running
 
 
-def submit(cluster: Cluster, folder: Path, *options: object, epochs: int = EPOCHS, time: int = 10) -> int:
-    """Submit a job that trains in ``folder / "run"`` and prints to ``folder / "output.txt"``; returns its number."""
-    training = ["train", "digits", "digits_resnet8", folder / "run", "--noise", 0.25, "--device", "cpu"]
+def submit(
+    cluster: Cluster, folder: Path, *options: object, epochs: int = EPOCHS, time: int = 10
+) -> int:
+    """Submit a job that trains in ``folder / "run"`` and prints to ``folder / "output.txt"``;
+    returns its number.
+    """
+    training = [
+        "train",
+        "digits",
+        "digits_resnet8",
+        folder / "run",
+        "--noise",
+        0.25,
+        "--device",
+        "cpu",
+    ]
     where = [f"--output={folder / 'output.txt'}", f"--time={time}"]
     return cluster.submit(*where, SCRIPT, *training, "--epochs", epochs, *options, cwd=CLONE)
 
@@ -56,7 +71,13 @@ def whole(cluster, tmp_path_factory) -> Path:
 
 def preempt(cluster: Cluster, job: int) -> None:
     """Another job takes both nodes, for a moment."""
-    command = ["--partition=high", "--nodes=2", "--ntasks=4", "--output=/dev/null", "--wrap=srun true"]
+    command = [
+        "--partition=high",
+        "--nodes=2",
+        "--ntasks=4",
+        "--output=/dev/null",
+        "--wrap=srun true",
+    ]
     other = cluster.submit(*command, cwd=cluster.folder)
     assert final_state(cluster, other) == "COMPLETED"
 
@@ -86,11 +107,17 @@ def test_disturbed_job_ends_with_the_weights_of_one_that_was_not(cluster, whole,
     assert same_state(tmp_path / "run", whole)
     assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
     first, second = read(tmp_path / "run")["runs"]
-    assert (second["first_epoch"], second["first_step"]) >= (2, 0) > (first["first_epoch"], first["first_step"])
+    assert (
+        (second["first_epoch"], second["first_step"])
+        >= (2, 0)
+        > (first["first_epoch"], first["first_step"])
+    )
     if fault != "node lost":
         assert "stopped by SIGTERM" in output_of(tmp_path)
         step = second["first_step"]
-        assert step in (0, 12) or (12 * second["first_epoch"] + step) % 10 == 0, "where the processes agree to stop"
+        assert step in (0, 12) or (12 * second["first_epoch"] + step) % 10 == 0, (
+            "where the processes agree to stop"
+        )
 
 
 def processes(folder: Path) -> dict[str, int]:
@@ -111,12 +138,16 @@ def test_job_that_is_stopped_before_the_first_update_starts_anew(cluster, tmp_pa
     cluster.wait_until(lambda: processes(tmp_path)[started] == 2)
     assert not (tmp_path / "run").exists()
     cluster.run("scancel", "--signal=TERM", job)
-    assert final_state(cluster, job) == "COMPLETED" and cluster.job(job)["Restarts"] == "1", output_of(tmp_path)
+    assert final_state(cluster, job) == "COMPLETED" and cluster.job(job)["Restarts"] == "1", (
+        output_of(tmp_path)
+    )
     assert len(read(tmp_path / "run")["runs"]) == 1
 
 
 def test_job_is_stopped_before_its_time_is_over_and_goes_on(cluster, tmp_path):
-    """Its limit is one minute, so the signal two minutes before the end is due at once; Slurm checks twice a minute."""
+    """Its limit is one minute, so the signal two minutes before the end is due at once; Slurm
+    checks twice a minute.
+    """
     job = submit(cluster, tmp_path, epochs=100_000, time=1)
     try:
         cluster.wait_until(lambda: "resuming after epoch" in output_of(tmp_path))
@@ -131,7 +162,9 @@ def test_cancelled_job_does_not_come_back(cluster, tmp_path):
     cluster.wait_until(lambda: has_epochs(tmp_path, 1))
     cluster.run("scancel", job)
     assert final_state(cluster, job) == "CANCELLED" and cluster.job(job)["Restarts"] == "0"
-    assert "stopped by SIGTERM" in output_of(tmp_path) and "to be continued" not in output_of(tmp_path)
+    assert "stopped by SIGTERM" in output_of(tmp_path) and "to be continued" not in output_of(
+        tmp_path
+    )
 
 
 def test_refused_option_ends_the_job(cluster, tmp_path):
@@ -141,7 +174,9 @@ def test_refused_option_ends_the_job(cluster, tmp_path):
     assert "error: unknown option --no-such-option" in output_of(tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [[], ["train", "digits"], ["no_such_command", "digits", "digits_resnet8", "run"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["train", "digits"], ["no_such_command", "digits", "digits_resnet8", "run"]]
+)
 def test_script_says_how_it_is_used(cluster, tmp_path, arguments):
     job = cluster.submit(f"--output={tmp_path / 'output.txt'}", SCRIPT, *arguments, cwd=CLONE)
     assert final_state(cluster, job) == "FAILED" and cluster.job(job)["ExitCode"] == "2:0"

@@ -1,4 +1,6 @@
-"""The state of a job, judged by its files; files made with other settings neither count as done nor are replaced."""
+"""The state of a job, judged by its files; files made with other settings neither count as done nor
+are replaced.
+"""
 
 import json
 import os
@@ -17,7 +19,16 @@ from smoothadv.sweeps.jobs import Job, StateKind, state_of
 from smoothadv.sweeps.stages import StageProgress
 from support.commands import call, rows, snapshot, succeed, timeless
 from support.patience import wait_for
-from support.sweeping import CERTIFY, FIXED, do, finish, held_by_another, is_locked, jobs_of, write_grid
+from support.sweeping import (
+    CERTIFY,
+    FIXED,
+    do,
+    finish,
+    held_by_another,
+    is_locked,
+    jobs_of,
+    write_grid,
+)
 
 pytestmark = pytest.mark.usefixtures("workplace")
 NOISE = {"noise": 0.25}
@@ -35,7 +46,9 @@ def next_progress(job: Job) -> StageProgress:
 
 def the_job(fixed: dict = FIXED, certify: dict = CERTIFY, **further) -> Job:
     """The job of a grid of one model, in the working folder."""
-    (job,) = jobs_of(write_grid(Path("grid.toml"), NOISE, fixed=fixed, certify=[certify], **further))
+    (job,) = jobs_of(
+        write_grid(Path("grid.toml"), NOISE, fixed=fixed, certify=[certify], **further)
+    )
     return job
 
 
@@ -63,7 +76,9 @@ def kind(job: Job) -> StateKind:
 def artefacts() -> dict:
     """Models and logs, without the records of jobs."""
     everything = snapshot(Path.cwd())
-    return {path: content for path, content in everything.items() if "/" in path and "job." not in path}
+    return {
+        path: content for path, content in everything.items() if "/" in path and "job." not in path
+    }
 
 
 def test_job_without_files_waits():
@@ -128,10 +143,14 @@ def test_missing_and_torn_rows_are_made_again_and_no_others(done, torn):
     Path("whole.tsv").write_bytes(whole)
     do(done.evaluations[0])
     assert kind(done) is StateKind.DONE
-    assert log.read_bytes().startswith(b"".join(lines[:4])) and timeless(log) == timeless(Path("whole.tsv"))
+    assert log.read_bytes().startswith(b"".join(lines[:4])) and timeless(log) == timeless(
+        Path("whole.tsv")
+    )
 
 
-@pytest.mark.parametrize("lost", [LOG, LOG.with_name(f"{LOG.name}.manifest.json")], ids=["rows", "manifest"])
+@pytest.mark.parametrize(
+    "lost", [LOG, LOG.with_name(f"{LOG.name}.manifest.json")], ids=["rows", "manifest"]
+)
 def test_log_without_its_other_half_is_not_done(done, lost):
     lost.unlink()
     assert kind(done) in (StateKind.STOPPED, StateKind.FAILED)
@@ -140,7 +159,9 @@ def test_log_without_its_other_half_is_not_done(done, lost):
 def test_no_checkpoint_is_no_model_and_logs_of_it_are_not_trained_for_again(done):
     done.training.checkpoint.unlink()
     state = state_of(done)
-    assert state.kind is StateKind.FAILED and "is gone: put it back, or remove the log" in state.detail
+    assert (
+        state.kind is StateKind.FAILED and "is gone: put it back, or remove the log" in state.detail
+    )
     assert next_progress(done).done == 0
 
 
@@ -153,7 +174,18 @@ def changed_file() -> None:
 
 def other_seed() -> None:
     shutil.rmtree(MODEL)
-    succeed("train", "digits", "digits_resnet8", MODEL, "--noise", 0.25, "--recipe", "smoke", "--seed", 1)
+    succeed(
+        "train",
+        "digits",
+        "digits_resnet8",
+        MODEL,
+        "--noise",
+        0.25,
+        "--recipe",
+        "smoke",
+        "--seed",
+        1,
+    )
 
 
 def with_field(path: Path, part: str, field: str, value: object) -> None:
@@ -164,22 +196,47 @@ def with_field(path: Path, part: str, field: str, value: object) -> None:
 denoised_log = partial(with_field, manifest_path(LOG), "settings", "denoiser", {"sha256": "0"})
 pretrained_model = partial(with_field, MODEL / "args.json", "recipe", "pretrained", True)
 CONFLICTS = {
-    "added denoiser": (None, FIXED, {**CERTIFY, "denoiser": "diffusers:x"}, ["denoiser than diffusers:x"]),
-    "other denoiser": (denoised_log, FIXED, {**CERTIFY, "denoiser": "grid.toml"}, ["denoiser than grid.toml"]),
+    "added denoiser": (
+        None,
+        FIXED,
+        {**CERTIFY, "denoiser": "diffusers:x"},
+        ["denoiser than diffusers:x"],
+    ),
+    "other denoiser": (
+        denoised_log,
+        FIXED,
+        {**CERTIFY, "denoiser": "grid.toml"},
+        ["denoiser than grid.toml"],
+    ),
     "no denoiser": (denoised_log, FIXED, CERTIFY, [str(LOG), "another denoiser than none"]),
     "pretrained": (pretrained_model, FIXED, CERTIFY, [str(MODEL), "pretrained was True, now None"]),
     "N": (None, FIXED, {**CERTIFY, "N": 300}, ["N was 200, now 300"]),
     "alpha": (None, FIXED, {**CERTIFY, "alpha": 0.01}, ["alpha was 0.001, now 0.01"]),
-    "procedure": (None, FIXED, {**CERTIFY, "method": "adaptive"}, ["method was 'exact', now 'adaptive'"]),
+    "procedure": (
+        None,
+        FIXED,
+        {**CERTIFY, "method": "adaptive"},
+        ["method was 'exact', now 'adaptive'"],
+    ),
     "sound": (None, FIXED, {**CERTIFY, "sound": True}, ["sound was False, now True"]),
     "batch": (None, FIXED, {**CERTIFY, "batch": 50}, ["batch was 200, now 50"]),
     "compile": (None, FIXED, {**CERTIFY, "compile": True}, ["compiled was False, now True"]),
-    "learning rate": (None, {**FIXED, "lr": 0.02}, CERTIFY, [str(MODEL), "learning_rate was 0.01, now 0.02"]),
+    "learning rate": (
+        None,
+        {**FIXED, "lr": 0.02},
+        CERTIFY,
+        [str(MODEL), "learning_rate was 0.01, now 0.02"],
+    ),
     "seed": (None, {**FIXED, "seed": 1}, CERTIFY, [str(MODEL), "seed was 0, now 1"]),
     "input layer": (None, {**FIXED, "input-layer": "center"}, CERTIFY, [str(MODEL), "input_layer"]),
     "fewer epochs": (None, {**FIXED, "epochs": 1}, CERTIFY, [str(MODEL), "epochs"]),
     "retrained with another seed": (other_seed, FIXED, CERTIFY, [str(MODEL), "seed was 1, now 0"]),
-    "another checkpoint": (changed_file, FIXED, CERTIFY, [str(LOG), str(MODEL / "checkpoint.pth.tar")]),
+    "another checkpoint": (
+        changed_file,
+        FIXED,
+        CERTIFY,
+        [str(LOG), str(MODEL / "checkpoint.pth.tar")],
+    ),
 }
 
 
@@ -201,7 +258,9 @@ def test_files_of_other_settings_are_neither_done_nor_replaced(done, capsys, wha
 
 
 def test_smaller_steps_through_the_images_add_what_is_missing(capsys):
-    """From every sixth image to every third: except for the order, the log equals one made at once."""
+    """From every sixth image to every third: except for the order, the log equals one made at
+    once.
+    """
     finish(the_job(certify={"skip": 6, "N": 100}))
     first = LOG.read_bytes()
     job = the_job(certify={"skip": 3, "N": 100})
@@ -212,14 +271,19 @@ def test_smaller_steps_through_the_images_add_what_is_missing(capsys):
     succeed(*direct[:4], "direct.tsv", *direct[5:])
     assert len(rows(LOG)) == 120
     assert sorted(timeless(LOG), key=lambda row: int(row["idx"])) == timeless(Path("direct.tsv"))
-    assert kind(the_job(certify={"skip": 6, "N": 100})) is not StateKind.DONE, "for it says more than was asked for"
+    assert kind(the_job(certify={"skip": 6, "N": 100})) is not StateKind.DONE, (
+        "for it says more than was asked for"
+    )
 
 
 def test_each_log_of_an_attack_counts(done):
     job = the_job(attack=[ATTACK])
     assert kind(job) is StateKind.STOPPED and job.evaluations[0].progress().is_complete
     do(job.evaluations[1])
-    assert kind(job) is StateKind.DONE and (job.evaluations[1].progress().done, kind(done)) == (6, StateKind.DONE)
+    assert kind(job) is StateKind.DONE and (job.evaluations[1].progress().done, kind(done)) == (
+        6,
+        StateKind.DONE,
+    )
     log = job.evaluations[1].logs[1]
     log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
     assert kind(job) is StateKind.STOPPED and "5 of 6 images" in state_of(job).detail

@@ -1,4 +1,6 @@
-"""The command sweep: it does all that is missing, nothing twice, and the failure of a job affects no other."""
+"""The command sweep: it does all that is missing, nothing twice, and the failure of a job affects
+no other.
+"""
 
 import io
 import json
@@ -53,7 +55,9 @@ def done(finished, workplace) -> Path:
 
 def moments(folder: Path) -> dict[str, int]:
     """When every file was last changed; without locks, which reading may change."""
-    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "job.lock"}
+    return {
+        str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "job.lock"
+    }
 
 
 def log_of(folder: str) -> Path:
@@ -69,17 +73,31 @@ def test_sweep_trains_and_certifies_every_model(done):
     assert all(" done " in line for line in jobs) and "sweep report grid.toml" in advice
     for folder in FOLDERS:
         model, log = Path("models/grid", folder), log_of(folder)
-        assert sorted(path.name for path in model.iterdir()) == ["args.json", "checkpoint.pth.tar", "log.txt"]
-        assert len(rows(model / "log.txt")) == 2 and [row["idx"] for row in rows(log)] == list("01234")
+        assert sorted(path.name for path in model.iterdir()) == [
+            "args.json",
+            "checkpoint.pth.tar",
+            "log.txt",
+        ]
+        assert len(rows(model / "log.txt")) == 2 and [row["idx"] for row in rows(log)] == list(
+            "01234"
+        )
         job_log = Path("logs/grid", folder, "job.log")
         text = job_log.read_text()
-        assert "saved models/grid/" in text and "certified accuracy" in text and commands_in(job_log) == 2
+        assert (
+            "saved models/grid/" in text
+            and "certified accuracy" in text
+            and commands_in(job_log) == 2
+        )
     manifest = log_of(FOLDERS[1]).with_name("sigma_0.25.tsv.manifest.json")
     settings = json.loads(manifest.read_text())["settings"]
     assert settings["training"]["objective"]["attack"]["epsilon"] == 0.5 and settings["N"] == 200
     manifest.unlink()
     found = parameters_of("certification", log_of(FOLDERS[1]), {})
-    assert [found.get(name) for name in ("training", "epsilon", "num_steps")] == ["SmoothAdv-PGD", 0.5, 1]
+    assert [found.get(name) for name in ("training", "epsilon", "num_steps")] == [
+        "SmoothAdv-PGD",
+        0.5,
+        1,
+    ]
 
 
 def test_same_command_again_does_nothing_and_says_so(done, capsys):
@@ -102,7 +120,11 @@ def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, warm, monkeyp
     assert [row["state"] for row in status(capsys)] == ["waiting", "blocked", "done", "stopped"]
     outcome = call(capsys, "sweep", "run", "grid.toml", *CPU)
     assert outcome.code == 1
-    ends = {line.split()[-1]: line.split()[-2] for line in outcome.out.splitlines() if line.split()[0].endswith("/2")}
+    ends = {
+        line.split()[-1]: line.split()[-2]
+        for line in outcome.out.splitlines()
+        if line.split()[0].endswith("/2")
+    }
     failing = f"gaussian/lr_1000000000/{HERE}"
     assert ends == {failing: "failed", FOLDERS[1]: "done"}
     failed, blocked, error = outcome.err.splitlines()
@@ -116,12 +138,16 @@ def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, warm, monkeyp
     assert "finite" in last and last in states[failing]["detail"]
     after = moments(done)
     again = call(capsys, "sweep", "run", "grid.toml", *CPU)
-    assert again.code == 1 and "nothing to do" in again.out and moments(done) == after, "a failed job is left alone"
+    assert again.code == 1 and "nothing to do" in again.out and moments(done) == after, (
+        "a failed job is left alone"
+    )
     retried = call(capsys, "sweep", "retry", "grid.toml", *CPU)
     assert retried.code == 1 and retried.out.count("failed") >= 2 and commands_in(log) == 2
     now = moments(done)
     files = [path for path in before if Path(path).is_file()]
-    assert len(files) > 8 and {path: now[path] for path in files} == {path: before[path] for path in files}
+    assert len(files) > 8 and {path: now[path] for path in files} == {
+        path: before[path] for path in files
+    }
 
 
 def undo_certification(folder: str) -> None:
@@ -136,15 +162,21 @@ def status(capsys, *options: object) -> list[dict]:
 
 
 def test_status_lists_every_job(done, capsys):
-    assert [(row["state"], row["folder"]) for row in status(capsys)] == [("done", folder) for folder in FOLDERS]
+    assert [(row["state"], row["folder"]) for row in status(capsys)] == [
+        ("done", folder) for folder in FOLDERS
+    ]
     lines = log_of(FOLDERS[0]).read_bytes().splitlines(keepends=True)
     log_of(FOLDERS[0]).write_bytes(b"".join(lines[:3]))
     shutil.rmtree(Path("models/grid", FOLDERS[1]))
     shutil.rmtree(Path("logs/grid", FOLDERS[1]))
     first, second = status(capsys)
-    assert (first["state"], second["state"]) == ("stopped", "waiting") and "2 of 5 images" in first["detail"]
+    assert (first["state"], second["state"]) == ("stopped", "waiting") and "2 of 5 images" in first[
+        "detail"
+    ]
     outcome = call(capsys, "sweep", "status", "grid.toml", *CPU)
-    assert outcome.code == 0 and outcome.out.splitlines()[-1] == "grid: 2 jobs: 1 waiting, 1 stopped"
+    assert (
+        outcome.code == 0 and outcome.out.splitlines()[-1] == "grid: 2 jobs: 1 waiting, 1 stopped"
+    )
 
 
 def test_only_some_jobs(done, capsys, monkeypatch):
@@ -153,7 +185,9 @@ def test_only_some_jobs(done, capsys, monkeypatch):
     for folder in FOLDERS:
         undo_certification(folder)
     begun = []
-    monkeypatch.setattr(Local, "run", lambda engine, jobs, site, ended: begun.extend(job.name for job in jobs))
+    monkeypatch.setattr(
+        Local, "run", lambda engine, jobs, site, ended: begun.extend(job.name for job in jobs)
+    )
     outcome = call(capsys, "sweep", "run", "grid.toml", *CPU, "--only", "PGD*")
     assert outcome.out.splitlines()[0] == "grid: 1 jobs: 1 stopped"
     assert begun == FOLDERS[1:]
@@ -174,13 +208,20 @@ def test_report_is_about_the_groups_and_leaves_out_what_is_unfinished(done, caps
     outcome = call(capsys, "sweep", "report", "grid.toml", *CPU)
     assert outcome.code == 0 and outcome.err == "" and "wrote logs/grid/report.html" in outcome.out
     page = Path("logs/grid/report.html").read_text()
-    assert page.lstrip().lower().startswith("<!doctype html") and "Gaussian" in page and "SmoothAdv" in page
+    assert (
+        page.lstrip().lower().startswith("<!doctype html")
+        and "Gaussian" in page
+        and "SmoothAdv" in page
+    )
     lines = log_of(FOLDERS[1]).read_bytes().splitlines(keepends=True)
     log_of(FOLDERS[1]).write_bytes(b"".join(lines[:3]))
     outcome = call(capsys, "sweep", "report", "grid.toml", "-o", "mine.html", *CPU)
     assert outcome.code == 0 and "warning: " in outcome.err and "1 of 2 jobs" in outcome.err
     assert str(log_of(FOLDERS[1])) not in Path("mine.html").read_text()
-    assert call(capsys, "sweep", "report", "grid.toml", "-o", "all.html", "--unfinished", *CPU).code == 0
+    assert (
+        call(capsys, "sweep", "report", "grid.toml", "-o", "all.html", "--unfinished", *CPU).code
+        == 0
+    )
     assert str(log_of(FOLDERS[1])) in Path("all.html").read_text().replace("/<wbr>", "/")
     assert str(log_of(FOLDERS[0])) in page and str(log_of(FOLDERS[1])) in page, "which a page names"
 
@@ -212,15 +253,21 @@ def test_sweep_killed_in_all_of_its_phases_is_completed_by_the_same_command(work
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)])
+@pytest.mark.parametrize(
+    ("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
+)
 def test_interrupted_sweep_saves_reports_and_continues(workplace, reference, number, code, jobs):
     """Half a minute each."""
     command = ["run", *CPU, "--jobs", jobs]
-    with sweep_runs.started(sweep_runs.lay_out(workplace), *command, environment=ENVIRONMENT) as running:
+    with sweep_runs.started(
+        sweep_runs.lay_out(workplace), *command, environment=ENVIRONMENT
+    ) as running:
         running.wait_until(lambda: sweep_runs.trained_epochs(workplace, sweep_runs.NAMES[0]))
         os.kill(running.process.pid, number)
         assert running.wait() == code and "run the same command again" in running.err
-    assert "Traceback" not in running.err and sweep_runs.stages(workplace) == [], "nothing goes on behind one's back"
+    assert "Traceback" not in running.err and sweep_runs.stages(workplace) == [], (
+        "nothing goes on behind one's back"
+    )
     done = sweep_runs.ran(workplace, *command)
     assert done.process.returncode == 0, done.err
     sweep_runs.audit(workplace, reference)
@@ -231,7 +278,9 @@ def test_interrupted_sweep_saves_reports_and_continues(workplace, reference, num
     [("2,3", [], ("2", "3")), (None, [], ("0", "1")), ("2,3", CPU, ())],
     ids=["some", "all", "told to use the CPU"],
 )
-def test_jobs_get_the_gpus_that_the_sweep_may_use(workplace, capsys, monkeypatch, named, options, gpus):
+def test_jobs_get_the_gpus_that_the_sweep_may_use(
+    workplace, capsys, monkeypatch, named, options, gpus
+):
     the_grid()
     sites = []
     monkeypatch.setattr(Local, "run", lambda engine, jobs, site, ended: sites.append(site))
@@ -251,7 +300,11 @@ def test_several_grids_are_one_sweep(done, capsys):
     outcome = call(capsys, "sweep", "status", "grid.toml", "more.toml", *CPU)
     assert outcome.out.splitlines()[-1] == "grid, more: 3 jobs: 1 waiting, 2 done"
     outcome = call(capsys, "sweep", "report", "grid.toml", "more.toml", "-o", "page.html", *CPU)
-    assert outcome.code == 0 and "1 of 3 jobs" in outcome.err and "Gaussian" in Path("page.html").read_text()
+    assert (
+        outcome.code == 0
+        and "1 of 3 jobs" in outcome.err
+        and "Gaussian" in Path("page.html").read_text()
+    )
     outcome = call(capsys, "sweep", "run", "grid.toml", "other.toml", *CPU)
     assert refused(outcome, "grid.toml and other.toml"), "they would write to one place"
 

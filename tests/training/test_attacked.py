@@ -1,4 +1,5 @@
-"""The folded form that is attacked is the model in eval mode: in its logits, its gradients and what attacks find.
+"""The folded form that is attacked is the model in eval mode: in its logits, its gradients and what
+attacks find.
 
 Making it leaves the model unchanged; its own parameters need no gradients and are in its dtype.
 """
@@ -38,7 +39,9 @@ class NormAfterPooling(Network):
 
 
 class Geometry(nn.Module):
-    """Convolutions with and without bias, of all kinds of kernel, stride, padding, dilation and groups."""
+    """Convolutions with and without bias, of all kinds of kernel, stride, padding, dilation and
+    groups.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +62,9 @@ class Geometry(nn.Module):
 
 
 class SumAfterActivation(Network):
-    """A residual block whose branch ends with the activation, as in ResNet-9: what the sum reads must be kept."""
+    """A residual block whose branch ends with the activation, as in ResNet-9: what the sum reads
+    must be kept.
+    """
 
     def forward(self, x):
         maps = self.norm(self.first(x)).relu()
@@ -97,7 +102,9 @@ class FunctionalNorm(Network):
     def forward(self, x):
         norm = self.norm
         statistics = norm.running_mean, norm.running_var
-        return self.end(F.batch_norm(self.first(x), *statistics, norm.weight, norm.bias, training=self.training))
+        return self.end(
+            F.batch_norm(self.first(x), *statistics, norm.weight, norm.bias, training=self.training)
+        )
 
 
 class InsistsOnFloat32(Network):
@@ -116,8 +123,12 @@ LARGE: dict[str, Callable[[], nn.Module]] = {
     "cifar_resnet20": lambda: get_architecture("cifar_resnet20", "cifar10"),
     "cifar_resnet20 centred": lambda: get_architecture("cifar_resnet20", "cifar10", "center"),
     "digits_resnet8": lambda: get_architecture("digits_resnet8", "digits"),
-    "bottlenecks": lambda: nn.Sequential(Normalize((0.5,) * 3, (0.25,) * 3), network_with_bottlenecks()),
-    "grouped bottlenecks without input layer": lambda: network_with_bottlenecks(groups=8, width_per_group=4),
+    "bottlenecks": lambda: nn.Sequential(
+        Normalize((0.5,) * 3, (0.25,) * 3), network_with_bottlenecks()
+    ),
+    "grouped bottlenecks without input layer": lambda: network_with_bottlenecks(
+        groups=8, width_per_group=4
+    ),
 }
 # Each with the number of normalization layers that are not folded.
 SMALL = [
@@ -168,11 +179,15 @@ def change(model: nn.Module) -> None:
             layer.running_var *= torch.rand_like(layer.running_var) + 0.5
 
 
-def logits_and_gradient(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def logits_and_gradient(
+    model: nn.Module, images: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """In eval mode: logits, and the gradient of the loss with respect to the images."""
     points = images.clone().requires_grad_()
     logits = model.eval()(points)
-    (gradient,) = torch.autograd.grad(F.cross_entropy(logits, torch.arange(len(images)) % 3, reduction="sum"), points)
+    (gradient,) = torch.autograd.grad(
+        F.cross_entropy(logits, torch.arange(len(images)) % 3, reduction="sum"), points
+    )
     return logits.detach(), gradient
 
 
@@ -186,8 +201,12 @@ def norms_in(model: nn.Module) -> int:
     return sum(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
 
 
-def assert_follows(model: nn.Module, form: AttackedModel | None, images: torch.Tensor, folds: bool = True) -> None:
-    """The form computes the same function as the model: at first, and after ``refresh`` when the model has changed."""
+def assert_follows(
+    model: nn.Module, form: AttackedModel | None, images: torch.Tensor, folds: bool = True
+) -> None:
+    """The form computes the same function as the model: at first, and after ``refresh`` when the
+    model has changed.
+    """
     assert form is not None
     assert deviation(model, form, images) < 1e-10
     for _ in range(2):
@@ -228,7 +247,9 @@ def test_nothing_that_the_gradient_needs_is_overwritten(kind):
 def test_networks_that_look_at_their_mode_are_attacked_in_eval_mode_or_have_no_form(kind, training):
     model, images = small(kind)
     with torch.no_grad():
-        in_train_mode, in_eval_mode = (copy.deepcopy(model).train(mode)(images) for mode in (True, False))
+        in_train_mode, in_eval_mode = (
+            copy.deepcopy(model).train(mode)(images) for mode in (True, False)
+        )
     assert (in_train_mode - in_eval_mode).abs().max() > 0.01, "the mode does matter"
     form = attacked_form(model.train(training), images[:2], torch.float64)
     assert form is None or deviation(model, form, images) < 1e-10
@@ -236,8 +257,14 @@ def test_networks_that_look_at_their_mode_are_attacked_in_eval_mode_or_have_no_f
 
 @torch.no_grad()
 def answers(model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """The class with most votes of the noisy copies, the smaller one of a tie: a label that attacks can change."""
-    votes = model.eval()((images[:, None] + noise).flatten(0, 1)).argmax(1).unflatten(0, noise.shape[:2])
+    """The class with most votes of the noisy copies, the smaller one of a tie: a label that attacks
+    can change.
+    """
+    votes = (
+        model.eval()((images[:, None] + noise).flatten(0, 1))
+        .argmax(1)
+        .unflatten(0, noise.shape[:2])
+    )
     return votes.mode(1).values
 
 
@@ -254,10 +281,17 @@ def test_attacks_find_the_same_on_both(attack, name):
     # Negative control: on an old form it finds something else.
     change(model)
     labels = answers(model, images, noise)
-    assert (attack(form, images, labels, noise) - attack(model, images, labels, noise)).abs().max() > 1e-3
+    assert (
+        attack(form, images, labels, noise) - attack(model, images, labels, noise)
+    ).abs().max() > 1e-3
 
 
-UNTRACEABLE = [networks.BranchOnData, networks.BranchOnShape, networks.RangeOverShape, networks.LengthOfBatch]
+UNTRACEABLE = [
+    networks.BranchOnData,
+    networks.BranchOnShape,
+    networks.RangeOverShape,
+    networks.LengthOfBatch,
+]
 UNTRACEABLE += [networks.Autocast]
 SHARING = [networks.FirstUsedTwice, networks.NormsOfOne, networks.NormOfTwo, networks.TiedWeights]
 COMPUTED = [networks.SpectralNorm, networks.HookedLayer]
@@ -280,7 +314,9 @@ def test_a_model_without_finite_logits_has_no_form(value):
 
 
 def as_if_trained(kind: type[nn.Module] | None = None) -> tuple[nn.Module, torch.Tensor]:
-    """A residual network for digits, or a small one behind an input layer, in train mode; and images."""
+    """A residual network for digits, or a small one behind an input layer, in train mode; and
+    images.
+    """
     torch.manual_seed(0)
     if kind is None:
         model, images = get_architecture("digits_resnet8", "digits"), torch.rand(4, 1, 8, 8)
@@ -294,7 +330,9 @@ def image_gradient(model: nn.Module, images: torch.Tensor) -> tuple[torch.Tensor
     """Logits in eval mode, and the gradient of their loss with respect to the images."""
     points = images.clone().requires_grad_()
     logits = model.eval()(points)
-    (gradient,) = torch.autograd.grad(F.cross_entropy(logits.float(), torch.arange(4) % 3, reduction="sum"), points)
+    (gradient,) = torch.autograd.grad(
+        F.cross_entropy(logits.float(), torch.arange(4) % 3, reduction="sum"), points
+    )
     return logits.detach(), gradient
 
 
@@ -309,7 +347,10 @@ def flags(model: nn.Module) -> dict[str, object]:
     return {
         "modes": [(name, module.training) for name, module in model.named_modules()],
         "types": [type(module) for module in model.modules()],
-        "parameters": [(name, id(value), value.requires_grad, value.grad) for name, value in model.named_parameters()],
+        "parameters": [
+            (name, id(value), value.requires_grad, value.grad)
+            for name, value in model.named_parameters()
+        ],
         "buffers": [(name, id(value)) for name, value in model.named_buffers()],
         "hooks": hooks,
         "forwards": ["forward" in vars(module) for module in model.modules()],

@@ -1,4 +1,6 @@
-"""Evaluation during training agrees with a slow loop, is on evenly spaced images, and changes nothing."""
+"""Evaluation during training agrees with a slow loop, is on evenly spaced images, and changes
+nothing.
+"""
 
 import copy
 import math
@@ -26,19 +28,34 @@ CPU = torch.device("cpu")
 SIGMA, EPSILON = 0.25, 0.5
 ADDRESS = Address(seed=3, epoch=2, step=17)
 PGD = ATTACKS["PGD"](EPSILON, 3)
-OBJECTIVES = {"gaussian": Gaussian(SIGMA), "smoothadv": SmoothAdv(PGD, SIGMA, 1), "copies": SmoothAdv(PGD, SIGMA, 4)}
+OBJECTIVES = {
+    "gaussian": Gaussian(SIGMA),
+    "smoothadv": SmoothAdv(PGD, SIGMA, 1),
+    "copies": SmoothAdv(PGD, SIGMA, 4),
+}
 
 
 def random_digits(count: int = 23) -> InMemoryImages:
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(256, (count, 1, 8, 8), dtype=torch.uint8, generator=generator)
-    return InMemoryImages(images, torch.randint(10, (count,), generator=generator), describe_dataset("digits"))
+    return InMemoryImages(
+        images, torch.randint(10, (count,), generator=generator), describe_dataset("digits")
+    )
 
 
 def network() -> nn.Module:
-    """As after the updates of an epoch: in train mode. It has no kinks, at which rounding could change an attack."""
+    """As after the updates of an epoch: in train mode. It has no kinks, at which rounding could
+    change an attack.
+    """
     torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Softplus(5), nn.Flatten(), nn.Dropout(0.5), nn.Linear(144, 10)]
+    layers = [
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Softplus(5),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(144, 10),
+    ]
     model = nn.Sequential(nn.Identity(), nn.Sequential(*layers))
     randomise_batch_norms(model)
     return model.train()
@@ -51,7 +68,9 @@ def answers_of(model: nn.Module, images: InMemoryImages, indices: torch.Tensor) 
     images.labels = torch.where(torch.arange(len(images)) % 5 == 0, images.labels, labels)
 
 
-def looked_at(model, attacked, objective, images, indices, address=ADDRESS, execution=None) -> dict[str, float]:
+def looked_at(
+    model, attacked, objective, images, indices, address=ADDRESS, execution=None
+) -> dict[str, float]:
     parts = {
         "model": model,
         "attacked_uncompiled": attacked,
@@ -59,7 +78,9 @@ def looked_at(model, attacked, objective, images, indices, address=ADDRESS, exec
         "execution": execution or Execution(),
         "teacher": None,
     }
-    return evaluate(SimpleNamespace(**parts, processes=Processes(), device=CPU), images, indices, 8, address)
+    return evaluate(
+        SimpleNamespace(**parts, processes=Processes(), device=CPU), images, indices, 8, address
+    )
 
 
 def obvious(model, objective, images, indices, batch=8) -> dict[str, float]:
@@ -83,7 +104,9 @@ def obvious(model, objective, images, indices, batch=8) -> dict[str, float]:
                     hits += int(model(adversarial + draws[0])[0].argmax() == label)
     count = len(indices)
     attacked = hits / count if objective.full_epsilon else math.nan
-    return dict(zip(COLUMNS, [loss / count, noisy_hits / count, clean_hits / count, attacked, count]))
+    return dict(
+        zip(COLUMNS, [loss / count, noisy_hits / count, clean_hits / count, attacked, count])
+    )
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
@@ -137,10 +160,15 @@ def test_the_look_is_a_function_of_its_address():
         torch.manual_seed(seed)
         model, images = network(), random_digits()
         torch.manual_seed(seed)
-        return looked_at(model, model, OBJECTIVES["copies"], images, torch.arange(23), address=address)
+        return looked_at(
+            model, model, OBJECTIVES["copies"], images, torch.arange(23), address=address
+        )
 
     assert look(ADDRESS, 1) == look(ADDRESS, 2)
-    losses = {look(Address(*key), 1)["test_loss"] for key in [(3, 2, 17), (3, 2, 18), (3, 3, 17), (4, 2, 17)]}
+    losses = {
+        look(Address(*key), 1)["test_loss"]
+        for key in [(3, 2, 17), (3, 2, 18), (3, 3, 17), (4, 2, 17)]
+    }
     assert len(losses) == 4
 
 
@@ -172,10 +200,19 @@ def test_what_was_not_looked_at_has_the_same_columns():
 
 @pytest.mark.parametrize(
     ("every", "epochs", "due"),
-    [(1, 3, [0, 1, 2]), (2, 5, [1, 3, 4]), (2, 4, [1, 3]), (5, 3, [2]), (3, 7, [2, 5, 6]), (1, 1, [0])],
+    [
+        (1, 3, [0, 1, 2]),
+        (2, 5, [1, 3, 4]),
+        (2, 4, [1, 3]),
+        (5, 3, [2]),
+        (3, 7, [2, 5, 6]),
+        (1, 1, [0]),
+    ],
 )
 def test_a_look_is_due_every_so_many_epochs_and_after_the_last(every, epochs, due):
-    assert [epoch for epoch in range(epochs) if EvaluationSchedule(every).is_due(epoch, epochs)] == due
+    assert [
+        epoch for epoch in range(epochs) if EvaluationSchedule(every).is_due(epoch, epochs)
+    ] == due
 
 
 @pytest.mark.parametrize("images", [None, 1, 7, 100, 1000])

@@ -1,4 +1,6 @@
-"""However training is executed - compiled, in bfloat16, channels last - it trains the same up to rounding."""
+"""However training is executed - compiled, in bfloat16, channels last - it trains the same up to
+rounding.
+"""
 
 import copy
 import shutil
@@ -39,7 +41,9 @@ def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 class SmallNetwork(nn.Module):
-    """One block of a residual network with softplus, whose slope does not leap where rounding decides."""
+    """One block of a residual network with softplus, whose slope does not leap where rounding
+    decides.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +58,9 @@ class SmallNetwork(nn.Module):
 
 def network(execution: Execution, arch: str | None = None) -> nn.Module:
     torch.manual_seed(0)
-    model = get_architecture(arch, "digits") if arch else nn.Sequential(nn.Identity(), SmallNetwork())
+    model = (
+        get_architecture(arch, "digits") if arch else nn.Sequential(nn.Identity(), SmallNetwork())
+    )
     settle_batch_norms(model, IMAGES)
     return execution.prepare(model, CPU)
 
@@ -72,7 +78,10 @@ def channels_last(images: torch.Tensor) -> torch.Tensor:
 
 def train(update: Update, steps: int = 2) -> list[float]:
     """The loss of each of ``steps`` updates."""
-    sums = [update(channels_last(IMAGES), LABELS, 6, slice(0, 6), Address(1, 0, step), 1.0) for step in range(steps)]
+    sums = [
+        update(channels_last(IMAGES), LABELS, 6, slice(0, 6), Address(1, 0, step), 1.0)
+        for step in range(steps)
+    ]
     return [float(each[0] / each[2]) for each in sums]
 
 
@@ -168,9 +177,13 @@ def test_bfloat16_trains_nearly_the_same_with_weights_in_float32(arch):
     momenta = [each["momentum_buffer"] for each in coarse.optimizer.state.values()]
     assert {momentum.dtype for momentum in momenta} == {torch.float32}
     # The precision makes a difference, but a small one compared to what training changed.
-    moved = sum((theirs - ours).square().sum() for ours, theirs in zip(start.parameters(), fine.model.parameters()))
+    moved = sum(
+        (theirs - ours).square().sum()
+        for ours, theirs in zip(start.parameters(), fine.model.parameters())
+    )
     apart = sum(
-        (theirs - ours).square().sum() for ours, theirs in zip(coarse.model.parameters(), fine.model.parameters())
+        (theirs - ours).square().sum()
+        for ours, theirs in zip(coarse.model.parameters(), fine.model.parameters())
     )
     assert 1e-4 < (apart / moved).sqrt() < 0.5
 
@@ -178,9 +191,13 @@ def test_bfloat16_trains_nearly_the_same_with_weights_in_float32(arch):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_convolutions_compute_in_the_precision_and_the_loss_in_float32(precision):
     update, dtypes = updater(Execution(precision)), []
-    update.model[1].conv2.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    update.model[1].conv2.register_forward_hook(
+        lambda module, inputs, output: dtypes.append(output.dtype)
+    )
     (loss,) = train(update, steps=1)
-    assert dtypes == [{"fp32": torch.float32, "bf16": torch.bfloat16}[precision]], "the attack's pass is not this one"
+    assert dtypes == [{"fp32": torch.float32, "bf16": torch.bfloat16}[precision]], (
+        "the attack's pass is not this one"
+    )
     assert torch.tensor(loss, dtype=torch.bfloat16).double() != loss
     assert {each.dtype for each in update.attacked.parameters() if each.dim() == 4} == set(dtypes)
 
@@ -190,7 +207,11 @@ def test_weights_are_channels_last_and_stay_so(precision):
     update = updater(Execution(precision), "digits_resnet8")
     train(update)
     # A kernel of one pixel or one channel has both memory formats at once.
-    weights = [each for each in update.model.parameters() if each.dim() == 4 and each[0, 0].numel() > 1 < each.shape[1]]
+    weights = [
+        each
+        for each in update.model.parameters()
+        if each.dim() == 4 and each[0, 0].numel() > 1 < each.shape[1]
+    ]
     assert len(weights) >= 5
     assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
     assert not any(weight.is_contiguous() for weight in weights), "the memory formats differ"
@@ -199,9 +220,17 @@ def test_weights_are_channels_last_and_stay_so(precision):
 
 def test_how_often_a_run_is_saved_does_not_decide_its_weights():
     assert Execution(checkpoint_minutes=1).record() == Execution(checkpoint_minutes=9).record()
-    others = [Execution(precision="bf16"), Execution(compile=True), Execution(synchronized_norm=True)]
+    others = [
+        Execution(precision="bf16"),
+        Execution(compile=True),
+        Execution(synchronized_norm=True),
+    ]
     assert all(other.record() != Execution().record() for other in others)
-    assert Execution().record() == {"precision": "fp32", "compile": False, "synchronized_norm": False}
+    assert Execution().record() == {
+        "precision": "fp32",
+        "compile": False,
+        "synchronized_norm": False,
+    }
 
 
 def test_synchronized_norm_replaces_the_layers_and_keeps_the_model():

@@ -1,4 +1,6 @@
-"""Updates made as CUDA graphs are those made without, bit for bit; a graph that would not be one is not used."""
+"""Updates made as CUDA graphs are those made without, bit for bit; a graph that would not be one is
+not used.
+"""
 
 import copy
 import json
@@ -29,7 +31,14 @@ from support.weights import same_state
 CPU = torch.device("cpu")
 SIGMA = 0.25
 # Of seven updates: epoch, which decides epsilon; learning rate; weight of the loss; images.
-UPDATES = [(0, 0.1, 1.0, 6), (2, 0.1, 1.0, 6), (2, 0.1, 1.0, 6), (2, 0.1, 0.5, 6), (3, 0.1, 1.0, 6), (3, 0.1, 1.0, 4)]
+UPDATES = [
+    (0, 0.1, 1.0, 6),
+    (2, 0.1, 1.0, 6),
+    (2, 0.1, 1.0, 6),
+    (2, 0.1, 0.5, 6),
+    (3, 0.1, 1.0, 6),
+    (3, 0.1, 1.0, 4),
+]
 UPDATES += [(4, 0.02, 1.0, 6), (5, 0.02, 1.0, 6)]
 
 
@@ -49,13 +58,29 @@ class Both:
     """The same network, updated with graphs and without."""
 
     def __init__(
-        self, objective, micro=6, precision="fp32", momentum=0.9, processes=Processes, layer=nn.Identity, make=sgd
+        self,
+        objective,
+        micro=6,
+        precision="fp32",
+        momentum=0.9,
+        processes=Processes,
+        layer=nn.Identity,
+        make=sgd,
     ):
         torch.manual_seed(0)
-        layers = [nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3, bias=False)]
+        layers = [
+            nn.Conv2d(1, 4, 3, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3, bias=False),
+        ]
         layers += [nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), layer(), nn.Linear(64, 10)]
         network = nn.Sequential(nn.Identity(), nn.Sequential(*layers))
-        execution, example, teacher = Execution(precision), torch.rand(2, 1, 8, 8), copy.deepcopy(network).eval()
+        execution, example, teacher = (
+            Execution(precision),
+            torch.rand(2, 1, 8, 8),
+            copy.deepcopy(network).eval(),
+        )
         teacher = Teacher(teacher.requires_grad_(False), torch.rand(9, 10).softmax(1))
         self.updates = []
         for _ in range(2):
@@ -68,7 +93,9 @@ class Both:
     def found(self, sums: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         """Of each network: the sums, all weights, buffers, momenta and gradients."""
         for update, ours in zip(self.updates, sums):
-            momenta = [value for state in update.optimizer.state.values() for value in state.values()]
+            momenta = [
+                value for state in update.optimizer.state.values() for value in state.values()
+            ]
             gradients = [parameter.grad for parameter in update.model.parameters()]
             yield [ours, *update.model.state_dict().values(), *momenta, *gradients]
 
@@ -77,14 +104,26 @@ class Both:
         different = []
         for number, (epoch, rate, weight, count) in enumerate(updates):
             generator = torch.Generator().manual_seed(number)
-            images = torch.rand(count, 1, 8, 8, generator=generator).contiguous(memory_format=torch.channels_last)
+            images = torch.rand(count, 1, 8, 8, generator=generator).contiguous(
+                memory_format=torch.channels_last
+            )
             labels, sums = torch.randint(10, (count,), generator=generator), []
             for update in self.updates:
                 (group,) = update.optimizer.param_groups
                 group["lr"] = group["lr"].fill_(rate) if torch.is_tensor(group["lr"]) else rate
                 whole = count * self.updates[0].processes.size
                 indices = torch.arange(count) + number % 4
-                sums.append(update(images, labels, whole, slice(0, count), Address(7, epoch, number), weight, indices))
+                sums.append(
+                    update(
+                        images,
+                        labels,
+                        whole,
+                        slice(0, count),
+                        Address(7, epoch, number),
+                        weight,
+                        indices,
+                    )
+                )
             ours, theirs = self.found(sums)
             if len(ours) != len(theirs) or not all(map(torch.equal, ours, theirs)):
                 different.append(number)
@@ -96,7 +135,9 @@ def smoothadv(attack: str = "PGD", copies: int = 1, **of_attack) -> SmoothAdv:
 
 
 def adamw(model, device, rate, momentum, decay) -> torch.optim.Optimizer:
-    return optimizer_of(Schedule(1, 6, rate, 1, weight_decay=decay, optimizer="adamw"), model, device)
+    return optimizer_of(
+        Schedule(1, 6, rate, 1, weight_decay=decay, optimizer="adamw"), model, device
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +161,9 @@ def adamw(model, device, rate, momentum, decay) -> torch.optim.Optimizer:
     "first step,distillation,AdamW".split(","),
 )
 def test_graphs_make_the_same_updates(objective, how, replays, recorded_graphs, monkeypatch):
-    """Images, noise, epsilon, learning rate and weight change; a first update of each shape has no graph."""
+    """Images, noise, epsilon, learning rate and weight change; a first update of each shape has no
+    graph.
+    """
     for name in ("torch.optim.adam", "torch.optim.adamw"):  # a CPU may do what GPUs can
         patch = sys.modules[name], "_get_capturable_supported_devices", lambda *_, **__: ["cpu"]
         monkeypatch.setattr(*patch, raising=False)
@@ -129,7 +172,9 @@ def test_graphs_make_the_same_updates(objective, how, replays, recorded_graphs, 
     (graph,) = recorded_graphs.graphs
     assert graph.replays == replays
     if "processes" in how:
-        assert [update.processes.averaged for update in both.updates] == [len(UPDATES)] * 2, "exchanged as often"
+        assert [update.processes.averaged for update in both.updates] == [len(UPDATES)] * 2, (
+            "exchanged as often"
+        )
 
 
 class Reading(SmoothAdv):
@@ -148,7 +193,9 @@ class Picky(SmoothAdv):
 
 
 class Averaging(nn.Module):
-    """A layer whose buffer is another tensor after each pass, where a graph would write to the first one."""
+    """A layer whose buffer is another tensor after each pass, where a graph would write to the
+    first one.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,11 +216,26 @@ class Averaging(nn.Module):
         (Reading(ATTACKS["PGD"](0.5, 2), SIGMA), {}, {}, "not permitted when stream is capturing"),
         (Picky(ATTACKS["PGD"](0.5, 2), SIGMA), {}, {}, "a number is required"),
         (smoothadv(), {}, {"fails": "CUDA out of memory."}, "CUDA out of memory."),
-        (smoothadv(), {"processes": Two}, {"free": 99}, "memory suffices for one update, not for two"),
+        (
+            smoothadv(),
+            {"processes": Two},
+            {"free": 99},
+            "memory suffices for one update, not for two",
+        ),
         (smoothadv(), {"processes": Two}, {"lost": 3}, "it computes something else"),
         (smoothadv(), {}, {"lost": 3}, "it computes something else"),
     ],
-    ids=["dropout", "buffer", "random start", "wait", "exception", "out of memory", "little memory", "of two", "wrong"],
+    ids=[
+        "dropout",
+        "buffer",
+        "random start",
+        "wait",
+        "exception",
+        "out of memory",
+        "little memory",
+        "of two",
+        "wrong",
+    ],
 )
 def test_updates_without_graphs_go_on(objective, how, change, reason, recorded_graphs):
     """Nothing of what was tried remains, and it is told once."""
@@ -189,7 +251,10 @@ def test_learning_rate_on_the_device_makes_the_usual_steps(recorded_graphs):
     torch.manual_seed(0)
     ours, usual = (nn.Linear(3, 2).double() for _ in range(2))
     usual.load_state_dict(ours.state_dict())
-    optimizers = [sgd(ours, CPU, 0.25, 0.9, 0.1), torch.optim.SGD(usual.parameters(), 0.25, 0.9, weight_decay=0.1)]
+    optimizers = [
+        sgd(ours, CPU, 0.25, 0.9, 0.1),
+        torch.optim.SGD(usual.parameters(), 0.25, 0.9, weight_decay=0.1),
+    ]
     for _ in range(4):
         images = torch.rand(5, 3, dtype=torch.float64)
         for model, optimizer in zip((ours, usual), optimizers):
@@ -201,7 +266,9 @@ def test_learning_rate_on_the_device_makes_the_usual_steps(recorded_graphs):
 
 @pytest.mark.parametrize("name", ["epsilon", "weight", "rate"])
 def test_number_that_a_graph_would_repeat_is_noticed(name, recorded_graphs, monkeypatch):
-    """Negative control of the above: a number of the host stays what it was when the graph was recorded."""
+    """Negative control of the above: a number of the host stays what it was when the graph was
+    recorded.
+    """
     on_device = graphed._on_device
     if name == "rate":
         monkeypatch.setattr(graphed, "are_offered_on", lambda device: False)
@@ -212,10 +279,35 @@ def test_number_that_a_graph_would_repeat_is_noticed(name, recorded_graphs, monk
 
 
 def test_runs_are_the_same_with_graphs_and_say_so(tmp_path, monkeypatch, recorded_graphs):
-    """Of two runs of two epochs, one after the other, one has graphs in the first epoch and one in the second."""
+    """Of two runs of two epochs, one after the other, one has graphs in the first epoch and one in
+    the second.
+    """
     monkeypatch.chdir(tmp_path)
-    words = ["--noise", 0.25, "--attack", "PGD", "--epsilon", 0.5, "--num-steps", 1, "--warmup", 1, "--device", "cpu"]
-    words += ["--batch", 32, "--steps-per-epoch", 4, "--lr-step-size", 1, "--evaluate-images", 10, "--resume"]
+    words = [
+        "--noise",
+        0.25,
+        "--attack",
+        "PGD",
+        "--epsilon",
+        0.5,
+        "--num-steps",
+        1,
+        "--warmup",
+        1,
+        "--device",
+        "cpu",
+    ]
+    words += [
+        "--batch",
+        32,
+        "--steps-per-epoch",
+        4,
+        "--lr-step-size",
+        1,
+        "--evaluate-images",
+        10,
+        "--resume",
+    ]
     for name, graphs in {"one": (True, False), "other": (False, True)}.items():
         for epochs, has_graphs in enumerate(graphs, start=1):
             more = ["--epochs", epochs, *([] if has_graphs else ["--no-cuda-graph"])]

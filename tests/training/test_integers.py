@@ -1,4 +1,6 @@
-"""Networks of integers are trained, rounded in each pass with the gradient of the identity, and resumed bit by bit."""
+"""Networks of integers are trained, rounded in each pass with the gradient of the identity, and
+resumed bit by bit.
+"""
 
 import signal
 
@@ -18,7 +20,18 @@ from support.stopping import after_update, send
 from support.weights import read, same_state
 
 DIGITS = ["digits", "digits_resnet8"]
-SHORT = ["--noise", 0.25, "--device", "cpu", "--batch", 32, "--steps-per-epoch", 6, "--evaluate-images", 20]
+SHORT = [
+    "--noise",
+    0.25,
+    "--device",
+    "cpu",
+    "--batch",
+    32,
+    "--steps-per-epoch",
+    6,
+    "--evaluate-images",
+    20,
+]
 SMOOTHADV = ["--attack", "PGD", "--epsilon", 0.25, "--num-steps", 1, "--warmup", 1]
 
 
@@ -32,7 +45,19 @@ def network() -> IntegerNetwork:
 def integers(checkpoint, tmp_path_factory):
     """A checkpoint of integers, made of the classifier of most tests."""
     path = tmp_path_factory.mktemp("integers") / "integers.pth.tar"
-    succeed("quantize", "digits", checkpoint, 0.25, path, "--calibration", 64, "--held-out", 20, "--draws", 20)
+    succeed(
+        "quantize",
+        "digits",
+        checkpoint,
+        0.25,
+        path,
+        "--calibration",
+        64,
+        "--held-out",
+        20,
+        "--draws",
+        20,
+    )
     return path
 
 
@@ -54,7 +79,9 @@ def test_parameters_stand_for_the_same_integers():
 
 
 def test_parameters_are_as_large_as_initial_weights():
-    """He et al.: the variance is 2 / fan-in, here up to a factor of 2 of the deviation, as units are powers of 2."""
+    """He et al.: the variance is 2 / fan-in, here up to a factor of 2 of the deviation, as units
+    are powers of 2.
+    """
     for layer in TrainedIntegers(network()).layers:
         if isinstance(layer, Convolution):
             parameter = layer.parametrizations.weight.original.detach()
@@ -62,19 +89,31 @@ def test_parameters_are_as_large_as_initial_weights():
 
 
 def test_gradient_passes_through_rounding():
-    """Of the last weights, against the formula for a linear layer: m (softmax - one-hot) x, x the integers it read."""
-    trained, images, labels = TrainedIntegers(network()), grey_images(16, (1, 8, 8)), torch.arange(16) % 10
+    """Of the last weights, against the formula for a linear layer: m (softmax - one-hot) x, x the
+    integers it read.
+    """
+    trained, images, labels = (
+        TrainedIntegers(network()),
+        grey_images(16, (1, 8, 8)),
+        torch.arange(16) % 10,
+    )
     last, was_read = trained.layers[-1], []
-    last.register_forward_pre_hook(lambda layer, inputs: was_read.append(inputs[0].detach().flatten(1)))
+    last.register_forward_pre_hook(
+        lambda layer, inputs: was_read.append(inputs[0].detach().flatten(1))
+    )
     logits = trained(images)
     F.cross_entropy(logits, labels).backward()
     errors = logits.detach().softmax(1) - F.one_hot(labels, 10)
     expected = last.multiplier.view(-1, 1) * errors.T @ was_read[0] / 16
-    found = last.parametrizations.weight.original.grad.flatten(1) * last.parametrizations.weight[0].unit
+    found = (
+        last.parametrizations.weight.original.grad.flatten(1) * last.parametrizations.weight[0].unit
+    )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-9)
     for layer in trained.layers:
         if isinstance(layer, Convolution):
-            assert layer.parametrizations.weight.original.grad.abs().max() > 0, "a plain rounding would give 0"
+            assert layer.parametrizations.weight.original.grad.abs().max() > 0, (
+                "a plain rounding would give 0"
+            )
 
 
 def test_no_weight_exceeds_the_largest_however_far_a_parameter_drifts():
@@ -88,7 +127,9 @@ def test_no_weight_exceeds_the_largest_however_far_a_parameter_drifts():
 
 
 def test_training_mends_coarse_weights():
-    """Weights that are multiples of 48 lose what the network had learnt; training finds integers that have it again."""
+    """Weights that are multiples of 48 lose what the network had learnt; training finds integers
+    that have it again.
+    """
     images = grey_images(64, (1, 8, 8), clip=0)
     labels = network()(images).argmax(1)
     coarse = network()
@@ -114,7 +155,9 @@ def test_training_mends_coarse_weights():
 
 
 def test_checkpoint_is_one_of_integers_and_a_stopped_run_goes_on(integers, tmp_path, capsys):
-    """SmoothAdv, whose attacks go through the rounded network; stopped in the second epoch by SIGTERM."""
+    """SmoothAdv, whose attacks go through the rounded network; stopped in the second epoch by
+    SIGTERM.
+    """
     assert finetune(capsys, integers, tmp_path / "whole").code == 0
     with pytest.MonkeyPatch.context() as patch:
         after_update(patch, 9, lambda: send(signal.SIGTERM))
@@ -126,23 +169,39 @@ def test_checkpoint_is_one_of_integers_and_a_stopped_run_goes_on(integers, tmp_p
     assert type(made) is IntegerNetwork
     before = torch.load(integers, weights_only=True)["state_dict"]
     after = read(tmp_path / "run")["state_dict"]
-    assert all(after[name].equal(value) for name, value in before.items() if name.endswith("multiplier"))
-    assert any(not after[name].equal(value) for name, value in before.items() if name.endswith("weight"))
+    assert all(
+        after[name].equal(value) for name, value in before.items() if name.endswith("multiplier")
+    )
+    assert any(
+        not after[name].equal(value) for name, value in before.items() if name.endswith("weight")
+    )
     log = tmp_path / "log.tsv"
     sound = ["--sound", "--N0", 10, "--N", 100, "--max", 4, "--device", "cpu"]
-    assert call(capsys, "certify", "digits", tmp_path / "run/checkpoint.pth.tar", 0.25, log, *sound).code == 0
+    assert (
+        call(
+            capsys, "certify", "digits", tmp_path / "run/checkpoint.pth.tar", 0.25, log, *sound
+        ).code
+        == 0
+    )
     assert call(capsys, "certify", "verify", log).code == 0
     assert len(rows(log)) == 4
 
 
 def test_what_does_not_fit_is_refused(checkpoint, integers, tmp_path, capsys):
     folder = tmp_path / "run"
-    assert refused(finetune(capsys, checkpoint, folder), checkpoint, "holds a digits_resnet8", "integer:digits_resnet8")
+    assert refused(
+        finetune(capsys, checkpoint, folder),
+        checkpoint,
+        "holds a digits_resnet8",
+        "integer:digits_resnet8",
+    )
     for wrong in (["--precision", "bf16"], ["--pretrained-model", None]):
         options = ["--finetune-quantized", "--pretrained-model", integers, *wrong]
         options = options[:1] if None in wrong else options
         outcome = call(capsys, "train", *DIGITS, folder, *SHORT, "--epochs", 1, *options)
         assert refused(outcome, "--finetune-quantized needs", code=2)
-    outcome = call(capsys, "train", *DIGITS, folder, *SHORT, "--epochs", 1, "--pretrained-model", integers)
+    outcome = call(
+        capsys, "train", *DIGITS, folder, *SHORT, "--epochs", 1, "--pretrained-model", integers
+    )
     assert refused(outcome, integers, "--finetune-quantized")
     assert not folder.exists()

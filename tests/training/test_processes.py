@@ -1,4 +1,5 @@
-"""Two real processes compute the updates of one process, and take over the first one's state and decisions.
+"""Two real processes compute the updates of one process, and take over the first one's state and
+decisions.
 
 This file is also the program of those processes, which are launched once for all checks.
 """
@@ -67,8 +68,14 @@ class Opaque(nn.Module):
 
 def network(normalized: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(1, 4, 3, bias=False), *([nn.BatchNorm2d(4)] if normalized else []), nn.Softplus()]
-    return nn.Sequential(nn.Identity(), nn.Sequential(*layers, nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3)))
+    layers = [
+        nn.Conv2d(1, 4, 3, bias=False),
+        *([nn.BatchNorm2d(4)] if normalized else []),
+        nn.Softplus(),
+    ]
+    return nn.Sequential(
+        nn.Identity(), nn.Sequential(*layers, nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+    )
 
 
 # Objective, micro-batch and network of each run.
@@ -86,8 +93,21 @@ RUNS: dict[str, tuple[str, int, Callable[[], nn.Module]]] = {
 def updater(model: nn.Module, objective: str, micro_batch: int, processes: Processes) -> Update:
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-2)
     shares = torch.eye(3, dtype=torch.float64)[torch.arange(8) % 3] * 0.7 + 0.1
-    teacher, example = Teacher(nn.Sequential(network(), nn.Linear(3, 3)).double(), shares), torch.zeros(2, 1, 8, 8)
-    return Update(model, OBJECTIVES[objective], optimizer, Execution(), processes, CPU, example, micro_batch, teacher)
+    teacher, example = (
+        Teacher(nn.Sequential(network(), nn.Linear(3, 3)).double(), shares),
+        torch.zeros(2, 1, 8, 8),
+    )
+    return Update(
+        model,
+        OBJECTIVES[objective],
+        optimizer,
+        Execution(),
+        processes,
+        CPU,
+        example,
+        micro_batch,
+        teacher,
+    )
 
 
 def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
@@ -98,7 +118,9 @@ def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
     images = torch.rand(size, 1, 8, 8, generator=generator, dtype=dtype)
     labels = torch.randint(3, (size,), generator=generator)
     indices, part = processes.share(torch.arange(size))
-    seen = update(images[indices], labels[indices], size, part, Address(3, 0, step), weight, indices)
+    seen = update(
+        images[indices], labels[indices], size, part, Address(3, 0, step), weight, indices
+    )
     return processes.total(seen)
 
 
@@ -109,7 +131,12 @@ def trained(processes: Processes, objective: str, micro_batch: int, build: Calla
     history = []
     for step in range(len(UPDATES)):
         sums = do_update(update, processes, step)
-        history.append({"weights": torch.cat([each.detach().flatten() for each in model.parameters()]), "sums": sums})
+        history.append(
+            {
+                "weights": torch.cat([each.detach().flatten() for each in model.parameters()]),
+                "sums": sums,
+            }
+        )
     return history
 
 
@@ -122,25 +149,37 @@ def evaluated(processes: Processes) -> dict[str, float]:
         labels = copy.deepcopy(model).eval()(pixels.float() / 255).argmax(1)
     labels[::4] = (labels[::4] + 1) % 3
     images = InMemoryImages(pixels, labels, describe_dataset("digits"))
-    objective, optimizer = SmoothAdv(ATTACKS["PGD"](3.0, 5), 0.0), torch.optim.SGD(model.parameters(), 0.1)
-    update = Update(model, objective, optimizer, Execution(), processes, CPU, torch.zeros(1, 1, 8, 8), 4)
+    objective, optimizer = (
+        SmoothAdv(ATTACKS["PGD"](3.0, 5), 0.0),
+        torch.optim.SGD(model.parameters(), 0.1),
+    )
+    update = Update(
+        model, objective, optimizer, Execution(), processes, CPU, torch.zeros(1, 1, 8, 8), 4
+    )
     # Batches of four, the last of one image.
     return evaluate(update, images, torch.arange(21), 4, Address(0, 0, 0))
 
 
 def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:
     """Of all classes on five images, in an order of their own, and of the label of one of them."""
-    pixels = torch.randint(256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.randint(
+        256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
     images = InMemoryImages(pixels, torch.arange(21) % 3, describe_dataset("digits"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
     more = 40, GaussianNoise(1.0, seed), CPU, 16, processes, "votes"
     asked = (([20, 3, 7, 0, 9], False), ([20], True))
-    return [count_votes(model, images, np.array(which), *more, for_label).tolist() for which, for_label in asked]
+    return [
+        count_votes(model, images, np.array(which), *more, for_label).tolist()
+        for which, for_label in asked
+    ]
 
 
 def statistics(processes: Processes) -> dict[str, Any]:
-    """Batch normalization statistics after two updates, before and after sharing, and those that the attack uses."""
+    """Batch normalization statistics after two updates, before and after sharing, and those that
+    the attack uses.
+    """
     model = network(normalized=True)
     update = updater(model, "smoothadv", 8, processes)
     for step in range(2):
@@ -149,7 +188,12 @@ def statistics(processes: Processes) -> dict[str, Any]:
     before = copy.deepcopy(dict(model.named_buffers()))
     processes.share_buffers(model)
     folded = [each for each in update.attacked.parameters() if not each.requires_grad]
-    return {"weights": weights, "before": before, "after": dict(model.named_buffers()), "folded": folded}
+    return {
+        "weights": weights,
+        "before": before,
+        "after": dict(model.named_buffers()),
+        "folded": folded,
+    }
 
 
 def everything(processes: Processes, folder: Path) -> dict[str, Any]:
@@ -184,13 +228,17 @@ def found(warm, tmp_path_factory) -> list[dict[str, Any]]:
     """The results of each of two processes."""
     folder = tmp_path_factory.mktemp("processes")
     done = warm.run_workers(2, [sys.executable, __file__, str(folder)], folder)
-    assert [process.returncode for process in done] == [0, 0], "\n".join(process.stderr for process in done)
+    assert [process.returncode for process in done] == [0, 0], "\n".join(
+        process.stderr for process in done
+    )
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_train_the_weights_of_one(found, name):
-    """After every one of five updates, of 2 to 8 images, in micro-batches of which they have more or fewer."""
+    """After every one of five updates, of 2 to 8 images, in micro-batches of which they have more
+    or fewer.
+    """
     for step, expected in enumerate(trained(Processes(), *RUNS[name])):
         first, second = (process[name][step] for process in found)
         assert torch.equal(first["weights"], second["weights"]), f"update {step}"
@@ -214,9 +262,13 @@ def test_two_processes_evaluate_as_one(found):
 
 
 def test_two_processes_count_the_votes_of_one(found):
-    """Each image's noise is a function of its index, wherever it is; another seed is a negative control."""
+    """Each image's noise is a function of its index, wherever it is; another seed is a negative
+    control.
+    """
     of_classes, of_labels = votes(Processes())
-    assert found[0]["votes"] == found[1]["votes"] == [of_classes, of_labels] != votes(Processes(), 5)
+    assert (
+        found[0]["votes"] == found[1]["votes"] == [of_classes, of_labels] != votes(Processes(), 5)
+    )
     assert [sum(row) for row in of_classes] == [40] * 5 and of_labels == [[of_classes[0][2]]]
 
 
@@ -228,17 +280,25 @@ def test_all_take_over_the_statistics_of_the_first(found):
     for name in first["before"]:
         assert torch.equal(first["after"][name], first["before"][name])
         assert torch.equal(second["after"][name], first["before"][name])
-    assert len(first["folded"]) == 2 and all(map(torch.equal, first["folded"], second["folded"])), "and attack the same"
+    assert len(first["folded"]) == 2 and all(map(torch.equal, first["folded"], second["folded"])), (
+        "and attack the same"
+    )
     # Negative control: until then each had the statistics of its own images.
-    assert all((first["before"][name] - second["before"][name]).abs().max() > 1e-4 for name in moving)
+    assert all(
+        (first["before"][name] - second["before"][name]).abs().max() > 1e-4 for name in moving
+    )
 
 
 def test_what_the_first_has_and_decides_all_get(found):
     assert [process["decision"] for process in found] == [5, 5]
     assert [process["total"].tolist() for process in found] == [[3.0, 20.0]] * 2
-    assert [process["own"].tolist() for process in found] == [[1.0, 10.0], [2.0, 10.0]], "left alone"
+    assert [process["own"].tolist() for process in found] == [[1.0, 10.0], [2.0, 10.0]], (
+        "left alone"
+    )
     for process in found:
-        assert process["received"]["list"] == [0, "text"] and process["received"]["tensor"].tolist() == [0, 0]
+        assert process["received"]["list"] == [0, "text"] and process["received"][
+            "tensor"
+        ].tolist() == [0, 0]
         assert process["nothing received"] is None
     assert [process["came first"] for process in found] == [True, False]
 
@@ -286,7 +346,9 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("as_stored", [True, False])
 def test_tensors_of_all_layouts_are_exchanged_as_one(as_stored):
-    """As gradients come: channels-last, transposed, expanded, strided, of one element and of none."""
+    """As gradients come: channels-last, transposed, expanded, strided, of one element and of
+    none.
+    """
     torch.manual_seed(0)
     last = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
     tensors = [
@@ -300,7 +362,9 @@ def test_tensors_of_all_layouts_are_exchanged_as_one(as_stored):
     flat, views = processes._in_one_tensor(tensors, as_stored)
     assert flat.shape == (sum(tensor.numel() for tensor in tensors),)
     assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
-    assert [view.stride() == each.stride() for view, each in zip(views[:2], tensors)] == [as_stored] * 2
+    assert [view.stride() == each.stride() for view, each in zip(views[:2], tensors)] == [
+        as_stored
+    ] * 2
     assert as_stored or torch.equal(flat, torch.cat([tensor.flatten() for tensor in tensors]))
     flat *= 2
     assert all(torch.equal(view, 2 * tensor) for view, tensor in zip(views, tensors))

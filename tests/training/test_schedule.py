@@ -26,7 +26,9 @@ def test_steps_stay_the_same_within_an_epoch(epoch):
 
 
 def test_other_steps_and_factors():
-    schedule = dataclasses.replace(STEP, learning_rate=0.4, learning_rate_step=3, learning_rate_factor=0.5)
+    schedule = dataclasses.replace(
+        STEP, learning_rate=0.4, learning_rate_step=3, learning_rate_factor=0.5
+    )
     assert [schedule.learning_rate_at(epoch, 0, 1) for epoch in (0, 2, 3, 6, 9)] == pytest.approx(
         [0.4, 0.4, 0.2, 0.1, 0.05]
     )
@@ -35,10 +37,16 @@ def test_other_steps_and_factors():
 def one_cycle(epochs: int, steps: int) -> list[float]:
     """The rates of all updates of a run."""
     schedule = dataclasses.replace(ONE_CYCLE, epochs=epochs)
-    return [schedule.learning_rate_at(epoch, step, steps) for epoch in range(epochs) for step in range(steps)]
+    return [
+        schedule.learning_rate_at(epoch, step, steps)
+        for epoch in range(epochs)
+        for step in range(steps)
+    ]
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(10, 100), (1, 1000), (1000, 1), (7, 13), (1, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize(
+    ("epochs", "steps"), [(10, 100), (1, 1000), (1000, 1), (7, 13), (1, 1), (2, 1), (1, 3)]
+)
 def test_one_cycle_is_positive_and_at_most_the_learning_rate(epochs, steps):
     rates = one_cycle(epochs, steps)
     assert 0 < min(rates) and max(rates) <= 0.1 * (1 + 1e-12)
@@ -46,7 +54,9 @@ def test_one_cycle_is_positive_and_at_most_the_learning_rate(epochs, steps):
 
 @pytest.mark.parametrize(("epochs", "steps"), [(10, 100), (1, 1000), (1000, 1)])
 def test_one_cycle_rises_over_a_fifth_and_falls_to_nearly_zero_linearly(epochs, steps):
-    """Over a thousand updates: each of the two parts is a straight line, sampled in the middle of each update."""
+    """Over a thousand updates: each of the two parts is a straight line, sampled in the middle of
+    each update.
+    """
     rates = one_cycle(epochs, steps)
     rise, fall = rates[:200], rates[200:]
     assert rise == pytest.approx([0.1 * (update + 0.5) / 200 for update in range(200)])
@@ -57,14 +67,21 @@ def test_one_cycle_rises_over_a_fifth_and_falls_to_nearly_zero_linearly(epochs, 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_record_has_the_number_of_epochs_only_where_rates_depend_on_it(shape):
-    short, long = (dataclasses.replace(STEP, epochs=epochs, learning_rate_shape=shape) for epochs in (60, 90))
-    differ = any(short.learning_rate_at(epoch, 0, 5) != long.learning_rate_at(epoch, 0, 5) for epoch in range(60))
+    short, long = (
+        dataclasses.replace(STEP, epochs=epochs, learning_rate_shape=shape) for epochs in (60, 90)
+    )
+    differ = any(
+        short.learning_rate_at(epoch, 0, 5) != long.learning_rate_at(epoch, 0, 5)
+        for epoch in range(60)
+    )
     assert (short.record() != long.record()) == differ == (shape == "one-cycle")
     fields = {field.name for field in dataclasses.fields(Schedule)}
     assert short.record().keys() == fields - (set() if differ else {"epochs"})
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Schedule) if field.name != "epochs"])
+@pytest.mark.parametrize(
+    "field", [field.name for field in dataclasses.fields(Schedule) if field.name != "epochs"]
+)
 def test_the_record_changes_with_every_other_setting(field):
     value = "one-cycle" if field == "learning_rate_shape" else 0.123
     assert dataclasses.replace(STEP, **{field: value}).record() != STEP.record()
@@ -72,19 +89,30 @@ def test_the_record_changes_with_every_other_setting(field):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_is_the_one_that_is_named(name):
-    optimizer = optimizer_of(dataclasses.replace(STEP, optimizer=name), torch.nn.Linear(1, 1), torch.device("cpu"))
+    optimizer = optimizer_of(
+        dataclasses.replace(STEP, optimizer=name), torch.nn.Linear(1, 1), torch.device("cpu")
+    )
     assert type(optimizer).__name__.lower() == name
 
 
 def test_unknown_optimizer_is_refused():
     with pytest.raises((UserError, ValueError)):
-        optimizer_of(dataclasses.replace(STEP, optimizer="adam"), torch.nn.Linear(1, 1), torch.device("cpu"))
+        optimizer_of(
+            dataclasses.replace(STEP, optimizer="adam"), torch.nn.Linear(1, 1), torch.device("cpu")
+        )
 
 
 # ---- the order of images ----
 
 
-def plan(labelled: int, pseudo: int = 0, batch: int = 8, seed: int = 0, epoch: int = 0, most: int | None = None):
+def plan(
+    labelled: int,
+    pseudo: int = 0,
+    batch: int = 8,
+    seed: int = 0,
+    epoch: int = 0,
+    most: int | None = None,
+):
     schedule = dataclasses.replace(STEP, batch=batch, steps_per_epoch=most)
     return steps_of_epoch(schedule, labelled, pseudo, seed, epoch)
 
@@ -111,13 +139,17 @@ def test_the_order_is_a_function_of_seed_and_epoch():
         expected = as_lists(plan(100, pseudo, seed=3, epoch=2))
         torch.manual_seed(5)
         assert as_lists(plan(100, pseudo, seed=3, epoch=2)) == expected
-        others = [plan(100, pseudo, seed=seed, epoch=epoch) for seed, epoch in [(3, 3), (4, 2), (2, 3)]]
+        others = [
+            plan(100, pseudo, seed=seed, epoch=epoch) for seed, epoch in [(3, 3), (4, 2), (2, 3)]
+        ]
         assert all(as_lists(other) != expected for other in others)
     assert indices(plan(100), 0) != list(range(100))
 
 
 def test_all_orders_are_as_likely():
-    """Each of four images is as often in each place: over 600 epochs 150 +- 10.6, here within five of those."""
+    """Each of four images is as often in each place: over 600 epochs 150 +- 10.6, here within five
+    of those.
+    """
     counts = torch.zeros(4, 4)
     for epoch in range(600):
         counts[torch.arange(4), torch.tensor(indices(plan(4, epoch=epoch), 0))] += 1
@@ -126,19 +158,24 @@ def test_all_orders_are_as_likely():
 
 @pytest.mark.parametrize("pseudo", [1, 5, 8, 20, 55, 56, 57, 500])
 def test_there_are_as_many_pseudo_labelled_batches_as_labelled_ones(pseudo):
-    """Fifty labelled images make seven batches of at most eight, so that 56 pseudo-labelled images are drawn."""
+    """Fifty labelled images make seven batches of at most eight, so that 56 pseudo-labelled images
+    are drawn.
+    """
     steps = plan(50, pseudo)
     assert sum(step.source == 0 for step in steps) == sum(step.source == 1 for step in steps) == 7
     assert sorted(indices(steps, 0)) == list(range(50)), "as without"
     drawn = indices(steps, 1)
     assert all(len(step.indices) == 8 for step in steps if step.source == 1) and len(drawn) == 56
-    # Images are drawn without replacement, round after round: the numbers of times differ by one at most.
+    # Images are drawn without replacement, round after round: the numbers of times differ by one at
+    # most.
     counts = [drawn.count(index) for index in range(pseudo)]
     assert max(counts) == -(-56 // pseudo) and min(counts) == 56 // pseudo
 
 
 def test_pseudo_labelled_images_come_in_rounds():
-    """Two batches make a round of all images; later the order of batches is shuffled, which hides the rounds."""
+    """Two batches make a round of all images; later the order of batches is shuffled, which hides
+    the rounds.
+    """
     steps = plan(160, 16)
     drawn = [step.indices.tolist() for step in steps if step.source == 1]
     assert len(drawn) == 20 and all(len(set(part)) == 8 for part in drawn)
@@ -156,7 +193,9 @@ def test_batches_of_both_kinds_are_mixed():
     """Of forty in random order about half have a neighbour of the other kind: 20 +- 3.2."""
     sources = [step.source for step in plan(160, 1000)]
     assert 8 <= sum(one != other for one, other in zip(sources, sources[1:])) <= 32
-    assert {tuple(step.source for step in plan(160, 1000, epoch=epoch)) for epoch in range(3)} != {tuple(sources)}
+    assert {tuple(step.source for step in plan(160, 1000, epoch=epoch)) for epoch in range(3)} != {
+        tuple(sources)
+    }
 
 
 @pytest.mark.parametrize("pseudo", [0, 30])

@@ -1,4 +1,6 @@
-"""An update in micro-batches is that of one batch; what it counts, what it draws, and what the attack sees of it."""
+"""An update in micro-batches is that of one batch; what it counts, what it draws, and what the
+attack sees of it.
+"""
 
 import copy
 
@@ -25,9 +27,15 @@ LOSS, CORRECT, EXAMPLES, UNATTACKED_CORRECT, UNATTACKED_EXAMPLES = range(5)
 
 
 def network(normalization: type[nn.Module] | None = None) -> nn.Module:
-    """A small smooth network in float64: at the kinks of ReLU a rounding error could become a large difference."""
+    """A small smooth network in float64: at the kinks of ReLU a rounding error could become a large
+    difference.
+    """
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3, bias=False), *([normalization(4)] if normalization else []), nn.Softplus()]
+    layers = [
+        nn.Conv2d(3, 4, 3, bias=False),
+        *([normalization(4)] if normalization else []),
+        nn.Softplus(),
+    ]
     layers += [nn.Conv2d(4, 4, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)]
     return nn.Sequential(nn.Identity(), nn.Sequential(*layers)).double()
 
@@ -35,31 +43,51 @@ def network(normalization: type[nn.Module] | None = None) -> nn.Module:
 def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Seven images and their labels."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(7, 3, 6, 6, dtype=torch.float64, generator=generator), torch.randint(3, (7,), generator=generator)
+    return torch.rand(7, 3, 6, 6, dtype=torch.float64, generator=generator), torch.randint(
+        3, (7,), generator=generator
+    )
 
 
 def smoothadv(copies: int = 1, steps: int = 3, attack: str = "PGD", **settings) -> SmoothAdv:
     of_attack = {name: settings.pop(name) for name in ("random_start",) if name in settings}
-    return SmoothAdv(ATTACKS[attack](EPSILON, steps, **of_attack), SIGMA, copies, **{"warmup": 10, **settings})
+    return SmoothAdv(
+        ATTACKS[attack](EPSILON, steps, **of_attack), SIGMA, copies, **{"warmup": 10, **settings}
+    )
 
 
 def updater(model: nn.Module, objective, micro_batch: int = 7) -> Update:
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY)
     shares = torch.eye(3, dtype=torch.float64)[[2, 0, *batch()[1].tolist(), 1]] * 0.7 + 0.1
     teacher = Teacher(nn.Sequential(network(), nn.Linear(3, 3).double()), shares)
-    return Update(model, objective, optimizer, Execution(), Processes(), CPU, batch(99)[0][:2], micro_batch, teacher)
+    return Update(
+        model,
+        objective,
+        optimizer,
+        Execution(),
+        Processes(),
+        CPU,
+        batch(99)[0][:2],
+        micro_batch,
+        teacher,
+    )
 
 
-def sums_of(update: Update, address: Address = ADDRESS, weight: float = 1.0, seed: int = 0) -> list[float]:
+def sums_of(
+    update: Update, address: Address = ADDRESS, weight: float = 1.0, seed: int = 0
+) -> list[float]:
     return update(*batch(seed), 7, EVERYTHING, address, weight, torch.arange(2, 9)).tolist()
 
 
 def state(model: nn.Module) -> torch.Tensor:
     """All weights, and the gradients of the last update, one after the other."""
-    return torch.cat([part.detach().flatten() for each in model.parameters() for part in (each, each.grad)])
+    return torch.cat(
+        [part.detach().flatten() for each in model.parameters() for part in (each, each.grad)]
+    )
 
 
-def state_after(objective, micro_batch: int, normalization: type[nn.Module] | None = None) -> torch.Tensor:
+def state_after(
+    objective, micro_batch: int, normalization: type[nn.Module] | None = None
+) -> torch.Tensor:
     model = network(normalization)
     update = updater(model, objective, micro_batch)
     for step in range(2):
@@ -68,10 +96,14 @@ def state_after(objective, micro_batch: int, normalization: type[nn.Module] | No
 
 
 OBJECTIVES = {"gaussian": Gaussian(SIGMA), "one copy": smoothadv(1), "four copies": smoothadv(4)}
-OBJECTIVES |= {name: KINDS[name](noise_sd=SIGMA) for name in KINDS if name not in ("gaussian", "smoothadv")}
+OBJECTIVES |= {
+    name: KINDS[name](noise_sd=SIGMA) for name in KINDS if name not in ("gaussian", "smoothadv")
+}
 OBJECTIVES["acr-weakness"] = KINDS["acr-weakness"](noise_sd=SIGMA, attack_from_epoch=0)
 OBJECTIVES["first step"] = KINDS["smoothmix"](noise_sd=SIGMA, one_step_adversary=True, warmup=50)
-OBJECTIVES["attacked"] = KINDS["consistency"](noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, 3), regularization=2)
+OBJECTIVES["attacked"] = KINDS["consistency"](
+    noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, 3), regularization=2
+)
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 
 
@@ -104,7 +136,9 @@ def test_micro_batches_are_counted_alike(micro_batch):
 def test_the_weight_multiplies_the_gradient_and_nothing_else(weight):
     plain, weighted = network(), network()
     expected = sums_of(updater(plain, smoothadv()))
-    assert sums_of(updater(weighted, smoothadv(), 3), weight=weight) == pytest.approx(expected, rel=1e-12)
+    assert sums_of(updater(weighted, smoothadv(), 3), weight=weight) == pytest.approx(
+        expected, rel=1e-12
+    )
     for ours, theirs in zip(weighted.parameters(), plain.parameters()):
         torch.testing.assert_close(ours.grad, weight * theirs.grad, rtol=1e-10, atol=1e-12)
         assert theirs.grad.abs().max() > 1e-4
@@ -114,7 +148,9 @@ def test_the_weight_multiplies_the_gradient_and_nothing_else(weight):
 
 
 def test_the_attack_hits_harder_than_noise():
-    """This shows that the two counts are not exchanged: the attack changes the class of some memorized copies."""
+    """This shows that the two counts are not exchanged: the attack changes the class of some
+    memorized copies.
+    """
     model = network()
     update = updater(model, smoothadv(4))
     for step in range(60):
@@ -151,7 +187,13 @@ LABELS = torch.tensor([0, 1, 2, 1, 0, 2, 2])
 
 def usual_network(dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()]
+    layers = [
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3),
+        nn.ReLU(),
+    ]
     layers += [nn.Flatten(), nn.Dropout(dropout), nn.Linear(16, 3)]
     return nn.Sequential(nn.Identity(), nn.Sequential(*layers))
 
@@ -173,7 +215,9 @@ class OneOfTwo(Processes):
 class Watched:
     """A network and its update, and all batches that the attack and the training saw."""
 
-    def __init__(self, objective, model: nn.Module | None = None, processes: Processes | None = None, micro=7):
+    def __init__(
+        self, objective, model: nn.Module | None = None, processes: Processes | None = None, micro=7
+    ):
         self.model = usual_network() if model is None else model
         optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
         arguments = Execution(), processes or Processes(), CPU, IMAGES[:2], micro
@@ -200,7 +244,9 @@ class Watched:
 def test_pgd_looks_once_per_step_and_micro_batch(steps, micro, sizes, copies):
     watched = Watched(smoothadv(copies, steps), micro=micro)
     watched()
-    assert [len(each) for each in watched.attack.batches] == [size * copies for size in sizes for _ in range(steps)]
+    assert [len(each) for each in watched.attack.batches] == [
+        size * copies for size in sizes for _ in range(steps)
+    ]
     assert [len(each) for each in watched.training.batches] == [size * copies for size in sizes]
     assert not any(watched.attack.modes) and all(watched.training.modes)
 
@@ -251,9 +297,13 @@ def test_the_attack_computes_no_gradients_of_parameters(attack):
     watched.update.forward = trained = Differentiated(watched.update.forward)
     watched()
     of_attack = [tensor for towards in attacked.towards for tensor in towards]
-    assert of_attack and all(tensor.shape[1:] == IMAGES.shape[1:] for tensor in of_attack), "images alone"
+    assert of_attack and all(tensor.shape[1:] == IMAGES.shape[1:] for tensor in of_attack), (
+        "images alone"
+    )
     (towards,) = trained.towards
-    assert {id(tensor) for tensor in towards} == {id(parameter) for parameter in watched.model.parameters()}
+    assert {id(tensor) for tensor in towards} == {
+        id(parameter) for parameter in watched.model.parameters()
+    }
     assert all(parameter.requires_grad for parameter in watched.model.parameters()), "as before"
 
 
@@ -275,7 +325,13 @@ def test_an_update_is_a_function_of_its_address(objective, dropout):
 
     expected = after(ADDRESS, 1)
     assert torch.equal(after(ADDRESS, 2), expected)
-    others = [Address(4, 20, 5), Address(3, 21, 5), Address(3, 20, 6), Address(3, 5, 20), Address(20, 3, 5)]
+    others = [
+        Address(4, 20, 5),
+        Address(3, 21, 5),
+        Address(3, 20, 6),
+        Address(3, 5, 20),
+        Address(20, 3, 5),
+    ]
     weights = [expected, *(after(address, 1) for address in others)]
     assert len(torch.stack(weights).unique(dim=0)) == len(weights)
 
@@ -291,12 +347,18 @@ def test_an_update_does_not_depend_on_those_before():
 
 def test_dropout_is_on_in_training_and_off_in_the_attack():
     """In the same update with another seed for the layers alone the trained weights differ."""
-    one, other = Watched(smoothadv(), usual_network(0.5)), Watched(smoothadv(), usual_network(0.5), OneOfTwo(1))
+    one, other = (
+        Watched(smoothadv(), usual_network(0.5)),
+        Watched(smoothadv(), usual_network(0.5), OneOfTwo(1)),
+    )
     one(), other()
-    assert torch.equal(one.attack.batches[-1], other.attack.batches[-1]), "the attack came to the same"
+    assert torch.equal(one.attack.batches[-1], other.attack.batches[-1]), (
+        "the attack came to the same"
+    )
     with torch.no_grad():
         gradients = [
-            torch.cat([each.grad.flatten() for each in watched.model.parameters()]) for watched in (one, other)
+            torch.cat([each.grad.flatten() for each in watched.model.parameters()])
+            for watched in (one, other)
         ]
     # Each process computes half of the mean: without dropout one gradient would be twice the other.
     assert not torch.allclose(2 * gradients[0], gradients[1], rtol=1e-3)

@@ -1,7 +1,9 @@
-"""From logs to numbers, tables and figures; one table or figure per file. Reads records, never imports torch.
+"""From logs to numbers, tables and figures; one table or figure per file. Reads records, never
+imports torch.
 
-An analysis is a frozen dataclass derived from ``Analysis`` and registered in ``ANALYSES``; its settings become options
-of ``analyze NAME``, and its docstring is the help text. ``shared`` holds what several analyses use.
+An analysis is a frozen dataclass derived from ``Analysis`` and registered in ``ANALYSES``; its
+settings become options of ``analyze NAME``, and its docstring is the help text. ``shared`` holds
+what several analyses use.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ class Analysis(ABC):
     """Makes a table, a figure or a page from logs."""
 
     makes: ClassVar[str] = "table"
-    """What a call returns: "table" for a ``Table``, "figure" for a matplotlib Figure, "page" for the text of HTML."""
+    """What a call returns: "table" for a ``Table``, "figure" for a matplotlib Figure, "page" for
+    the text of HTML.
+    """
     kinds: ClassVar[tuple[str, ...]] = ("certification",)
     """The kinds of logs that it reads: "certification", "prediction", "training"."""
     pairs_examples: ClassVar[bool] = False

@@ -1,4 +1,6 @@
-"""empirical: accuracy under attack, from prediction logs: the strongest attack on each model, the best model."""
+"""empirical: accuracy under attack, from prediction logs: the strongest attack on each model, the
+best model.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,22 @@ _ACCURACY, _ABSTENTION = _SHOWN = ("empirical_accuracy", "abstention_rate")
 @ANALYSES.register("empirical")
 @dataclass(frozen=True)
 class Empirical(Choosing, Analysis):
-    """a row per group and image set: accuracy under the strongest attack at each radius, of its best attacked model"""
+    """a row per group and image set: accuracy under the strongest attack at each radius, of its
+    best attacked model
+    """
 
     kinds: ClassVar[tuple[str, ...]] = ("prediction",)
     group_by: list[str] | None = grouping("the groups, like num_noise_vec, N or gradient")
     confidence: float | None = setting(
         None,
         parse=probability,
-        help="LEVEL of intervals (Clopper-Pearson) over the choice of images, like 0.95; they are those of the log "
-        "shown and do not allow for its selection from several (default: none)",
+        help="LEVEL of intervals (Clopper-Pearson) over the choice of images, like 0.95; they are "
+        "those of the log shown and do not allow for its selection from several (default: none)",
     )
     show: str = setting(
-        _ACCURACY, parse=one_of(_SHOWN), help=f"what markdown and latex show of the logs, {' or '.join(_SHOWN)}"
+        _ACCURACY,
+        parse=one_of(_SHOWN),
+        help=f"what markdown and latex show of the logs, {' or '.join(_SHOWN)}",
     )
 
     def __call__(self, logs: Logs) -> Table:
@@ -51,7 +57,14 @@ class Empirical(Choosing, Analysis):
         ]
         rows: list[list[Cell]] = [
             [
-                *(name, radius, accuracy(best.log.table), best.log.label, best.models, best.attacks),
+                *(
+                    name,
+                    radius,
+                    accuracy(best.log.table),
+                    best.log.label,
+                    best.models,
+                    best.attacks,
+                ),
                 *(len(best.log.table), abstention_rate(best.log.table)),
                 *(() if self.confidence is None else best.interval(self.confidence)),
             ]
@@ -59,26 +72,41 @@ class Empirical(Choosing, Analysis):
             for radius, best in curve.items()
         ]
         if self.confidence is not None:
-            columns += [Column(end, f"{100 * self.confidence:g}% {end}", "fraction") for end in ("low", "high")]
+            columns += [
+                Column(end, f"{100 * self.confidence:g}% {end}", "fraction")
+                for end in ("low", "high")
+            ]
         return Table(columns, rows, self._for_people(curves))
 
     def _for_people(self, curves: dict[str, dict[float, Attacked]]) -> Table:
         radii = sorted({radius for curve in curves.values() for radius in curve})
         title = "attack radius (l2)" + ("" if self.show == _ACCURACY else ", abstention rate")
-        columns = [Column("group", title, "text"), *(radius_column(radius, compared=False) for radius in radii)]
-        rows = [[name, *(self._shown(curve.get(radius)) for radius in radii)] for name, curve in curves.items()]
+        columns = [
+            Column("group", title, "text"),
+            *(radius_column(radius, compared=False) for radius in radii),
+        ]
+        rows = [
+            [name, *(self._shown(curve.get(radius)) for radius in radii)]
+            for name, curve in curves.items()
+        ]
         return Table(columns, rows)
 
     def _shown(self, attacked: Attacked | None) -> Cell:
         if attacked is None or self.show == _ABSTENTION:
             return None if attacked is None else abstention_rate(attacked.log.table)
         share = accuracy(attacked.log.table)
-        return share if self.confidence is None else Annotated(share, interval=attacked.interval(self.confidence))
+        return (
+            share
+            if self.confidence is None
+            else Annotated(share, interval=attacked.interval(self.confidence))
+        )
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """The most accurate of ``models`` at an attack radius, under the strongest of ``attacks`` on it."""
+    """The most accurate of ``models`` at an attack radius, under the strongest of ``attacks`` on
+    it.
+    """
 
     log: Log
     models: int
@@ -90,31 +118,44 @@ class Attacked:
 
 
 def empirical_curve(logs: Sequence[Log]) -> dict[float, Attacked]:
-    """By attack radius, ascending: the largest accuracy of all models, each under the strongest attack on it.
+    """By attack radius, ascending: the largest accuracy of all models, each under the strongest
+    attack on it.
 
-    Of each model only the logs with its largest n count: with fewer draws PREDICT abstains more often, which is not
-    the attack's success. A log without an attack counts at radius 0. UserError where an attack's radius is unknown.
+    Of each model only the logs with its largest n count: with fewer draws PREDICT abstains more
+    often, which is not the attack's success. A log without an attack counts at radius 0. UserError
+    where an attack's radius is unknown.
     """
     at_radius = sorted(grouped(logs, attack_radius).items())
-    return {radius: _most_accurate(list(grouped(some, model_of).values())) for radius, some in at_radius}
+    return {
+        radius: _most_accurate(list(grouped(some, model_of).values())) for radius, some in at_radius
+    }
 
 
 def attack_radius(log: Log) -> float:
-    """The l2 norm allowed to the attack of a prediction log, 0 without an attack; UserError if it is unknown."""
+    """The l2 norm allowed to the attack of a prediction log, 0 without an attack; UserError if it
+    is unknown.
+    """
     radius = log.parameters.number("epsilon")
     if radius is None and log.parameters.get("attack") is not None:
-        raise UserError(f"{log.path} was made under an attack of unknown radius: neither manifest nor path states it")
+        raise UserError(
+            f"{log.path} was made under an attack of unknown radius: neither manifest nor path "
+            "states it"
+        )
     return float(radius or 0.0)
 
 
 def model_of(log: Log) -> tuple[object, ...]:
-    """What identifies a smoothed classifier: checkpoint and sigma, or the part of the path that describes no attack."""
+    """What identifies a smoothed classifier: checkpoint and sigma, or the part of the path that
+    describes no attack.
+    """
     digest = digest_of(log)
     return (digest, log.parameters.get("sigma")) if digest else path_without_attack(log.path)
 
 
 def digest_of(log: Log) -> str:
-    """The digest of the file with the weights, or of those of all members; "" where no manifest tells."""
+    """The digest of the file with the weights, or of those of all members; "" where no manifest
+    tells.
+    """
     settings = log.parameters.settings
     digest = str(settings.get("checkpoint_sha256") or settings.get("module_sha256") or "")
     return f"{settings[DENOISER]}{digest}" if DENOISER in settings else digest

@@ -26,10 +26,12 @@ class Selected:
 
 
 def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected]:
-    """The log with the largest accuracy at each radius; of equal ones, that of larger clean accuracy, or the first.
+    """The log with the largest accuracy at each radius; of equal ones, that of larger clean
+    accuracy, or the first.
 
-    ``accuracies`` is [len(logs), number of radii]. The logs are selected on the images that measure their accuracy:
-    an envelope is optimistic, the more so the more logs it is selected from (SmoothAdv, section 4).
+    ``accuracies`` is [len(logs), number of radii]. The logs are selected on the images that measure
+    their accuracy: an envelope is optimistic, the more so the more logs it is selected from
+    (SmoothAdv, section 4).
     """
     clean = np.array([accuracy(log.table) for log in logs])
     selected = []
@@ -43,13 +45,18 @@ def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected
 @ANALYSES.register("envelope")
 @dataclass(frozen=True)
 class Envelope(Choosing, AtRadii, Analysis):
-    """a row per group and image set: at each radius the best of its logs, with the clean accuracy of that log raised"""
+    """a row per group and image set: at each radius the best of its logs, with the clean accuracy
+    of that log raised
+    """
 
     group_by: list[str] | None = grouping(
-        "the groups, like sigma or epsilon (default: the groups of the command line: NAME=LOG, or each folder)"
+        "the groups, like sigma or epsilon (default: the groups of the command line: NAME=LOG, or "
+        "each folder)"
     )
     show: str = setting(
-        _SHOWN[0], parse=one_of(_SHOWN), help=f"what markdown and latex show of the logs, one of {', '.join(_SHOWN)}"
+        _SHOWN[0],
+        parse=one_of(_SHOWN),
+        help=f"what markdown and latex show of the logs, one of {', '.join(_SHOWN)}",
     )
 
     def __call__(self, logs: Logs) -> Table:
@@ -65,12 +72,23 @@ class Envelope(Choosing, AtRadii, Analysis):
             *columns_of("count", models="models", examples="examples"),
         ]
         rows: list[list[Cell]] = [
-            [name, float(radius), *_facts(best), best.log.label, len(groups[name]), len(best.log.table)]
+            [
+                name,
+                float(radius),
+                *_facts(best),
+                best.log.label,
+                len(groups[name]),
+                len(best.log.table),
+            ]
             for name, winners in selected.items()
             for radius, best in zip(radii, winners)
         ]
         # Names of models are too long for a column per radius.
-        return Table(columns, rows, None if self.show == "model" else self._for_people(groups, radii, selected))
+        return Table(
+            columns,
+            rows,
+            None if self.show == "model" else self._for_people(groups, radii, selected),
+        )
 
     def select(self, group: Sequence[Log], radii: Sequence[float]) -> list[Selected]:
         """The best log of the group at each radius."""
@@ -78,20 +96,32 @@ class Envelope(Choosing, AtRadii, Analysis):
         return upper_envelope(group, accuracies)
 
     def _for_people(
-        self, groups: dict[str, list[Log]], radii: Sequence[float], selected: dict[str, list[Selected]]
+        self,
+        groups: dict[str, list[Log]],
+        radii: Sequence[float],
+        selected: dict[str, list[Selected]],
     ) -> Table:
-        title = self.heading + ("" if self.show == "certified_accuracy" else f", {self.show.replace('_', ' ')}")
+        title = self.heading + (
+            "" if self.show == "certified_accuracy" else f", {self.show.replace('_', ' ')}"
+        )
         columns = [Column("group", title, "text"), Column("models", "models", "count")]
-        compared = self.show == "certified_accuracy" and are_alike([some[0] for some in groups.values()])
+        compared = self.show == "certified_accuracy" and are_alike(
+            [some[0] for some in groups.values()]
+        )
         columns += [radius_column(radius, compared) for radius in radii]
         rows: list[list[Cell]] = [
-            [name, len(groups[name]), *(self._shown(best) for best in winners)] for name, winners in selected.items()
+            [name, len(groups[name]), *(self._shown(best) for best in winners)]
+            for name, winners in selected.items()
         ]
         return Table(columns, rows)
 
     def _shown(self, best: Selected) -> Cell:
         accuracy, _, clean = facts = _facts(best)
-        return Annotated(accuracy, raised=clean) if self.show == _FACTS[0] else facts[_FACTS.index(self.show)]
+        return (
+            Annotated(accuracy, raised=clean)
+            if self.show == _FACTS[0]
+            else facts[_FACTS.index(self.show)]
+        )
 
 
 def _facts(best: Selected) -> tuple[float, float | None, float]:

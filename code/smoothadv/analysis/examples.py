@@ -1,4 +1,6 @@
-"""examples: one row per test image, over all logs: which images are easy, and which ones no model gets right."""
+"""examples: one row per test image, over all logs: which images are easy, and which ones no model
+gets right.
+"""
 
 import base64
 import io
@@ -24,10 +26,14 @@ _TALLEST_PICTURE = 96
 @ANALYSES.register("examples")
 @dataclass(frozen=True)
 class Examples(Analysis):
-    """a row per test image, worst first: how many logs certify it, its radii, and the class it is mistaken for"""
+    """a row per test image, worst first: how many logs certify it, its radii, and the class it is
+    mistaken for
+    """
 
     worst: int | None = setting(None, parse=positive_int, help="show only the K worst images")
-    best: int | None = setting(None, parse=positive_int, help="show only the K best images, best first")
+    best: int | None = setting(
+        None, parse=positive_int, help="show only the K best images, best first"
+    )
 
     def __post_init__(self) -> None:
         if self.worst is not None and self.best is not None:
@@ -40,8 +46,14 @@ class Examples(Analysis):
         columns = [
             *columns_of("text", idx="idx", label="label"),
             *columns_of("count", logs="logs", certified="correct in", abstained="abstained in"),
-            *columns_of("number", mean_radius="mean radius (l2, 0 if wrong)", largest_radius="largest radius (l2)"),
-            *columns_of("text", best_log="log with the largest radius", taken_for="most often mistaken for"),
+            *columns_of(
+                "number",
+                mean_radius="mean radius (l2, 0 if wrong)",
+                largest_radius="largest radius (l2)",
+            ),
+            *columns_of(
+                "text", best_log="log with the largest radius", taken_for="most often mistaken for"
+            ),
         ]
         shown = {log.name: log.label for log in logs.certification}
         rows = [[shown.get(value, value) for value in row] for row in frame.itertuples(index=False)]
@@ -49,16 +61,19 @@ class Examples(Analysis):
 
 
 def example_statistics(logs: Sequence[Log]) -> DataFrame:
-    """By idx: label, logs, certified, abstained, mean_radius and largest_radius of R * [correct], best_log, taken_for.
+    """By idx: label, logs, certified, abstained, mean_radius and largest_radius of R * [correct],
+    best_log, taken_for.
 
-    Worst first: by mean radius, then by the number of logs that certify it. UserError if two logs give
-    an example different labels.
+    Worst first: by mean radius, then by the number of logs that certify it. UserError if two logs
+    give an example different labels.
     """
     import pandas as pd
 
     refuse_other_images(logs, "the logs")
     everything = pd.concat([log.table.assign(log=log.name) for log in logs], ignore_index=True)
-    everything = everything.assign(credit=everything.radius * everything.correct, abstains=everything.predict.eq(-1))
+    everything = everything.assign(
+        credit=everything.radius * everything.correct, abstains=everything.predict.eq(-1)
+    )
     frame = everything.groupby("idx").agg(
         label=("label", "min"),
         logs=("log", "size"),
@@ -70,7 +85,11 @@ def example_statistics(logs: Sequence[Log]) -> DataFrame:
     best = everything.loc[everything.groupby("idx").credit.idxmax()].set_index("idx")
     wrong = everything[(everything.predict >= 0) & (everything.correct == 0)]
     counts = wrong.groupby(["idx", "predict"]).size().reset_index(name="times")
-    mistaken = counts.sort_values(["times", "predict"], ascending=[False, True]).drop_duplicates("idx").set_index("idx")
+    mistaken = (
+        counts.sort_values(["times", "predict"], ascending=[False, True])
+        .drop_duplicates("idx")
+        .set_index("idx")
+    )
     frame["best_log"] = best.log.where(best.credit > 0, None)
     frame["taken_for"] = mistaken.predict.astype("Int64").astype(str)
     order = ["mean_radius", "certified", "idx"]
@@ -79,41 +98,60 @@ def example_statistics(logs: Sequence[Log]) -> DataFrame:
 
 
 def never_right(logs: Sequence[Log], most: int) -> tuple[int, list[dict[str, str]]]:
-    """How many images are right in none of the prediction logs under attack, and cards of the first ones of which
-    adversarial examples are saved: ``text`` and the address of an ``image``, under the weakest attack that has one."""
-    attacked = sorted((log for log in logs if log.parameters.get("attack") is not None), key=attack_radius)
+    """How many images are right in none of the prediction logs under attack, and cards of the first
+    ones of which adversarial examples are saved: ``text`` and the address of an ``image``, under
+    the weakest attack that has one."""
+    attacked = sorted(
+        (log for log in logs if log.parameters.get("attack") is not None), key=attack_radius
+    )
     right = {idx for log in attacked for idx in log.table.idx[log.table.correct == 1]}
     wrong = {idx for log in attacked for idx in log.table.idx} - right  # or an abstention
     cards: dict[int, dict[str, str]] = {}
     for log in attacked:
         try:
-            cards = {**_cards(log, wrong, most), **cards} if examples_path(log.path).exists() else cards
+            cards = (
+                {**_cards(log, wrong, most), **cards} if examples_path(log.path).exists() else cards
+            )
         except UserError as error:
             warn(f"{error}; its images are not shown")
     return len(wrong), [cards[idx] for idx in sorted(cards)[:most]]
 
 
 def _cards(log: Log, wrong: set[int], most: int) -> dict[int, dict[str, str]]:
-    """By index, cards of the first images among ``wrong`` of which a log's adversarial examples are saved."""
-    path, predicted = examples_path(log.path), dict(zip(log.table.idx, zip(log.table.label, log.table.predict)))
+    """By index, cards of the first images among ``wrong`` of which a log's adversarial examples are
+    saved.
+    """
+    path, predicted = (
+        examples_path(log.path),
+        dict(zip(log.table.idx, zip(log.table.label, log.table.predict))),
+    )
     wrong = wrong & predicted.keys()
-    rows = [row for row, idx in enumerate(read_examples(path, ())["idx"].tolist()) if idx in wrong][:most]
+    rows = [row for row, idx in enumerate(read_examples(path, ())["idx"].tolist()) if idx in wrong][
+        :most
+    ]
     saved, cards = read_examples(path, rows), {}
     for idx, *images in zip(saved["idx"][rows].tolist(), saved["image"], saved["adversarial"]):
         label, taken = predicted[idx]
         told = "abstention" if taken == ABSTAIN else f"taken for {taken}"
-        text = f"Image {idx}, class {label}: {told} within l2 radius {attack_radius(log):g}, {log.label.shown}"
+        text = (
+            f"Image {idx}, class {label}: {told} within l2 radius {attack_radius(log):g}, "
+            f"{log.label.shown}"
+        )
         cards[idx] = {"text": text, "image": _picture(*images)}
     return cards
 
 
 def _picture(image: np.ndarray, adversarial: np.ndarray) -> str:
-    """An address that holds a picture: two images float32 [C, H, W], and 10 times their difference on grey."""
+    """An address that holds a picture: two images float32 [C, H, W], and 10 times their difference
+    on grey.
+    """
     from PIL import Image
 
     panels = np.concatenate([image, adversarial, 0.5 + 10 * (adversarial - image)], axis=2)
     grey_levels = np.round(np.clip(np.nan_to_num(panels), 0, 1) * 255).astype(np.uint8)
-    picture = Image.fromarray(grey_levels[0] if len(grey_levels) != 3 else grey_levels.transpose(1, 2, 0))
+    picture = Image.fromarray(
+        grey_levels[0] if len(grey_levels) != 3 else grey_levels.transpose(1, 2, 0)
+    )
     picture.thumbnail((picture.width, _TALLEST_PICTURE))
     content = io.BytesIO()
     picture.save(content, "PNG", optimize=True)

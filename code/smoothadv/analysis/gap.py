@@ -1,4 +1,6 @@
-"""gap: certified accuracy and accuracy under attack on the same images, and whether the two contradict each other."""
+"""gap: certified accuracy and accuracy under attack on the same images, and whether the two
+contradict each other.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,23 +26,31 @@ _ROUNDING = 1e-6  # relative, of a float32 norm
 @ANALYSES.register("gap")
 @dataclass(frozen=True)
 class Gap(Analysis):
-    """a row per attack: certified accuracy at its radius, accuracy under it, and images whose class it changed within
-    their certified radius, beside the number of them that chance explains"""
+    """a row per attack: certified accuracy at its radius, accuracy under it, and images whose class
+    it changed within their certified radius, beside the number of them that chance explains"""
 
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
-    confidence: float = setting(0.95, parse=probability, help="LEVEL of the intervals of accuracy under attack")
+    confidence: float = setting(
+        0.95, parse=probability, help="LEVEL of the intervals of accuracy under attack"
+    )
 
     def __call__(self, logs: Logs) -> Table:
         attacks = [log for log in logs.prediction if attack_radius(log) > 0]
         if not logs.certification or not attacks:
-            raise UserError("gap needs a certification log and prediction logs under attack, of the same model")
+            raise UserError(
+                "gap needs a certification log and prediction logs under attack, of the same model"
+            )
         level = f"{100 * self.confidence:g}%"
         columns = [
             Column("attack", "attack", "text"),
             Column("radius", "l2 radius", "number"),
             Column("examples", "examples", "count"),
-            *columns_of("fraction", certified_accuracy="certified", empirical_accuracy="under attack"),
-            *columns_of("fraction", low=f"{level} low", high=f"{level} high", abstention_rate="abstained"),
+            *columns_of(
+                "fraction", certified_accuracy="certified", empirical_accuracy="under attack"
+            ),
+            *columns_of(
+                "fraction", low=f"{level} low", high=f"{level} high", abstention_rate="abstained"
+            ),
             *columns_of("count", contradictions="contradictions", tolerated="tolerated"),
         ]
         attacks = sorted(attacks, key=attack_radius)
@@ -57,35 +67,64 @@ class Gap(Analysis):
         interval = binomial_interval(hits, len(pairs), self.confidence)
         alphas = attacked.parameters.alpha + certified.parameters.alpha
         tolerated = tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM)
-        after = [float(pairs.predict_second.eq(-1).mean()), contradictions(pairs, radius), tolerated]
-        return [attacked.label, radius, len(pairs), certified_accuracy, hits / len(pairs), *interval, *after]
+        after = [
+            float(pairs.predict_second.eq(-1).mean()),
+            contradictions(pairs, radius),
+            tolerated,
+        ]
+        return [
+            attacked.label,
+            radius,
+            len(pairs),
+            certified_accuracy,
+            hits / len(pairs),
+            *interval,
+            *after,
+        ]
 
 
 def contradictions(pairs: DataFrame, epsilon: float) -> int:
-    """The number of attacked images that PREDICT gave another class although they lie within their certified radius.
+    """The number of attacked images that PREDICT gave another class although they lie within their
+    certified radius.
 
-    ``pairs`` holds predict_first and radius of the certificates, predict_second of the attacked images, class_1 to
-    class_k where PREDICT gave k classes, none of which is the certified one then, and attack_norm where it is known.
-    Such an image has a false certificate or a wrong prediction. The probability of that is at most the sum of the two
-    alphas per image; if there are more such images than ``bounds.tolerated_false_statements`` allows, one of the logs
-    must be wrong.
+    ``pairs`` holds predict_first and radius of the certificates, predict_second of the attacked
+    images, class_1 to class_k where PREDICT gave k classes, none of which is the certified one
+    then, and attack_norm where it is known. Such an image has a false certificate or a wrong
+    prediction. The probability of that is at most the sum of the two alphas per image; if there are
+    more such images than ``bounds.tolerated_false_statements`` allows, one of the logs must be
+    wrong.
     """
     norm = pairs.attack_norm if "attack_norm" in pairs else epsilon
     claimed = pairs.predict_first.ge(0) & pairs.radius.gt(norm * (1 + _ROUNDING))
     found = pairs[numbered(pairs.columns, CLASS) or ["predict_second"]]
-    contradicted = claimed & pairs.predict_second.ge(0) & found.ne(pairs.predict_first, axis=0).all(axis=1)
+    contradicted = (
+        claimed & pairs.predict_second.ge(0) & found.ne(pairs.predict_first, axis=0).all(axis=1)
+    )
     return int(contradicted.sum())
 
 
 def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
-    """The certification log of the model that was attacked; UserError unless there is exactly one."""
-    same = [log for log in certified if model_of(log) == model_of(attacked) and not _differ(attacked, log)]
-    if not same and len(certified) == 1 and None in (attacked.parameters.manifest, certified[0].parameters.manifest):
+    """The certification log of the model that was attacked; UserError unless there is exactly
+    one.
+    """
+    same = [
+        log
+        for log in certified
+        if model_of(log) == model_of(attacked) and not _differ(attacked, log)
+    ]
+    if (
+        not same
+        and len(certified) == 1
+        and None in (attacked.parameters.manifest, certified[0].parameters.manifest)
+    ):
         same = [log for log in certified if not _differ(attacked, log)]
     if len(same) != 1:
         found = "none" if not same else ", ".join(str(log.path) for log in same)
         top = f"top-{_k(attacked)} " if {*map(_k, [attacked, *certified])} != {1} else ""
-        raise UserError(f"{attacked.path}: one {top}certification log of the model attacked is needed, found {found}")
+        raise UserError(
+            f"{attacked.path}: one {top}certification log of the model attacked is needed, found "
+            f"{found}"
+        )
     return same[0]
 
 
@@ -95,8 +134,15 @@ def _k(log: Log) -> int:
 
 
 def _differ(first: Log, second: Log) -> bool:
-    """Whether two logs are known to be of different images or numbers of classes, or computed in another precision."""
+    """Whether two logs are known to be of different images or numbers of classes, or computed in
+    another precision.
+    """
     settings = first.parameters.settings, second.parameters.settings
-    pairs = [(first.parameters.get(name), second.parameters.get(name)) for name in _SHARED] + [(_k(first), _k(second))]
-    pairs += [(settings[0].get(name), settings[1].get(name)) for name in ("dataset_fingerprint", "precision")]
+    pairs = [(first.parameters.get(name), second.parameters.get(name)) for name in _SHARED] + [
+        (_k(first), _k(second))
+    ]
+    pairs += [
+        (settings[0].get(name), settings[1].get(name))
+        for name in ("dataset_fingerprint", "precision")
+    ]
     return any(None not in pair and pair[0] != pair[1] for pair in pairs)

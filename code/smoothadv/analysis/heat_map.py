@@ -1,4 +1,6 @@
-"""heat_map: the best logs over two hyper-parameters, like certified accuracy over sigma and epsilon."""
+"""heat_map: the best logs over two hyper-parameters, like certified accuracy over sigma and
+epsilon.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from smoothadv.settings import one_of, setting
 if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
 
-_CERTIFIED, _CLEAN, _AVERAGE = MEASURES = ("certified_accuracy", "clean_accuracy", "average_certified_radius")
+_CERTIFIED, _CLEAN, _AVERAGE = MEASURES = (
+    "certified_accuracy",
+    "clean_accuracy",
+    "average_certified_radius",
+)
 _COLOURS = "cividis"  # perceptually uniform, of rising lightness: legible also when printed grey
 # In inches; texts are of _POINTS points.
 _CELL_WIDTH, _CELL_HEIGHT = 0.6, 0.44
@@ -40,31 +46,44 @@ _Cells: TypeAlias = dict[tuple[ParameterValue, ParameterValue], list[Log]]
 @ANALYSES.register("heat_map")
 @dataclass(frozen=True)
 class HeatMap(Choosing, AtRadii, Analysis):
-    """the best log for each pair of values of two hyper-parameters, a panel per radius, written as PNG and PDF"""
+    """the best log for each pair of values of two hyper-parameters, a panel per radius, written as
+    PNG and PDF
+    """
 
     makes: ClassVar[str] = "figure"
     rows: str = setting("sigma", parse=hyper_parameter, help="hyper-parameter of the rows")
     columns: str = setting("epsilon", parse=hyper_parameter, help="hyper-parameter of the columns")
     measure: str = setting(
-        _CERTIFIED, parse=one_of(MEASURES), help=f"what a cell shows of its best log, one of {', '.join(MEASURES)}"
+        _CERTIFIED,
+        parse=one_of(MEASURES),
+        help=f"what a cell shows of its best log, one of {', '.join(MEASURES)}",
     )
     title: str | None = setting(None, parse=str, help="title of the figure (default: none)")
 
     def __post_init__(self) -> None:
         if self.rows == self.columns:
-            raise ValueError(f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters")
+            raise ValueError(
+                f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters"
+            )
         if self.radii and self.measure != _CERTIFIED:
-            raise ValueError(f"--radii is for --measure {_CERTIFIED}: leave it out, {self.measure} is one number")
+            raise ValueError(
+                f"--radii is for --measure {_CERTIFIED}: leave it out, {self.measure} is one number"
+            )
         if self.norm != "l2" and self.measure == _CLEAN:
             raise ValueError(f"--norm is for radii: leave it out, {_CLEAN} has none")
         if self.high_probability is not None and self.measure == _AVERAGE:
-            raise ValueError(f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none")
+            raise ValueError(
+                f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none"
+            )
 
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
         refuse_several(part, "a heat map", "images", "procedure")
         # A panel per radius; clean accuracy is that at 0, and an average has one panel, too.
-        cells, radii = self.cells(part), self.chosen_radii(part, _MOST_PANELS) if self.measure == _CERTIFIED else [0.0]
+        cells, radii = (
+            self.cells(part),
+            self.chosen_radii(part, _MOST_PANELS) if self.measure == _CERTIFIED else [0.0],
+        )
         rows, columns = map(_ascending, zip(*cells))
         values = np.full((len(radii), len(rows), len(columns)), np.nan)
         for (row, column), group in cells.items():
@@ -72,40 +91,64 @@ class HeatMap(Choosing, AtRadii, Analysis):
         return self._draw(cells, values if self.measure == _AVERAGE else 100 * values, radii)
 
     def cells(self, logs: Sequence[Log]) -> _Cells:
-        """The logs by their values of the rows' and the columns' hyper-parameter; UserError if none states either.
+        """The logs by their values of the rows' and the columns' hyper-parameter; UserError if none
+        states either.
 
         A log that belongs to several groups counts once.
         """
         once = {log.path.resolve(): log for log in logs}.values()
-        found = grouped(once, lambda log: (log.parameters.get(self.rows), log.parameters.get(self.columns)))
+        found = grouped(
+            once, lambda log: (log.parameters.get(self.rows), log.parameters.get(self.columns))
+        )
         if found.keys() <= {(None, None)}:
-            raise UserError(f"no log states its {self.rows} or its {self.columns}: there is nothing to draw over them")
+            raise UserError(
+                f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "
+                "over them"
+            )
         return found
 
     def best(self, group: Sequence[Log], radii: Sequence[float]) -> np.ndarray:
-        """The largest value among the logs of a cell in each panel: float64, [panels]; accuracies are fractions."""
+        """The largest value among the logs of a cell in each panel: float64, [panels]; accuracies
+        are fractions.
+        """
         if self.measure == _AVERAGE:
-            return np.max([self.certified_by(log, [average_certified_radius(log.table)]) for log in group], axis=0)
+            return np.max(
+                [self.certified_by(log, [average_certified_radius(log.table)]) for log in group],
+                axis=0,
+            )
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
     def _draw(self, cells: _Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
         sides = zip((self.rows, self.columns), map(_ascending, zip(*cells)))
-        rows, columns = ([display(name, value, values) for value in values] for name, values in sides)
+        rows, columns = (
+            [display(name, value, values) for value in values] for name, values in sides
+        )
         figure, panels, beside = _panels(rows, columns, len(radii))
         largest = float(np.nanmax(values)) or 1.0
         for position, (panel, of_panel, radius) in enumerate(zip(panels, values, radii)):
             mesh = self._draw_panel(panel, of_panel, largest)
-            panel.set_xticks(np.arange(len(columns)) + 0.5, columns, parse_math=False, rotation=_rotation(columns))
+            panel.set_xticks(
+                np.arange(len(columns)) + 0.5,
+                columns,
+                parse_math=False,
+                rotation=_rotation(columns),
+            )
             at_left = position % beside == 0
-            panel.set_yticks(np.arange(len(rows)) + 0.5, rows if at_left else [""] * len(rows), parse_math=False)
+            panel.set_yticks(
+                np.arange(len(rows)) + 0.5, rows if at_left else [""] * len(rows), parse_math=False
+            )
             if at_left:
                 panel.set_ylabel(_symbol(self.rows))
             if position + beside >= len(panels):
                 panel.set_xlabel(_symbol(self.columns))
             if self.measure == _CERTIFIED:
-                panel.set_title(f"{self.norm_symbol} radius {radius_text(radius)}", fontsize=_POINTS + 1)
+                panel.set_title(
+                    f"{self.norm_symbol} radius {radius_text(radius)}", fontsize=_POINTS + 1
+                )
         width, height = figure.get_size_inches()
-        bar = figure.colorbar(mesh, ax=panels, fraction=2 * _BAR / width, pad=_BAR / width, aspect=height / _BAR)
+        bar = figure.colorbar(
+            mesh, ax=panels, fraction=2 * _BAR / width, pad=_BAR / width, aspect=height / _BAR
+        )
         bar.set_label(self._quantity(cells), fontsize=_POINTS + 1)
         bar.ax.tick_params(labelsize=_POINTS)
         self._add_note(figure, cells)
@@ -113,20 +156,43 @@ class HeatMap(Choosing, AtRadii, Analysis):
         return figure
 
     def _draw_panel(self, panel: Axes, values: np.ndarray, largest: float) -> QuadMesh:
-        """Coloured cells with their ``values`` [rows, columns] inside; those without a log (nan) are hatched."""
+        """Coloured cells with their ``values`` [rows, columns] inside; those without a log (nan)
+        are hatched.
+        """
         from matplotlib.patches import Rectangle
 
         mesh = panel.pcolormesh(
-            np.ma.masked_invalid(values), cmap=_COLOURS, vmin=0, vmax=largest, edgecolors="white", linewidth=0.8
+            np.ma.masked_invalid(values),
+            cmap=_COLOURS,
+            vmin=0,
+            vmax=largest,
+            edgecolors="white",
+            linewidth=0.8,
         )
         for (row, column), value in np.ndenumerate(values):
             if math.isnan(value):
-                cell = Rectangle((column, row), 1, 1, facecolor="white", edgecolor="0.75", hatch="////", linewidth=0)
+                cell = Rectangle(
+                    (column, row),
+                    1,
+                    1,
+                    facecolor="white",
+                    edgecolor="0.75",
+                    hatch="////",
+                    linewidth=0,
+                )
                 panel.add_patch(cell)
                 continue
             text = f"{value:#.3g}" if self.measure == _AVERAGE else f"{value:.1f}"
             colour = _legible_on(mesh.cmap(mesh.norm(value)))
-            panel.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=_POINTS)
+            panel.text(
+                column + 0.5,
+                row + 0.5,
+                text,
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=_POINTS,
+            )
         panel.invert_yaxis()
         panel.tick_params(length=0, labelsize=_POINTS)
         panel.spines[:].set_visible(False)
@@ -140,7 +206,9 @@ class HeatMap(Choosing, AtRadii, Analysis):
         return f"average certified\nradius ({self.norm_symbol}){' on the grid' if on_grid else ''}"
 
     def _add_note(self, figure: Figure, cells: _Cells) -> None:
-        """A note below the panels: from how many logs a cell is selected, and how to read special cells."""
+        """A note below the panels: from how many logs a cell is selected, and how to read special
+        cells.
+        """
         most, sides = max(map(len, cells.values())), [*map(set, zip(*cells))]
         notes = ["one log per cell" if most == 1 else f"best of up to {most} logs per cell"]
         if self.high_probability is not None:
@@ -151,7 +219,9 @@ class HeatMap(Choosing, AtRadii, Analysis):
         notes += [f"–: no {_symbol(name)} stated" for name, values in names if None in values]
         unbroken = "; ".join(words.replace(" ", "\u00a0") for words in notes)
         lines = textwrap.wrap(unbroken, int(figure.get_figwidth() / _CHARACTER))
-        figure.set_figheight(figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0)))
+        figure.set_figheight(
+            figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0))
+        )
         figure.supxlabel("\n".join(lines).replace("\u00a0", " "), fontsize=_POINTS, color="0.35")
 
 
@@ -165,8 +235,12 @@ def _ascending(values: Iterable[ParameterValue]) -> list[ParameterValue]:
     return sorted(set(values), key=lambda value: (value is not None, 0 if value is None else value))
 
 
-def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Figure, list[Axes], int]:
-    """A figure large enough for the texts in and around the cells, its ``count`` panels, and their number in a row."""
+def _panels(
+    rows: Sequence[str], columns: Sequence[str], count: int
+) -> tuple[Figure, list[Axes], int]:
+    """A figure large enough for the texts in and around the cells, its ``count`` panels, and their
+    number in a row.
+    """
     from matplotlib.figure import Figure
 
     width = max(len(columns) * _CELL_WIDTH, _SMALLEST_PANEL[0]) + 0.15
@@ -178,7 +252,11 @@ def _panels(rows: Sequence[str], columns: Sequence[str], count: int) -> tuple[Fi
     beside = math.ceil(count / lines)
     size = (max(_NARROWEST, beside_panels + beside * width), _BELOW_PANELS + lines * height)
     figure = Figure(figsize=size, layout="constrained")
-    return figure, [figure.add_subplot(lines, beside, position + 1) for position in range(count)], beside
+    return (
+        figure,
+        [figure.add_subplot(lines, beside, position + 1) for position in range(count)],
+        beside,
+    )
 
 
 def _rotation(labels: Sequence[str]) -> int:
@@ -187,7 +265,11 @@ def _rotation(labels: Sequence[str]) -> int:
 
 
 def _legible_on(colour: Sequence[float] | np.ndarray) -> str:
-    """Black or white, whichever has the larger contrast to an sRGB colour (WCAG 2.1, relative luminance)."""
-    linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour[:3]]
+    """Black or white, whichever has the larger contrast to an sRGB colour (WCAG 2.1, relative
+    luminance).
+    """
+    linear = [
+        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour[:3]
+    ]
     luminance = float(np.dot((0.2126, 0.7152, 0.0722), linear))
     return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"

@@ -1,4 +1,6 @@
-"""held_out: the best of many models, chosen on some images, on the images that had no part in the choice."""
+"""held_out: the best of many models, chosen on some images, on the images that had no part in the
+choice.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,22 +19,29 @@ from smoothadv.settings import probability, setting
 @ANALYSES.register("held_out")
 @dataclass(frozen=True)
 class HeldOut(Choosing, AtRadii, Analysis):
-    """at each radius the best log of its group, as the paper reports it, and the same model on other images: logs of
-    the images on which most models were certified choose; another log of the chosen model has the other images"""
+    """at each radius the best log of its group, as the paper reports it, and the same model on
+    other images: logs of the images on which most models were certified choose; another log of the
+    chosen model has the other images"""
 
     confidence: float = setting(
-        0.95, parse=probability, help="LEVEL of the difference's interval, as if the model had not been chosen"
+        0.95,
+        parse=probability,
+        help="LEVEL of the difference's interval, as if the model had not been chosen",
     )
 
     def __call__(self, logs: Logs) -> Table:
         groups = grouped(self.taking_part(logs.certification), lambda log: log.group)
         choosing = {name: _of_most_models(group) for name, group in groups.items()}
         radii = self.chosen_radii([log for some in choosing.values() for log in some])
-        rows = [row for name, group in groups.items() for row in self._rows(name, group, choosing[name], radii)]
+        rows = [
+            row
+            for name, group in groups.items()
+            for row in self._rows(name, group, choosing[name], radii)
+        ]
         if all(row[3] == 1 or row[6] is None for row in rows):  # the columns models and held_out
             raise UserError(
-                "held_out needs logs of several models, and a further log of a chosen one, of images beside those that "
-                "chose it"
+                "held_out needs logs of several models, and a further log of a chosen one, of "
+                "images beside those that chose it"
             )
         level = f"{100 * self.confidence:g}%"
         columns = [
@@ -44,31 +53,52 @@ class HeldOut(Choosing, AtRadii, Analysis):
             Column("chosen_examples", "images", "count"),
             Column("held_out", "on other images", "fraction"),
             Column("held_out_examples", "other images", "count"),
-            *columns_of("difference", difference="difference", low=f"{level} low", high=f"{level} high"),
+            *columns_of(
+                "difference", difference="difference", low=f"{level} low", high=f"{level} high"
+            ),
         ]
         return Table(columns, rows)
 
-    def _rows(self, name: str, group: Sequence[Log], choosing: list[Log], radii: Sequence[float]) -> list[list[Cell]]:
+    def _rows(
+        self, name: str, group: Sequence[Log], choosing: list[Log], radii: Sequence[float]
+    ) -> list[list[Cell]]:
         envelope = Envelope(self.norm, self.high_probability, self.radii, self.unfinished)
         rows: list[list[Cell]] = []
         of_choice = list({log.table["idx"].to_numpy().tobytes(): log for log in choosing}.values())
         for radius, best in zip(radii, envelope.select(choosing, radii)):
             count = len(best.log.table)
-            row: list[Cell] = [name, float(radius), best.log.label, len(choosing), best.certified_accuracy, count]
-            further = [_without(log, of_choice) for log in group if _compared(log) == _compared(best.log)]
+            row: list[Cell] = [
+                name,
+                float(radius),
+                best.log.label,
+                len(choosing),
+                best.certified_accuracy,
+                count,
+            ]
+            further = [
+                _without(log, of_choice) for log in group if _compared(log) == _compared(best.log)
+            ]
             other = max(further, key=lambda log: len(log.table))
             if len(other.table) and best.certified_accuracy:
                 accuracy = float(self.accuracies(other, [radius])[0])
                 row += [accuracy, len(other.table)]
                 if self.high_probability is None:  # else each is lower by a deduction of its own
-                    interval = self._interval(best.certified_accuracy, count, accuracy, len(other.table))
+                    interval = self._interval(
+                        best.certified_accuracy, count, accuracy, len(other.table)
+                    )
                     row += [accuracy - best.certified_accuracy, *interval]
             rows.append(row + [None] * (11 - len(row)))
         return rows
 
-    def _interval(self, first: float, n_first: int, second: float, n_second: int) -> tuple[float, float]:
-        """Newcombe's interval (1998, method 10) of second - first, shares of independent samples of images."""
-        from statsmodels.stats.proportion import confint_proportions_2indep  # takes a second to load
+    def _interval(
+        self, first: float, n_first: int, second: float, n_second: int
+    ) -> tuple[float, float]:
+        """Newcombe's interval (1998, method 10) of second - first, shares of independent samples of
+        images.
+        """
+        from statsmodels.stats.proportion import (
+            confint_proportions_2indep,
+        )  # takes a second to load
 
         counts = round(second * n_second), n_second, round(first * n_first), n_first
         low, high = confint_proportions_2indep(*counts, method="newcomb", alpha=1 - self.confidence)
@@ -76,7 +106,9 @@ class HeldOut(Choosing, AtRadii, Analysis):
 
 
 def _of_most_models(logs: Sequence[Log]) -> list[Log]:
-    """The logs of the images, and procedure, of the most models; of equally many, those with fewer images."""
+    """The logs of the images, and procedure, of the most models; of equally many, those with fewer
+    images.
+    """
 
     def size(some: list[Log]) -> tuple[int, int]:
         return len({digest_of(log) or log.path for log in some}), -len(some[0].table)
@@ -90,11 +122,15 @@ def _compared(log: Log) -> tuple[object, ...]:
 
 
 def _without(log: Log, others: Sequence[Log]) -> Log:
-    """The log without the images of the others, unless manifests say that theirs are of other data."""
+    """The log without the images of the others, unless manifests say that theirs are of other
+    data.
+    """
     table = log.table
     for other in others:
         settings = log.parameters.settings, other.parameters.settings
-        pairs = [[of_one.get(name) for of_one in settings] for name in ("split", "dataset_fingerprint")]
+        pairs = [
+            [of_one.get(name) for of_one in settings] for name in ("split", "dataset_fingerprint")
+        ]
         if all(None in pair or pair[0] == pair[1] for pair in pairs):
             table = table[~table["idx"].isin(other.table["idx"])]
     return replace(log, table=table)

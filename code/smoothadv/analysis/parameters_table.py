@@ -18,7 +18,11 @@ class ParametersTable(Analysis):
 
     def __call__(self, logs: Logs) -> Table:
         everything = [*logs.certification, *logs.prediction]
-        known = [name for name in FIELDS if any(log.parameters.get(name) is not None for log in everything)]
+        known = [
+            name
+            for name in FIELDS
+            if any(log.parameters.get(name) is not None for log in everything)
+        ]
         columns = [
             Column("log", "log", "text"),
             Column("examples", "examples", "count"),
@@ -26,7 +30,12 @@ class ParametersTable(Analysis):
             Column("sources", "known from", "text"),
         ]
         rows: list[list[Any]] = [
-            [log.label, len(log.table), *(log.parameters.get(name) for name in known), _sources(log)]
+            [
+                log.label,
+                len(log.table),
+                *(log.parameters.get(name) for name in known),
+                _sources(log),
+            ]
             for log in everything
         ]
         shown = [[*row[:2], *map(display, known, row[2:-1]), row[-1]] for row in rows]

@@ -1,6 +1,6 @@
-"""The figures of curves: certified accuracy by radius, of each log (plot) or as the upper envelope of each group
-(plot_envelope, as in the paper's Figures 1, 2, 4, 5 and 6) beside accuracy under attack (plot_empirical, as in its
-Figure 3), and training curves (plot_training)."""
+"""The figures of curves: certified accuracy by radius, of each log (plot) or as the upper envelope
+of each group (plot_envelope, as in the paper's Figures 1, 2, 4, 5 and 6) beside accuracy under
+attack (plot_empirical, as in its Figure 3), and training curves (plot_training)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,14 +36,17 @@ _BESIDE = 0.005
 @ANALYSES.register("plot")
 @dataclass(frozen=True)
 class CertifiedAccuracyPlot(Bands, Norm, Analysis):
-    """certified-accuracy curves, or the distribution of the bounds of p_A, a curve per log, written as PNG and PDF"""
+    """certified-accuracy curves, or the distribution of the bounds of p_A, a curve per log, written
+    as PNG and PDF
+    """
 
     makes: ClassVar[str] = "figure"
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
     of: str = setting(
         _RADIUS,
         parse=one_of((_RADIUS, _P_A)),
-        help=f"what to draw images by: {_RADIUS}, or {_P_A}, its lower confidence bound (default: {_RADIUS})",
+        help=f"what to draw images by: {_RADIUS}, or {_P_A}, its lower confidence bound (default: "
+        f"{_RADIUS})",
     )
 
     def __post_init__(self) -> None:
@@ -53,26 +56,42 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
 
     def __call__(self, logs: Logs) -> Figure:
         curves = self._curves(logs.certification)
-        labels, end = (self.axis_title, "certified accuracy (%)"), 1.04 * max(corners[-1] for _, corners, _ in curves)
+        labels, end = (
+            (self.axis_title, "certified accuracy (%)"),
+            1.04 * max(corners[-1] for _, corners, _ in curves),
+        )
         figure, (axes,) = new_figure()
         if self.of == _P_A:
-            labels, end = ("lower confidence bound of $p_A$", "images of at least this bound (%)"), 1.0
+            labels, end = (
+                ("lower confidence bound of $p_A$", "images of at least this bound (%)"),
+                1.0,
+            )
             axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":", label="")
         by_group = len({log.group for log, _, _ in curves if log.grouped}) == len(curves)
         names = [log.labelled(log.group if by_group else log.name).shown for log, _, _ in curves]
         shown = [(name, corners, shares) for name, (_, corners, shares) in zip(names, curves)]
         lines = draw_steps(axes, shown, looks(len(curves)), end)
-        for (log, corners, shares), line in zip(curves, lines if self.confidence is not None else []):
+        for (log, corners, shares), line in zip(
+            curves, lines if self.confidence is not None else []
+        ):
             # To the right end: where no image counts, a band may have a width too.
             low, high = self.ends(np.append(shares, 0.0), len(log.table))
-            whole, band = np.append(corners, end or 1.0), {"color": line.get_color(), "alpha": 0.18, "linewidth": 0}
-            axes.fill_between(whole, 100 * low, 100 * high, step="pre", label=line.get_label(), **band)
+            whole, band = (
+                np.append(corners, end or 1.0),
+                {"color": line.get_color(), "alpha": 0.18, "linewidth": 0},
+            )
+            axes.fill_between(
+                whole, 100 * low, 100 * high, step="pre", label=line.get_label(), **band
+            )
         return finished(figure, lines, labels, end, self.title)
 
     def _curves(self, logs: Sequence[Log]) -> list[tuple[Log, np.ndarray, np.ndarray]]:
         """The corners of each log's steps, and the shares of its images there."""
         if self.of == _P_A:
-            return [(log, *survival_curve(bounds[bounds > 0], len(bounds))) for log, bounds in with_bounds(logs)]
+            return [
+                (log, *survival_curve(bounds[bounds > 0], len(bounds)))
+                for log, bounds in with_bounds(logs)
+            ]
         curves = []
         for log in logs:
             radii, shares = accuracy_curve(log.table)
@@ -85,21 +104,28 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
 @ANALYSES.register("plot_envelope")
 @dataclass(frozen=True)
 class EnvelopePlot(Choosing, Norm, Analysis):
-    """the best certified accuracy of each group and image set, with a dashed baseline, written as PNG and PDF"""
+    """the best certified accuracy of each group and image set, with a dashed baseline, written as
+    PNG and PDF
+    """
 
     makes: ClassVar[str] = "figure"
     group_by: list[str] | None = grouping("the curves, like sigma")
     baseline: str | None = setting(
         None,
         parse=str,
-        help="group to draw dashed: in the colours of the others with --split-baseline, else as one curve",
+        help="group to draw dashed: in the colours of the others with --split-baseline, else as "
+        "one curve",
     )
-    split_baseline: bool = setting(False, help="let --group-by split the baseline too, for one curve per sigma")
+    split_baseline: bool = setting(
+        False, help="let --group-by split the baseline too, for one curve per sigma"
+    )
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
 
     def __post_init__(self) -> None:
         if self.split_baseline and not self.baseline:
-            raise ValueError("--split-baseline needs --baseline NAME: there is no baseline to split")
+            raise ValueError(
+                "--split-baseline needs --baseline NAME: there is no baseline to split"
+            )
 
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
@@ -116,17 +142,27 @@ class EnvelopePlot(Choosing, Norm, Analysis):
         lines = looks(len(solid) + (0 if self.split_baseline else len(dashed)))
         if self.split_baseline:
             like = {_key(group, by): look for group, look in zip(solid.values(), lines)}
-            lines += [like.get(_key(group, by), {"color": "0.45", "linewidth": 1.6}) for group in dashed.values()]
-        lines = [look | {"linestyle": "-" if place < len(solid) else "--"} for place, look in enumerate(lines)]
-        curves = [(name, *self.envelope_curve(group)) for name, group in [*solid.items(), *dashed.items()]]
+            lines += [
+                like.get(_key(group, by), {"color": "0.45", "linewidth": 1.6})
+                for group in dashed.values()
+            ]
+        lines = [
+            look | {"linestyle": "-" if place < len(solid) else "--"}
+            for place, look in enumerate(lines)
+        ]
+        curves = [
+            (name, *self.envelope_curve(group)) for name, group in [*solid.items(), *dashed.items()]
+        ]
         largest = max(radii[-1] for _, radii, _ in curves)
         figure, (axes,) = new_figure()
         drawn = draw_steps(axes, curves, lines, largest)
-        return finished(figure, drawn, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title)
+        return finished(
+            figure, drawn, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title
+        )
 
     def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:
-        """A fine grid of radii, with round ones and the largest one of each log, and the largest accuracy of the logs
-        there."""
+        """A fine grid of radii, with round ones and the largest one of each log, and the largest
+        accuracy of the logs there."""
         ends = np.concatenate([self.certified_by(log, [log.table.radius.max()]) for log in group])
         fine = [np.linspace(0, ends.max(), _POINTS), round_numbers(ends.max())]
         grid = np.unique(np.concatenate([*fine, ends, np.nextafter(ends, np.inf)]))
@@ -141,29 +177,40 @@ def _key(group: Sequence[Log], by: Sequence[str]) -> tuple[object, ...]:
 @ANALYSES.register("plot_empirical")
 @dataclass(frozen=True)
 class EmpiricalPlot(Choosing, Analysis):
-    """accuracy under attack of each group (dashed) and the envelope of certification logs of the same images (solid),
-    as PNG and PDF"""
+    """accuracy under attack of each group (dashed) and the envelope of certification logs of the
+    same images (solid), as PNG and PDF"""
 
     makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     group_by: list[str] | None = grouping("the dashed curves: num_noise_vec, N or gradient")
     confidence: float | None = setting(
-        None, parse=probability, help="LEVEL of intervals over images, as vertical bars, like 0.95 (default: none)"
+        None,
+        parse=probability,
+        help="LEVEL of intervals over images, as vertical bars, like 0.95 (default: none)",
     )
     title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
 
     def __call__(self, logs: Logs) -> Figure:
         if not logs.prediction:
-            raise UserError("plot_empirical needs prediction logs, made by predict under attack; there are only others")
+            raise UserError(
+                "plot_empirical needs prediction logs, made by predict under attack; there are "
+                "only others"
+            )
         predictions, certification = map(self.taking_part, (logs.prediction, logs.certification))
         sets = {log.images for log in predictions}
         if any(log.images in sets for log in certification):
             refuse_several(predictions, "accuracy under attack beside certified accuracy", "images")
         if others := [str(log.path) for log in certification if log.images not in sets]:
-            warn(f"not drawn, since they are not about the images that were attacked: {', '.join(others)}")
+            warn(
+                "not drawn, since they are not about the images that were attacked: "
+                f"{', '.join(others)}"
+            )
         certified = groups_of([log for log in certification if log.images in sets], [])
         if unrelated := _unrelated(certified, predictions):
-            warn(f"no attack is known on models certified in {', '.join(unrelated)}: NAME=LOG names both kinds alike")
+            warn(
+                f"no attack is known on models certified in {', '.join(unrelated)}: NAME=LOG names "
+                "both kinds alike"
+            )
         named = len(certified) > 1 or bool(unrelated)
         attacked = groups_of(predictions, self.group_by or [], name_group=named)
         figure, (axes,) = new_figure()
@@ -171,20 +218,40 @@ class EmpiricalPlot(Choosing, Analysis):
         curves = {name: empirical_curve(group) for name, group in attacked.items()}
         largest = max(max(curve) for curve in curves.values())
         name_of = "{}, certified" if named else "certified"
-        solid = [(name_of.format(name), *EnvelopePlot().envelope_curve(group)) for name, group in certified.items()]
+        solid = [
+            (name_of.format(name), *EnvelopePlot().envelope_curve(group))
+            for name, group in certified.items()
+        ]
         plain = {"marker": "", "markevery": None, "linewidth": 2.2}
         drawn = draw_steps(axes, solid, [{**look, **plain} for look in lines], largest)
-        colours = {name: look["color"] for name, look in zip(certified, lines)} if len(certified) > 1 else {}
-        for position, ((name, curve), look) in enumerate(zip(curves.items(), lines[len(certified) :])):
+        colours = (
+            {name: look["color"] for name, look in zip(certified, lines)}
+            if len(certified) > 1
+            else {}
+        )
+        for position, ((name, curve), look) in enumerate(
+            zip(curves.items(), lines[len(certified) :])
+        ):
             look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}
             shares = [100 * accuracy(best.log.table) for best in curve.values()]
-            label = "under attack" if name == "all" else f"{name}, under attack" if not self.group_by else name
+            label = (
+                "under attack"
+                if name == "all"
+                else f"{name}, under attack"
+                if not self.group_by
+                else name
+            )
             marks = mark_every(len(curve), position, len(curves))
-            drawn += axes.plot(list(curve), shares, label=label, linestyle="--", markevery=marks, **look)
+            drawn += axes.plot(
+                list(curve), shares, label=label, linestyle="--", markevery=marks, **look
+            )
             if self.confidence is not None:
                 ends = [best.interval(self.confidence) for best in curve.values()]
                 # Side by side, where one curve's bars would cover another's.
-                beside = [radius + _BESIDE * largest * (position - (len(curves) - 1) / 2) for radius in curve]
+                beside = [
+                    radius + _BESIDE * largest * (position - (len(curves) - 1) / 2)
+                    for radius in curve
+                ]
                 lower, upper = ([100 * end for end in side] for side in zip(*ends))
                 axes.vlines(beside, lower, upper, color=look["color"], label=label)
         labels = (r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)")
@@ -192,8 +259,12 @@ class EmpiricalPlot(Choosing, Analysis):
 
 
 def _unrelated(certified: dict[str, list[Log]], predictions: list[Log]) -> list[str]:
-    """The groups of certificates, or their first logs, that share neither name nor model with an attack."""
-    groups, models = ({of(log) for log in predictions} - {""} for of in (lambda log: log.group, model_of))
+    """The groups of certificates, or their first logs, that share neither name nor model with an
+    attack.
+    """
+    groups, models = (
+        {of(log) for log in predictions} - {""} for of in (lambda log: log.group, model_of)
+    )
     return [
         logs[0].group or str(logs[0].path)
         for logs in certified.values()
@@ -204,7 +275,9 @@ def _unrelated(certified: dict[str, list[Log]], predictions: list[Log]) -> list[
 @ANALYSES.register("plot_training")
 @dataclass(frozen=True)
 class TrainingPlot(Analysis):
-    """training curves from log.txt: loss and accuracy by epoch, training solid and test dashed, as PNG and PDF"""
+    """training curves from log.txt: loss and accuracy by epoch, training solid and test dashed, as
+    PNG and PDF
+    """
 
     makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("training",)
@@ -215,19 +288,31 @@ class TrainingPlot(Analysis):
 
         figure, panels = new_figure(panels=2)
         count = len(logs.training)
-        for axes, quantity, scale, unit in zip(panels, ("loss", "accuracy"), (1, 100), ("", " (%)")):
+        for axes, quantity, scale, unit in zip(
+            panels, ("loss", "accuracy"), (1, 100), ("", " (%)")
+        ):
             for position, (log, look) in enumerate(zip(logs.training, looks(count))):
-                name = f"{log.name.removesuffix('/log.txt').removesuffix('.txt')}, " if count > 1 else ""
+                name = (
+                    f"{log.name.removesuffix('/log.txt').removesuffix('.txt')}, "
+                    if count > 1
+                    else ""
+                )
                 for split, word, style in (("train", "training", "-"), ("test", "test", "--")):
                     values = scale * log.table[f"{split}_{quantity}"]
                     values = values[values.notna()]  # not every epoch need have been evaluated
-                    look = {**look, "linestyle": style, "markevery": mark_every(len(values), position, count)}
+                    look = {
+                        **look,
+                        "linestyle": style,
+                        "markevery": mark_every(len(values), position, count),
+                    }
                     axes.plot(log.table.epoch[values.index] + 1, values, label=name + word, **look)
             axes.set_xlabel("epoch")
             axes.set_ylabel(f"{quantity} under noise{unit}")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[0].set_ylim(0, 1.05 * panels[0].dataLim.ymax)
         panels[1].set_ylim(0, 100)
-        add_legend(figure, panels[0], panels[0].get_lines(), inside=False)  # both panels show the same curves
+        add_legend(
+            figure, panels[0], panels[0].get_lines(), inside=False
+        )  # both panels show the same curves
         add_title(panels[0].set_title, self.title)
         return figure

@@ -1,4 +1,6 @@
-"""probabilities: the distribution of the bounds of p_A over the images, which an average radius hides."""
+"""probabilities: the distribution of the bounds of p_A over the images, which an average radius
+hides.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +24,8 @@ _LEVELS = (0.5, 0.9, 0.99, 0.999)
 @ANALYSES.register("probabilities")
 @dataclass(frozen=True)
 class Probabilities(Analysis):
-    """a row per log: quantiles over the images of the lower bound of p_A, 0 if wrong, and shares of images above a
-    few levels, beside the average certified radius"""
+    """a row per log: quantiles over the images of the lower bound of p_A, 0 if wrong, and shares of
+    images above a few levels, beside the average certified radius"""
 
     def __call__(self, logs: Logs) -> Table:
         told = with_bounds(logs.certification)
@@ -32,8 +34,14 @@ class Probabilities(Analysis):
             Column("log", "lower bound of p_A", "text"),
             Column("examples", "examples", "count"),
             Column("average_certified_radius", f"average certified radius (l2){grids}", "number"),
-            *(Column(f"quantile_{share:g}", f"{100 * share:g}% quantile", "number") for share in _QUANTILES),
-            *(Column(f"at_least_{level:g}", f"at least {level:g}", "fraction") for level in _LEVELS),
+            *(
+                Column(f"quantile_{share:g}", f"{100 * share:g}% quantile", "number")
+                for share in _QUANTILES
+            ),
+            *(
+                Column(f"at_least_{level:g}", f"at least {level:g}", "fraction")
+                for level in _LEVELS
+            ),
         ]
         rows: list[list[Cell]] = [
             [
@@ -49,17 +57,21 @@ class Probabilities(Analysis):
 def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
     """The logs that tell them, with the lower bounds of p_A of their images: float64 [examples].
 
-    p_A is the probability of the class selected. Of a fixed sample, the bounds are Clopper-Pearson's from the counts,
-    at the share of alpha that the procedure spends on p_A. Where counting stopped at a fixed number of misses, as in
-    ``exact``, the partial counts give one too; by another rule, the draws that were not made count as misses. Else, of
-    one-sided procedures, they are Phi(R / sigma), and 0 for abstentions. An image classified wrongly has 0: nothing is
+    p_A is the probability of the class selected. Of a fixed sample, the bounds are
+    Clopper-Pearson's from the counts, at the share of alpha that the procedure spends on p_A. Where
+    counting stopped at a fixed number of misses, as in ``exact``, the partial counts give one too;
+    by another rule, the draws that were not made count as misses. Else, of one-sided procedures,
+    they are Phi(R / sigma), and 0 for abstentions. An image classified wrongly has 0: nothing is
     proven of its true class. Warns of logs left out; UserError if none is left.
     """
     found = [(log, _bounds(log)) for log in logs]
     told = [(log, bounds) for log, bounds in found if bounds is not None]
     if len(told) < len(logs):
         paths = ", ".join(str(log.path) for log, bounds in found if bounds is None)
-        reason = f"the bounds of p_A, which need --sigma or counts of a fixed sample, cannot be told of {paths}"
+        reason = (
+            "the bounds of p_A, which need --sigma or counts of a fixed sample, cannot be told of "
+            f"{paths}"
+        )
         if not told:
             raise UserError(reason)
         warn(reason)
@@ -76,7 +88,9 @@ def _bounds(log: Log) -> np.ndarray | None:
         trials = np.maximum(table["trials"], 1) if is_one_sided else parameters.n
         bounds = bound(table["successes"], trials, alpha)
     elif is_one_sided and sigma is not None:
-        bounds = np.where(table["predict"] >= 0, special.ndtr(table["radius"].to_numpy() / sigma), 0.0)
+        bounds = np.where(
+            table["predict"] >= 0, special.ndtr(table["radius"].to_numpy() / sigma), 0.0
+        )
     else:
         return None
     return np.where((table["predict"] >= 0) & (table["correct"] == 0), 0.0, bounds)

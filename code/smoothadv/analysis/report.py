@@ -1,4 +1,6 @@
-"""report: one self-contained HTML page with the tables, the figures and the sources of their logs."""
+"""report: one self-contained HTML page with the tables, the figures and the sources of their
+logs.
+"""
 
 import html
 from collections import Counter
@@ -24,7 +26,14 @@ from smoothadv.analysis.shared.logs import Log, Logs, sizes_of
 from smoothadv.analysis.shared.plausibility import coarse_digits
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import Choosing, doubts, groups_of
-from smoothadv.analysis.shared.table_formats import Column, Markup, Table, columns_of, display_cells, titles
+from smoothadv.analysis.shared.table_formats import (
+    Column,
+    Markup,
+    Table,
+    columns_of,
+    display_cells,
+    titles,
+)
 from smoothadv.analysis.summary import Summary
 from smoothadv.errors import UserError
 from smoothadv.provenance import without_secrets
@@ -43,8 +52,9 @@ Part = dict[str, Any]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: its heading, tables or figures in order, a sentence on how to read them unless the template
-    has one for all parts of this title, and the name of the image set that it is about."""
+    """A part of the page: its heading, tables or figures in order, a sentence on how to read them
+    unless the template has one for all parts of this title, and the name of the image set that it
+    is about."""
 
     title: str
     parts: list[Part]
@@ -55,7 +65,9 @@ class Section:
 @ANALYSES.register("report")
 @dataclass(frozen=True)
 class Report(Choosing, AtRadii, Analysis):
-    """one HTML page to send to a co-author: summary, tables, figures, examples, provenance and warnings"""
+    """one HTML page to send to a co-author: summary, tables, figures, examples, provenance and
+    warnings
+    """
 
     makes: ClassVar[str] = "page"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction", "training")
@@ -64,8 +76,12 @@ class Report(Choosing, AtRadii, Analysis):
     def __call__(self, logs: Logs) -> str:
         from jinja2 import Environment, StrictUndefined
 
-        template = resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
-        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        template = (
+            resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
+        )
+        environment = Environment(
+            autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
         environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
         sets = logs.by("images").values()
         certification = [log for those in sets for log in _with_short_names(those.certification)]
@@ -84,38 +100,64 @@ class Report(Choosing, AtRadii, Analysis):
     def _sections(self, logs: Logs) -> Iterator[Section]:
         certification = [*filter(self.takes, logs.certification)]
         held_out = HeldOut(self.norm, self.high_probability, self.radii, self.unfinished)
-        if parts := _if_possible("Chosen on some images, measured on others", held_out, Logs(certification)):
+        if parts := _if_possible(
+            "Chosen on some images, measured on others", held_out, Logs(certification)
+        ):
             yield Section("The best models on other images", parts)
         for name, those in logs.by("images").items():
             # Below the name of the set, labels need not repeat it.
             certified, attacked = (
-                [replace(log, images="") for log in some] for some in (those.certification, those.prediction)
+                [replace(log, images="") for log in some]
+                for some in (those.certification, those.prediction)
             )
             here = Logs(certified, attacked)
-            for section in self._about(here, Logs(certification, [*filter(self.takes, those.prediction)])):
+            for section in self._about(
+                here, Logs(certification, [*filter(self.takes, those.prediction)])
+            ):
                 yield replace(section, images=name)
         if logs.training:
             few = Logs(training=logs.training[:_MOST_CURVES])
-            more = f" (the first {_MOST_CURVES} of {len(logs.training)})" if len(logs.training) > _MOST_CURVES else ""
-            yield Section("Training", [_part("Training", TrainingPlot()(few))], f"Loss and accuracy by epoch{more}.")
+            more = (
+                f" (the first {_MOST_CURVES} of {len(logs.training)})"
+                if len(logs.training) > _MOST_CURVES
+                else ""
+            )
+            yield Section(
+                "Training",
+                [_part("Training", TrainingPlot()(few))],
+                f"Loss and accuracy by epoch{more}.",
+            )
         yield _provenance(logs)
 
     def _about(self, logs: Logs, beside: Logs) -> Iterator[Section]:
-        """What the logs of one image set say; ``beside`` has the predictions, and certificates to set beside them."""
-        certification, prediction = ([*filter(self.takes, some)] for some in (logs.certification, logs.prediction))
+        """What the logs of one image set say; ``beside`` has the predictions, and certificates to
+        set beside them.
+        """
+        certification, prediction = (
+            [*filter(self.takes, some)] for some in (logs.certification, logs.prediction)
+        )
         if logs.certification:
             yield self._certified_accuracy(logs)
         if certification:
             yield self._best_of_groups(Logs(certification))
         if prediction:
             parts = [
-                _part("Accuracy under attack", EmpiricalPlot(self.unfinished)(Logs(certification, prediction))),
-                _part("By attack radius", Empirical(self.unfinished, confidence=0.95)(Logs([], prediction))),
+                _part(
+                    "Accuracy under attack",
+                    EmpiricalPlot(self.unfinished)(Logs(certification, prediction)),
+                ),
+                _part(
+                    "By attack radius",
+                    Empirical(self.unfinished, confidence=0.95)(Logs([], prediction)),
+                ),
                 *_if_possible("Certified and attacked, on the same images", Gap(), beside),
             ]
             yield Section("Accuracy under attack", parts)
             found, cards = never_right(prediction, _MOST_PICTURES)
-            text = f"{len(cards)} of {found} images, each under the weakest attack whose examples are saved."
+            text = (
+                f"{len(cards)} of {found} images, each under the weakest attack whose examples are "
+                "saved."
+            )
             if cards:
                 pictures = {"kind": "pictures", "cards": cards}
                 yield Section("Images that no model gets right under attack", [pictures], text)
@@ -125,41 +167,59 @@ class Report(Choosing, AtRadii, Analysis):
     def _certified_accuracy(self, logs: Logs) -> Section:
         parts = []
         if len(logs.certification) <= _MOST_CURVES:
-            confidence = 0.95 if len(logs.certification) <= 4 and self.high_probability is None else None
+            confidence = (
+                0.95 if len(logs.certification) <= 4 and self.high_probability is None else None
+            )
             kind = "dkw" if confidence else "bootstrap"
             plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence, kind)
-            bands = "; bands: 95 %, for all radii at once, over the choice of images" if confidence else ""
+            bands = (
+                "; bands: 95 %, for all radii at once, over the choice of images"
+                if confidence
+                else ""
+            )
             parts.append(_part(f"Certified accuracy of each log{bands}", plot(logs)))
             shares = CertifiedAccuracyPlot(confidence=confidence, bands=kind, of="p_A")
             parts += _if_possible("Images by their lower bound of p_A", shares, logs)
         parts.append(_part("All logs", Summary(self.norm, self.high_probability, self.radii)(logs)))
-        parts += _if_possible("Lower bounds of p_A, 0 if wrong, beside the average radius", Probabilities(), logs)
+        parts += _if_possible(
+            "Lower bounds of p_A, 0 if wrong, beside the average radius", Probabilities(), logs
+        )
         if len(logs.certification) == 2 and self.high_probability is None:
-            parts += _if_possible("The two on the same images", Comparison(radii=self.radii, norm=self.norm), logs)
+            parts += _if_possible(
+                "The two on the same images", Comparison(radii=self.radii, norm=self.norm), logs
+            )
         return Section("Certified accuracy", parts)
 
     def _best_of_groups(self, logs: Logs) -> Section:
         settings = (self.norm, self.high_probability, self.radii, self.unfinished)
         envelope, abstention = Envelope(*settings), Envelope(*settings, show="abstention_rate")
         parts = [
-            _part("Best certified accuracy, with the clean accuracy of the selected log raised", envelope(logs)),
+            _part(
+                "Best certified accuracy, with the clean accuracy of the selected log raised",
+                envelope(logs),
+            ),
             _part("Abstention rate of the selected logs", abstention(logs)),
         ]
         drawn = 0
         for by in ([], ["sigma"]):
             count = len(groups_of(logs.certification, by))
-            # More curves than the figure before, but fewer than one per log, which the first section draws.
+            # More curves than the figure before, but fewer than one per log, which the first
+            # section draws.
             if drawn < count < len(logs.certification) and count <= _MOST_CURVES:
                 drawn = count
                 figure = EnvelopePlot(self.norm, self.high_probability, self.unfinished, by)(logs)
-                parts.append(_part("Upper envelopes" + (" by sigma" if by else " by group"), figure))
+                parts.append(
+                    _part("Upper envelopes" + (" by sigma" if by else " by group"), figure)
+                )
         parts += self._selected(logs.certification, envelope)
         for those in logs.by("procedure").values():
             parts += self._heat_maps(those.certification)
         return Section("Best log by radius", parts)
 
     def _selected(self, logs: list[Log], envelope: Envelope) -> list[Part]:
-        """A table of the logs selected from groups of several logs, with the hyper-parameters that differ."""
+        """A table of the logs selected from groups of several logs, with the hyper-parameters that
+        differ.
+        """
         differing = _differing(logs)
         columns = [
             *columns_of("text", group="group", radius=self.heading),
@@ -176,8 +236,12 @@ class Report(Choosing, AtRadii, Analysis):
         return [_part("Selected log at each radius", Table(columns, rows))] if rows else []
 
     def _heat_maps(self, logs: list[Log]) -> list[Part]:
-        """Certified accuracy over sigma and epsilon where both vary, of all logs, whatever their group."""
-        if any(len({log.parameters.get(name) for log in logs}) < 2 for name in ("sigma", "epsilon")):
+        """Certified accuracy over sigma and epsilon where both vary, of all logs, whatever their
+        group.
+        """
+        if any(
+            len({log.parameters.get(name) for log in logs}) < 2 for name in ("sigma", "epsilon")
+        ):
             return []
         radii = self.chosen_radii(logs)
         # Without the largest radii, at which little is certified.
@@ -188,8 +252,8 @@ class Report(Choosing, AtRadii, Analysis):
 
 
 def _differing(logs: Sequence[Log]) -> list[str]:
-    """The hyper-parameters that differ among the logs, without what others tell: the noise of training where it is
-    sigma in all, the objective where the name of the training has it."""
+    """The hyper-parameters that differ among the logs, without what others tell: the noise of
+    training where it is sigma in all, the objective where the name of the training has it."""
     differing = [name for name in FIELDS if len({log.parameters.get(name) for log in logs}) > 1]
     is_sigma = all(log.parameters.get("noise") == log.parameters.get("sigma") for log in logs)
     told = {*["noise"] * is_sigma, *["objective"] * ("training" in differing)}
@@ -197,18 +261,24 @@ def _differing(logs: Sequence[Log]) -> list[str]:
 
 
 def _with_short_names(logs: list[Log]) -> list[Log]:
-    """Logs of one image set, those with long names called by how they differ, if they do: "Ours: PGD, ε 1, σ 0.25"."""
+    """Logs of one image set, those with long names called by how they differ, if they do: "Ours:
+    PGD, ε 1, σ 0.25".
+    """
     fields, several, names = _differing(logs), len({log.group for log in logs}) > 1, []
     for log in logs:
         known = {name: value for name in fields if (value := log.parameters.get(name)) is not None}
         hidden = {"split", "method", *(["training"] if "attack" in known else [])}
         words = [
-            ("" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} ") + display(name, value)
+            ("" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} ")
+            + display(name, value)
             for name, value in known.items()
             if name not in hidden
         ]
         names.append(": ".join(filter(None, (log.group * several, ", ".join(words)))))
-    unique = {name for name, times in Counter(names).items() if times == 1} - {"", *(log.name for log in logs)}
+    unique = {name for name, times in Counter(names).items() if times == 1} - {
+        "",
+        *(log.name for log in logs),
+    }
     return [
         replace(log, name=name) if len(log.name) > _LONGEST_NAME and name in unique else log
         for log, name in zip(logs, names)
@@ -216,11 +286,16 @@ def _with_short_names(logs: list[Log]) -> list[Log]:
 
 
 def _described(best: Selected, names: list[str]) -> list[str | None]:
-    """Hyper-parameters of the selected log as tables show them, and its name; None where nothing is certified."""
+    """Hyper-parameters of the selected log as tables show them, and its name; None where nothing is
+    certified.
+    """
     if best.certified_accuracy == 0:
         return [None] * (len(names) + 1)
     values = ((name, best.log.parameters.get(name)) for name in names)
-    return [*(None if value is None else display(name, value) for name, value in values), best.log.label]
+    return [
+        *(None if value is None else display(name, value) for name, value in values),
+        best.log.label,
+    ]
 
 
 def _facts(logs: Logs) -> list[tuple[str, str]]:
@@ -237,7 +312,9 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
 
 
 def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
-    """What an analysis makes; nothing where it needs other logs, or logs of the same images (the page warns of it)."""
+    """What an analysis makes; nothing where it needs other logs, or logs of the same images (the
+    page warns of it).
+    """
     try:
         made: Any = analysis(logs)
     except UserError:
@@ -251,11 +328,16 @@ def _examples(logs: Logs) -> Section:
         for end in ("worst", "best"):
             caption = ", ".join(filter(None, (end.capitalize(), procedure)))
             parts += _if_possible(caption, Examples(**{end: _EXAMPLES_SHOWN}), those)
-    return Section("Examples", parts, "" if parts else "Not shown: the logs are not on the same images.")
+    return Section(
+        "Examples", parts, "" if parts else "Not shown: the logs are not on the same images."
+    )
 
 
 def _provenance(logs: Logs) -> Section:
-    columns, rows = columns_of("text", log="log", file="file", made_by="made by", notes="to keep in mind"), []
+    columns, rows = (
+        columns_of("text", log="log", file="file", made_by="made by", notes="to keep in mind"),
+        [],
+    )
     for log in [*logs.certification, *logs.prediction, *logs.training]:
         notes = [*log.notes, *(coarse_digits(log.table) if "radius" in log.table else [])]
         rows.append([log.label, str(log.path), _made_by(log), "; ".join(notes) or None])
@@ -269,27 +351,41 @@ def _made_by(log: Log) -> str | None:
     """Command, version, commit and device of each run that wrote the log, if it has a manifest."""
     descriptions = []
     for run in log.parameters.runs:
-        command, packages = run.get("command"), run.get("packages")  # a manifest may hold anything in these two
+        command, packages = (
+            run.get("command"),
+            run.get("packages"),
+        )  # a manifest may hold anything in these two
         torch = packages.get("torch") if isinstance(packages, dict) else None
         commit = str(run.get("git_commit") or "")[:12]
         facts = {"smoothadv": run.get("smoothadv"), "commit": commit, "torch": torch}
         facts |= {name: run.get(name) for name in ("device", "started")}
         known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
-        descriptions.append(f"{' '.join(without_secrets(command if isinstance(command, list) else []))} ({known})")
+        descriptions.append(
+            f"{' '.join(without_secrets(command if isinstance(command, list) else []))} ({known})"
+        )
     return "; then ".join(descriptions) or None
 
 
 def _part(caption: str, made: "Table | Figure") -> Part:
-    """A figure or a table for the template: every cell as HTML, its value to sort by, and the whole name of a log."""
+    """A figure or a table for the template: every cell as HTML, its value to sort by, and the whole
+    name of a log.
+    """
     if not isinstance(made, Table):
         return {"kind": "figure", "caption": caption, "figure": made}
     shown = made.shown or made
-    order = sorted(range(len(shown.columns)), key=lambda index: shown.columns[index].key != "log")  # it stays in sight
-    shown = Table([shown.columns[index] for index in order], [[row[index] for index in order] for row in shown.rows])
+    order = sorted(
+        range(len(shown.columns)), key=lambda index: shown.columns[index].key != "log"
+    )  # it stays in sight
+    shown = Table(
+        [shown.columns[index] for index in order],
+        [[row[index] for index in order] for row in shown.rows],
+    )
     markup = Markup(
         bold=lambda text: f"<b>{text}</b>",
         raise_=lambda text: f"<sup>({text})</sup>",
-        escape=lambda text: html.escape(text).replace("/", "/<wbr>"),  # which may break a long path after each folder
+        escape=lambda text: html.escape(text).replace(
+            "/", "/<wbr>"
+        ),  # which may break a long path after each folder
     )
     rows = [
         [
@@ -298,5 +394,7 @@ def _part(caption: str, made: "Table | Figure") -> Part:
         ]
         for texts, values in zip(display_cells(shown, 1, markup), shown.rows)
     ]
-    headings = [{"title": title, "kind": column.kind} for title, column in zip(titles(shown), shown.columns)]
+    headings = [
+        {"title": title, "kind": column.kind} for title, column in zip(titles(shown), shown.columns)
+    ]
     return {"kind": "table", "caption": caption, "headings": headings, "rows": rows}

@@ -29,7 +29,13 @@ class CertifiedAccuracyTable(Bands, AtRadii, Analysis):
             return with_facts(Table(columns, rows), ordered, by)
         both = [zip(*self.ends(accuracies[label], len(log.table))) for log, label in labelled]
         shown = [
-            [name, *(Annotated(value, interval=(float(low), float(high))) for value, (low, high) in zip(values, ends))]
+            [
+                name,
+                *(
+                    Annotated(value, interval=(float(low), float(high)))
+                    for value, (low, high) in zip(values, ends)
+                ),
+            ]
             for (name, *values), ends in zip(rows, both)
         ]
         triples = [
@@ -37,5 +43,8 @@ class CertifiedAccuracyTable(Bands, AtRadii, Analysis):
             for radius in radii
             for end in ("", "_low", "_high")
         ]
-        full = [[name, *(x for cell in cells for x in (cell.value, *cell.interval))] for name, *cells in shown]
+        full = [
+            [name, *(x for cell in cells for x in (cell.value, *cell.interval))]
+            for name, *cells in shown
+        ]
         return with_facts(Table([first, *triples], full, Table(columns, shown)), ordered, by)

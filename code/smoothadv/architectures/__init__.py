@@ -1,9 +1,11 @@
 """Base classifiers: an input layer, followed by a network; one family per file.
 
-``get_architecture`` returns ``Sequential(input layer, network)``: it takes images in [0, 1] (plus noise) and returns
-logits, and its state dict has the released checkpoints' keys (``1.conv1.weight``, ...; the input layer's constants are
-buffers that are not saved there). A family registers builders, functions of a DatasetDescription, in ``ARCHITECTURES``.
-``libraries`` has networks of libraries, like ``timm:resnet18``, and FILE.py:FUNCTION names a builder of the user's own.
+``get_architecture`` returns ``Sequential(input layer, network)``: it takes images in [0, 1] (plus
+noise) and returns logits, and its state dict has the released checkpoints' keys
+(``1.conv1.weight``, ...; the input layer's constants are buffers that are not saved there). A
+family registers builders, functions of a DatasetDescription, in ``ARCHITECTURES``. ``libraries``
+has networks of libraries, like ``timm:resnet18``, and FILE.py:FUNCTION names a builder of the
+user's own.
 """
 
 from collections.abc import Callable
@@ -27,11 +29,15 @@ ARCHITECTURES: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("a
 def names_network(name: str) -> bool:
     """Whether ``name`` is KIND:LOCATION of a known library, or FILE.py:FUNCTION."""
     kind, colon, _ = name.partition(":")
-    return plugins.names_function(name) or bool(colon and kind in LIBRARIES and name not in ARCHITECTURES)
+    return plugins.names_function(name) or bool(
+        colon and kind in LIBRARIES and name not in ARCHITECTURES
+    )
 
 
 def require_architecture(name: str) -> str:
-    """``name`` if it is that of an architecture, without loading code of the user's; UnknownNameError otherwise."""
+    """``name`` if it is that of an architecture, without loading code of the user's;
+    UnknownNameError otherwise.
+    """
     kind, colon, _ = name.partition(":")
     if plugins.names_function(name):
         plugins.FUNCTIONS.require(name)
@@ -43,7 +49,8 @@ def require_architecture(name: str) -> str:
 
 
 def chosen_architecture(name: str) -> str:
-    """The name by which records know the architecture that a user names; loads the file of FILE.py:FUNCTION.
+    """The name by which records know the architecture that a user names; loads the file of
+    FILE.py:FUNCTION.
 
     UserError where there is none of this name or the file cannot be loaded.
     """
@@ -51,13 +58,16 @@ def chosen_architecture(name: str) -> str:
     return plugins.load(name).name if is_new else require_architecture(name)
 
 
-def get_architecture(arch: str, dataset: str | DatasetDescription, input_layer: str = "normalize") -> nn.Sequential:
+def get_architecture(
+    arch: str, dataset: str | DatasetDescription, input_layer: str = "normalize"
+) -> nn.Sequential:
     """A freshly initialised base classifier for ``dataset``, in train mode.
 
-    ``arch`` is a name in ARCHITECTURES, KIND:LOCATION of a library or FILE.py:FUNCTION; ``dataset`` a dataset's name or
-    description; ``input_layer`` is "normalize" ((x - mean) / std) or "center" (x - mean). Maps float images
-    [B, C, H, W] to logits [B, num_classes]. UserError on unknown names, where the dataset has no constants to normalize
-    with, or where a network of a library or of the user's does not fit the images.
+    ``arch`` is a name in ARCHITECTURES, KIND:LOCATION of a library or FILE.py:FUNCTION; ``dataset``
+    a dataset's name or description; ``input_layer`` is "normalize" ((x - mean) / std) or "center"
+    (x - mean). Maps float images [B, C, H, W] to logits [B, num_classes]. UserError on unknown
+    names, where the dataset has no constants to normalize with, or where a network of a library or
+    of the user's does not fit the images.
     """
     name = chosen_architecture(arch)
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
@@ -65,19 +75,27 @@ def get_architecture(arch: str, dataset: str | DatasetDescription, input_layer: 
     if name in ARCHITECTURES:
         return nn.Sequential(entrance, ARCHITECTURES[name](description))
     of_user = name in plugins.FUNCTIONS
-    network = user_network(name, description) if of_user else library_network(name, False, description).module
+    network = (
+        user_network(name, description)
+        if of_user
+        else library_network(name, False, description).module
+    )
     return nn.Sequential(entrance, _fitting(network, name, description)).train()
 
 
 def pretrained_architecture(
     arch: str, description: DatasetDescription, input_layer: str
 ) -> tuple[DatasetDescription, nn.Sequential]:
-    """As ``get_architecture``, with the weights of the library of ``arch``, but for a last layer of other classes.
+    """As ``get_architecture``, with the weights of the library of ``arch``, but for a last layer of
+    other classes.
 
-    The description has the library's mean and standard deviation. UserError where there are no such weights.
+    The description has the library's mean and standard deviation. UserError where there are no such
+    weights.
     """
     if arch.partition(":")[0] not in LIBRARIES:
-        raise UserError(f"--pretrained: {arch} is not of a library that has weights: {', '.join(LIBRARIES)}")
+        raise UserError(
+            f"--pretrained: {arch} is not of a library that has weights: {', '.join(LIBRARIES)}"
+        )
     found = library_network(arch, pretrained=True, images=description)
     if found.mean is not None and len(found.mean) == description.image_shape[0]:
         description = replace(description, mean=found.mean, std=found.std)
@@ -86,7 +104,9 @@ def pretrained_architecture(
 
 
 def user_network(name: str, description: DatasetDescription) -> nn.Module:
-    """What the function FILE.py:FUNCTION, which is loaded, returns for a description; UserError unless a module."""
+    """What the function FILE.py:FUNCTION, which is loaded, returns for a description; UserError
+    unless a module.
+    """
     try:
         network = plugins.FUNCTIONS[name](description)
     except Exception as error:  # of the user's code
@@ -102,7 +122,9 @@ def _fitting(network: nn.Module, name: str, description: DatasetDescription) -> 
     """The network as a module that returns logits; UserError where it does not fit the images."""
     fitting, classes = try_on(network.eval(), torch.full(description.image_shape, 0.5), name)
     if classes != description.num_classes:
-        raise UserError(f"{name} has {classes} classes, '{description.name}' has {description.num_classes}")
+        raise UserError(
+            f"{name} has {classes} classes, '{description.name}' has {description.num_classes}"
+        )
     return fitting
 
 

@@ -23,7 +23,8 @@ class BasicBlock(nn.Module):
         self.downsample: nn.Sequential | None = None
         if stride != 1 or in_channels != out_channels:
             self.downsample = nn.Sequential(
-                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+                nn.BatchNorm2d(out_channels),
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -35,11 +36,14 @@ class BasicBlock(nn.Module):
 class SmallImageResNet(nn.Module):
     """A 3x3 stem, stages of basic blocks, a mean over positions and a linear layer.
 
-    ``widths`` holds the channels of each stage, ``blocks`` is the number of blocks per stage; every stage but the first
-    halves the resolution. Maps [B, C, H, W] to [B, num_classes] for any H and W.
+    ``widths`` holds the channels of each stage, ``blocks`` is the number of blocks per stage; every
+    stage but the first halves the resolution. Maps [B, C, H, W] to [B, num_classes] for any H and
+    W.
     """
 
-    def __init__(self, in_channels: int, widths: tuple[int, ...], blocks: int, num_classes: int) -> None:
+    def __init__(
+        self, in_channels: int, widths: tuple[int, ...], blocks: int, num_classes: int
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
@@ -48,7 +52,9 @@ class SmallImageResNet(nn.Module):
         for stage, width in enumerate(widths, start=1):
             layers: OrderedDict[str, nn.Module] = OrderedDict()
             for block in range(blocks):
-                layers[str(block)] = BasicBlock(channels, width, stride=2 if stage > 1 and block == 0 else 1)
+                layers[str(block)] = BasicBlock(
+                    channels, width, stride=2 if stage > 1 and block == 0 else 1
+                )
                 channels = width
             self.add_module(f"layer{stage}", nn.Sequential(layers))
             self._stages.append(f"layer{stage}")
@@ -67,7 +73,10 @@ class SmallImageResNet(nn.Module):
 
 def _cifar_resnet(depth: int, description: DatasetDescription) -> nn.Module:
     return SmallImageResNet(
-        description.image_shape[0], widths=(16, 32, 64), blocks=(depth - 2) // 6, num_classes=description.num_classes
+        description.image_shape[0],
+        widths=(16, 32, 64),
+        blocks=(depth - 2) // 6,
+        num_classes=description.num_classes,
     )
 
 
@@ -75,5 +84,6 @@ for _depth in range(20, 111, 6):
     ARCHITECTURES.register(f"cifar_resnet{_depth}")(partial(_cifar_resnet, _depth))
 # The same network, under the paper's name for the one with 1,000 classes.
 ARCHITECTURES.register("imagenet32_resnet110")(partial(_cifar_resnet, 110))
-# For the 8x8 digits: it has all parts of the large ones, on 8x8, 4x4 and 2x2 maps, and trains in seconds.
+# For the 8x8 digits: it has all parts of the large ones, on 8x8, 4x4 and 2x2 maps, and trains in
+# seconds.
 ARCHITECTURES.register("digits_resnet8")(partial(_cifar_resnet, 8))

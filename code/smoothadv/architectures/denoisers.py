@@ -1,8 +1,9 @@
-"""Denoisers: networks from noisy images to images of the same shape, in front of a classifier (Salman et al., 2020).
+"""Denoisers: networks from noisy images to images of the same shape, in front of a classifier
+(Salman et al., 2020).
 
-A denoiser D takes images [B, C, H, W] in [0, 1] plus noise and returns what they were without it; values may leave
-[0, 1]. With it a base classifier F becomes F(D(x)), ``Denoised``, whose own input layer comes after D. Builders,
-functions of a DatasetDescription, are registered in ``DENOISERS``.
+A denoiser D takes images [B, C, H, W] in [0, 1] plus noise and returns what they were without it;
+values may leave [0, 1]. With it a base classifier F becomes F(D(x)), ``Denoised``, whose own input
+layer comes after D. Builders, functions of a DatasetDescription, are registered in ``DENOISERS``.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,9 @@ DENOISERS: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("denoi
 
 
 class Denoised(nn.Module):
-    """F(D(x)): maps noisy images [B, C, H, W] to the logits [B, K] that a classifier gives to the denoised ones."""
+    """F(D(x)): maps noisy images [B, C, H, W] to the logits [B, K] that a classifier gives to the
+    denoised ones.
+    """
 
     def __init__(self, denoiser: nn.Module, classifier: nn.Module) -> None:
         super().__init__()
@@ -30,10 +33,11 @@ class Denoised(nn.Module):
 
 
 class DnCNN(nn.Module):
-    """x - net(x): net estimates the noise (Zhang et al., 2017), by 3x3 convolutions with batch normalization.
+    """x - net(x): net estimates the noise (Zhang et al., 2017), by 3x3 convolutions with batch
+    normalization.
 
-    Layers, their names and the constant of batch normalization are those of the denoisers that Salman et al. (2020)
-    released. A new one is the identity.
+    Layers, their names and the constant of batch normalization are those of the denoisers that
+    Salman et al. (2020) released. A new one is the identity.
     """
 
     def __init__(self, image_channels: int, depth: int, width: int) -> None:
@@ -51,9 +55,11 @@ class DnCNN(nn.Module):
 
 
 class UNet(nn.Module):
-    """x - net(x), where net looks at three scales (Ronneberger et al., 2015); for height and width of 8 and more.
+    """x - net(x), where net looks at three scales (Ronneberger et al., 2015); for height and width
+    of 8 and more.
 
-    Each scale halves the resolution, rounding up; on the way back features are repeated to the size that they had.
+    Each scale halves the resolution, rounding up; on the way back features are repeated to the size
+    that they had.
     """
 
     def __init__(self, image_channels: int, widths: tuple[int, int, int] = (32, 64, 128)) -> None:
@@ -75,7 +81,11 @@ class UNet(nn.Module):
 def _block(before: int, after: int, stride: int = 1) -> nn.Sequential:
     layers: list[nn.Module] = []
     for channels, step in ((before, stride), (after, 1)):
-        layers += [nn.Conv2d(channels, after, 3, step, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+        layers += [
+            nn.Conv2d(channels, after, 3, step, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers)
 
 

@@ -10,9 +10,11 @@ _MOST_CHUNKS, _ROWS = 8, 16
 
 
 class Ensemble(nn.Module):
-    """The mean of ``members``, which map images [B, C, H, W] to logits [B, K]; returns logits [B, K].
+    """The mean of ``members``, which map images [B, C, H, W] to logits [B, K]; returns logits [B,
+    K].
 
-    ``mean`` "logits" takes the mean of their logits, "probabilities" the logarithm of that of their softmax outputs.
+    ``mean`` "logits" takes the mean of their logits, "probabilities" the logarithm of that of their
+    softmax outputs.
     """
 
     def __init__(self, members: Sequence[nn.Module], mean: str) -> None:
@@ -30,16 +32,18 @@ class Ensemble(nn.Module):
 
     @torch.inference_mode()
     def summed_probabilities(self, images: torch.Tensor, consensus: bool) -> torch.Tensor:
-        """The sum of the members' softmax outputs, float32 [B, K], added in the order of the members.
+        """The sum of the members' softmax outputs, float32 [B, K], added in the order of the
+        members.
 
-        With ``consensus`` a row contains only as many members as decide its largest entry: that entry is the largest
-        of the whole sum, too. Let one class lead by d in the sum over j of M members as computed. Computed
-        probabilities lie in [0, 1], so its entry never decreases, and that of a rival grows at most by 1 and a
-        rounding with each of the M - j members left. No sum exceeds M (1 + 2^-24)^M; so the roundings of these sums, of
-        d and of the threshold differ by less than M^2 2^-22 in all, and d > M - j + M^2 2^-22 decides the row.
+        With ``consensus`` a row contains only as many members as decide its largest entry: that
+        entry is the largest of the whole sum, too. Let one class lead by d in the sum over j of M
+        members as computed. Computed probabilities lie in [0, 1], so its entry never decreases, and
+        that of a rival grows at most by 1 and a rounding with each of the M - j members left. No
+        sum exceeds M (1 + 2^-24)^M; so the roundings of these sums, of d and of the threshold
+        differ by less than M^2 2^-22 in all, and d > M - j + M^2 2^-22 decides the row.
 
-        All passes of a member have one shape, whichever rows are left: the batch for the M // 2 + 1 members that every
-        row needs, about an eighth of it, padded, for the others.
+        All passes of a member have one shape, whichever rows are left: the batch for the M // 2 + 1
+        members that every row needs, about an eighth of it, padded, for the others.
         """
         most, chunk = len(self.members), torch.empty_like(images[: _chunk_size(len(images))])
         rows = torch.arange(len(images), device=images.device)
@@ -51,7 +55,9 @@ class Ensemble(nn.Module):
                 added = [_of_chunk(member, images[some], chunk) for some in rows.split(len(chunk))]
                 total = total.index_put((rows,), total[rows] + torch.cat(added))
             left = most - asked
-            if consensus and 0 < left < asked and total.shape[1] > 1:  # with more members left, no lead suffices
+            if (
+                consensus and 0 < left < asked and total.shape[1] > 1
+            ):  # with more members left, no lead suffices
                 leaders = total[rows].topk(2).values
                 rows = rows[~(leaders[:, 0] - leaders[:, 1] > left + most**2 * 2**-22)]
                 if not len(rows):
@@ -73,7 +79,9 @@ def _probabilities(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _chunk_size(batch: int) -> int:
-    """The rows of a pass: a multiple of 16, since kernels may round the rows beyond the last 16 differently."""
+    """The rows of a pass: a multiple of 16, since kernels may round the rows beyond the last 16
+    differently.
+    """
     return min(batch, -(-batch // (_MOST_CHUNKS * _ROWS)) * _ROWS)
 
 

@@ -1,4 +1,6 @@
-"""The first layer of every base classifier. Noise and perturbations are added before it, to images in [0, 1]."""
+"""The first layer of every base classifier. Noise and perturbations are added before it, to images
+in [0, 1].
+"""
 
 from collections.abc import Callable
 
@@ -36,17 +38,22 @@ class Normalize(Center):
         return super().forward(images) / self.std
 
 
-INPUT_LAYERS: Registry[Callable[[tuple[float, ...], tuple[float, ...]], nn.Module]] = Registry("input layer")
+INPUT_LAYERS: Registry[Callable[[tuple[float, ...], tuple[float, ...]], nn.Module]] = Registry(
+    "input layer"
+)
 INPUT_LAYERS.register("normalize")(Normalize)
 INPUT_LAYERS.register("center")(Center)
 
 
 def build_input_layer(name: str, description: DatasetDescription) -> nn.Module:
-    """The input layer ``name`` with the dataset's constants; UserError where the dataset has none."""
+    """The input layer ``name`` with the dataset's constants; UserError where the dataset has
+    none.
+    """
     layer = INPUT_LAYERS[name]
     if description.mean is None or description.std is None:
         raise UserError(
-            f"dataset '{description.name}' has no mean and standard deviation, because its train/ folder is "
-            "missing; a checkpoint of smoothadv records them, any other checkpoint needs that folder"
+            f"dataset '{description.name}' has no mean and standard deviation, because its train/ "
+            "folder is missing; a checkpoint of smoothadv records them, any other checkpoint needs "
+            "that folder"
         )
     return layer(description.mean, description.std)

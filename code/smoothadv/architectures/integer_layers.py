@@ -1,9 +1,10 @@
-"""Layers of whole numbers: one function on every device, whatever the threads, the batch and the instruction set.
+"""Layers of whole numbers: one function on every device, whatever the threads, the batch and the
+instruction set.
 
-docs/integer.md defines them. Values are integers in float32 tensors. All terms and all partial sums of a sum are
-integers of a size below 2^24, so that it is exact in any order; a product, a rounding to the nearest even integer and a
-clamp follow, single operations that IEEE 754 fixes. With gradients, rounding has that of the identity
-("straight-through", Bengio et al., 2013).
+docs/integer.md defines them. Values are integers in float32 tensors. All terms and all partial sums
+of a sum are integers of a size below 2^24, so that it is exact in any order; a product, a rounding
+to the nearest even integer and a clamp follow, single operations that IEEE 754 fixes. With
+gradients, rounding has that of the identity ("straight-through", Bengio et al., 2013).
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ EXACT = 2**24
 """float32 holds all integers up to this size."""
 _ROUNDED = 1 + 2**-22  # more than two roundings to float32 can add
 Pair = tuple[int, int]
-_RANGES = {"low": (1 - EXACT, EXACT - 1), "high": (1 - EXACT, EXACT - 1), "padding": (0, 255), "ceil_mode": (0, 1)}
+_RANGES = {
+    "low": (1 - EXACT, EXACT - 1),
+    "high": (1 - EXACT, EXACT - 1),
+    "padding": (0, 255),
+    "ceil_mode": (0, 1),
+}
 _TYPES = (torch.int8, torch.int16, torch.int32)
 
 
@@ -41,10 +47,12 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 class IntegerLayer(nn.Module, ABC):
-    """A layer with ``settings`` and ``tensors``, as a checkpoint holds them; ValueError where they are damaged.
+    """A layer with ``settings`` and ``tensors``, as a checkpoint holds them; ValueError where they
+    are damaged.
 
-    SETTINGS has the names and defaults of whole numbers and pairs of them, TENSORS the names of tensors: "multiplier"
-    is float32, others hold integers. Results are clamped to ``low``..``high``.
+    SETTINGS has the names and defaults of whole numbers and pairs of them, TENSORS the names of
+    tensors: "multiplier" is float32, others hold integers. Results are clamped to
+    ``low``..``high``.
     """
 
     SETTINGS: ClassVar[dict[str, Any]] = {}
@@ -62,19 +70,28 @@ class IntegerLayer(nn.Module, ABC):
 
     def __init__(self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+        given = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in settings.items()
+        }
         self.settings, self.is_clamped = {**self.SETTINGS, **given}, True
         if self.settings.keys() != self.SETTINGS.keys() or set(tensors) != set(self.TENSORS):
             raise ValueError(f"{type(self).__name__} has {', '.join((*settings, *tensors))}")
         for name, value in self.settings.items():
-            numbers = value if isinstance(self.SETTINGS[name], tuple) and len(value) == 2 else (value,)
+            numbers = (
+                value if isinstance(self.SETTINGS[name], tuple) and len(value) == 2 else (value,)
+            )
             least, most = _RANGES.get(name, (1, 255))
             if any(type(number) is not int or not least <= number <= most for number in numbers):
                 raise ValueError(f"{type(self).__name__}: {name} is {value!r:.100}")
             setattr(self, name, value)
         for name, tensor in tensors.items():
             # Before any rounding: in float32, .9999999999 is 1.
-            fits = tensor.dtype == torch.float32 if name == "multiplier" else torch.equal(tensor, tensor.round())
+            fits = (
+                tensor.dtype == torch.float32
+                if name == "multiplier"
+                else torch.equal(tensor, tensor.round())
+            )
             values = tensor.to(torch.float32, copy=True)
             if not fits or not bool((values.abs() < EXACT).all()):
                 raise ValueError(f"{type(self).__name__}: {name} holds other numbers than it may")
@@ -82,25 +99,44 @@ class IntegerLayer(nn.Module, ABC):
 
     @abstractmethod
     def bound(self, *sizes: float) -> float:
-        """The largest size of results for inputs of these largest sizes; ValueError where a sum may not be exact."""
+        """The largest size of results for inputs of these largest sizes; ValueError where a sum may
+        not be exact.
+        """
 
     def stored(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What the constructor takes: settings that are not default, tensors in the shortest type that holds them."""
-        chosen = {name: value for name, value in self.settings.items() if value != self.SETTINGS[name]}
-        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in chosen.items()}
-        return settings, {name: _shortest(name, value.detach().cpu()) for name, value in self.named_buffers()}
+        """What the constructor takes: settings that are not default, tensors in the shortest type
+        that holds them.
+        """
+        chosen = {
+            name: value for name, value in self.settings.items() if value != self.SETTINGS[name]
+        }
+        settings = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in chosen.items()
+        }
+        return settings, {
+            name: _shortest(name, value.detach().cpu()) for name, value in self.named_buffers()
+        }
 
     def _range_of(self, size: float) -> float:
-        """The largest size of results after the clamp, of ``size`` before; a clamp that changes nothing is left out."""
+        """The largest size of results after the clamp, of ``size`` before; a clamp that changes
+        nothing is left out.
+        """
         if not self.low <= 0 <= self.high:
-            raise ValueError(f"{type(self).__name__}: it clamps to {self.low}..{self.high}, which must contain 0")
+            raise ValueError(
+                f"{type(self).__name__}: it clamps to {self.low}..{self.high}, which must contain 0"
+            )
         self.is_clamped = self.low == 0 or size > min(-self.low, self.high)
         return min(size, max(-self.low, self.high))
 
     def _in_range(self, values: torch.Tensor) -> torch.Tensor:
         if not self.is_clamped:
             return values
-        return values.clamp(self.low, self.high) if values.requires_grad else values.clamp_(self.low, self.high)
+        return (
+            values.clamp(self.low, self.high)
+            if values.requires_grad
+            else values.clamp_(self.low, self.high)
+        )
 
 
 def _shortest(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -111,14 +147,22 @@ def _shortest(name: str, values: torch.Tensor) -> torch.Tensor:
 
 
 class Convolution(IntegerLayer):
-    """clamp(round(m (w * x + b))): weight w [O, I / groups, h, w], bias b [O], multiplier m [O], float32.
+    """clamp(round(m (w * x + b))): weight w [O, I / groups, h, w], bias b [O], multiplier m [O],
+    float32.
 
-    With ``high`` < ``low`` the result is m (w * x + b), where m are powers of 2: the last layer, whose results are
-    logits.
+    With ``high`` < ``low`` the result is m (w * x + b), where m are powers of 2: the last layer,
+    whose results are logits.
     """
 
     SETTINGS: ClassVar[dict[str, Any]] = {
-        **{"low": 0, "high": -1, "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
+        **{
+            "low": 0,
+            "high": -1,
+            "stride": (1, 1),
+            "padding": (0, 0),
+            "dilation": (1, 1),
+            "groups": 1,
+        }
     }
     TENSORS = ("weight", "bias", "multiplier")
     weight: torch.Tensor
@@ -137,14 +181,18 @@ class Convolution(IntegerLayer):
         return self.high < self.low
 
     def bound(self, *sizes: float) -> float:
-        """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into exact parts.
+        """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into
+        exact parts.
 
         ValueError, too, where a multiplier of the last layer is no power of 2.
         """
         self.largest_input = sizes[0]
         totals = self.weight.double().abs().sum((2, 3)) * sizes[0]  # [O, I]
         channels, self.parts = totals.shape[1], 1
-        while any(float(part.sum(1).max()) >= EXACT for part in totals.split(-(-channels // self.parts), 1)):
+        while any(
+            float(part.sum(1).max()) >= EXACT
+            for part in totals.split(-(-channels // self.parts), 1)
+        ):
             self.parts += 1
             if self.parts > channels or self.groups > 1:
                 raise ValueError("a sum over a convolution's inputs may exceed 2^24")
@@ -155,7 +203,9 @@ class Convolution(IntegerLayer):
         if self.largest_sum >= 2**31:
             raise ValueError("a sum over a convolution's inputs may exceed 2^31")
         size = float((per_channel * self.multiplier.double().abs()).max())
-        is_power = (self.multiplier.frexp()[0] == 0.5) & (self.multiplier >= 2.0**-126)  # less is 0 to some kernels
+        is_power = (self.multiplier.frexp()[0] == 0.5) & (
+            self.multiplier >= 2.0**-126
+        )  # less is 0 to some kernels
         if self.is_last and not bool(is_power.all()):
             raise ValueError("a multiplier of the last layer is no power of 2 from 2^-126 on")
         return size if self.is_last else self._range_of(size * _ROUNDED + 1)
@@ -170,7 +220,9 @@ class Convolution(IntegerLayer):
         # With groups, only the bias is added apart.
         width = -(-x.shape[1] // self.parts) if self.groups == 1 else x.shape[1]
         pairs = zip(x.split(width, 1), self.weight.split(width, 1))
-        return self.sum_of_parts([F.conv2d(part, weight, None, *geometry) for part, weight in pairs])
+        return self.sum_of_parts(
+            [F.conv2d(part, weight, None, *geometry) for part, weight in pairs]
+        )
 
     def sum_of_parts(self, sums: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sums and the bias, added in float64, where that is exact, and rounded once."""
@@ -179,7 +231,9 @@ class Convolution(IntegerLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         total = self.total(x, self.in_float64)
         if torch.compiler.is_compiling():
-            total = rounded(total)  # changes no integer, and keeps the compiler from rounding multiplier * weight
+            total = rounded(
+                total
+            )  # changes no integer, and keeps the compiler from rounding multiplier * weight
         multiplier = self.multiplier[:, None, None]
         scaled = total * multiplier if total.requires_grad else total.mul_(multiplier)
         return scaled if self.is_last else self._in_range(rounded(scaled))
@@ -225,23 +279,37 @@ class Sum(IntegerLayer):
 
 
 class Maximum(IntegerLayer):
-    """The largest value in each window of ``kernel``, with padding that is smaller than all values."""
+    """The largest value in each window of ``kernel``, with padding that is smaller than all
+    values.
+    """
 
     SETTINGS: ClassVar[dict[str, Any]] = {
-        **{"kernel": (1, 1), "stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "ceil_mode": 0}
+        **{
+            "kernel": (1, 1),
+            "stride": (1, 1),
+            "padding": (0, 0),
+            "dilation": (1, 1),
+            "ceil_mode": 0,
+        }
     }
 
     def bound(self, *sizes: float) -> float:
         if max(self.padding) > 0 and max(self.dilation) > 1:
-            raise ValueError("a window of a maximum may lie in the padding, where there is no value")
+            raise ValueError(
+                "a window of a maximum may lie in the padding, where there is no value"
+            )
         return sizes[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.max_pool2d(x, self.kernel, self.stride, self.padding, self.dilation, bool(self.ceil_mode))
+        return F.max_pool2d(
+            x, self.kernel, self.stride, self.padding, self.dilation, bool(self.ceil_mode)
+        )
 
 
 class Total(IntegerLayer):
-    """The sum over all positions, which are ``kernel`` in number: [B, C, h, w] gives [B, C, 1, 1]."""
+    """The sum over all positions, which are ``kernel`` in number: [B, C, h, w] gives [B, C, 1,
+    1].
+    """
 
     SETTINGS: ClassVar[dict[str, Any]] = {"kernel": (1, 1)}
 

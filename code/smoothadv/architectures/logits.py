@@ -9,20 +9,26 @@ from smoothadv.errors import UserError, first_line
 
 
 def logits_in(output: Any) -> torch.Tensor:
-    """The logits in a network's output: a tensor, or the ``logits`` of an object or mapping; UserError for others."""
+    """The logits in a network's output: a tensor, or the ``logits`` of an object or mapping;
+    UserError for others.
+    """
     if isinstance(output, torch.Tensor):
         return output
-    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    logits = (
+        output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    )
     if isinstance(logits, torch.Tensor):
         return logits
     raise UserError(
-        f"the classifier returns a {type(output).__name__}; it must return logits [B, K], or an object or dict with "
-        ".logits"
+        f"the classifier returns a {type(output).__name__}; it must return logits [B, K], or an "
+        "object or dict with .logits"
     )
 
 
 class LogitsOf(torch.nn.Module):
-    """Calls a network that returns an object or a mapping with ``logits``, and returns the logits."""
+    """Calls a network that returns an object or a mapping with ``logits``, and returns the
+    logits.
+    """
 
     def __init__(self, network: torch.nn.Module, is_mapping: bool) -> None:
         super().__init__()
@@ -34,7 +40,9 @@ class LogitsOf(torch.nn.Module):
 
 
 @torch.inference_mode()
-def try_on(network: torch.nn.Module, image: torch.Tensor, called: str = "") -> tuple[torch.nn.Module, int]:
+def try_on(
+    network: torch.nn.Module, image: torch.Tensor, called: str = ""
+) -> tuple[torch.nn.Module, int]:
     """The network as a module that returns logits, and how many it returns for an image [C, H, W].
 
     UserError, which has the name that the network is ``called`` by, unless it returns logits.
@@ -44,11 +52,16 @@ def try_on(network: torch.nn.Module, image: torch.Tensor, called: str = "") -> t
     try:
         output = network(image.unsqueeze(0).to(weight.device))
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-        message = f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: {first_line(error)}"
+        message = (
+            f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: "
+            f"{first_line(error)}"
+        )
         raise UserError(message) from error
     logits = logits_in(output)
     if logits.dim() != 2 or len(logits) != 1:
-        raise UserError(f"{name} returns logits of shape {list(logits.shape)} for one image, expected [1, K]")
+        raise UserError(
+            f"{name} returns logits of shape {list(logits.shape)} for one image, expected [1, K]"
+        )
     if output is logits:
         return network, logits.shape[1]
     return LogitsOf(network, isinstance(output, Mapping)), logits.shape[1]

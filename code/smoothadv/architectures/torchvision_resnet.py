@@ -13,5 +13,8 @@ def resnet50(description: DatasetDescription) -> nn.Module:
     from torchvision import models
 
     if description.image_shape[0] != 3:
-        raise UserError(f"resnet50 takes images of 3 channels; {description.name} has {description.image_shape[0]}")
+        raise UserError(
+            f"resnet50 takes images of 3 channels; {description.name} has "
+            f"{description.image_shape[0]}"
+        )
     return models.resnet50(weights=None, num_classes=description.num_classes)

@@ -1,4 +1,6 @@
-"""SmoothAdv-DDN: decoupled direction and norm (Rony et al., CVPR 2019) on the smoothed classifier."""
+"""SmoothAdv-DDN: decoupled direction and norm (Rony et al., CVPR 2019) on the smoothed
+classifier.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,44 +12,58 @@ from smoothadv.attacks.shared.geometry import l2_norm, per_example, project_box,
 from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
 from smoothadv.settings import number, positive_float, setting
 
-_levels = number(int, "a number of grey levels from 2 to 65,536, like 256", lambda v: 2 <= v <= 65_536)
+_levels = number(
+    int, "a number of grey levels from 2 to 65,536, like 256", lambda v: 2 <= v <= 65_536
+)
 _unit_interval = number(float, "a number strictly between 0 and 1, like 0.05", lambda v: 0 < v < 1)
 
 
 @ATTACKS.register("DDN")
 @dataclass(frozen=True)
 class DDN(GradientAttack):
-    """The closest adversarial example among T iterates, brought back into the ball of radius ``epsilon``.
+    """The closest adversarial example among T iterates, brought back into the ball of radius
+    ``epsilon``.
 
-    The direction follows the gradient with cosine-annealed steps; the norm shrinks by ``gamma`` while the
-    example is adversarial and grows while it is not. Adversarial means that the majority of the m noisy
-    copies is not classified as the label (``targeted``: is). Where no iterate was adversarial, the result is the
-    clean input. ``quantization_levels`` rounds every iterate to that many grey levels; after the final projection
-    nothing is rounded, so that ||v|| <= epsilon holds, except with ``result_levels``, which rounds v itself, as the
-    released code does: an input of other levels keeps them, and may be moved out of [0, 1] by half a level.
+    The direction follows the gradient with cosine-annealed steps; the norm shrinks by ``gamma``
+    while the example is adversarial and grows while it is not. Adversarial means that the majority
+    of the m noisy copies is not classified as the label (``targeted``: is). Where no iterate was
+    adversarial, the result is the clean input. ``quantization_levels`` rounds every iterate to that
+    many grey levels; after the final projection nothing is rounded, so that ||v|| <= epsilon holds,
+    except with ``result_levels``, which rounds v itself, as the released code does: an input of
+    other levels keeps them, and may be moved out of [0, 1] by half a level.
 
     An input that is adversarial before the first step is returned unchanged.
     """
 
-    initial_norm: float = setting(1.0, flag="--init-norm-DDN", parse=positive_float, help="l2 norm at DDN's first step")
+    initial_norm: float = setting(
+        1.0, flag="--init-norm-DDN", parse=positive_float, help="l2 norm at DDN's first step"
+    )
     gamma: float = setting(
-        0.05, flag="--gamma-DDN", parse=_unit_interval, help="DDN's relative change of norm per step"
+        0.05,
+        flag="--gamma-DDN",
+        parse=_unit_interval,
+        help="DDN's relative change of norm per step",
     )
     quantization_levels: int | None = setting(
-        None, flag="--levels-DDN", parse=_levels, help="round DDN's iterates to this many grey levels (default: none)"
+        None,
+        flag="--levels-DDN",
+        parse=_levels,
+        help="round DDN's iterates to this many grey levels (default: none)",
     )
     evaluate_last: bool = setting(
         False, flag="--evaluate-last-DDN", help="let the result of DDN's last update compete too"
     )
     initial_norm_is_epsilon: bool = setting(
-        False, flag="--init-norm-is-epsilon-DDN", help="start DDN at norm epsilon, as the released training code does"
+        False,
+        flag="--init-norm-is-epsilon-DDN",
+        help="start DDN at norm epsilon, as the released training code does",
     )
     result_levels: int | None = setting(
         None,
         flag="--result-levels-DDN",
         parse=_levels,
-        help="round DDN's perturbation to multiples of a step between this many grey levels: the result may then lie "
-        "outside the ball (default: none)",
+        help="round DDN's perturbation to multiples of a step between this many grey levels: the "
+        "result may then lie outside the ball (default: none)",
     )
     anneal_past_end: bool = setting(
         False,
@@ -75,7 +91,8 @@ class DDN(GradientAttack):
         return self.num_steps - 1 + self.evaluate_last
 
     def _search(self, problem: Problem, direction: torch.Tensor) -> torch.Tensor:
-        """The shortest adversarial iterate [B, ...], 0 if there is none, for inputs that are not adversarial.
+        """The shortest adversarial iterate [B, ...], 0 if there is none, for inputs that are not
+        adversarial.
 
         ``direction`` [B, ...] is the unit gradient at the inputs.
         """
@@ -90,7 +107,10 @@ class DDN(GradientAttack):
             v, direction = problem.start, unit(problem.estimate(problem.start).gradient)
         for k in range(self._updates):
             v = v + self.direction * self._step_length(k) * direction
-            norm = torch.minimum(torch.where(adversarial, norm * (1 - self.gamma), norm * (1 + self.gamma)), worst_norm)
+            norm = torch.minimum(
+                torch.where(adversarial, norm * (1 - self.gamma), norm * (1 + self.gamma)),
+                worst_norm,
+            )
             v = project_box(inputs, unit(v) * per_example(norm, v))
             if self.quantization_levels is not None:
                 v = quantize(inputs + v, self.quantization_levels) - inputs
@@ -102,13 +122,17 @@ class DDN(GradientAttack):
             adversarial = self._adversarial(logits, labels)
             length = l2_norm(v)
             better = adversarial & (length < best_norm)
-            best, best_norm = torch.where(per_example(better, v), v, best), torch.where(better, length, best_norm)
+            best, best_norm = (
+                torch.where(per_example(better, v), v, best),
+                torch.where(better, length, best_norm),
+            )
         return best
 
     def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if self.result_levels is None:
             return super().finish(inputs, v)
-        # Summed in units of a step, where whole numbers do not round: grey levels become exactly grey levels.
+        # Summed in units of a step, where whole numbers do not round: grey levels become exactly
+        # grey levels.
         steps = self.result_levels - 1
         moves = (v * steps).round()
         return torch.where(moves == 0, inputs, (inputs * steps + moves) / steps)
@@ -119,7 +143,8 @@ class DDN(GradientAttack):
         return 0.01 + 0.495 * (1 + math.cos(math.pi * k / max(1, last)))
 
     def _adversarial(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Whether most copies get another class than the label (targeted: the label): [B, m, K] and [B] give bool [B].
+        """Whether most copies get another class than the label (targeted: the label): [B, m, K] and
+        [B] give bool [B].
 
         Of classes with equally many copies, the smallest counts.
         """

@@ -1,8 +1,8 @@
 """Gradient estimators: functions from which an attack on a smoothed classifier gets its directions.
 
-An estimator maps (model, points [B, ...], labels [B], noise [B, m, ...]) to an ``Estimate``: the direction
-of steepest ascent of the attacker's objective at each point, and the logits that it computed. ``ESTIMATORS`` lists
-those that a command line can name.
+An estimator maps (model, points [B, ...], labels [B], noise [B, m, ...]) to an ``Estimate``: the
+direction of steepest ascent of the attacker's objective at each point, and the logits that it
+computed. ``ESTIMATORS`` lists those that a command line can name.
 """
 
 import math
@@ -21,9 +21,9 @@ from smoothadv.settings import Checked, checked_field, number, positive_noise_le
 class Estimate:
     """``gradient`` [B, ...] of the objective to ascend; ``logits`` [B, m, K], detached.
 
-    Where the m copies are divided into parts, the gradient over all copies is the mean of the parts' gradients with
-    weights exp(``log_weight`` [B]), a tensor or a function that returns it; None, of objectives that are means over
-    copies, stands for the number of copies.
+    Where the m copies are divided into parts, the gradient over all copies is the mean of the
+    parts' gradients with weights exp(``log_weight`` [B]), a tensor or a function that returns it;
+    None, of objectives that are means over copies, stands for the number of copies.
     """
 
     gradient: torch.Tensor
@@ -37,12 +37,16 @@ _Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 GradientEstimator = Callable[[Model, torch.Tensor, torch.Tensor, torch.Tensor], Estimate]
-"""Of a model, points, labels and noise: a function, or a frozen dataclass whose fields decide the estimate."""
+"""Of a model, points, labels and noise: a function, or a frozen dataclass whose fields decide the
+estimate.
+"""
 
 
 @contextmanager
 def frozen(model: Model) -> Iterator[None]:
-    """Inside, the model is in eval mode and its parameters need no gradients; all modes and flags are restored then."""
+    """Inside, the model is in eval mode and its parameters need no gradients; all modes and flags
+    are restored then.
+    """
     if not isinstance(model, torch.nn.Module):
         yield
         return
@@ -72,11 +76,16 @@ def noisy_logits(model: Model, points: torch.Tensor, noise: torch.Tensor) -> tor
 
 def log_true_probability(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """log softmax(logits)[label] of every copy: logits [B, m, K] and labels [B] give [B, m]."""
-    return F.log_softmax(logits, dim=-1).gather(-1, labels[:, None, None].expand(-1, logits.shape[1], 1)).squeeze(-1)
+    return (
+        F.log_softmax(logits, dim=-1)
+        .gather(-1, labels[:, None, None].expand(-1, logits.shape[1], 1))
+        .squeeze(-1)
+    )
 
 
 def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """J = -log of the mean over copies of softmax(logits)[label]: [B, m, K] and [B] give [B] (SmoothAdv, eq. 6).
+    """J = -log of the mean over copies of softmax(logits)[label]: [B, m, K] and [B] give [B]
+    (SmoothAdv, eq. 6).
 
     In log-sum-exp form, so that its gradient does not vanish however improbable the label is.
     """
@@ -84,12 +93,18 @@ def smoothed_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _log_sum(values: torch.Tensor) -> torch.Tensor:
-    """log(sum_i exp(values_i)): [B, m] gives [B]; of a single value it is that value, without nine kernels."""
+    """log(sum_i exp(values_i)): [B, m] gives [B]; of a single value it is that value, without nine
+    kernels.
+    """
     return values.squeeze(1) if values.shape[1] == 1 else torch.logsumexp(values, dim=1)
 
 
-def plug_in(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
-    """The gradient of the plug-in loss J over the given noise (SmoothAdv, eq. 6); m = 1 is cross-entropy."""
+def plug_in(
+    model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+) -> Estimate:
+    """The gradient of the plug-in loss J over the given noise (SmoothAdv, eq. 6); m = 1 is
+    cross-entropy.
+    """
     gradient, logits = _gradient(smoothed_loss, model, points, labels, noise)
     return Estimate(gradient, logits, lambda: _log_sum(log_true_probability(logits, labels)))
 
@@ -98,13 +113,16 @@ def plug_in(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: tor
 class PlugIn(Checked):
     """``plug_in`` with softmax(beta * logits) as the probabilities (SmoothAdv, appendix B).
 
-    The larger ``beta``, the closer their mean is to the share of votes. The gradients have another length, which
-    neither vanishes nor overflows however large beta is. SettingError unless beta is positive and finite.
+    The larger ``beta``, the closer their mean is to the share of votes. The gradients have another
+    length, which neither vanishes nor overflows however large beta is. SettingError unless beta is
+    positive and finite.
     """
 
     beta: float = checked_field(number(float, "a finite number above 0", lambda v: v > 0))
 
-    def __call__(self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+    def __call__(
+        self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+    ) -> Estimate:
         def ascent(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             odds, log_slopes = self._odds(logits, labels)
             return (log_slopes.detach().softmax(1) * odds).sum(1) / self.beta
@@ -113,20 +131,32 @@ class PlugIn(Checked):
         return Estimate(gradient, logits, lambda: _log_sum(self._odds(logits, labels)[1]))
 
     def sharpened(self, logits: torch.Tensor) -> torch.Tensor:
-        """beta * logits, shifted so that the largest is 0 and none overflows: [..., K] gives float64 [..., K]."""
+        """beta * logits, shifted so that the largest is 0 and none overflows: [..., K] gives
+        float64 [..., K].
+        """
         return ((logits - logits.amax(-1, keepdim=True)).double() * self.beta).clamp(min=-1e300)
 
-    def _odds(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """log((1 - p) / p), where p is the label's probability in a copy, and log(p (1 - p)): float64 [B, m] each."""
+    def _odds(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """log((1 - p) / p), where p is the label's probability in a copy, and log(p (1 - p)):
+        float64 [B, m] each.
+        """
         index, sharp = labels[:, None, None].expand(-1, logits.shape[1], 1), self.sharpened(logits)
-        odds = torch.logsumexp((sharp - sharp.gather(-1, index)).scatter(-1, index, -math.inf), dim=-1)
+        odds = torch.logsumexp(
+            (sharp - sharp.gather(-1, index)).scatter(-1, index, -math.inf), dim=-1
+        )
         return odds, F.logsigmoid(odds) + F.logsigmoid(-odds)
 
 
-def expected_loss(model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
-    """The gradient of the mean over copies of their cross-entropies (Cohen et al., 2019, appendix G.3).
+def expected_loss(
+    model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+) -> Estimate:
+    """The gradient of the mean over copies of their cross-entropies (Cohen et al., 2019, appendix
+    G.3).
 
-    It is the expectation of the loss; SmoothAdv, section 2.2, argues for the loss of the expectation.
+    It is the expectation of the loss; SmoothAdv, section 2.2, argues for the loss of the
+    expectation.
     """
     return Estimate(*_gradient(mean_cross_entropy, model, points, labels, noise))
 
@@ -139,7 +169,9 @@ def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tens
 def _gradient(
     loss: _Loss, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient [B, ...] of ``loss(logits, labels)`` [B] with respect to the points, and the logits, detached."""
+    """The gradient [B, ...] of ``loss(logits, labels)`` [B] with respect to the points, and the
+    logits, detached.
+    """
     with torch.enable_grad():
         points = points.detach().requires_grad_()
         logits = noisy_logits(model, points, noise)
@@ -147,28 +179,35 @@ def _gradient(
 
 
 def differentiated(loss: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """The gradient of a ``loss`` [] with respect to ``points``; UserError where the model cut it off."""
+    """The gradient of a ``loss`` [] with respect to ``points``; UserError where the model cut it
+    off.
+    """
     if not loss.requires_grad:
         raise UserError(
-            "the model's logits have no gradient with respect to the images: let its forward compute them without "
-            "detach, no_grad or argmax, or attack with attacks.estimators.Stein, which needs none"
+            "the model's logits have no gradient with respect to the images: let its forward "
+            "compute them without detach, no_grad or argmax, or attack with "
+            "attacks.estimators.Stein, which needs none"
         )
     return torch.autograd.grad(loss, points)[0]
 
 
 @dataclass(frozen=True)
 class Stein(Checked):
-    """The gradient-free estimator (SmoothAdv, section 3.1): by Stein's lemma grad G_y = E[F_y(x + d) d] / sigma^2.
+    """The gradient-free estimator (SmoothAdv, section 3.1): by Stein's lemma grad G_y = E[F_y(x +
+    d) d] / sigma^2.
 
-    Ascends -G_y: minus (1 / (m sigma^2)) sum_i F(x + d_i)_y d_i. ``sigma`` > 0 is the noise's standard
-    deviation. F is the softmax, or with ``hard`` the indicator that the base classifier answers y.
+    Ascends -G_y: minus (1 / (m sigma^2)) sum_i F(x + d_i)_y d_i. ``sigma`` > 0 is the noise's
+    standard deviation. F is the softmax, or with ``hard`` the indicator that the base classifier
+    answers y.
     """
 
     sigma: float = checked_field(positive_noise_level)
     hard: bool = checked_field(None, False)
 
     @torch.no_grad()
-    def __call__(self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
+    def __call__(
+        self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+    ) -> Estimate:
         logits = noisy_logits(model, points, noise)
         if self.hard:
             scores = (logits.argmax(-1) == labels[:, None]).to(noise.dtype)
@@ -178,15 +217,24 @@ class Stein(Checked):
 
 
 def stein_gradient(scores: torch.Tensor, noise: torch.Tensor, sigma: float) -> torch.Tensor:
-    """(1 / (m sigma^2)) sum_i scores_i d_i: scores [B, m] of the noisy copies and noise [B, m, ...] give [B, ...]."""
-    with torch.autocast(noise.device.type, enabled=False):  # low precision would spoil a sum over draws
+    """(1 / (m sigma^2)) sum_i scores_i d_i: scores [B, m] of the noisy copies and noise [B, m, ...]
+    give [B, ...].
+    """
+    with torch.autocast(
+        noise.device.type, enabled=False
+    ):  # low precision would spoil a sum over draws
         return torch.einsum("bm,bm...->b...", scores, noise) / (noise.shape[1] * sigma**2)
 
 
 ESTIMATORS: dict[str, tuple[Callable[[float], GradientEstimator], str]] = {
     "plug-in": (lambda sigma: plug_in, "of the loss of the averaged softmax (SmoothAdv, eq. 6)"),
-    "expected-loss": (lambda sigma: expected_loss, "of the average of the losses (Cohen et al., 2019, appendix G.3)"),
+    "expected-loss": (
+        lambda sigma: expected_loss,
+        "of the average of the losses (Cohen et al., 2019, appendix G.3)",
+    ),
     "stein": (Stein, "estimated from probabilities, without gradients (SmoothAdv, section 3.1)"),
     "hard-stein": (lambda sigma: Stein(sigma, hard=True), "the same from decisions alone"),
 }
-"""Those that a command line can name: each makes one for noise of a standard deviation, and what it is, for people."""
+"""Those that a command line can name: each makes one for noise of a standard deviation, and what it
+is, for people.
+"""

@@ -17,10 +17,11 @@ def until_misclassified(
     steps: int,
     size: float | torch.Tensor,
 ) -> torch.Tensor:
-    """Noise [B, m, ...] along the sphere of its norm: of each copy the first that is misclassified, else the last.
+    """Noise [B, m, ...] along the sphere of its norm: of each copy the first that is misclassified,
+    else the last.
 
-    Up to ``steps`` steps of length ``size`` [] ascend the cross-entropy, each followed by a return to the sphere
-    (acr-weakness, as in its released code).
+    Up to ``steps`` steps of length ``size`` [] ascend the cross-entropy, each followed by a return
+    to the sphere (acr-weakness, as in its released code).
     """
 
     def cross_entropy(logits: torch.Tensor) -> torch.Tensor:
@@ -47,12 +48,13 @@ def from_targets(
     steps: int,
     size: float | torch.Tensor,
 ) -> torch.Tensor:
-    """Noise [B, m, ...] about ``size`` [] away that increases KL(targets || softmax f), for targets [B, K].
+    """Noise [B, m, ...] about ``size`` [] away that increases KL(targets || softmax f), for targets
+    [B, K].
 
-    Each of ``steps`` steps of length 2 size / steps is projected to the ball of radius ``size``; then the noise gets
-    the mean and the variance of its pixels back (CAT-RS), which may lead a little out of the ball. The released code
-    divides by the root mean square in place of the standard deviation, and the norm drifts by about one part in the
-    number of pixels.
+    Each of ``steps`` steps of length 2 size / steps is projected to the ball of radius ``size``;
+    then the noise gets the mean and the variance of its pixels back (CAT-RS), which may lead a
+    little out of the ball. The released code divides by the root mean square in place of the
+    standard deviation, and the norm drifts by about one part in the number of pixels.
     """
     probabilities = targets.repeat_interleave(noise.shape[1], 0)
 
@@ -74,13 +76,20 @@ def from_targets(
 def _moments(noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of the pixels of each copy, [B, 1, ...] each."""
     mean = per_example(noise.flatten(1).mean(1), noise)
-    return mean, per_example((noise - mean).flatten(1).square().mean(1).sqrt(), noise).clamp_min(1e-30)
+    return mean, per_example((noise - mean).flatten(1).square().mean(1).sqrt(), noise).clamp_min(
+        1e-30
+    )
 
 
 def _ascent(
-    model: Model, images: torch.Tensor, noise: torch.Tensor, loss: Callable[[torch.Tensor], torch.Tensor]
+    model: Model,
+    images: torch.Tensor,
+    noise: torch.Tensor,
+    loss: Callable[[torch.Tensor], torch.Tensor],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient of ``loss`` of the logits with respect to the noise [B m, ...], and the logits [B m, K]."""
+    """The gradient of ``loss`` of the logits with respect to the noise [B m, ...], and the logits
+    [B m, K].
+    """
     copies = len(noise) // len(images)
     with torch.enable_grad():
         noise = noise.detach().requires_grad_()

@@ -20,32 +20,43 @@ from smoothadv.settings import positive_float, setting
 @ATTACKS.register("PGD")
 @dataclass(frozen=True)
 class PGD(GradientAttack):
-    """T steps of length ``step_size`` along the unit gradient, each followed by clipping to [0, 1] and the ball.
+    """T steps of length ``step_size`` along the unit gradient, each followed by clipping to [0, 1]
+    and the ball.
 
-    v <- ball(box(v + step unit(grad J))), v = 0 at first; the step is 2 epsilon / T. ``targeted`` decreases
-    J instead. Where the gradient is zero, the example does not move.
+    v <- ball(box(v + step unit(grad J))), v = 0 at first; the step is 2 epsilon / T. ``targeted``
+    decreases J instead. Where the gradient is zero, the example does not move.
     """
 
     step_size: float | None = setting(
         None, parse=positive_float, help="l2 length of a PGD step (default: 2 epsilon / T)"
     )
-    random_start: bool = setting(False, help="start PGD at a uniform point of the epsilon ball, not at the image")
+    random_start: bool = setting(
+        False, help="start PGD at a uniform point of the epsilon ball, not at the image"
+    )
     random_if_flat: bool = setting(
-        False, help="where the gradient is 0, step in a random direction to the sphere, as the released code does"
+        False,
+        help="where the gradient is 0, step in a random direction to the sphere, as the released "
+        "code does",
     )
 
     def perturbation(self, problem: Problem) -> torch.Tensor:
         inputs = problem.inputs
         v = self._first(problem)
         epsilon = problem.epsilon  # the step of SmoothAdv, appendix D, unless stated
-        length = 2 * epsilon / self.num_steps if self.step_size is None else torch.full_like(epsilon, self.step_size)
+        length = (
+            2 * epsilon / self.num_steps
+            if self.step_size is None
+            else torch.full_like(epsilon, self.step_size)
+        )
         step = per_example((self.direction * length).to(inputs.dtype), inputs)
         for _ in range(self.num_steps):
             direction = unit(problem.estimate(v).gradient)
             if self.random_if_flat:
                 # Gaussian vectors, not of length 1, replace directions that are 0.
                 is_flat = per_example((direction == 0).flatten(1).all(1), direction)
-                direction = torch.where(is_flat, gaussian_like(direction, problem.generator), direction)
+                direction = torch.where(
+                    is_flat, gaussian_like(direction, problem.generator), direction
+                )
             v = project_ball(project_box(inputs, v + step * direction), epsilon)
         return v
 
@@ -53,5 +64,7 @@ class PGD(GradientAttack):
         if problem.start is not None:
             return problem.start
         if self.random_start:
-            return project_box(problem.inputs, uniform_in_ball(problem.inputs, problem.epsilon, problem.generator))
+            return project_box(
+                problem.inputs, uniform_in_ball(problem.inputs, problem.epsilon, problem.generator)
+            )
         return torch.zeros_like(problem.inputs)

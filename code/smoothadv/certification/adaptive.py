@@ -1,4 +1,6 @@
-"""Sequential certification on a grid of radii: as many draws as the decision needs, at the same level alpha."""
+"""Sequential certification on a grid of radii: as many draws as the decision needs, at the same
+level alpha.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from typing import ClassVar
 import numpy as np
 
 from smoothadv.certification import PROCEDURES
-from smoothadv.certification.error_spending import futility_table, look_schedule, success_upper_bound
+from smoothadv.certification.error_spending import (
+    futility_table,
+    look_schedule,
+    success_upper_bound,
+)
 from smoothadv.certification.on_grid import GridProcedure, cached_tables
 from smoothadv.digests import digest
 from smoothadv.settings import setting
@@ -23,24 +29,30 @@ _EARLY, _GAMMA = 0.5, 0.01
 @PROCEDURES.register("adaptive")
 @dataclass(frozen=True)
 class Adaptive(GridProcedure):
-    """Decide, for a grid of radii, which of them are certified; stop as soon as that is known or out of reach.
+    """Decide, for a grid of radii, which of them are certified; stop as soon as that is known or
+    out of reach.
 
-    n0 votes select a class c. The draws for c are then counted at the looks of an exact error-spending table with a
-    row for each radius r_j, whose null hypothesis is p_A <= Phi(r_j / sigma). The radius returned is the largest
-    whose row was crossed; the procedure gives up where the next row is out of reach.
+    n0 votes select a class c. The draws for c are then counted at the looks of an exact
+    error-spending table with a row for each radius r_j, whose null hypothesis is p_A <= Phi(r_j /
+    sigma). The radius returned is the largest whose row was crossed; the procedure gives up where
+    the next row is out of reach.
 
-    The formal guarantee holds however early the procedure stops: a false statement needs the row of one fixed radius
-    to be crossed, the smallest r_j with Phi(r_j / sigma) >= p_A.
+    The formal guarantee holds however early the procedure stops: a false statement needs the row of
+    one fixed radius to be crossed, the smallest r_j with Phi(r_j / sigma) >= p_A.
     """
 
     one_sided: ClassVar[bool] = True
     ladder: bool = setting(
-        False, help="also test a fine grid of radii, sigma/100 apart, with the same draws: finer radii in the log"
+        False,
+        help="also test a fine grid of radii, sigma/100 apart, with the same draws: finer radii in "
+        "the log",
     )
 
     @cached_property
     def looks(self) -> np.ndarray:
-        return look_schedule([*map(self.null, self.radii)], self.smoothing.n, self.smoothing.alpha, _EARLY)
+        return look_schedule(
+            [*map(self.null, self.radii)], self.smoothing.n, self.smoothing.alpha, _EARLY
+        )
 
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
         row = int((votes[candidate] >= self._efficacy[:, look]).sum()) - 1
@@ -50,7 +62,9 @@ class Adaptive(GridProcedure):
         row, successes = int(np.searchsorted(self._grid, following)), int(votes[candidate])
         last = int(self._efficacy[row, -1])
         if look < 0:
-            return bool(self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last)
+            return bool(
+                self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last
+            )
         return last > self.smoothing.n or successes <= self._futility[row, look]
 
     @property
@@ -64,14 +78,23 @@ class Adaptive(GridProcedure):
         if self.ladder:
             sigma = self.smoothing.sigma
             # n_max successes in a row reject no p beyond alpha^(1 / n_max).
-            top = math.sqrt(2 * math.log(max(2.0, self.smoothing.n / -math.log(self.smoothing.alpha)))) + 1
+            top = (
+                math.sqrt(
+                    2 * math.log(max(2.0, self.smoothing.n / -math.log(self.smoothing.alpha)))
+                )
+                + 1
+            )
             radii |= {sigma * step / LADDER for step in range(math.ceil(top * LADDER))}
         return np.array(sorted(radii))
 
     @cached_property
     def _efficacy(self) -> np.ndarray:
-        """The fewest votes that reject each hypothesis at each look: int64 [J, L]; rows are those of ``_grid``."""
-        return cached_tables([[*map(self.null, self._grid)]], self.looks, [self.smoothing.alpha], _EARLY)[0]
+        """The fewest votes that reject each hypothesis at each look: int64 [J, L]; rows are those
+        of ``_grid``.
+        """
+        return cached_tables(
+            [[*map(self.null, self._grid)]], self.looks, [self.smoothing.alpha], _EARLY
+        )[0]
 
     @cached_property
     def _futility(self) -> np.ndarray:

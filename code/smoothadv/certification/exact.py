@@ -1,4 +1,6 @@
-"""CERTIFY of Cohen et al. (2019), section 3.2.2: fixed sample sizes, Clopper-Pearson, the exact binomial bound."""
+"""CERTIFY of Cohen et al. (2019), section 3.2.2: fixed sample sizes, Clopper-Pearson, the exact
+binomial bound.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ from smoothadv.certification import PROCEDURES, FixedSample
 class Exact(FixedSample):
     """Select a class by n0 votes, then bound its probability by n fresh votes.
 
-    With c the most frequent of the n0 votes (the smallest class among ties) and k its count among the n,
-    returns c with radius sigma * Phi^-1(p_lower(k, n, alpha)), or abstains where p_lower < 1/2.
+    With c the most frequent of the n0 votes (the smallest class among ties) and k its count among
+    the n, returns c with radius sigma * Phi^-1(p_lower(k, n, alpha)), or abstains where p_lower <
+    1/2.
 
     Formal guarantee: that of ``Procedure``; docs/guarantee.md has the proof.
     """

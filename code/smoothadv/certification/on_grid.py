@@ -26,33 +26,42 @@ SMALLEST_ALPHA = 1e-9
 _VERSION = 3  # of the tables in the cache
 GRID_COLUMNS = ("samples", "level", "looks")
 LABEL_AWARE = "label_aware"
-"""Columns of a log. samples counts all draws, level is the number of the largest radius that was certified (-1: none),
-looks counts the looks; LABEL_AWARE is 1 where the class selected was not the label. successes and trials are the counts
-at the look that certified the radius: later looks, for a larger radius, may have a smaller share of successes."""
+"""Columns of a log. samples counts all draws, level is the number of the largest radius that was
+certified (-1: none), looks counts the looks; LABEL_AWARE is 1 where the class selected was not the
+label. successes and trials are the counts at the look that certified the radius: later looks, for a
+larger radius, may have a smaller share of successes."""
 
 
 @dataclass(frozen=True)
 class GridProcedure(Procedure):
-    """Selects a class by n0 votes, then looks at the votes of fresh draws until the next radius is out of reach."""
+    """Selects a class by n0 votes, then looks at the votes of fresh draws until the next radius is
+    out of reach.
+    """
 
     on_grid: ClassVar[bool] = True
     default_n: ClassVar[int] = 125_000
     further_columns: ClassVar[tuple[str, ...]] = ()
     radii: tuple[float, ...] = setting(
         None,
-        help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for the dataset)",
+        help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for "
+        "the dataset)",
         parse=non_negative_float,
         many=True,
     )
     label_aware: bool = setting(
-        False, help="for benchmarks only: stop if the selected class is not the true class; the log records it"
+        False,
+        help="for benchmarks only: stop if the selected class is not the true class; the log "
+        "records it",
     )
 
     def __post_init__(self) -> None:
         radii = PAPER_RADII if self.radii is None else self.radii
         if self.smoothing.alpha < SMALLEST_ALPHA:
             name = type(self).__name__.lower()
-            raise ValueError(f"alpha must be at least {SMALLEST_ALPHA:g} for {name}, got {self.smoothing.alpha:g}")
+            raise ValueError(
+                f"alpha must be at least {SMALLEST_ALPHA:g} for {name}, got "
+                f"{self.smoothing.alpha:g}"
+            )
         # One order, one description: the same radii in another order are the same procedure.
         object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, radii)})))
 
@@ -63,25 +72,32 @@ class GridProcedure(Procedure):
     @property
     @abstractmethod
     def looks(self) -> np.ndarray:
-        """The numbers of draws at which the votes are looked at: int64 [L], ascending, the last one is n."""
+        """The numbers of draws at which the votes are looked at: int64 [L], ascending, the last one
+        is n.
+        """
 
     @abstractmethod
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
-        """The largest radius that ``votes`` [K] certify for the candidate at this look; negative if they certify none.
+        """The largest radius that ``votes`` [K] certify for the candidate at this look; negative if
+        they certify none.
 
-        Over the draws, some look certifies a radius at which the candidate is not certain with probability <= alpha.
+        Over the draws, some look certifies a radius at which the candidate is not certain with
+        probability <= alpha.
         """
 
     @abstractmethod
     def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
-        """Whether the radius ``following`` is too unlikely to be certified at a later look for drawing on.
+        """Whether the radius ``following`` is too unlikely to be certified at a later look for
+        drawing on.
 
         ``look`` is -1 for the votes of the selection. No answer can make a statement false.
         """
 
     def null(self, radius: float) -> float:
         """The largest p_A for which a radius is not certified by p_A alone."""
-        return radius_probability(float(radius), self.smoothing.sigma, self.smoothing.noise_distance)
+        return radius_probability(
+            float(radius), self.smoothing.sigma, self.smoothing.noise_distance
+        )
 
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
@@ -96,7 +112,11 @@ class GridProcedure(Procedure):
                 if (radius := self.certified(votes, candidate, look)) > best or best < 0:
                     best, deciding = max(radius, -1.0), votes
                 following = next((r for r in self.radii if r > best), None)
-                if following is None or n == self.looks[-1] or self.is_futile(votes, candidate, look, following):
+                if (
+                    following is None
+                    or n == self.looks[-1]
+                    or self.is_futile(votes, candidate, look, following)
+                ):
                     break
         level = sum(radius <= best for radius in self.radii) - 1
         details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + drawn, level, looks)))
@@ -111,7 +131,9 @@ class GridProcedure(Procedure):
 def cached_tables(
     nulls: Sequence[Sequence[float]], looks: np.ndarray, levels: Sequence[float], early: float
 ) -> list[np.ndarray]:
-    """The ``efficacy_table`` of each of ``nulls`` at its level, from this user's cache; missing or damaged, built."""
+    """The ``efficacy_table`` of each of ``nulls`` at its level, from this user's cache; missing or
+    damaged, built.
+    """
 
     def built() -> bytes:
         content = io.BytesIO()

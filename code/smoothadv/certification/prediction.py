@@ -1,4 +1,6 @@
-"""PREDICT of Cohen et al. (2019), section 3.2.1: the class of a smoothed classifier, or its top k; or an abstention."""
+"""PREDICT of Cohen et al. (2019), section 3.2.1: the class of a smoothed classifier, or its top k;
+or an abstention.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,16 @@ def _selecting(n: int) -> int:
 
 
 def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray, list[int]]:
-    """PREDICT for one input: requests ``n`` votes and returns the ``top_k`` most probable classes, none if abstaining.
+    """PREDICT for one input: requests ``n`` votes and returns the ``top_k`` most probable classes,
+    none if abstaining.
 
-    With one class, ``predict_from_votes`` all of them. Else a tenth of the draws selects k classes, which it returns,
-    the most frequent first, if among the others the least frequent of them leads all other classes significantly, by
-    a one-sided binomial test at level ``alpha``. ValueError unless 1 <= ``top_k`` < the number of classes, or 1.
+    With one class, ``predict_from_votes`` all of them. Else a tenth of the draws selects k classes,
+    which it returns, the most frequent first, if among the others the least frequent of them leads
+    all other classes significantly, by a one-sided binomial test at level ``alpha``. ValueError
+    unless 1 <= ``top_k`` < the number of classes, or 1.
 
-    Formal guarantee: the probability of returning a set that is not that of the k most probable classes is at most
-    alpha (proof: docs/guarantee.md).
+    Formal guarantee: the probability of returning a set that is not that of the k most probable
+    classes is at most alpha (proof: docs/guarantee.md).
     """
     if top_k == 1:
         votes = yield Draws(n)
@@ -43,7 +47,10 @@ def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray
         return [] if prediction == ABSTAIN else [prediction]
     selection = yield Draws(_selecting(n))
     if not 1 < top_k < len(selection):
-        raise ValueError(f"top_k must be at least 1 and below the number of classes, {len(selection)}, got {top_k}")
+        raise ValueError(
+            f"top_k must be at least 1 and below the number of classes, {len(selection)}, got "
+            f"{top_k}"
+        )
     votes = yield Draws(n - _selecting(n))
     leading = leading_classes(selection, top_k)
     least, rival = int(votes[leading].min()), int(np.delete(votes, leading).max())
@@ -53,10 +60,11 @@ def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray
 def predict_from_votes(votes: np.ndarray, alpha: float) -> int:
     """The class that leads ``votes`` [K] significantly, or ABSTAIN.
 
-    A two-sided binomial test of the top count against the runner-up's at level ``alpha``; the smaller
-    class goes first among ties, which are never significant.
+    A two-sided binomial test of the top count against the runner-up's at level ``alpha``; the
+    smaller class goes first among ties, which are never significant.
 
-    Formal guarantee: the probability of returning a class other than the smoothed classifier's is at most alpha.
+    Formal guarantee: the probability of returning a class other than the smoothed classifier's is
+    at most alpha.
     """
     order = np.argsort(-votes, kind="stable")
     top = int(votes[order[0]])

@@ -1,4 +1,6 @@
-"""CERTIFY with a bound on the strongest rival: both sides of Theorem 1 of Cohen et al. (2019), from the same votes."""
+"""CERTIFY with a bound on the strongest rival: both sides of Theorem 1 of Cohen et al. (2019), from
+the same votes.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ def share_setting() -> float:
     """The field that tells how alpha is divided between the bounds on p_A and on the rivals."""
     return setting(
         DEFAULT_SHARE,
-        help="the share of alpha that the lower bound on p_A may spend, fixed before any draw; the upper bound on the "
-        "rivals has the rest",
+        help="the share of alpha that the lower bound on p_A may spend, fixed before any draw; the "
+        "upper bound on the rivals has the rest",
         parse=number(float, "a share above 0 and below 1", lambda v: 0 < v < 1),
     )
 
@@ -35,18 +37,21 @@ def check_share(alpha_share: float, alpha: float) -> None:
 
 
 def strongest_rival(votes: np.ndarray, candidate: int) -> int:
-    """The largest count in ``votes`` [K] of a class other than ``candidate``; 0 if there is none."""
+    """The largest count in ``votes`` [K] of a class other than ``candidate``; 0 if there is
+    none.
+    """
     return int(np.delete(votes, candidate).max(initial=0))
 
 
 @PROCEDURES.register("two-sided")
 @dataclass(frozen=True)
 class TwoSided(FixedSample):
-    """Select a class by n0 votes, then bound its probability, and that of its rivals, by n fresh votes.
+    """Select a class by n0 votes, then bound its probability, and that of its rivals, by n fresh
+    votes.
 
-    With c the most frequent of the n0 votes, k its count among the n and b the largest count of another class, returns
-    c with radius ``bounds.two_sided_radius(k, b, n, ...)``, or abstains. That may be positive also where p_A < 1/2, if
-    no rival is as probable.
+    With c the most frequent of the n0 votes, k its count among the n and b the largest count of
+    another class, returns c with radius ``bounds.two_sided_radius(k, b, n, ...)``, or abstains.
+    That may be positive also where p_A < 1/2, if no rival is as probable.
 
     Formal guarantee: that of ``Procedure``; docs/guarantee.md has the proof.
     """

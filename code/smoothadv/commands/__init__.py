@@ -1,4 +1,6 @@
-"""Commands, one per entry point; ``smoothadv NAME ...`` and ``python code/NAME.py ...`` are the same code."""
+"""Commands, one per entry point; ``smoothadv NAME ...`` and ``python code/NAME.py ...`` are the
+same code.
+"""
 
 import argparse
 import importlib
@@ -27,12 +29,17 @@ COMMANDS = {
 def usage() -> str:
     """The help text of the console command."""
     lines = [f"  {name:14s} {what}" for name, what in COMMANDS.items()]
-    end = "`smoothadv COMMAND --help` lists a command's options, `smoothadv --version` prints the version."
+    end = (
+        "`smoothadv COMMAND --help` lists a command's options, `smoothadv --version` prints the "
+        "version."
+    )
     return "\n".join(["usage: smoothadv COMMAND ...\n\ncommands:", *lines, f"\n{end}"])
 
 
 def _words_to_complete() -> list[str]:
-    """The whole words before the cursor, where the shell asks how to go on; answers itself if no command is there."""
+    """The whole words before the cursor, where the shell asks how to go on; answers itself if no
+    command is there.
+    """
     words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].rpartition(" ")[0].split()[1:]
     if not words:
         from smoothadv.commands.runner import complete
@@ -44,8 +51,14 @@ def _words_to_complete() -> list[str]:
 
 
 def main(arguments: list[str] | None = None, script: str = "") -> int:
-    """The console command ``smoothadv NAME ...``; ``script`` is the path of a code/NAME.py, which says the name."""
-    arguments = [*([Path(script).stem] if script else []), *sys.argv[1:]] if arguments is None else arguments
+    """The console command ``smoothadv NAME ...``; ``script`` is the path of a code/NAME.py, which
+    says the name.
+    """
+    arguments = (
+        [*([Path(script).stem] if script else []), *sys.argv[1:]]
+        if arguments is None
+        else arguments
+    )
     if "_ARGCOMPLETE" in os.environ:
         arguments = _words_to_complete()
     if arguments[:1] in (["-h"], ["--help"]):

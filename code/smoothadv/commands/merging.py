@@ -1,4 +1,6 @@
-"""How certify, predict and attack run, and their subcommand ``merge``: the shards of a log become the log."""
+"""How certify, predict and attack run, and their subcommand ``merge``: the shards of a log become
+the log.
+"""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -22,14 +24,19 @@ def is_finished(log: WrittenLog, shard: Shard | None, command: str) -> bool:
     """Whether a log is whole; says what to do next if only a ``shard`` of it is."""
     if shard is not None:
         print(
-            f"shard {shard} is done: {shard.path(log.path)}; when all shards are done, `python code/{command}.py merge "
-            f"{log.path}` joins them, and then this command without --shard prints a summary"
+            f"shard {shard} is done: {shard.path(log.path)}; when all shards are done, `python "
+            f"code/{command}.py merge {log.path}` joins them, and then this command without "
+            "--shard prints a summary"
         )
     return log.is_whole
 
 
-def evaluation_main(command: str, make_parser: Callable[[], Parser], body: Body, arguments: Sequence[str]) -> int:
-    """Run a command that evaluates, or its subcommand ``merge``, with these ``arguments``; returns the exit code."""
+def evaluation_main(
+    command: str, make_parser: Callable[[], Parser], body: Body, arguments: Sequence[str]
+) -> int:
+    """Run a command that evaluates, or its subcommand ``merge``, with these ``arguments``; returns
+    the exit code.
+    """
     if arguments and arguments[0] == "merge":
         return run(f"{command} merge", lambda: merge_parser(command), _merge, arguments[1:])
     hint = "every finished example is in the log; run the same command again to continue"
@@ -40,7 +47,8 @@ def merge_parser(command: str) -> Parser:
     """The parser of the subcommand ``merge`` of ``command``."""
     parser = Parser(
         prog=f"{command} merge",
-        description="Join the shards of a log. Refuses gaps, overlaps, unfinished shards and mixed settings.",
+        description="Join the shards of a log. Refuses gaps, overlaps, unfinished shards and mixed "
+        "settings.",
         epilog=f"examples:\n  python code/{command}.py merge logs/cifar10.tsv\n"
         f"  python code/{command}.py merge logs/cifar10.tsv node1/*.tsv node2/*.tsv\n",
     )

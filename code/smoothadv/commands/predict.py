@@ -8,7 +8,11 @@ from functools import partial
 
 from smoothadv.certification import ABSTAIN
 from smoothadv.commands.merging import evaluation_main, is_finished
-from smoothadv.commands.options.attack import add_evaluation_attack, attack_plan_of, given_attack_flags
+from smoothadv.commands.options.attack import (
+    add_evaluation_attack,
+    attack_plan_of,
+    given_attack_flags,
+)
 from smoothadv.commands.options.components import add_options
 from smoothadv.commands.options.shared import use_threads
 from smoothadv.commands.options.smoothing import add_smoothing, request_fields
@@ -19,8 +23,10 @@ from smoothadv.readers import read_prediction_log
 from smoothadv.settings import positive_int
 
 _EXAMPLES = """examples:
-  python code/predict.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/predictions.tsv --N 10000
-  python code/predict.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/attacked.tsv --skip 20 \\
+  python code/predict.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 \\
+      logs/predictions.tsv --N 10000
+  python code/predict.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 \\
+      logs/attacked.tsv --skip 20 \\
       --N 10000 --attack PGD --epsilon 0.5 --num-steps 20 --num-noise-vec 128
 """
 
@@ -33,17 +39,29 @@ def make_parser() -> Parser:
         description="Predict with a smoothed classifier (Cohen et al., 2019), or "
         "abstain; with --attack, on attacked images (Salman et al., 2019).",
     )
-    add_smoothing(parser, outfile="log to write (TSV)", n_help=f"draws per prediction (default: {PREDICTION_DRAWS:,})")
-    add_options(parser, {"--top-k K": (positive_int, "predict the set of the K most probable classes", 1)})
+    add_smoothing(
+        parser,
+        outfile="log to write (TSV)",
+        n_help=f"draws per prediction (default: {PREDICTION_DRAWS:,})",
+    )
+    add_options(
+        parser, {"--top-k K": (positive_int, "predict the set of the K most probable classes", 1)}
+    )
     add_evaluation_attack(parser)
     return parser
 
 
-def request_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> PredictRequest:
-    """The request that the options describe; a usage error for options of an attack without --attack."""
+def request_of(
+    parser: Parser, options: argparse.Namespace, command: Sequence[str]
+) -> PredictRequest:
+    """The request that the options describe; a usage error for options of an attack without
+    --attack.
+    """
     given = given_attack_flags(parser, options)
     if given and options.attack is None:
-        parser.error(f"{given[0]} is only read together with --attack: add --attack NAME or leave it out")
+        parser.error(
+            f"{given[0]} is only read together with --attack: add --attack NAME or leave it out"
+        )
     fields = request_fields(PredictRequest, options, command)
     plan = attack_plan_of(parser, options) if options.attack is not None else None
     return PredictRequest(**{**fields, "attack": plan})

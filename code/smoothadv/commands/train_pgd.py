@@ -13,18 +13,22 @@ _EXAMPLES = """examples:
       --attack PGD --epsilon 255/255 --num-steps 10 --num-noise-vec 8 --warmup 10
   python code/train_pgd.py imagenet resnet50 models/imagenet/ddn_0.50 --noise 0.5 \\
       --attack DDN --epsilon 255/255 --num-steps 2 --num-noise-vec 1 --warmup 10
-  python code/train_pgd.py cifar10 cifar_resnet110 models/cifar10/vanilla_noise --noise 0.25 --base-attack \\
+  python code/train_pgd.py cifar10 cifar_resnet110 models/cifar10/vanilla_noise --noise 0.25 \\
+      --base-attack \\
       --attack PGD --epsilon 0.5 --num-steps 2
-  torchrun --nproc-per-node 4 code/train_pgd.py cifar10 cifar_resnet110 models/cifar10/fast --noise 0.5 \\
+  torchrun --nproc-per-node 4 code/train_pgd.py cifar10 cifar_resnet110 models/cifar10/fast \\
+      --noise 0.5 \\
       --attack PGD --epsilon 1 --num-steps 2 --recipe fast --compile --precision bf16
 """
 
 
 def make_parser(arguments: Sequence[str]) -> Parser:
-    """The parser of the command ``train_pgd``; --released-behaviour in ``arguments`` changes the unit of --epsilon."""
+    """The parser of the command ``train_pgd``; --released-behaviour in ``arguments`` changes the
+    unit of --epsilon.
+    """
     description = (
-        "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed classifier, train on the "
-        "attacked noisy images."
+        "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed classifier, "
+        "train on the attacked noisy images."
     )
     return training_parser("train_pgd", description, _EXAMPLES, "smoothadv", arguments)
 

@@ -1,7 +1,8 @@
 """Datasets: [0, 1] images and integer labels, one source per file.
 
-A name is ``cifar10``, ``digits``, ..., or ``imagefolder:PATH`` for a source that takes a location after the
-colon. Each source registers a ``Source``, which holds two functions, in ``DATASETS``. Only ``load`` imports torch.
+A name is ``cifar10``, ``digits``, ..., or ``imagefolder:PATH`` for a source that takes a location
+after the colon. Each source registers a ``Source``, which holds two functions, in ``DATASETS``.
+Only ``load`` imports torch.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Source:
     """Where a dataset comes from.
 
     ``describe(location, data_dir)`` returns its DatasetDescription without reading all images;
-    ``load(split, location, data_dir)`` reads a split ("train" or "test"). ``location`` is the text after the
-    colon of the name, "" if there is none; a source with ``takes_location`` requires one.
+    ``load(split, location, data_dir)`` reads a split ("train" or "test"). ``location`` is the text
+    after the colon of the name, "" if there is none; a source with ``takes_location`` requires one.
     With ``takes_preparation`` it may end in "@" and a ``Preparation``, which --image-size appends.
     ``data_dir`` is None where the user named none: the source then uses its default.
     """
@@ -45,14 +46,17 @@ DEFAULT_DATA_DIR = Path("data")
 
 
 def source_of(name: str) -> tuple[Source, str]:
-    """The source that the name of a dataset names, and the location; UserError where it names none."""
+    """The source that the name of a dataset names, and the location; UserError where it names
+    none.
+    """
     kind, colon, location = name.partition(":")
     source = DATASETS[kind]
     if source.takes_location and not location:
         raise UserError(f"dataset '{name}' needs a file or folder: write {kind}:PATH")
     if colon and not source.takes_location:
         raise UserError(
-            f"dataset '{name}': '{kind}' takes nothing after its name; for your own images write imagefolder:PATH"
+            f"dataset '{name}': '{kind}' takes nothing after its name; for your own images write "
+            "imagefolder:PATH"
         )
     return source, location
 
@@ -60,15 +64,17 @@ def source_of(name: str) -> tuple[Source, str]:
 def describe_dataset(name: str, data_dir: str | Path | None = None) -> DatasetDescription:
     """Classes, image shape, normalization constants and training defaults of a dataset.
 
-    ``data_dir`` is the folder of the files, also of downloaded ones (default: ``data`` in the working folder; for
-    imagenet the IMAGENET_DIR variable). UserError on an unknown name or missing files.
+    ``data_dir`` is the folder of the files, also of downloaded ones (default: ``data`` in the
+    working folder; for imagenet the IMAGENET_DIR variable). UserError on an unknown name or missing
+    files.
     """
     source, location = source_of(name)
     return source.describe(location, Path(data_dir) if data_dir else None)
 
 
 def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> ImageDataset:
-    """The images of ``split`` ("train" or "test"); item i is (float32 [C, H, W] in [0, 1], int label), unaugmented.
+    """The images of ``split`` ("train" or "test"); item i is (float32 [C, H, W] in [0, 1], int
+    label), unaugmented.
 
     ``data_dir`` as in ``describe_dataset``. UserError on unknown names, missing or malformed files.
     """
@@ -79,4 +85,8 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
 
 
 # These import torch, which nobody needs to know the names of datasets.
-discover(__name__, __path__, without=("augmentation", "given", "images", "preparation", "relabelled", "unlabelled"))
+discover(
+    __name__,
+    __path__,
+    without=("augmentation", "given", "images", "preparation", "relabelled", "unlabelled"),
+)

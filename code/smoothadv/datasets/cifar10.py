@@ -6,8 +6,21 @@ from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription
 from smoothadv.errors import UserError
 
-_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_DESCRIPTION = DatasetDescription("cifar10", _CLASSES, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING)
+_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+_DESCRIPTION = DatasetDescription(
+    "cifar10", _CLASSES, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING
+)
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
@@ -21,13 +34,27 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     try:
         raw = CIFAR10(str(folder), train=split == "train", download=True)
     except (OSError, RuntimeError) as error:
-        batches = [(f"{CIFAR10.base_folder}/{name}", md5) for name, md5 in [*CIFAR10.train_list, *CIFAR10.test_list]]
-        files = {folder / name: md5 for name, md5 in [*batches, (CIFAR10.filename, CIFAR10.tgz_md5)]}
-        damaged = [path for path, md5 in files.items() if path.exists() and not check_integrity(str(path), md5)]
-        found = f"damaged: {damaged[0]} is not the published file, by its MD5," if damaged else f"not in {folder}"
+        batches = [
+            (f"{CIFAR10.base_folder}/{name}", md5)
+            for name, md5 in [*CIFAR10.train_list, *CIFAR10.test_list]
+        ]
+        files = {
+            folder / name: md5 for name, md5 in [*batches, (CIFAR10.filename, CIFAR10.tgz_md5)]
+        }
+        damaged = [
+            path
+            for path, md5 in files.items()
+            if path.exists() and not check_integrity(str(path), md5)
+        ]
+        found = (
+            f"damaged: {damaged[0]} is not the published file, by its MD5,"
+            if damaged
+            else f"not in {folder}"
+        )
         raise UserError(
-            f"cifar10 is {found} and could not be downloaded ({error}): {'remove it and ' if damaged else ''}put "
-            f"cifar-10-python.tar.gz into {folder} or name its folder with --data-dir"
+            f"cifar10 is {found} and could not be downloaded ({error}): "
+            f"{'remove it and ' if damaged else ''}put cifar-10-python.tar.gz into {folder} or "
+            "name its folder with --data-dir"
         ) from error
     images = torch.from_numpy(raw.data).permute(0, 3, 1, 2).contiguous()
     return InMemoryImages(images, torch.tensor(raw.targets), _DESCRIPTION)

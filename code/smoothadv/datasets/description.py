@@ -1,4 +1,6 @@
-"""What is known of a dataset without its images: names, shapes, constants, training defaults. No torch."""
+"""What is known of a dataset without its images: names, shapes, constants, training defaults. No
+torch.
+"""
 
 from dataclasses import dataclass
 
@@ -32,10 +34,10 @@ IMAGENET_RADII = tuple(0.5 * step for step in range(8))
 class DatasetDescription:
     """Facts about a dataset.
 
-    ``image_shape`` is (C, H, W); ``mean`` and ``std`` are per channel on images in [0, 1], None where
-    they cannot be known (an image folder without training images). Augmentation is a random crop after zero padding
-    by ``crop_padding`` pixels and, if ``horizontal_flip``, a mirror image with probability 1/2. ``radii`` are the
-    columns of tables of certified accuracy.
+    ``image_shape`` is (C, H, W); ``mean`` and ``std`` are per channel on images in [0, 1], None
+    where they cannot be known (an image folder without training images). Augmentation is a random
+    crop after zero padding by ``crop_padding`` pixels and, if ``horizontal_flip``, a mirror image
+    with probability 1/2. ``radii`` are the columns of tables of certified accuracy.
     """
 
     name: str
@@ -54,22 +56,31 @@ class DatasetDescription:
 
 
 def photographs(name: str, class_names: tuple[str, ...], size: int) -> DatasetDescription:
-    """Photographs prepared to ``size`` x ``size`` pixels: with the constants and the training defaults of ImageNet."""
+    """Photographs prepared to ``size`` x ``size`` pixels: with the constants and the training
+    defaults of ImageNet.
+    """
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    return DatasetDescription(name, class_names, (3, size, size), mean, std, IMAGENET_TRAINING, radii=IMAGENET_RADII)
+    return DatasetDescription(
+        name, class_names, (3, size, size), mean, std, IMAGENET_TRAINING, radii=IMAGENET_RADII
+    )
 
 
 def spread(images: int) -> range:
-    """Of so many images, those that decide the constants: evenly spaced, of all classes, enough for 4 decimals."""
+    """Of so many images, those that decide the constants: evenly spaced, of all classes, enough for
+    4 decimals.
+    """
     return range(0, images, -(-images // 10_000))
 
 
 def constants(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Per-channel mean and standard deviation of images uint8 [N, C, H, W], on the [0, 1] scale, to 4 decimals."""
+    """Per-channel mean and standard deviation of images uint8 [N, C, H, W], on the [0, 1] scale, to
+    4 decimals.
+    """
     levels = np.arange(256) / 255
     means, deviations = [], []
     for channel in images.swapaxes(0, 1):
-        # Computed from counts of the 256 levels: as float64 the images would need eight times their memory.
+        # Computed from counts of the 256 levels: as float64 the images would need eight times their
+        # memory.
         weights = sum(np.bincount(image.ravel(), minlength=256) for image in channel) / channel.size
         mean = weights @ levels
         means.append(round(float(mean), 4))

@@ -23,10 +23,12 @@ _DESCRIPTION = DatasetDescription(
 
 @cache
 def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images uint8 [1797, 1, 8, 8], labels int64 [1797], and which of them are test images, bool [1797].
+    """Images uint8 [1797, 1, 8, 8], labels int64 [1797], and which of them are test images, bool
+    [1797].
 
-    The 17 grey levels 0..16 of the pixels become the nearest of 0..255. The last fifth of every class, in the
-    order of the file, is for testing: a stratified, fixed split, whose test images are mostly by other writers.
+    The 17 grey levels 0..16 of the pixels become the nearest of 0..255. The last fifth of every
+    class, in the order of the file, is for testing: a stratified, fixed split, whose test images
+    are mostly by other writers.
     """
     from sklearn.datasets import load_digits
 
@@ -47,7 +49,9 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
 
     images, labels, is_test = _arrays()
     chosen = is_test if split == "test" else ~is_test
-    return InMemoryImages(torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen]), _DESCRIPTION)
+    return InMemoryImages(
+        torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen]), _DESCRIPTION
+    )
 
 
 DATASETS.register("digits")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

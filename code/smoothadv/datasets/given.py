@@ -46,17 +46,23 @@ class GivenImages:
         image = checked_image(image, f"image {index}")
         shape, classes = self.description.image_shape, self.description.num_classes
         if tuple(image.shape) != shape:
-            raise UserError(f"image {index} has shape {list(image.shape)}, the first one has {list(shape)}")
+            raise UserError(
+                f"image {index} has shape {list(image.shape)}, the first one has {list(shape)}"
+            )
         return image, _label(label, classes, f"image {index}")
 
-    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
+    def training_batches(
+        self, batches: Indices, device: torch.device, generator: torch.Generator
+    ) -> Batches:
         """The images of each of ``batches``, augmented: see ``ImageDataset``."""
         padding, flip = self.description.crop_padding, self.description.horizontal_flip
         chosen = draw_augmentation(len(self), padding, flip, generator)
         on_cpu = self.evaluation_batches(batches, torch.device("cpu"))
         for indices, (images, labels) in zip(batches, on_cpu):
             places = torch.arange(len(indices))
-            images = augmented(pixels_of(images), self.description.image_shape[1:], places, chosen[:, indices])
+            images = augmented(
+                pixels_of(images), self.description.image_shape[1:], places, chosen[:, indices]
+            )
             yield images.to(device), labels.to(device)
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
@@ -71,16 +77,22 @@ class GivenImages:
         return (self[number * len(self) // count] for number in range(count))
 
     def with_constants(self) -> GivenImages:
-        """The same images with mean and standard deviation of each channel: over all in memory, else over a sample."""
+        """The same images with mean and standard deviation of each channel: over all in memory,
+        else over a sample.
+        """
         if isinstance(self.items, Arrays):
             pixels = self.items.images
         else:
             pixels = torch.stack([image for image, _ in self._sample()])
-        mean, std = (found.tolist() for found in (pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0)))
+        mean, std = (
+            found.tolist()
+            for found in (pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0))
+        )
         return GivenImages(self.items, replace(self.description, mean=tuple(mean), std=tuple(std)))
 
     def fingerprint(self) -> str:
-        """A hash of all images and labels in memory; of a Dataset, of its length and of up to 256 evenly spaced images.
+        """A hash of all images and labels in memory; of a Dataset, of its length and of up to 256
+        evenly spaced images.
 
         To read a Dataset of a million images would take hours.
         """
@@ -97,15 +109,19 @@ class Arrays:
         tensor = _tensor(images, "images")
         if tensor.dim() != 4 or (tensor.shape[1] not in (1, 3) and tensor.shape[3] in (1, 3)):
             raise UserError(
-                f"images have shape {list(tensor.shape)}: give a batch [N, C, H, W], of one image [1, C, H, W], "
-                "not with channels last"
+                f"images have shape {list(tensor.shape)}: give a batch [N, C, H, W], of one image "
+                "[1, C, H, W], not with channels last"
             )
         self.images = checked_image(tensor, "images")
         if labels is None:
-            raise UserError("images without labels: give an array of N whole numbers after the images")
+            raise UserError(
+                "images without labels: give an array of N whole numbers after the images"
+            )
         found = _tensor(labels, "labels")
         if found.shape != self.images.shape[:1]:
-            raise UserError(f"labels have shape {list(found.shape)}, there are {len(self.images)} images")
+            raise UserError(
+                f"labels have shape {list(found.shape)}, there are {len(self.images)} images"
+            )
         if found.is_floating_point() or found.is_complex():
             raise UserError(f"labels are {found.dtype}: give whole numbers from 0 on")
         self.labels = found.to(torch.int64)
@@ -118,7 +134,9 @@ class Arrays:
 
 
 def checked_image(image: Any, name: str) -> torch.Tensor:
-    """An image, or several, as float32 on the CPU; UserError, which calls them ``name``, unless they are in [0, 1]."""
+    """An image, or several, as float32 on the CPU; UserError, which calls them ``name``, unless
+    they are in [0, 1].
+    """
     tensor = _tensor(image, name)
     if not tensor.is_floating_point():
         found = str(tensor.dtype).removeprefix("torch.")
@@ -127,29 +145,42 @@ def checked_image(image: Any, name: str) -> torch.Tensor:
     tensor = tensor.float().contiguous()
     if not bool(((tensor >= 0) & (tensor <= 1)).all()):
         low, high = float(tensor.min()), float(tensor.max())
-        found = f"values from {low:.4g} to {high:.4g}" if low == low and high == high else "values that are not numbers"
+        found = (
+            f"values from {low:.4g} to {high:.4g}"
+            if low == low and high == high
+            else "values that are not numbers"
+        )
         raise UserError(
-            f"{name}: found {found}, expected [0, 1]; noise and radii are measured there, so divide grey levels by 255 "
-            "and put normalization into the model"
+            f"{name}: found {found}, expected [0, 1]; noise and radii are measured there, so "
+            "divide grey levels by 255 and put normalization into the model"
         )
     return tensor
 
 
 def _tensor(values: Any, name: str) -> torch.Tensor:
-    """``values`` as a tensor on the CPU, without gradients; UserError, which calls them ``name``, if they are none."""
+    """``values`` as a tensor on the CPU, without gradients; UserError, which calls them ``name``,
+    if they are none.
+    """
     try:
         if isinstance(values, torch.Tensor):
             return values.detach().cpu().to_dense()
         if np.ma.is_masked(values):
-            raise UserError(f"{name}: found a masked array, expected all of its values: fill it first")
+            raise UserError(
+                f"{name}: found a masked array, expected all of its values: fill it first"
+            )
         array = np.asarray(values)
         if array.dtype == object:
             array = np.array(array.tolist())
-        # PyTorch refuses negative strides and other byte orders, and warns of arrays that cannot be written to.
+        # PyTorch refuses negative strides and other byte orders, and warns of arrays that cannot be
+        # written to.
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
-        return torch.from_numpy(native if native.flags.writeable and native.flags.c_contiguous else native.copy())
+        return torch.from_numpy(
+            native if native.flags.writeable and native.flags.c_contiguous else native.copy()
+        )
     except (TypeError, ValueError, RuntimeError):
-        raise UserError(f"{name}: found {_brief(values)}, expected a tensor or array of numbers") from None
+        raise UserError(
+            f"{name}: found {_brief(values)}, expected a tensor or array of numbers"
+        ) from None
 
 
 def _brief(value: Any) -> str:
@@ -176,37 +207,54 @@ def _label(label: Any, classes: int, name: str) -> int:
 
 
 def items_of(images: Any, labels: Any = None) -> Items:
-    """Tensors or arrays with labels, a Dataset, or the content of a DataLoader, which is kept in memory.
+    """Tensors or arrays with labels, a Dataset, or the content of a DataLoader, which is kept in
+    memory.
 
-    UserError for anything else, and for a DataLoader that shuffles: an image's index would then change with each pass.
+    UserError for anything else, and for a DataLoader that shuffles: an image's index would then
+    change with each pass.
     """
     if isinstance(images, DataLoader):
         if labels is not None:
             raise UserError("a DataLoader has its own labels: leave labels out")
         if isinstance(images.sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
-            raise UserError("the DataLoader shuffles, so images have no fixed index: make it with shuffle=False")
+            raise UserError(
+                "the DataLoader shuffles, so images have no fixed index: make it with shuffle=False"
+            )
         batches = [_pair(batch, number) for number, batch in enumerate(images)]
         if not batches:
             raise UserError("the DataLoader has no batches")
-        parts = [[_tensor(part, "a batch of the DataLoader") for part in batch] for batch in batches]
+        parts = [
+            [_tensor(part, "a batch of the DataLoader") for part in batch] for batch in batches
+        ]
         try:
-            return Arrays(torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts]))
+            return Arrays(
+                torch.cat([images for images, _ in parts]),
+                torch.cat([labels for _, labels in parts]),
+            )
         except RuntimeError as error:  # they have several shapes, or the loader makes no batches
-            raise UserError(f"the batches of the DataLoader cannot be joined: {first_line(error)}") from error
+            raise UserError(
+                f"the batches of the DataLoader cannot be joined: {first_line(error)}"
+            ) from error
     if isinstance(images, (torch.Tensor, np.ndarray)):
         return Arrays(images, labels)
-    if hasattr(images, "__getitem__") and hasattr(images, "__len__") and not isinstance(images, (list, tuple, dict)):
+    if (
+        hasattr(images, "__getitem__")
+        and hasattr(images, "__len__")
+        and not isinstance(images, (list, tuple, dict))
+    ):
         if labels is not None:
             raise UserError("a Dataset has its own labels: leave labels out")
         return images
     raise UserError(
-        f"images are a {type(images).__name__}: give a dataset's name, a tensor or array [N, C, H, W], a torch Dataset "
-        "with random access, or a DataLoader"
+        f"images are a {type(images).__name__}: give a dataset's name, a tensor or array [N, C, H, "
+        "W], a torch Dataset with random access, or a DataLoader"
     )
 
 
 def first_image(items: Items, name: str) -> torch.Tensor:
-    """The first image [C, H, W] of ``items``, which a message calls ``name``; UserError where there is none."""
+    """The first image [C, H, W] of ``items``, which a message calls ``name``; UserError where there
+    is none.
+    """
     if not len(items):
         raise UserError(f"{name}: there are no images")
     image = checked_image(_pair(items[0], 0)[0], "image 0")
@@ -216,7 +264,9 @@ def first_image(items: Items, name: str) -> torch.Tensor:
 
 
 def described(items: Items, classes: Sequence[str], name: str) -> GivenImages:
-    """``items`` as a dataset called ``name`` with these classes; UserError where the first image is no image."""
+    """``items`` as a dataset called ``name`` with these classes; UserError where the first image is
+    no image.
+    """
     channels, height, width = first_image(items, name).shape
     shape = (channels, height, width)
     description = DatasetDescription(

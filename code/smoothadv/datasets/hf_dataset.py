@@ -1,4 +1,6 @@
-"""Images of the package datasets: hf-dataset:FOLDER that it has saved, or hf-dataset:NAME of its hub."""
+"""Images of the package datasets: hf-dataset:FOLDER that it has saved, or hf-dataset:NAME of its
+hub.
+"""
 
 import importlib
 import io
@@ -12,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from smoothadv.datasets import DATASETS, ImageDataset, Source
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs, spread
+from smoothadv.datasets.description import (
+    CIFAR_TRAINING,
+    DatasetDescription,
+    constants,
+    photographs,
+    spread,
+)
 from smoothadv.datasets.image_files import File, Image, Made, read_image, read_pixels
 from smoothadv.datasets.preparation import split_location
 from smoothadv.digests import digest
@@ -30,12 +38,22 @@ class _Rows:
         labels = [column for column, kind in kinds if isinstance(kind, datasets.ClassLabel)]
         labels = ["label"] if "label" in labels else labels
         if len(images) != 1 or len(labels) != 1 or not len(table):
-            held = f"{len(table)} rows of {', '.join(f'{column}: {type(kind).__name__}' for column, kind in kinds)}"
-            raise UserError(f"{name} has {held}; expected a column of Image and a ClassLabel, called label if several")
+            held = (
+                f"{len(table)} rows of "
+                f"{', '.join(f'{column}: {type(kind).__name__}' for column, kind in kinds)}"
+            )
+            raise UserError(
+                f"{name} has {held}; expected a column of Image and a ClassLabel, called label if "
+                "several"
+            )
         self.classes, self.labels = tuple(table.features[labels[0]].names), list(table[labels[0]])
-        if unknown := [row for row, label in enumerate(self.labels) if label not in range(len(self.classes))]:
+        if unknown := [
+            row for row, label in enumerate(self.labels) if label not in range(len(self.classes))
+        ]:
             raise UserError(f"{name}, row {unknown[0]} has no label: take images that have one")
-        self._files = table.select_columns(images).cast_column(images[0], datasets.Image(decode=False))
+        self._files = table.select_columns(images).cast_column(
+            images[0], datasets.Image(decode=False)
+        )
         self._column = images[0]
 
     def file(self, row: int) -> File:
@@ -50,8 +68,12 @@ class _Rows:
 
     def digest(self) -> str:
         files = map(self.file, range(len(self.labels)))
-        contents = (file.read_bytes() if isinstance(file, Path) else file.getvalue() for file in files)
-        return digest(f"{digest([content])}\t{label}\n" for content, label in zip(contents, self.labels))
+        contents = (
+            file.read_bytes() if isinstance(file, Path) else file.getvalue() for file in files
+        )
+        return digest(
+            f"{digest([content])}\t{label}\n" for content, label in zip(contents, self.labels)
+        )
 
 
 @cache
@@ -60,19 +82,41 @@ def _rows(path: str) -> dict[str, _Rows]:
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
-        raise UserError(f"hf-dataset:{path} needs the package datasets: pip install 'smoothadv[datasets]'") from error
+        raise UserError(
+            f"hf-dataset:{path} needs the package datasets: pip install 'smoothadv[datasets]'"
+        ) from error
     folder = os.path.expanduser(path)
-    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # it tells of each attempt
+    logging.getLogger("huggingface_hub.utils._http").setLevel(
+        logging.ERROR
+    )  # it tells of each attempt
     try:
-        found = datasets.load_from_disk(folder) if os.path.isdir(folder) else datasets.load_dataset(path)
+        found = (
+            datasets.load_from_disk(folder)
+            if os.path.isdir(folder)
+            else datasets.load_dataset(path)
+        )
     except Exception as error:  # the package has no exception of its own for what it cannot read
-        reason = f"neither a folder that save_to_disk has written nor found on the hub ({first_line(error)[:300]})"
+        reason = (
+            "neither a folder that save_to_disk has written nor found on the hub "
+            f"({first_line(error)[:300]})"
+        )
         raise UserError(f"hf-dataset:{path} is {reason}") from error
     tables = found if isinstance(found, dict) else {"test": found}
-    pairs = ((split, name) for split, names in _SPLITS.items() for name in reversed(names) if name in tables)
-    rows = {split: _Rows(f"hf-dataset:{path}, split {name}", tables[name], datasets) for split, name in pairs}
+    pairs = (
+        (split, name)
+        for split, names in _SPLITS.items()
+        for name in reversed(names)
+        if name in tables
+    )
+    rows = {
+        split: _Rows(f"hf-dataset:{path}, split {name}", tables[name], datasets)
+        for split, name in pairs
+    }
     if len({each.classes for each in rows.values()}) != 1:
-        raise UserError(f"hf-dataset:{path} has {', '.join(tables)}; expected train and test of the same classes")
+        raise UserError(
+            f"hf-dataset:{path} has {', '.join(tables)}; expected train and test of the same "
+            "classes"
+        )
     return rows
 
 
@@ -94,9 +138,14 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
 
     description, (path, preparation) = _describe(location, data_dir), split_location(location)
     if (rows := _rows(path).get(split)) is None:
-        raise UserError(f"hf-dataset:{path} has no {split} images, expected the split {' or '.join(_SPLITS[split])}")
+        raise UserError(
+            f"hf-dataset:{path} has no {split} images, expected the split "
+            f"{' or '.join(_SPLITS[split])}"
+        )
     if preparation is not None:
-        return StreamedImages(list(enumerate(rows.labels)), preparation, description, rows.photograph, rows.digest)
+        return StreamedImages(
+            list(enumerate(rows.labels)), preparation, description, rows.photograph, rows.digest
+        )
     read = partial(rows.pixels, shape=description.image_shape)
 
     def read_all() -> np.ndarray:
@@ -105,4 +154,6 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     return ImagesOnDemand(rows.labels, read, read_all, lambda compute: rows.digest(), description)
 
 
-DATASETS.register("hf-dataset")(Source(_describe, _load, takes_location=True, takes_preparation=True))
+DATASETS.register("hf-dataset")(
+    Source(_describe, _load, takes_location=True, takes_preparation=True)
+)

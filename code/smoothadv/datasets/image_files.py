@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Image: TypeAlias = "PIL.Image.Image"
 """For annotations: only functions that open image files load Pillow."""
 MOST_PIXELS = 89_478_485
-"""A quarter of a GiB of RGB, above which Pillow would warn. The environment variable names another bound."""
+"""A quarter of a GiB of RGB, above which Pillow would warn. The environment variable names another
+bound.
+"""
 _VARIABLE = "SMOOTHADV_MAX_PIXELS"
 _OPENING = threading.Lock()
 Made = TypeVar("Made")
@@ -29,19 +31,25 @@ File = Path | io.BytesIO
 
 
 def open_image(path: File, name: str = "") -> Image:
-    """The image in a file, of which only the header has been read; ``name`` is that of a file in memory.
+    """The image in a file, of which only the header has been read; ``name`` is that of a file in
+    memory.
 
-    UserError if it has more than ``MOST_PIXELS``, or than SMOOTHADV_MAX_PIXELS where that is set: a file of 400 kB may
-    take many GB. OSError if it is no regular file or no image; for a damaged one Pillow raises nearly any exception.
+    UserError if it has more than ``MOST_PIXELS``, or than SMOOTHADV_MAX_PIXELS where that is set: a
+    file of 400 kB may take many GB. OSError if it is no regular file or no image; for a damaged one
+    Pillow raises nearly any exception.
     """
     import PIL.Image
 
     stated = os.environ.get(_VARIABLE) or str(MOST_PIXELS)
     if not stated.isdecimal() or len(stated) > 18:
-        raise UserError(f"{_VARIABLE} is '{stated}': set it to a number of pixels, like {MOST_PIXELS}")
+        raise UserError(
+            f"{_VARIABLE} is '{stated}': set it to a number of pixels, like {MOST_PIXELS}"
+        )
     if isinstance(path, Path):
         check_regular(path)
-    with _OPENING:  # Pillow's own bound, of the whole process, is twice as large and cannot be raised by a user
+    with (
+        _OPENING
+    ):  # Pillow's own bound, of the whole process, is twice as large and cannot be raised by a user
         bound, PIL.Image.MAX_IMAGE_PIXELS = PIL.Image.MAX_IMAGE_PIXELS, None
         try:
             image = PIL.Image.open(path)
@@ -50,18 +58,24 @@ def open_image(path: File, name: str = "") -> Image:
     if image.width * image.height > int(stated):
         image.close()
         raise UserError(
-            f"{name or path} has {image.width}x{image.height} pixels, more than {int(stated):,}: the variable "
-            f"{_VARIABLE} raises this bound"
+            f"{name or path} has {image.width}x{image.height} pixels, more than {int(stated):,}: "
+            f"the variable {_VARIABLE} raises this bound"
         )
     return image
 
 
 def read_image(
-    file: File, make: Callable[[Image], Made], name: str, turned: bool = False, size: tuple[int, int] | None = None
+    file: File,
+    make: Callable[[Image], Made],
+    name: str,
+    turned: bool = False,
+    size: tuple[int, int] | None = None,
 ) -> Made:
-    """What ``make`` makes of an image of 8 bits; UserError, which calls it ``name``, if it is damaged or too large.
+    """What ``make`` makes of an image of 8 bits; UserError, which calls it ``name``, if it is
+    damaged or too large.
 
-    If ``turned``, it is upright as its EXIF data say; if ``size`` is given, width and height must be so.
+    If ``turned``, it is upright as its EXIF data say; if ``size`` is given, width and height must
+    be so.
     """
     import PIL.ImageOps
 
@@ -69,8 +83,9 @@ def read_image(
         with open_image(file, name) as image:
             if size not in (None, image.size):  # before it is decoded
                 raise UserError(
-                    f"{name} is {image.width}x{image.height} pixels where the first image is {size[0]}x{size[1]}; "
-                    "images must have one size, or be resized: --image-size 224, or @224 behind the dataset's name"
+                    f"{name} is {image.width}x{image.height} pixels where the first image is "
+                    f"{size[0]}x{size[1]}; images must have one size, or be resized: --image-size "
+                    "224, or @224 behind the dataset's name"
                 )
             if turned:
                 PIL.ImageOps.exif_transpose(image, in_place=True)
@@ -83,7 +98,8 @@ def read_image(
 
 
 def read_pixels(file: File, name: str, shape: tuple[int, int, int] | None = None) -> np.ndarray:
-    """An image as it is stored, uint8 [C, H, W]; UserError as above, and if it is not of the given ``shape``.
+    """An image as it is stored, uint8 [C, H, W]; UserError as above, and if it is not of the given
+    ``shape``.
 
     Among RGB images grey becomes RGB; colour never becomes grey.
     """
@@ -91,22 +107,31 @@ def read_pixels(file: File, name: str, shape: tuple[int, int, int] | None = None
     array = read_image(file, np.array, name, size=size)
     array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     if shape is not None and len(array) > shape[0]:
-        raise UserError(f"{name} is a colour image where the first image is grey; make them all one or the other")
+        raise UserError(
+            f"{name} is a colour image where the first image is grey; make them all one or the "
+            "other"
+        )
     return array if shape is None else np.broadcast_to(array, shape)
 
 
 def _eight_bit(image: Image) -> Image:
-    """The image in mode L or RGB. Of 16 bits per channel the upper 8 remain, as Pillow reads colours of 16 bits.
+    """The image in mode L or RGB. Of 16 bits per channel the upper 8 remain, as Pillow reads
+    colours of 16 bits.
 
-    Transparency is left out, not blended with a background, as in torchvision and timm. ValueError for whole numbers of
-    32 bits and floating-point numbers, whose range is not known.
+    Transparency is left out, not blended with a background, as in torchvision and timm. ValueError
+    for whole numbers of 32 bits and floating-point numbers, whose range is not known.
     """
     import PIL.Image
 
-    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):  # so in older versions of Pillow
+    if image.mode.startswith("I;16") or (image.mode, image.format) == (
+        "I",
+        "PNG",
+    ):  # so in older versions of Pillow
         return PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode.startswith(("I", "F")):
-        raise ValueError(f"it has more than 16 bits per channel (mode {image.mode}); convert it to 8 bits")
+        raise ValueError(
+            f"it has more than 16 bits per channel (mode {image.mode}); convert it to 8 bits"
+        )
     image.info.pop("transparency", None)  # of which Pillow would warn
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
@@ -118,9 +143,15 @@ def stamp(path: Path) -> str:
 
 
 def remembered(what: str, files: list[tuple[Path, int]], compute: Callable[[], str]) -> str:
-    """What ``compute`` returns, or returned to an earlier process when these files were the same, from the cache."""
+    """What ``compute`` returns, or returned to an earlier process when these files were the same,
+    from the cache.
+    """
     import PIL
 
-    key = [what, PIL.__version__, *(f"{os.path.abspath(path)} {label} {stamp(path)}" for path, label in files)]
+    key = [
+        what,
+        PIL.__version__,
+        *(f"{os.path.abspath(path)} {label} {stamp(path)}" for path, label in files),
+    ]
     name = f"imagefolder-{digest([repr(key)])}"
     return cached(name, lambda: compute().encode()).decode()

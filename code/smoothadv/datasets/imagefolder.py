@@ -1,4 +1,6 @@
-"""The user's images: PATH/train/CLASS/* and PATH/test/CLASS/*, or PATH/CLASS/* to test on; of one size or prepared."""
+"""The user's images: PATH/train/CLASS/* and PATH/test/CLASS/*, or PATH/CLASS/* to test on; of one
+size or prepared.
+"""
 
 import json
 from collections.abc import Callable
@@ -11,7 +13,13 @@ import numpy as np
 
 from smoothadv.cpus import usable_cpus
 from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs, spread
+from smoothadv.datasets.description import (
+    CIFAR_TRAINING,
+    DatasetDescription,
+    constants,
+    photographs,
+    spread,
+)
 from smoothadv.datasets.image_files import Image, Made, read_image, read_pixels, remembered, stamp
 from smoothadv.datasets.preparation import split_location
 from smoothadv.digests import digest
@@ -23,7 +31,9 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", "
 
 
 def _folder(root: Path, split: str) -> Path:
-    """Where the class folders of a split are: without train/ and test/, those of the test split are in ``root``."""
+    """Where the class folders of a split are: without train/ and test/, those of the test split are
+    in ``root``.
+    """
     is_whole = split == "test" and not any((root / name).is_dir() for name in SPLITS)
     return root if is_whole else root / split
 
@@ -32,25 +42,42 @@ def _class_folders(root: Path, split: str) -> list[str]:
     folder = _folder(root, split)
     if not folder.is_dir():
         return []
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
 
 
 def _classes(root: Path) -> list[str]:
     """The class names, which must be the same in train/ and test/ where both exist."""
     found = {split: _class_folders(root, split) for split in SPLITS}
     if not any(found.values()):
-        files = (file for folder in (root, root / "train", root / "test") for file in folder.glob("*.*"))
+        files = (
+            file for folder in (root, root / "train", root / "test") for file in folder.glob("*.*")
+        )
         if flat := next((file for file in files if file.suffix.lower() in _SUFFIXES), None):
-            raise UserError(f"imagefolder: {flat} is in no class: put it into a folder per class, CLASS/{flat.name}")
-        raise UserError(f"imagefolder: {root} holds neither train/CLASS/ and test/CLASS/ folders nor CLASS/ folders")
+            raise UserError(
+                f"imagefolder: {flat} is in no class: put it into a folder per class, "
+                f"CLASS/{flat.name}"
+            )
+        raise UserError(
+            f"imagefolder: {root} holds neither train/CLASS/ and test/CLASS/ folders nor CLASS/ "
+            "folders"
+        )
     if all(found.values()) and found["train"] != found["test"]:
         odd = sorted(set(found["train"]) ^ set(found["test"]))
-        raise UserError(f"imagefolder: the classes of {root}/train and {root}/test differ in {', '.join(odd[:5])}")
+        raise UserError(
+            f"imagefolder: the classes of {root}/train and {root}/test differ in "
+            f"{', '.join(odd[:5])}"
+        )
     return found["train"] or found["test"]
 
 
 def _files(root: Path, split: str, prepared: bool = False) -> list[tuple[Path, int]]:
-    """(path, label) of the images of a split, sorted by class and name; if ``prepared``, GIF too, no hidden ones."""
+    """(path, label) of the images of a split, sorted by class and name; if ``prepared``, GIF too,
+    no hidden ones.
+    """
     suffixes, folder = (*_SUFFIXES, *((".gif",) * prepared)), _folder(root, split)
     files = [
         (path, label)
@@ -61,7 +88,10 @@ def _files(root: Path, split: str, prepared: bool = False) -> list[tuple[Path, i
     ]
     if not files:
         if _folder(root, "test") == root:
-            expected = f"{root} has no train/CLASS/ beside a test/CLASS/, so its CLASS/ folders are for testing alone"
+            expected = (
+                f"{root} has no train/CLASS/ beside a test/CLASS/, so its CLASS/ folders are for "
+                "testing alone"
+            )
         else:
             expected = f"expected {folder}/CLASS/ with files that end in {', '.join(_SUFFIXES)}"
         raise UserError(f"imagefolder: no images under {folder}; {expected}")
@@ -69,7 +99,9 @@ def _files(root: Path, split: str, prepared: bool = False) -> list[tuple[Path, i
 
 
 def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
-    """An image file as uint8 [C, H, W]; UserError if it is damaged, too large or not of the given ``shape``."""
+    """An image file as uint8 [C, H, W]; UserError if it is damaged, too large or not of the given
+    ``shape``.
+    """
     return read_pixels(path, f"imagefolder: {path}", shape)
 
 
@@ -102,7 +134,9 @@ def _describe_folder(root: Path) -> DatasetDescription:
         some = [files[index] for index in spread(len(files))]
         text = remembered("constants", some, lambda: json.dumps(constants(_read_all(some, shape))))
         mean, std = map(tuple, json.loads(text))
-    return DatasetDescription(f"imagefolder:{root}", tuple(classes), shape, mean, std, CIFAR_TRAINING)
+    return DatasetDescription(
+        f"imagefolder:{root}", tuple(classes), shape, mean, std, CIFAR_TRAINING
+    )
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
@@ -113,13 +147,17 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     stamped, labels = [(path, stamp(path)) for path, _ in files], [label for _, label in files]
     if preparation is not None:
         content = partial(remembered, "bytes", files, partial(_digest, files))
-        return StreamedImages(list(zip(stamped, labels)), preparation, description, _read_prepared, content)
+        return StreamedImages(
+            list(zip(stamped, labels)), preparation, description, _read_prepared, content
+        )
 
     def read(index: int) -> np.ndarray:
         return _read(_unchanged(*stamped[index]), description.image_shape)
 
     known = partial(remembered, "fingerprint", files)
-    return ImagesOnDemand(labels, read, lambda: _read_all(files, description.image_shape), known, description)
+    return ImagesOnDemand(
+        labels, read, lambda: _read_all(files, description.image_shape), known, description
+    )
 
 
 def _unchanged(path: Path, before: str) -> Path:
@@ -137,7 +175,12 @@ def _digest(files: list[tuple[Path, int]]) -> str:
     with ThreadPoolExecutor(usable_cpus()) as pool:  # hashing releases the interpreter lock
         hashed = pool.map(lambda file: digest([read_regular(file[0])]), files)
         pairs = zip(files, Progress(hashed, "hashing images", len(files), delay=2))
-        return digest(f"{file.parent.name}/{file.name}\t{label}\t{content}\n" for (file, label), content in pairs)
+        return digest(
+            f"{file.parent.name}/{file.name}\t{label}\t{content}\n"
+            for (file, label), content in pairs
+        )
 
 
-DATASETS.register("imagefolder")(Source(_describe, _load, takes_location=True, takes_preparation=True))
+DATASETS.register("imagefolder")(
+    Source(_describe, _load, takes_location=True, takes_preparation=True)
+)

@@ -24,13 +24,14 @@ def _files(folder: Path) -> list[tuple[str, int]]:
         found = ImageFolder(str(folder))
     except OSError as error:
         raise UserError(
-            f"imagenet needs images in the folder {folder} ({' '.join(str(error).split())}): set IMAGENET_DIR or "
-            "--data-dir to the folder that holds train/ and val/ with one folder per class"
+            f"imagenet needs images in the folder {folder} ({' '.join(str(error).split())}): set "
+            "IMAGENET_DIR or --data-dir to the folder that holds train/ and val/ with one folder "
+            "per class"
         ) from error
     if len(found.classes) != _CLASSES:
         raise UserError(
-            f"imagenet folder {folder} holds {len(found.classes)} class folders, not {_CLASSES}: the labels "
-            "would be wrong (for a subset of classes use imagefolder:PATH)"
+            f"imagenet folder {folder} holds {len(found.classes)} class folders, not {_CLASSES}: "
+            "the labels would be wrong (for a subset of classes use imagefolder:PATH)"
         )
     return found.samples
 
@@ -39,7 +40,9 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from smoothadv.datasets.images import StreamedImages
 
     root = data_dir or Path(os.environ.get("IMAGENET_DIR") or DEFAULT_DATA_DIR / "imagenet")
-    return StreamedImages(_files((root / _FOLDERS[split]).resolve()), Preparation(_SIZE), _DESCRIPTION)
+    return StreamedImages(
+        _files((root / _FOLDERS[split]).resolve()), Preparation(_SIZE), _DESCRIPTION
+    )
 
 
 DATASETS.register("imagenet")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

@@ -5,7 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
-from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, DatasetDescription, TrainingDefaults
+from smoothadv.datasets.description import (
+    CIFAR_MEAN,
+    CIFAR_STD,
+    DatasetDescription,
+    TrainingDefaults,
+)
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 from smoothadv.errors import UserError
 
@@ -27,7 +32,10 @@ _RELEASED = "Imagenet32_train"
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """One file: images uint8 [N, 3, 32, 32] and labels 0..999, which the files count from 1."""
     if not path.is_file():
-        raise UserError(f"imagenet32 needs the file {path}: name the folder of the published batches with --data-dir")
+        raise UserError(
+            f"imagenet32 needs the file {path}: name the folder of the published batches with "
+            "--data-dir"
+        )
     try:
         batch = read_pickled_arrays(path)
         images = plain_array(batch["data"]).reshape(-1, 3, 32, 32)
@@ -35,11 +43,17 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(f"imagenet32 batch {path} cannot be read: {error}") from error
     in_range = (labels >= 0) & (labels < _CLASSES)
-    if images.dtype != np.uint8 or len(images) != len(labels) or not len(labels) or not in_range.all():
+    if (
+        images.dtype != np.uint8
+        or len(images) != len(labels)
+        or not len(labels)
+        or not in_range.all()
+    ):
         raise UserError(
-            f"imagenet32 batch {path} holds {len(images)} images of {images.dtype} and {len(labels)} labels"
-            f"{f', label {labels[~in_range][0] + 1} among them' if not in_range.all() else ''}; expected uint8 images "
-            f"with one label from 1 to {_CLASSES} each"
+            f"imagenet32 batch {path} holds {len(images)} images of {images.dtype} and "
+            f"{len(labels)} labels"
+            f"{f', label {labels[~in_range][0] + 1} among them' if not in_range.all() else ''}; "
+            f"expected uint8 images with one label from 1 to {_CLASSES} each"
         )
     return images, labels
 
@@ -50,11 +64,17 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from smoothadv.datasets.images import InMemoryImages
 
     folder = data_dir or DEFAULT_DATA_DIR
-    if split == "train" and not (folder / _FILES["train"][0]).exists() and (folder / _RELEASED).is_dir():
+    if (
+        split == "train"
+        and not (folder / _FILES["train"][0]).exists()
+        and (folder / _RELEASED).is_dir()
+    ):
         folder = folder / _RELEASED
     parts = [_read(folder / name) for name in _FILES[split]]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts))
     return InMemoryImages(torch.from_numpy(images), torch.from_numpy(labels), _DESCRIPTION)
 
 
-DATASETS.register("imagenet32")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))
+DATASETS.register("imagenet32")(
+    Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load)
+)

@@ -39,11 +39,13 @@ class ImageDataset(Protocol):
 
     def __getitem__(self, index: int) -> Item: ...
 
-    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
+    def training_batches(
+        self, batches: Indices, device: torch.device, generator: torch.Generator
+    ) -> Batches:
         """The images of each of ``batches``, augmented.
 
-        The augmentation of an image is a function of its index and of the state of ``generator`` (a CPU generator),
-        whatever batch it is in and whatever other batches are requested.
+        The augmentation of an image is a function of its index and of the state of ``generator`` (a
+        CPU generator), whatever batch it is in and whatever other batches are requested.
         """
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
@@ -62,10 +64,13 @@ def fingerprint_of(images: torch.Tensor, labels: torch.Tensor) -> str:
 class InMemoryImages(Dataset[Item]):
     """Small images, uint8 [N, C, H, W]; augmented in batches on the device.
 
-    ``images`` is a view of the pixels, which are stored channels last and followed by a black one that pads crops.
+    ``images`` is a view of the pixels, which are stored channels last and followed by a black one
+    that pads crops.
     """
 
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor, description: DatasetDescription) -> None:
+    def __init__(
+        self, images: torch.Tensor, labels: torch.Tensor, description: DatasetDescription
+    ) -> None:
         assert images.dtype == torch.uint8 and images.shape[1:] == description.image_shape
         assert labels.dtype == torch.int64 and labels.shape == images.shape[:1]
         self._pixels, self.labels, self.description = pixels_of(images), labels, description
@@ -81,13 +86,17 @@ class InMemoryImages(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         return self.images[index].contiguous().float() / 255, int(self.labels[index])
 
-    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
+    def training_batches(
+        self, batches: Indices, device: torch.device, generator: torch.Generator
+    ) -> Batches:
         self._move_to(device)
         padding, flip = self.description.crop_padding, self.description.horizontal_flip
         chosen = draw_augmentation(len(self), padding, flip, generator).to(device)
         for indices in batches:
             indices = indices.to(device, non_blocking=True)
-            images = augmented(self._pixels, self.description.image_shape[1:], indices, chosen[:, indices])
+            images = augmented(
+                self._pixels, self.description.image_shape[1:], indices, chosen[:, indices]
+            )
             yield images.float().div_(255), self.labels[indices]
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
@@ -97,8 +106,11 @@ class InMemoryImages(Dataset[Item]):
             yield self.images[indices].float() / 255, self.labels[indices]
 
     def _move_to(self, device: torch.device) -> None:
-        """Keep the whole set on the device: CIFAR-10 is 150 MB there, and no batch waits for a copy."""
-        # The first caller may be an evaluation in inference mode, whose tensors training cannot use.
+        """Keep the whole set on the device: CIFAR-10 is 150 MB there, and no batch waits for a
+        copy.
+        """
+        # The first caller may be an evaluation in inference mode, whose tensors training cannot
+        # use.
         with torch.inference_mode(False):
             self._pixels, self.labels = self._pixels.to(device), self.labels.to(device)
 
@@ -107,10 +119,12 @@ class InMemoryImages(Dataset[Item]):
 
 
 class ImagesOnDemand(InMemoryImages):
-    """Small images in files, which are read one by one where single images are asked for, and all at once for batches.
+    """Small images in files, which are read one by one where single images are asked for, and all
+    at once for batches.
 
-    ``read(index)`` returns an image, an array uint8 [C, H, W], ``read_all()`` all of them, [N, C, H, W]. ``remembered``
-    calls the function that it gets, or returns what this function returned to an earlier process for the same files.
+    ``read(index)`` returns an image, an array uint8 [C, H, W], ``read_all()`` all of them, [N, C,
+    H, W]. ``remembered`` calls the function that it gets, or returns what this function returned to
+    an earlier process for the same files.
     """
 
     def __init__(
@@ -143,15 +157,20 @@ def _read_file(path: str, make: Transform) -> torch.Tensor:
 
 
 class _Files(Dataset[Item | UserError]):
-    """Photographs, read and passed through one transform. One that cannot be read gives a UserError as a value.
+    """Photographs, read and passed through one transform. One that cannot be read gives a UserError
+    as a value.
 
-    If the error was raised, a DataLoader would hide it in a worker's traceback. With ``epoch_seed`` each image has a
-    seed for a transform that draws from torch's global generator; with a seed for each worker the images would depend
-    on how many workers this machine has.
+    If the error was raised, a DataLoader would hide it in a worker's traceback. With ``epoch_seed``
+    each image has a seed for a transform that draws from torch's global generator; with a seed for
+    each worker the images would depend on how many workers this machine has.
     """
 
     def __init__(
-        self, files: Sequence[tuple[Any, int]], read: Read, transform: Transform, epoch_seed: int | None = None
+        self,
+        files: Sequence[tuple[Any, int]],
+        read: Read,
+        transform: Transform,
+        epoch_seed: int | None = None,
     ) -> None:
         self.files, self.read, self.transform, self.epoch_seed = files, read, transform, epoch_seed
 
@@ -164,7 +183,11 @@ class _Files(Dataset[Item | UserError]):
             if self.epoch_seed is None:
                 return self.read(file, self._made), label
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive_generator("cpu", self.epoch_seed, index, Purpose.AUGMENTATION).initial_seed())
+                torch.manual_seed(
+                    derive_generator(
+                        "cpu", self.epoch_seed, index, Purpose.AUGMENTATION
+                    ).initial_seed()
+                )
                 return self.read(file, self._made), label
         except UserError as error:
             return error
@@ -175,7 +198,9 @@ class _Files(Dataset[Item | UserError]):
 
 def _collate(items: list[Item | UserError]) -> list[torch.Tensor] | UserError:
     """A batch, or the first error among its items."""
-    return next((item for item in items if isinstance(item, UserError)), None) or default_collate(items)
+    return next((item for item in items if isinstance(item, UserError)), None) or default_collate(
+        items
+    )
 
 
 def _workers() -> int:
@@ -184,10 +209,12 @@ def _workers() -> int:
 
 
 class StreamedImages(Dataset[Item]):
-    """Photographs read by worker processes, for datasets that do not fit in memory, as a ``preparation`` makes them.
+    """Photographs read by worker processes, for datasets that do not fit in memory, as a
+    ``preparation`` makes them.
 
-    ``files`` are (path, label) pairs, or have what ``read`` takes in place of paths: it returns what a transform makes
-    of the image, or raises UserError. ``content`` returns a hash of files and labels.
+    ``files`` are (path, label) pairs, or have what ``read`` takes in place of paths: it returns
+    what a transform makes of the image, or raises UserError. ``content`` returns a hash of files
+    and labels.
     """
 
     def __init__(
@@ -210,7 +237,9 @@ class StreamedImages(Dataset[Item]):
             raise item
         return item[0].float() / 255, item[1]
 
-    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
+    def training_batches(
+        self, batches: Indices, device: torch.device, generator: torch.Generator
+    ) -> Batches:
         epoch_seed = int(torch.randint(2**62, (), generator=generator))
         transform = self._preparation.training(self.description.horizontal_flip)
         images = _Files(self._evaluation.files, self._evaluation.read, transform, epoch_seed)
@@ -227,7 +256,8 @@ class StreamedImages(Dataset[Item]):
             num_workers=_workers(),
             pin_memory=device.type == "cuda",
             collate_fn=_collate,
-            generator=torch.Generator(),  # for unused seeds of the workers: the global one stays as it is
+            # for unused seeds of the workers: the global one stays as it is
+            generator=torch.Generator(),
         )
         for batch in loader:
             if isinstance(batch, UserError):
@@ -237,11 +267,17 @@ class StreamedImages(Dataset[Item]):
             yield pixels.float().div_(255), labels
 
     def fingerprint(self) -> str:
-        """Of content and preparation; else of relative names, sizes and labels: to read all of ImageNet takes hours."""
+        """Of content and preparation; else of relative names, sizes and labels: to read all of
+        ImageNet takes hours.
+        """
         if self._content is not None:
             import PIL
 
-            made = f"{self._content()}\n{self._preparation}\nPillow {PIL.__version__}"  # whose versions differ
+            # whose versions differ
+            made = f"{self._content()}\n{self._preparation}\nPillow {PIL.__version__}"
             return digest([made])
         files = ((Path(path), label) for path, label in self._evaluation.files)
-        return digest(f"{file.parent.name}/{file.name}\t{file.stat().st_size}\t{label}\n" for file, label in files)
+        return digest(
+            f"{file.parent.name}/{file.name}\t{file.stat().st_size}\t{label}\n"
+            for file, label in files
+        )

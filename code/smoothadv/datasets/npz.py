@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from smoothadv.datasets import DATASETS, ImageDataset, Source
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription, constants, photographs
+from smoothadv.datasets.description import (
+    CIFAR_TRAINING,
+    DatasetDescription,
+    constants,
+    photographs,
+)
 from smoothadv.datasets.image_files import Image, Made
 from smoothadv.datasets.preparation import split_location
 from smoothadv.errors import UserError
@@ -24,7 +29,9 @@ _MOST_CLASSES = 100_000
 
 @lru_cache(maxsize=1)
 def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By split: images, uint8 or float32 [N, C, H, W], and labels, int64 [N]. Arrays of objects are not read."""
+    """By split: images, uint8 or float32 [N, C, H, W], and labels, int64 [N]. Arrays of objects are
+    not read.
+    """
     found = {}
     try:
         check_regular(path)
@@ -34,24 +41,37 @@ def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
                 with archive.open(name) as member:
                     read_array_header(archive, member, name)
         with np.load(path, allow_pickle=False) as content:
-            for split, names in ((split, names) for split, pairs in _NAMES.items() for names in pairs):
+            for split, names in (
+                (split, names) for split, pairs in _NAMES.items() for names in pairs
+            ):
                 if split not in found and {*names} <= {*content}:
                     found[split] = _checked(*(content[name] for name in names), *names)
             if len({(images.dtype, images.shape[1:]) for images, _ in found.values()}) != 1:
-                expected = " or ".join(" and ".join(names) for pairs in _NAMES.values() for names in pairs)
-                raise ValueError(f"it holds {', '.join(content)[:200]}; expected {expected}, of one shape and type")
+                expected = " or ".join(
+                    " and ".join(names) for pairs in _NAMES.values() for names in pairs
+                )
+                raise ValueError(
+                    f"it holds {', '.join(content)[:200]}; expected {expected}, of one shape and "
+                    "type"
+                )
     except Exception as error:  # a damaged file can raise nearly anything
-        raise UserError(f"npz: {path} cannot be read: {' '.join(str(error).split())[:500]}") from error
+        raise UserError(
+            f"npz: {path} cannot be read: {' '.join(str(error).split())[:500]}"
+        ) from error
     return found
 
 
 def _checked(images: np.ndarray, labels: np.ndarray, *names: str) -> tuple[np.ndarray, np.ndarray]:
-    """Both in the form above; ValueError where they cannot be meant. Labels may be a column, as those of MedMNIST."""
+    """Both in the form above; ValueError where they cannot be meant. Labels may be a column, as
+    those of MedMNIST.
+    """
     shape, kind = list(images.shape), images.dtype
     images = images[:, None] if images.ndim == 3 else images
     if images.ndim == 4 and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
-    is_level = kind == np.uint8 or (kind == np.float32 and images.size and images.min() >= 0 and images.max() <= 1)
+    is_level = kind == np.uint8 or (
+        kind == np.float32 and images.size and images.min() >= 0 and images.max() <= 1
+    )
     if not (is_level and images.size and images.ndim == 4 and images.shape[1] in (1, 3)):
         expected = "[N, H, W, C] or [N, C, H, W] of 1 or 3 channels, uint8 or float32 in [0, 1]"
         raise ValueError(f"{names[0]} is {kind} {shape}, expected {expected}")
@@ -81,8 +101,11 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
     if preparation is not None:
         return photographs(name, classes, preparation.size)
     mean, std = constants(_levels(found["train"][0])) if "train" in found else (None, None)
-    # Nothing says what the images show, so they are neither shifted nor mirrored unless that is asked for.
-    return DatasetDescription(name, classes, shape, mean, std, CIFAR_TRAINING, crop_padding=0, horizontal_flip=False)
+    # Nothing says what the images show, so they are neither shifted nor mirrored unless that is
+    # asked for.
+    return DatasetDescription(
+        name, classes, shape, mean, std, CIFAR_TRAINING, crop_padding=0, horizontal_flip=False
+    )
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
@@ -93,11 +116,15 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
 
     description, (path, preparation) = _describe(location, data_dir), split_location(location)
     if split not in (found := _arrays(location)):
-        raise UserError(f"npz: {path} has no {split} images, which are called {_NAMES[split][0][0]}")
+        raise UserError(
+            f"npz: {path} has no {split} images, which are called {_NAMES[split][0][0]}"
+        )
     images, labels = map(torch.from_numpy, found[split])
     if preparation is not None:
         read, content = partial(_picture, found[split][0]), partial(fingerprint_of, images, labels)
-        return StreamedImages(list(enumerate(labels.tolist())), preparation, description, read, content)
+        return StreamedImages(
+            list(enumerate(labels.tolist())), preparation, description, read, content
+        )
     if images.dtype == torch.uint8:
         return InMemoryImages(images, labels, description)
     return GivenImages(Arrays(images, labels), description)

@@ -1,8 +1,8 @@
 """Pickled arrays, as published datasets use them, read without running code from the file.
 
-A pickle names functions of NumPy and says what to call them with. NumPy trusts such calls: a pickle that states an
-array's type falsely makes it take numbers for addresses. So the file gets stand-ins, which build arrays of plain
-numbers or text whose size is that of their content, and nothing else.
+A pickle names functions of NumPy and says what to call them with. NumPy trusts such calls: a pickle
+that states an array's type falsely makes it take numbers for addresses. So the file gets stand-ins,
+which build arrays of plain numbers or text whose size is that of their content, and nothing else.
 """
 
 import math
@@ -37,25 +37,39 @@ class _Type:
 
     def __init__(self, name: str, *copying: bool) -> None:
         if not re.fullmatch(r"[biufSU]\d{1,9}", name):
-            raise pickle.UnpicklingError(f"it asks to load an array of type {name[:20]!r}, neither numbers nor text")
+            raise pickle.UnpicklingError(
+                f"it asks to load an array of type {name[:20]!r}, neither numbers nor text"
+            )
         self.dtype = np.dtype(name)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, order, *parts = state[:5]
         if order not in ("<", ">", "|", "=") or parts != [None] * 3:
-            raise pickle.UnpicklingError("it asks to load an array of a type that is made of others")
+            raise pickle.UnpicklingError(
+                "it asks to load an array of a type that is made of others"
+            )
         self.dtype = self.dtype.newbyteorder(order)
 
 
 def _array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
-    """An array over ``content``; ValueError or TypeError unless it has the size that type and shape say."""
-    content = content.encode("latin1") if isinstance(content, str) else content  # Python 2 wrote bytes as text
+    """An array over ``content``; ValueError or TypeError unless it has the size that type and shape
+    say.
+    """
+    content = (
+        content.encode("latin1") if isinstance(content, str) else content
+    )  # Python 2 wrote bytes as text
     if not isinstance(content, bytes) or not isinstance(dtype, _Type) or order not in ("C", "F"):
         raise TypeError("it holds an array of something else than bytes")
-    if not isinstance(shape, tuple) or len(shape) > 64 or not all(type(side) is int and side >= 0 for side in shape):
+    if (
+        not isinstance(shape, tuple)
+        or len(shape) > 64
+        or not all(type(side) is int and side >= 0 for side in shape)
+    ):
         raise TypeError("it holds an array of no shape")
     if math.prod(shape) * dtype.dtype.itemsize != len(content):
-        raise ValueError(f"it holds an array of {len(content)} bytes whose shape and type say otherwise")
+        raise ValueError(
+            f"it holds an array of {len(content)} bytes whose shape and type say otherwise"
+        )
     return np.ndarray(shape, dtype.dtype, content, order=order)
 
 
@@ -67,7 +81,9 @@ def _reconstruct(kind: Any, *ignored: Any) -> PickledArray:
 
 
 def _frombuffer(content: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> PickledArray:
-    """An array of pickle protocol 5; ``axes`` is the order of the axes in memory where ``order`` is "K"."""
+    """An array of pickle protocol 5; ``axes`` is the order of the axes in memory where ``order`` is
+    "K".
+    """
     made = PickledArray()
     flat = _array(content, dtype, shape, "C" if order == "K" else order)
     made.content = flat if axes is None else flat.transpose(axes)
@@ -90,7 +106,9 @@ _STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def _few_levels(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``load``, which makes a tuple, but of few levels: Python crashes when it hashes a very deep one."""
+    """``load``, which makes a tuple, but of few levels: Python crashes when it hashes a very deep
+    one.
+    """
 
     def load_tuple(unpickler: Any) -> None:
         load(unpickler)
@@ -104,14 +122,19 @@ def _few_levels(load: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _load_bytearray(unpickler: Any) -> None:
-    """Bytes of a stated length: Python would fill as much memory with zeros before it looks at the file."""
+    """Bytes of a stated length: Python would fill as much memory with zeros before it looks at the
+    file.
+    """
     (length,) = struct.unpack("<Q", unpickler.read(8))
     unpickler.append(unpickler.read(length))
 
 
-# The unpickler written in Python: the one in C allocates as much memory as the number of a memo says.
+# The unpickler written in Python: the one in C allocates as much memory as the number of a memo
+# says.
 class CarefulUnpickler(pickle._Unpickler):
-    """Neither crashes nor allocates more than a file holds, whatever is in it; ``find_class`` must not help it."""
+    """Neither crashes nor allocates more than a file holds, whatever is in it; ``find_class`` must
+    not help it.
+    """
 
     dispatch = {
         **pickle._Unpickler.dispatch,
@@ -125,28 +148,40 @@ class CarefulUnpickler(pickle._Unpickler):
 
 
 class _ArraysOnly(CarefulUnpickler):
-    """Reads dicts, lists, numbers, text and arrays; a file that asks for anything else is refused."""
+    """Reads dicts, lists, numbers, text and arrays; a file that asks for anything else is
+    refused.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("numpy", "ndarray"):
             return _NDARRAY
-        stand_in = _STAND_INS.get((module.replace("numpy._core", "numpy.core"), name))  # NumPy 2 renamed a module
+        stand_in = _STAND_INS.get(
+            (module.replace("numpy._core", "numpy.core"), name)
+        )  # NumPy 2 renamed a module
         if stand_in is None:
             raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which no array needs")
-        return lambda *arguments: stand_in(*arguments)  # a pickle can set attributes of what it is given
+        return lambda *arguments: stand_in(
+            *arguments
+        )  # a pickle can set attributes of what it is given
 
 
 def read_pickled_arrays(path: Path) -> Any:
-    """The content of a pickled file, with a PickledArray for each array; a damaged one can raise any exception."""
+    """The content of a pickled file, with a PickledArray for each array; a damaged one can raise
+    any exception.
+    """
     with path.open("rb") as file:
         return _ArraysOnly(file).load()
 
 
 def plain_array(value: Any) -> np.ndarray:
-    """An array, number, text or list of these as a NumPy array, perhaps read-only; TypeError for anything else."""
+    """An array, number, text or list of these as a NumPy array, perhaps read-only; TypeError for
+    anything else.
+    """
     if isinstance(value, PickledArray):
         return value.content
     entries = value if isinstance(value, list) else [] if isinstance(value, np.ndarray) else [value]
-    if not all(isinstance(entry, (bool, int, float, str)) for entry in entries):  # lists in lists may fill any memory
+    if not all(
+        isinstance(entry, (bool, int, float, str)) for entry in entries
+    ):  # lists in lists may fill any memory
         raise TypeError(f"it holds a {type(value).__name__} of something else than numbers")
     return np.asarray(value)

@@ -1,4 +1,6 @@
-"""How photographs of any size become images of one size: resized, then cropped around their centre. No torch."""
+"""How photographs of any size become images of one size: resized, then cropped around their centre.
+No torch.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,22 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 """Names of Pillow's filters."""
 SQUASH = "squash"
 _EXPECTED = (
-    "write SIZE, or SIZE,RESIZE,INTERPOLATION, like 224 or 224,256,bicubic, with RESIZE at least SIZE or "
-    f"'{SQUASH}', and one of {', '.join(INTERPOLATIONS)}"
+    "write SIZE, or SIZE,RESIZE,INTERPOLATION, like 224 or 224,256,bicubic, with RESIZE at least "
+    f"SIZE or '{SQUASH}', and one of {', '.join(INTERPOLATIONS)}"
 )
 _WRITTEN = re.compile("([0-9]{1,5})(?:,([0-9]{1,5}|squash)(?:,([a-z]{1,10}))?)?")
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """Resize the shorter side to ``resize`` pixels, then cut ``size`` x ``size`` pixels out of the middle.
+    """Resize the shorter side to ``resize`` pixels, then cut ``size`` x ``size`` pixels out of the
+    middle.
 
-    ``resize`` may be "squash", which resizes to ``size`` x ``size`` without a crop; None stands for size * 256 / 224,
-    as is usual for ImageNet. ``interpolation`` is one of INTERPOLATIONS. Noise is added after this, and radii are l2
-    norms on the prepared images. As text, and behind an "@" in a dataset's name: SIZE[,RESIZE[,INTERPOLATION]]. All
-    pixels are those of torchvision's Resize and CenterCrop on images of Pillow, which smooth before they shrink.
+    ``resize`` may be "squash", which resizes to ``size`` x ``size`` without a crop; None stands for
+    size * 256 / 224, as is usual for ImageNet. ``interpolation`` is one of INTERPOLATIONS. Noise is
+    added after this, and radii are l2 norms on the prepared images. As text, and behind an "@" in a
+    dataset's name: SIZE[,RESIZE[,INTERPOLATION]]. All pixels are those of torchvision's Resize and
+    CenterCrop on images of Pillow, which smooth before they shrink.
     """
 
     size: int
@@ -40,7 +44,9 @@ class Preparation:
 
     def __post_init__(self) -> None:
         is_size = isinstance(self.size, int) and self.size >= 1
-        is_resize = self.resize in (None, SQUASH) or (isinstance(self.resize, int) and self.resize >= self.size)
+        is_resize = self.resize in (None, SQUASH) or (
+            isinstance(self.resize, int) and self.resize >= self.size
+        )
         if not (is_size and is_resize and self.interpolation in INTERPOLATIONS):
             raise UserError(f"images cannot be prepared as '{self}': {_EXPECTED}")
 
@@ -60,23 +66,36 @@ class Preparation:
         return ",".join(map(str, parts))
 
     def evaluation(self, image: Image) -> torch.Tensor:
-        """The prepared image, uint8 [C, size, size]; ValueError where a long and narrow one would become enormous."""
+        """The prepared image, uint8 [C, size, size]; ValueError where a long and narrow one would
+        become enormous.
+        """
         from torchvision.transforms.v2 import functional
 
-        short, size = self.shorter_side, [self.size, self.size] if self.shorter_side is None else [self.shorter_side]
-        if (short or self.size) ** 2 * (max(image.size) / min(image.size) if short else 1) > MOST_PIXELS:
-            raise ValueError(f"{image.width}x{image.height} pixels, resized for @{self}, are more than {MOST_PIXELS:,}")
+        short, size = (
+            self.shorter_side,
+            [self.size, self.size] if self.shorter_side is None else [self.shorter_side],
+        )
+        if (short or self.size) ** 2 * (
+            max(image.size) / min(image.size) if short else 1
+        ) > MOST_PIXELS:
+            raise ValueError(
+                f"{image.width}x{image.height} pixels, resized for @{self}, are more than "
+                f"{MOST_PIXELS:,}"
+            )
         resized = functional.resize(image, size, functional.InterpolationMode(self.interpolation))
         return functional.pil_to_tensor(functional.center_crop(resized, [self.size, self.size]))
 
     def training(self, flip: bool) -> Callable[[Image], torch.Tensor]:
-        """A random part of an image, 8% to 100% of it, resized to uint8 [C, size, size]; if ``flip``, half mirrored.
+        """A random part of an image, 8% to 100% of it, resized to uint8 [C, size, size]; if
+        ``flip``, half mirrored.
 
         The augmentation for ImageNet of Szegedy et al. (2015, section 6).
         """
         from torchvision.transforms import v2
 
-        crop = v2.RandomResizedCrop(self.size, interpolation=v2.InterpolationMode(self.interpolation))
+        crop = v2.RandomResizedCrop(
+            self.size, interpolation=v2.InterpolationMode(self.interpolation)
+        )
         return v2.Compose([crop, v2.RandomHorizontalFlip(0.5 if flip else 0.0), v2.PILToTensor()])
 
 
@@ -91,12 +110,15 @@ def parsed(text: str) -> Preparation:
 
 
 def split_location(location: str) -> tuple[str, Preparation | None]:
-    """A location PATH or PATH@PREPARATION as the path and the preparation (None: images stay as they are).
+    """A location PATH or PATH@PREPARATION as the path and the preparation (None: images stay as
+    they are).
 
     What exists under the whole text is a path. UserError where the preparation cannot be meant.
     """
     path, at, text = location.rpartition("@")
-    is_preparation = at and re.match("[0-9][^/]*$", text) and not os.path.exists(os.path.expanduser(location))
+    is_preparation = (
+        at and re.match("[0-9][^/]*$", text) and not os.path.exists(os.path.expanduser(location))
+    )
     return (path, parsed(text)) if is_preparation else (location, None)
 
 

@@ -11,9 +11,13 @@ from smoothadv.errors import UserError
 
 
 class RelabelledImages:
-    """``images`` whose class k is class ``labels[k]`` of ``class_names``; in all else as ``images``."""
+    """``images`` whose class k is class ``labels[k]`` of ``class_names``; in all else as
+    ``images``.
+    """
 
-    def __init__(self, images: ImageDataset, class_names: Sequence[str], labels: Sequence[int]) -> None:
+    def __init__(
+        self, images: ImageDataset, class_names: Sequence[str], labels: Sequence[int]
+    ) -> None:
         self.images, self.labels = images, torch.tensor(labels)
         self.description = replace(images.description, class_names=tuple(class_names))
 
@@ -24,7 +28,9 @@ class RelabelledImages:
         image, label = self.images[index]
         return image, int(self.labels[label])
 
-    def training_batches(self, batches: Indices, device: torch.device, generator: torch.Generator) -> Batches:
+    def training_batches(
+        self, batches: Indices, device: torch.device, generator: torch.Generator
+    ) -> Batches:
         """See ``ImageDataset``."""
         return self._relabelled(self.images.training_batches(batches, device, generator))
 
@@ -41,12 +47,16 @@ class RelabelledImages:
         return digest([f"{self.images.fingerprint()} {self.labels.tolist()}"])
 
 
-def matched_classes(folders: Sequence[str], names: Sequence[Sequence[str]], count: int, who: str) -> list[int]:
-    """Which of the ``count`` classes of the network ``who`` each class of a dataset is, with ``names`` of each.
+def matched_classes(
+    folders: Sequence[str], names: Sequence[Sequence[str]], count: int, who: str
+) -> list[int]:
+    """Which of the ``count`` classes of the network ``who`` each class of a dataset is, with
+    ``names`` of each.
 
-    Names are equal but for case and for '_' in place of a space; a part of one like "tench, Tinca tinca" is a name, and
-    so is the class's number. Of a network without ``names`` equally many classes are taken in their order. UserError
-    where a class is none of the network, or one of several.
+    Names are equal but for case and for '_' in place of a space; a part of one like "tench, Tinca
+    tinca" is a name, and so is the class's number. Of a network without ``names`` equally many
+    classes are taken in their order. UserError where a class is none of the network, or one of
+    several.
     """
 
     def plain(name: str) -> str:
@@ -64,7 +74,7 @@ def matched_classes(folders: Sequence[str], names: Sequence[Sequence[str]], coun
         shown = ", ".join(wrong[:5]) + (f", ... ({len(wrong)} in all)" * (len(wrong) > 5))
         like = f" by its name, like '{names[0][0]}'," if names else ""
         raise UserError(
-            f"{who} has no class, or several classes, called {shown}: name each class of the images{like} or by its "
-            f"number in the network, 0 to {count - 1}"
+            f"{who} has no class, or several classes, called {shown}: name each class of the "
+            f"images{like} or by its number in the network, 0 to {count - 1}"
         )
     return [number for classes in found for number in classes]

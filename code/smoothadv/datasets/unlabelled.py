@@ -20,10 +20,12 @@ _LABELS = ("extrapolated_targets", "labels")
 
 
 def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemoryImages:
-    """The images of a .npz file or of a pickled dict of arrays, to train on in addition to the described dataset.
+    """The images of a .npz file or of a pickled dict of arrays, to train on in addition to the
+    described dataset.
 
     ``data`` (or ``images``) is uint8 [N, H, W, C] or [N, C, H, W], or [N, H, W] for one channel;
-    ``extrapolated_targets`` (or ``labels``) holds N class numbers. UserError for a missing, damaged or unfitting file.
+    ``extrapolated_targets`` (or ``labels``) holds N class numbers. UserError for a missing, damaged
+    or unfitting file.
     """
     if not path.is_file():
         raise UserError(f"--use-unlabelled: {path} does not exist")
@@ -34,19 +36,24 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
     except Exception as error:  # a damaged file can raise nearly anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"--use-unlabelled: {path} cannot be read as a .npz file or a pickle of arrays: {reason}"
+            f"--use-unlabelled: {path} cannot be read as a .npz file or a pickle of arrays: "
+            f"{reason}"
         ) from error
     images = _channels_first(images, description, path)
-    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
+    if (
+        labels.shape != images.shape[:1]
+        or not np.issubdtype(labels.dtype, np.integer)
+        or not len(labels)
+    ):
         raise UserError(
-            f"--use-unlabelled: {path} holds labels of shape {list(labels.shape)} and type {labels.dtype} for "
-            f"{len(images)} images; expected a whole number for each"
+            f"--use-unlabelled: {path} holds labels of shape {list(labels.shape)} and type "
+            f"{labels.dtype} for {len(images)} images; expected a whole number for each"
         )
     outside = (labels < 0) | (labels >= description.num_classes)
     if outside.any():
         raise UserError(
-            f"--use-unlabelled: {path} holds the label {labels[outside][0]}; {description.name} has the classes 0 to "
-            f"{description.num_classes - 1}"
+            f"--use-unlabelled: {path} holds the label {labels[outside][0]}; {description.name} "
+            f"has the classes 0 to {description.num_classes - 1}"
         )
     name = dataclasses.replace(description, name=f"pseudo-labelled {path.name}")
     return InMemoryImages(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), name)
@@ -81,9 +88,12 @@ def _channels_first(images: np.ndarray, description: DatasetDescription, path: P
     if images.dtype == np.uint8:
         if images.shape[1:] == (height, width, channels):
             return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-        if images.shape[1:] == (channels, height, width) or (channels == 1 and images.shape[1:] == (height, width)):
+        if images.shape[1:] == (channels, height, width) or (
+            channels == 1 and images.shape[1:] == (height, width)
+        ):
             return np.ascontiguousarray(images.reshape(-1, channels, height, width))
     raise UserError(
-        f"--use-unlabelled: {path} holds images of shape {list(images.shape)} and type {images.dtype}; "
-        f"{description.name} needs uint8 [N, {height}, {width}, {channels}] or [N, {channels}, {height}, {width}]"
+        f"--use-unlabelled: {path} holds images of shape {list(images.shape)} and type "
+        f"{images.dtype}; {description.name} needs uint8 [N, {height}, {width}, {channels}] or [N, "
+        f"{channels}, {height}, {width}]"
     )

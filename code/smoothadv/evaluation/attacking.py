@@ -1,4 +1,6 @@
-"""The accuracy of a smoothed classifier under attack: a prediction log and the adversarial images for each epsilon."""
+"""The accuracy of a smoothed classifier under attack: a prediction log and the adversarial images
+for each epsilon.
+"""
 
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
@@ -14,7 +16,9 @@ from smoothadv.records import attacked_log
 
 
 def attack(request: AttackRequest) -> Iterator[WrittenLog]:
-    """Write the missing rows of the logs in ``request.outdir``, as ``write_log``; yields each finished log."""
+    """Write the missing rows of the logs in ``request.outdir``, as ``write_log``; yields each
+    finished log.
+    """
     warn_of_few_draws(request)
     refuse_file_as_folder(request.outdir)
     plans = attacks_of(request)
@@ -22,13 +26,19 @@ def attack(request: AttackRequest) -> Iterator[WrittenLog]:
     job = prepare(request, first)
     if request.only is not None:
         job = dataclasses.replace(
-            job, indices=chosen_images(request.only, range(len(job.dataset)), f"{job.settings['dataset']} has no image")
+            job,
+            indices=chosen_images(
+                request.only, range(len(job.dataset)), f"{job.settings['dataset']} has no image"
+            ),
         )
     usual_batch = fit_to_job(request.attack, job).batch
     for path, plan in plans.items():
         log_job = job.for_log(path)
         polls = PredictionPolls(log_job, fit_to_job(plan, log_job, usual_batch))
-        yield write_log(log_job, polls.plan(f"attacking, epsilon {plan.attack.epsilon:g}", {}, keeps_images=True))
+        yield write_log(
+            log_job,
+            polls.plan(f"attacking, epsilon {plan.attack.epsilon:g}", {}, keeps_images=True),
+        )
 
 
 def attacks_of(request: AttackRequest) -> dict[Path, AttackPlan]:
@@ -48,7 +58,9 @@ def refuse_file_as_folder(outdir: Path) -> None:
 
 
 def chosen_images(only: Sequence[int], known: Collection[int], complaint: str) -> list[int]:
-    """The indices in ``only``, sorted; UserError, which contains ``complaint``, if ``known`` lacks one of them."""
+    """The indices in ``only``, sorted; UserError, which contains ``complaint``, if ``known`` lacks
+    one of them.
+    """
     missing = [index for index in only if index not in known]
     if missing:
         raise UserError(f"--only {missing[0]}: {complaint} {missing[0]}")

@@ -25,14 +25,16 @@ _SOUND_COLUMN = "squared_radius"
 
 
 def certify(request: CertifyRequest) -> tuple[WrittenLog, Procedure]:
-    """Write the missing rows of the log ``request.outfile``, as ``write_log``; returns the procedure, too."""
+    """Write the missing rows of the log ``request.outfile``, as ``write_log``; returns the
+    procedure, too.
+    """
     job = prepare(request, request.outfile, request.sound)
     procedure = make_procedure(request, job.dataset.description)
     if procedure.largest_radius is None:
         least = procedure.least_draws(request.alpha)
         warn(
-            f"--N {request.n} can certify nothing at --alpha {request.alpha:g}, every image will abstain: "
-            f"{'a larger --N' if least is None else f'at least --N {least}'} is needed"
+            f"--N {request.n} can certify nothing at --alpha {request.alpha:g}, every image will "
+            f"abstain: {'a larger --N' if least is None else f'at least --N {least}'} is needed"
         )
 
     return write_log(job, plan_of(request, job, procedure)), procedure
@@ -44,10 +46,18 @@ def plan_of(request: CertifyRequest, job: SmoothingJob, procedure: Procedure) ->
     def polls(examples: list[Example]) -> Iterator[Poll]:
         for example in examples:
             job.check_image(example.index, example.image)
-            yield Poll(example.image, job.stream(example.index), _voting(procedure, example.label, request.sound))
+            yield Poll(
+                example.image,
+                job.stream(example.index),
+                _voting(procedure, example.label, request.sound),
+            )
 
     return LogPlan(
-        columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *((_SOUND_COLUMN,) if request.sound else ())),
+        columns=(
+            *CERTIFICATION_COLUMNS,
+            *procedure.columns,
+            *((_SOUND_COLUMN,) if request.sound else ()),
+        ),
         settings=procedure_record(request, procedure),
         make_polls=polls,
         description="certifying",
@@ -57,7 +67,9 @@ def plan_of(request: CertifyRequest, job: SmoothingJob, procedure: Procedure) ->
 
 
 def make_procedure(request: CertifyRequest, description: DatasetDescription) -> Procedure:
-    """The certification procedure of a request; UsageError where the procedure refuses the request's numbers."""
+    """The certification procedure of a request; UsageError where the procedure refuses the
+    request's numbers.
+    """
     chosen, given = request.procedure, dict(request.procedure_settings)
     if "radii" in {field.name for field in dataclasses.fields(chosen)}:
         given.setdefault("radii", description.radii)
@@ -75,11 +87,17 @@ def make_procedure(request: CertifyRequest, description: DatasetDescription) -> 
 def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str, Any]:
     """The procedure's part of the settings that decide the numbers in a log."""
     given = {"N0": request.n0, "N": request.n, "method": request.method, "sound": request.sound}
-    fields = {name: value for name, value in settings_record(procedure).items() if name not in ("name", "smoothing")}
+    fields = {
+        name: value
+        for name, value in settings_record(procedure).items()
+        if name not in ("name", "smoothing")
+    }
     return {**given, **fields, **procedure.settings}
 
 
-def _voting(procedure: Procedure, label: int, sound: bool) -> Generator[Draws, np.ndarray, dict[str, Any]]:
+def _voting(
+    procedure: Procedure, label: int, sound: bool
+) -> Generator[Draws, np.ndarray, dict[str, Any]]:
     """Run the procedure on one image; returns the columns of the image's row."""
     certificate = yield from procedure.votes(label)
     row = {"predict": certificate.prediction, "radius": format_radius(certificate.radius)}

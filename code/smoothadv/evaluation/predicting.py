@@ -1,4 +1,6 @@
-"""Predict the classes of many images, clean or attacked, into a log (PREDICT of Cohen et al., 2019)."""
+"""Predict the classes of many images, clean or attacked, into a log (PREDICT of Cohen et al.,
+2019).
+"""
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -16,7 +18,13 @@ from smoothadv.errors import UsageError
 from smoothadv.evaluation.log_writing import Example, LogPlan, write_log
 from smoothadv.evaluation.requests import AttackPlan, PredictRequest
 from smoothadv.evaluation.shards import WrittenLog
-from smoothadv.evaluation.smoothing_job import SmoothingJob, check_top_k, prepare, recorded_number, warn_of_few_draws
+from smoothadv.evaluation.smoothing_job import (
+    SmoothingJob,
+    check_top_k,
+    prepare,
+    recorded_number,
+    warn_of_few_draws,
+)
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.records import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_columns
 from smoothadv.settings import settings_record
@@ -25,22 +33,35 @@ from smoothadv.smoothing.voting import Poll
 
 
 def attack_record(attack: SmoothedAttack | None) -> dict[str, Any]:
-    """The attack's part of the settings that decide the numbers in a log; None stands for no attack."""
+    """The attack's part of the settings that decide the numbers in a log; None stands for no
+    attack.
+    """
     if attack is None:
         return {"attack": None, "num_noise_vec": None, "base_attack": False}
     record = {"attack": settings_record(attack.attack), "num_noise_vec": attack.num_noise_vec}
-    record |= {"base_attack": attack.sigma == 0, "restarts": attack.restarts, "target": attack.target}
+    record |= {
+        "base_attack": attack.sigma == 0,
+        "restarts": attack.restarts,
+        "target": attack.target,
+    }
     return {**record, "attack_batch": attack.batch}
 
 
-def fit_to_job(plan: AttackPlan, job: SmoothingJob, usual_batch: int | None = None) -> SmoothedAttack:
-    """The attack, with its batch: the plan's, else that of the log to be continued, else ``usual_batch``.
+def fit_to_job(
+    plan: AttackPlan, job: SmoothingJob, usual_batch: int | None = None
+) -> SmoothedAttack:
+    """The attack, with its batch: the plan's, else that of the log to be continued, else
+    ``usual_batch``.
 
-    By default that is one which suits the device. UsageError where the attack's target is no class of the images.
+    By default that is one which suits the device. UsageError where the attack's target is no class
+    of the images.
     """
     classes = job.dataset.description.num_classes
     if isinstance(plan.target, int) and plan.target >= classes:
-        raise UsageError(f"--target {plan.target}: the classes of {job.settings['dataset']} are 0 to {classes - 1}")
+        raise UsageError(
+            f"--target {plan.target}: the classes of {job.settings['dataset']} are 0 to "
+            f"{classes - 1}"
+        )
     if plan.target is not None and classes < 2:
         raise UsageError(f"--target {plan.target}: {job.settings['dataset']} has only one class")
     batch = plan.batch or recorded_number(job.request, job.log, "attack_batch") or usual_batch
@@ -53,7 +74,9 @@ def fit_to_job(plan: AttackPlan, job: SmoothingJob, usual_batch: int | None = No
 
 @dataclass(frozen=True)
 class PredictionPolls:
-    """Polls images for PREDICT, after an ``attack``, if any; correct is a label among the ``top_k`` classes."""
+    """Polls images for PREDICT, after an ``attack``, if any; correct is a label among the ``top_k``
+    classes.
+    """
 
     job: SmoothingJob
     attack: SmoothedAttack | None
@@ -61,13 +84,17 @@ class PredictionPolls:
     votes: ClassVar[Purpose] = Purpose.VOTES
 
     def plan(self, description: str, settings: dict[str, Any], **further: Any) -> LogPlan:
-        """How the job's log is made; ``settings`` join those of the attack, ``further`` has fields of the plan."""
+        """How the job's log is made; ``settings`` join those of the attack, ``further`` has fields
+        of the plan.
+        """
         settings = {"N": self.job.request.n, **attack_record(self.attack), **settings}
         return LogPlan(self.columns, settings, self, description, attack=self.attack, **further)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the rows: also the target, where each example has one, and the classes of a set."""
+        """The columns of the rows: also the target, where each example has one, and the classes of
+        a set.
+        """
         if self.attack is None:
             return (*PREDICTION_COLUMNS, *class_columns(self.top_k))
         target = ("target",) if self.attack.target not in (None, EVERY) else ()
@@ -76,7 +103,10 @@ class PredictionPolls:
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
         job, attack = self.job, self.attack
         if attack is None:
-            yield from (self._poll(example, to_device(example.image, job.device), {}) for example in examples)
+            yield from (
+                self._poll(example, to_device(example.image, job.device), {})
+                for example in examples
+            )
             return
         images = torch.stack([example.image for example in examples]).to(job.device)
         indices = [example.index for example in examples]
@@ -84,7 +114,9 @@ class PredictionPolls:
         labels = torch.tensor([label for label, _ in aims], device=job.device)
         epsilon = torch.tensor([epsilon for _, epsilon in aims], dtype=torch.float64)
         targets = attack.choose_targets(job.attacked, images, labels, indices)
-        adversarial = attack(job.attacked, images, labels, indices, epsilon=epsilon, targets=targets)
+        adversarial = attack(
+            job.attacked, images, labels, indices, epsilon=epsilon, targets=targets
+        )
         if isinstance(job.noise, RoundedGaussianNoise):
             adversarial = in_grey_levels(images, adversarial, epsilon)
         norms = l2_norm(adversarial.double() - images.double()).tolist()
@@ -95,7 +127,9 @@ class PredictionPolls:
             yield self._poll(example, adversarial[row], columns)
 
     def aim(self, example: Example) -> tuple[int, float]:
-        """What the attack on an example wants: to leave this label, by a perturbation of at most this l2 norm."""
+        """What the attack on an example wants: to leave this label, by a perturbation of at most
+        this l2 norm.
+        """
         return example.label, 0.0 if self.attack is None else self.attack.attack.epsilon
 
     def outcome(self, example: Example, predicted: int, columns: dict[str, Any]) -> dict[str, Any]:
@@ -104,17 +138,21 @@ class PredictionPolls:
 
     @torch.inference_mode()
     def _poll(self, example: Example, image: torch.Tensor, columns: dict[str, Any]) -> Poll:
-        """The poll of one image, whose row has also the base classifier's class for it, without noise."""
+        """The poll of one image, whose row has also the base classifier's class for it, without
+        noise.
+        """
         base = to_host(self.job.classifier(image.unsqueeze(0)).argmax())
-        return Poll(image, self.job.stream(example.index, self.votes), self._voting(example, columns, base))
+        return Poll(
+            image, self.job.stream(example.index, self.votes), self._voting(example, columns, base)
+        )
 
     def _voting(
         self, example: Example, columns: dict[str, Any], base: Callable[[], torch.Tensor]
     ) -> Generator[Draws, np.ndarray, dict[str, Any]]:
         """Run PREDICT on one image; returns the columns of the image's row.
 
-        ``predict`` is the label to be left if that is among the predicted classes, else the first of them; ``base``
-        returns the base classifier's class, for which no draw should wait.
+        ``predict`` is the label to be left if that is among the predicted classes, else the first
+        of them; ``base`` returns the base classifier's class, for which no draw should wait.
         """
         request, (wanted, _) = self.job.request, self.aim(example)
         classes = yield from prediction.predict(request.n, request.alpha, self.top_k)
@@ -132,4 +170,6 @@ def predict(request: PredictRequest) -> WrittenLog:
     warn_of_few_draws(request, request.top_k)
     attack = None if request.attack is None else fit_to_job(request.attack, job)
     polls = PredictionPolls(job, attack, request.top_k)
-    return write_log(job, polls.plan("predicting", {"top_k": request.top_k} if request.top_k > 1 else {}))
+    return write_log(
+        job, polls.plan("predicting", {"top_k": request.top_k} if request.top_k > 1 else {})
+    )

@@ -1,6 +1,8 @@
-"""Requests: to certify or predict with a smoothed classifier, to attack it, or to attack its certificates.
+"""Requests: to certify or predict with a smoothed classifier, to attack it, or to attack its
+certificates.
 
-A request is complete and frozen: commands make one from options, functions of the Python interface from arguments.
+A request is complete and frozen: commands make one from options, functions of the Python interface
+from arguments.
 """
 
 from __future__ import annotations
@@ -48,18 +50,22 @@ _fraction = number(float, "a share of the radius strictly between 0 and 1", lamb
 class EvaluationRequest(Checked):
     """The fields that all requests share.
 
-    - ``classifier``: a checkpoint, an ensemble as ``ensembles`` names it, a network by name, with its weights if
-      ``pretrained``, or a module that maps images [B, C, H, W] in [0, 1] to logits [B, K]; ``input_layer`` ("normalize"
-      or "center") where a checkpoint does not record it.
-    - ``denoiser``: a checkpoint of a denoiser, or diffusers:PATH, that noisy images pass first (None: none).
-    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or the images themselves. Of the dataset's
-      ``split`` every ``skip``-th image is used, at most ``maximum`` of them (None: all).
-    - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per image; ``seed`` that of
-      all noise; ``draws`` (n) is the number per image (None: the default of the kind of request).
-    - ``batch`` noisy images per forward pass (None: that of the log to be continued, else one that suits the device),
-      ``precision`` a name in PRECISION_NAMES, ``compile``, ``device`` (None: the first GPU, else the CPU).
-    - ``shard``: the share of the images to evaluate (None: all); ``existing`` says what to do with a log that exists
-      already: "resume", "overwrite" or "refuse".
+    - ``classifier``: a checkpoint, an ensemble as ``ensembles`` names it, a network by name, with
+      its weights if ``pretrained``, or a module that maps images [B, C, H, W] in [0, 1] to logits
+      [B, K]; ``input_layer`` ("normalize" or "center") where a checkpoint does not record it.
+    - ``denoiser``: a checkpoint of a denoiser, or diffusers:PATH, that noisy images pass first
+      (None: none).
+    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or the images themselves.
+      Of the dataset's ``split`` every ``skip``-th image is used, at most ``maximum`` of them (None:
+      all).
+    - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per
+      image; ``seed`` that of all noise; ``draws`` (n) is the number per image (None: the default of
+      the kind of request).
+    - ``batch`` noisy images per forward pass (None: that of the log to be continued, else one that
+      suits the device), ``precision`` a name in PRECISION_NAMES, ``compile``, ``device`` (None: the
+      first GPU, else the CPU).
+    - ``shard``: the share of the images to evaluate (None: all); ``existing`` says what to do with
+      a log that exists already: "resume", "overwrite" or "refuse".
     - ``command``: the command line that the manifest records (None: that of this process).
     """
 
@@ -91,21 +97,31 @@ class EvaluationRequest(Checked):
 
     @property
     def components(self) -> tuple[Any, ...]:
-        """What decides the numbers besides dataset and classifier: a certification procedure, or an attack."""
+        """What decides the numbers besides dataset and classifier: a certification procedure, or an
+        attack.
+        """
         plan: AttackPlan | None = getattr(self, "attack", None)
         return () if plan is None else (plan.attack,)
 
     def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
-        """What settings record of the plug-ins that take part, with classifiers of these architectures."""
+        """What settings record of the plug-ins that take part, with classifiers of these
+        architectures.
+        """
         dataset = self.images if isinstance(self.images, str) else None
-        kinds = [{"dataset": dataset, "architecture": arch, "denoiser": arch} for arch in architectures]
-        return plugins.digests(one for names in kinds for one in plugins.used(names, self.components))
+        kinds = [
+            {"dataset": dataset, "architecture": arch, "denoiser": arch} for arch in architectures
+        ]
+        return plugins.digests(
+            one for names in kinds for one in plugins.used(names, self.components)
+        )
 
     def stated_settings(self, *architectures: str) -> dict[str, Any]:
         """What decides the numbers in a log, as far as it is known before any file is read."""
         given = {"batch": self.batch, "input_layer": self.input_layer}
         return {
-            "dataset": self.images if isinstance(self.images, str) else self.images.description.name,
+            "dataset": self.images
+            if isinstance(self.images, str)
+            else self.images.description.name,
             "split": self.split if isinstance(self.images, str) else None,
             **self.plugins(*architectures),
             "sigma": self.sigma,
@@ -118,7 +134,9 @@ class EvaluationRequest(Checked):
 
 
 def select_examples(size: int, skip: int, maximum: int | None) -> range:
-    """Every ``skip``-th index of a dataset of ``size`` images, at most ``maximum`` of them (None: all)."""
+    """Every ``skip``-th index of a dataset of ``size`` images, at most ``maximum`` of them (None:
+    all).
+    """
     indices = range(0, size, skip)
     return indices if maximum is None else indices[:maximum]
 
@@ -127,8 +145,9 @@ def select_examples(size: int, skip: int, maximum: int | None) -> range:
 class CertifyRequest(EvaluationRequest):
     """Certify images into the log ``outfile``.
 
-    ``n0`` draws select the class; ``method`` names the certification procedure, ``procedure_settings`` are its fields.
-    ``sound`` draws noise in whole grey levels and uses deterministic kernels only.
+    ``n0`` draws select the class; ``method`` names the certification procedure,
+    ``procedure_settings`` are its fields. ``sound`` draws noise in whole grey levels and uses
+    deterministic kernels only.
     """
 
     outfile: Path
@@ -145,7 +164,9 @@ class CertifyRequest(EvaluationRequest):
         for name in self.procedure_settings:
             if name not in fields:
                 known = ", ".join(sorted(fields)) or "none"
-                raise UserError(f"settings of method '{self.method}': found {name!r}, expected {known}")
+                raise UserError(
+                    f"settings of method '{self.method}': found {name!r}, expected {known}"
+                )
 
     @property
     def procedure(self) -> type[Procedure]:
@@ -164,10 +185,11 @@ class CertifyRequest(EvaluationRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan(Checked):
-    """An attack on a smoothed classifier: ``attack``, averaged over ``num_noise_vec`` draws of noise.
+    """An attack on a smoothed classifier: ``attack``, averaged over ``num_noise_vec`` draws of
+    noise.
 
-    ``is_on_base`` attacks the base classifier, without noise. ``restarts``, ``target`` and ``batch`` (None: one that
-    suits the device) are those of ``SmoothedAttack``.
+    ``is_on_base`` attacks the base classifier, without noise. ``restarts``, ``target`` and
+    ``batch`` (None: one that suits the device) are those of ``SmoothedAttack``.
     """
 
     attack: GradientAttack
@@ -178,7 +200,9 @@ class AttackPlan(Checked):
     batch: int | None = checked_field(batch_size, None, name="attack_batch")
 
     def smoothed(self, sigma: float, seed: int, batch: int = 256) -> SmoothedAttack:
-        """The attack on a classifier that is smoothed with ``sigma``: the last arguments of ``SmoothedAttack``."""
+        """The attack on a classifier that is smoothed with ``sigma``: the last arguments of
+        ``SmoothedAttack``.
+        """
         from smoothadv.attacks import SmoothedAttack
 
         sigma = 0.0 if self.is_on_base else sigma
@@ -188,7 +212,8 @@ class AttackPlan(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictRequest(EvaluationRequest):
-    """Predict the classes of images into the log ``outfile``, after an ``attack`` on the images (None: no attack).
+    """Predict the classes of images into the log ``outfile``, after an ``attack`` on the images
+    (None: no attack).
 
     With ``top_k`` above 1, a prediction is the set of the k most probable classes.
     """
@@ -200,9 +225,11 @@ class PredictRequest(EvaluationRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest(EvaluationRequest):
-    """Attack images with each of ``epsilons``, l2 norms on images in [0, 1]; ``outdir`` gets a log for each.
+    """Attack images with each of ``epsilons``, l2 norms on images in [0, 1]; ``outdir`` gets a log
+    for each.
 
-    ``only`` holds the indices of the images to attack (None: all images that ``skip`` and ``maximum`` select).
+    ``only`` holds the indices of the images to attack (None: all images that ``skip`` and
+    ``maximum`` select).
     """
 
     outdir: Path
@@ -213,9 +240,11 @@ class AttackRequest(EvaluationRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class FalsifyRequest(EvaluationRequest):
-    """Attack each image of the certification log ``against`` within ``fraction`` of its radius; ``outdir`` gets a log.
+    """Attack each image of the certification log ``against`` within ``fraction`` of its radius;
+    ``outdir`` gets a log.
 
-    ``false_alarm`` is the probability of calling certificates false although each of them holds its alpha.
+    ``false_alarm`` is the probability of calling certificates false although each of them holds its
+    alpha.
     """
 
     outdir: Path

@@ -1,8 +1,10 @@
-"""Adversarial examples on the disk: a spool while the log is written, then a compressed archive; pictures. No torch.
+"""Adversarial examples on the disk: a spool while the log is written, then a compressed archive;
+pictures. No torch.
 
-While a log is written, its spool (``records.spool_path``), a file beside it, grows by one record per row: the index,
-the image and the adversarial image, float32. From the spool of a whole log ``pack`` makes ``records.examples_path``, a
-compressed NumPy archive of arrays with one entry per row, in the order of the indices.
+While a log is written, its spool (``records.spool_path``), a file beside it, grows by one record
+per row: the index, the image and the adversarial image, float32. From the spool of a whole log
+``pack`` makes ``records.examples_path``, a compressed NumPy archive of arrays with one entry per
+row, in the order of the indices.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ _COPIED = ("label", "predict", "epsilon", "attack_norm", "target", "certified", 
 
 
 class Spool:
-    """Saves the images of a log that is being written; ``done`` are the examples whose rows the log has.
+    """Saves the images of a log that is being written; ``done`` are the examples whose rows the log
+    has.
 
-    The file is opened at the first ``append``. UserError where the log has rows whose images are missing.
+    The file is opened at the first ``append``. UserError where the log has rows whose images are
+    missing.
     """
 
     def __init__(self, log: Path, shape: Sequence[int], done: set[int]) -> None:
@@ -47,8 +51,8 @@ class Spool:
         self._file: IO[bytes] | None = None
         if done and not self.path.exists() and not examples_path(log).exists():
             raise UserError(
-                f"cannot resume {log}: its adversarial examples, {examples_path(log)}, are missing; --overwrite "
-                "starts anew"
+                f"cannot resume {log}: its adversarial examples, {examples_path(log)}, are "
+                "missing; --overwrite starts anew"
             )
 
     def append(self, index: int, image: np.ndarray, adversarial: np.ndarray) -> None:
@@ -76,11 +80,15 @@ class Spool:
             kept -= 1  # its row was never written, or torn
         os.truncate(self.path, len(self._header) + kept * self.dtype.itemsize)
         if set(found[:kept]) != self.done:
-            raise UserError(f"cannot resume {self.log}: {self.path} does not fit it; --overwrite starts anew")
+            raise UserError(
+                f"cannot resume {self.log}: {self.path} does not fit it; --overwrite starts anew"
+            )
         return self.path.open("ab", buffering=0)
 
     def _rewrite(self, records: Iterable[bytes]) -> None:
-        write_atomically(self.path, lambda file: file.writelines(itertools.chain([self._header], records)))
+        write_atomically(
+            self.path, lambda file: file.writelines(itertools.chain([self._header], records))
+        )
 
 
 def _record_type(shape: Sequence[int]) -> np.dtype:
@@ -89,7 +97,9 @@ def _record_type(shape: Sequence[int]) -> np.dtype:
 
 
 def _records(path: Path, dtype: np.dtype | None = None) -> np.ndarray:
-    """The complete records of a spool, mapped into memory; UserError if they are of another type than ``dtype``."""
+    """The complete records of a spool, mapped into memory; UserError if they are of another type
+    than ``dtype``.
+    """
     with path.open("rb") as file:
         header = file.readline(_LONGEST_HEADER)
     try:
@@ -97,17 +107,21 @@ def _records(path: Path, dtype: np.dtype | None = None) -> np.ndarray:
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):  # it is no such header
         found = None
     if found is None or (dtype is not None and found != dtype):
-        raise UserError(f"{path} holds no adversarial examples of this log: remove it and use --overwrite")
+        raise UserError(
+            f"{path} holds no adversarial examples of this log: remove it and use --overwrite"
+        )
     count = (path.stat().st_size - len(header)) // found.itemsize
     # NumPy maps no empty file.
     return np.memmap(path, found, "r", len(header), (count,)) if count else np.empty(0, found)
 
 
 def pack(log: Path, parts: Sequence[Path]) -> Path | None:
-    """Make the archive of a whole ``log`` from the spools of the logs ``parts``: its shards, or the log itself.
+    """Make the archive of a whole ``log`` from the spools of the logs ``parts``: its shards, or the
+    log itself.
 
-    Returns the archive's path; None if there are neither spools nor an archive. An archive that an earlier run has
-    completed is kept. Images are copied one by one, never all in memory. UserError where a row has no images.
+    Returns the archive's path; None if there are neither spools nor an archive. An archive that an
+    earlier run has completed is kept. Images are copied one by one, never all in memory. UserError
+    where a row has no images.
     """
     spools = [spool_path(part) for part in parts if spool_path(part).exists()]
     archive = examples_path(log)
@@ -117,10 +131,14 @@ def pack(log: Path, parts: Sequence[Path]) -> Path | None:
     small = {name: table[name].to_numpy() for name in ("idx", *_COPIED) if name in table}
     if not _is_complete(archive, small):
         records = [_records(path) for path in spools]
-        places = {index: (some, row) for some in records for row, index in enumerate(some["idx"].tolist())}
+        places = {
+            index: (some, row) for some in records for row, index in enumerate(some["idx"].tolist())
+        }
         missing = [index for index in table.idx.tolist() if index not in places]
         if missing:
-            raise UserError(f"{log} has {len(table)} rows, of which {len(missing)} have no adversarial example")
+            raise UserError(
+                f"{log} has {len(table)} rows, of which {len(missing)} have no adversarial example"
+            )
         ordered = [places[index] for index in table.idx.tolist()]
         shape = (len(table), *records[0].dtype["image"].shape)
         write_atomically(archive, lambda file: _write_archive(file, small, ordered, shape))
@@ -135,11 +153,16 @@ def _is_complete(archive: Path, rows: dict[str, np.ndarray]) -> bool:
         found = read_examples(archive, ()) if archive.exists() else {}
     except UserError:
         return False
-    return all(name in found and np.array_equal(found[name], column) for name, column in rows.items())
+    return all(
+        name in found and np.array_equal(found[name], column) for name, column in rows.items()
+    )
 
 
 def _write_archive(
-    file: IO[bytes], small: dict[str, np.ndarray], ordered: Sequence[tuple[np.ndarray, int]], shape: tuple[int, ...]
+    file: IO[bytes],
+    small: dict[str, np.ndarray],
+    ordered: Sequence[tuple[np.ndarray, int]],
+    shape: tuple[int, ...],
 ) -> None:
     """Write what ``numpy.savez_compressed`` would write, with one image in memory at a time."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -148,7 +171,9 @@ def _write_archive(
                 npy.write_array(member, array)
         for name in ("image", "adversarial"):
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                npy.write_array_header_1_0(member, {"descr": "<f4", "fortran_order": False, "shape": shape})
+                npy.write_array_header_1_0(
+                    member, {"descr": "<f4", "fortran_order": False, "shape": shape}
+                )
                 for records, row in ordered:
                     member.write(records[name][row].tobytes())
 
@@ -164,16 +189,23 @@ def _archived_records(path: Path, dtype: np.dtype) -> Iterator[bytes]:
         archive.open("image.npy") as images,
         archive.open("adversarial.npy") as adversarial,
     ):
-        read_array_header(archive, images, "image.npy"), read_array_header(archive, adversarial, "adversarial.npy")
+        (
+            read_array_header(archive, images, "image.npy"),
+            read_array_header(archive, adversarial, "adversarial.npy"),
+        )
         for index in arrays["idx"].astype("<i8"):
             yield index.tobytes() + images.read(size) + adversarial.read(size)
 
 
 def write_pictures(log: Path, count: int) -> list[Path]:
-    """PNGs of the first ``count`` examples of a finished log: image, adversarial image, perturbation magnified."""
+    """PNGs of the first ``count`` examples of a finished log: image, adversarial image,
+    perturbation magnified.
+    """
     arrays = read_examples(examples_path(log), range(count))
     if not {"label", "predict"} <= arrays.keys():
-        raise UserError(f"{examples_path(log)} lacks label or predict: no pictures can be made of it")
+        raise UserError(
+            f"{examples_path(log)} lacks label or predict: no pictures can be made of it"
+        )
     written = []
     for row in range(min(count, len(arrays["idx"]))):
         values = {name: array[row] for name, array in arrays.items()}
@@ -215,6 +247,8 @@ def _panel(pixels: np.ndarray) -> Image.Image:
 
     grey_levels = np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
     channels, height, width = grey_levels.shape
-    image = Image.fromarray(grey_levels[0] if channels != 3 else grey_levels.transpose(1, 2, 0)).convert("RGB")
+    image = Image.fromarray(
+        grey_levels[0] if channels != 3 else grey_levels.transpose(1, 2, 0)
+    ).convert("RGB")
     scale = max(1, -(-_SMALLEST_SIDE // min(height, width)))
     return image.resize((width * scale, height * scale), Image.Resampling.NEAREST)

@@ -1,7 +1,8 @@
-"""Shards: logs with a share of the examples of one evaluation, and how they are merged into one log.
+"""Shards: logs with a share of the examples of one evaluation, and how they are merged into one
+log.
 
-Shard K of N has every N-th of the selected examples, from the K-th on (K from 0): neighbouring examples, which often
-cost the same, are spread over all shards. No torch.
+Shard K of N has every N-th of the selected examples, from the K-th on (K from 0): neighbouring
+examples, which often cost the same, are spread over all shards. No torch.
 """
 
 import itertools
@@ -39,7 +40,9 @@ class Shard:
         return records.shard_folder(log) / f"{self.index:0{width}d}-of-{self.count}.tsv"
 
     def record(self, examples: Sequence[int]) -> dict[str, Any]:
-        """What the manifest of a shard records in addition to the settings that all shards share."""
+        """What the manifest of a shard records in addition to the settings that all shards
+        share.
+        """
         selection: Any = {"only": list(examples)}
         if isinstance(examples, range):
             selection = [examples.start, examples.stop, examples.step]
@@ -48,7 +51,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class WrittenLog:
-    """A log and the batches that made it; ``is_whole`` is False where this process has written only a share of it."""
+    """A log and the batches that made it; ``is_whole`` is False where this process has written only
+    a share of it.
+    """
 
     path: Path
     is_whole: bool
@@ -57,9 +62,11 @@ class WrittenLog:
 
 
 def shard_count(examples: int) -> int:
-    """The number of shards for processes that share the work: small shards, so that a slow process takes fewer.
+    """The number of shards for processes that share the work: small shards, so that a slow process
+    takes fewer.
 
-    It depends on the number of examples only, so that another number of processes can continue the work.
+    It depends on the number of examples only, so that another number of processes can continue the
+    work.
     """
     return max(1, min(_MOST_SHARDS, -(-examples // _EXAMPLES_PER_SHARD)))
 
@@ -67,12 +74,18 @@ def shard_count(examples: int) -> int:
 def shards_of(log: Path) -> list[Path]:
     """The existing shards of ``log``, in their order."""
     folder = records.shard_folder(log)
-    found = [path for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name)] if folder.is_dir() else []
+    found = (
+        [path for path in folder.iterdir() if _SHARD_NAME.fullmatch(path.name)]
+        if folder.is_dir()
+        else []
+    )
     return sorted(found)
 
 
 def check_siblings(log: Path, settings: dict[str, Any]) -> None:
-    """UserError where an existing shard of ``log`` could not be merged with a shard of these ``settings``."""
+    """UserError where an existing shard of ``log`` could not be merged with a shard of these
+    ``settings``.
+    """
     ours, others = _without_index(settings), []
     for path in shards_of(log):
         theirs = records.recorded_settings(path)
@@ -80,7 +93,8 @@ def check_siblings(log: Path, settings: dict[str, Any]) -> None:
             continue
         if difference := records.differing_settings(_without_index(theirs), ours):
             raise UserError(
-                f"{path} was made with other settings: {difference}; give the same ones, or remove {path.parent}"
+                f"{path} was made with other settings: {difference}; give the same ones, or remove "
+                f"{path.parent}"
             )
         others.append(theirs)
     records.warn_of_other_logits(records.shard_folder(log), ours, *others)
@@ -96,17 +110,23 @@ def is_merged(shard: Path, log: Path) -> bool:
 
 def _without_index(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that all shards share."""
-    return {**settings, "shard": {name: value for name, value in settings["shard"].items() if name != "index"}}
+    return {
+        **settings,
+        "shard": {name: value for name, value in settings["shard"].items() if name != "index"},
+    }
 
 
 def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
-    """Merge ``shards`` into ``log``, with rows in the order of the examples; returns the number of rows.
+    """Merge ``shards`` into ``log``, with rows in the order of the examples; returns the number of
+    rows.
 
-    UserError, and nothing is written, if a shard is missing or unfinished, or if shards overlap or have other settings.
+    UserError, and nothing is written, if a shard is missing or unfinished, or if shards overlap or
+    have other settings.
     """
     if not shards:
         raise UserError(
-            f"there are no shards of {log} in {records.shard_folder(log)}: name them, or make them with --shard K/N"
+            f"there are no shards of {log} in {records.shard_folder(log)}: name them, or make them "
+            "with --shard K/N"
         )
     missing = [str(path) for path in shards if not path.is_file()]
     if missing:
@@ -117,11 +137,13 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     _check_complete(shards, manifests)
     header, rows = _joined_rows(shards, manifests)
     runs = [
-        {"shard": manifest["settings"]["shard"]["index"], **run} for manifest in manifests for run in manifest["runs"]
+        {"shard": manifest["settings"]["shard"]["index"], **run}
+        for manifest in manifests
+        for run in manifest["runs"]
     ]
     with reserved(log, overwrite):
-        # In this order, so that a kill at any point leaves no rows beside another log's manifest, and merging works
-        # again.
+        # In this order, so that a kill at any point leaves no rows beside another log's manifest,
+        # and merging works again.
         log.unlink(missing_ok=True)
         write_json(records.manifest_path(log), {"settings": settings, "runs": runs})
         write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
@@ -137,7 +159,9 @@ def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
         shared.append(_without_index(manifest["settings"]))
         difference = records.differing_settings(shared[0], shared[-1])
         if difference:
-            raise UserError(f"cannot merge {path} with {shards[0]}, made with other settings: {difference}")
+            raise UserError(
+                f"cannot merge {path} with {shards[0]}, made with other settings: {difference}"
+            )
     records.warn_of_other_logits(shards[0].parent, *shared)
     return {name: value for name, value in manifests[0]["settings"].items() if name != "shard"}
 
@@ -148,9 +172,14 @@ def _is_record(value: Any) -> bool:
         return False
     examples = value["examples"]
     numbers = examples.get("only") if isinstance(examples, dict) else examples
-    if not isinstance(numbers, list) or (numbers is examples and (len(numbers) != 3 or numbers[2] == 0)):
+    if not isinstance(numbers, list) or (
+        numbers is examples and (len(numbers) != 3 or numbers[2] == 0)
+    ):
         return False
-    whole = [type(number) is int and abs(number) < 2**61 for number in (value["index"], value["count"], *numbers)]
+    whole = [
+        type(number) is int and abs(number) < 2**61
+        for number in (value["index"], value["count"], *numbers)
+    ]
     return all(whole) and 0 <= value["index"] < value["count"]
 
 
@@ -166,38 +195,60 @@ def _check_complete(shards: Sequence[Path], manifests: Sequence[dict[str, Any]])
     number = count - len(owners)
     if number:
         # Not all of them: a manifest can claim any count.
-        missing = [str(index) for index in itertools.islice((i for i in range(count) if i not in owners), 8)]
+        missing = [
+            str(index)
+            for index in itertools.islice((i for i in range(count) if i not in owners), 8)
+        ]
         raise UserError(
             f"cannot merge: of {count} shards {number} are missing, {', '.join(missing)}"
             f"{', ...' if number > 8 else ''}; make them with --shard {missing[0]}/{count}"
         )
 
 
-def _joined_rows(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> tuple[str, dict[int, str]]:
-    """The header and the rows of all shards by example; UserError if a shard has other rows than it should have."""
+def _joined_rows(
+    shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
+) -> tuple[str, dict[int, str]]:
+    """The header and the rows of all shards by example; UserError if a shard has other rows than it
+    should have.
+    """
     header, rows = "", {}
     for path, manifest in zip(shards, manifests):
         record = manifest["settings"]["shard"]
-        examples = record["examples"]["only"] if "only" in record["examples"] else range(*record["examples"])
+        examples = (
+            record["examples"]["only"]
+            if "only" in record["examples"]
+            else range(*record["examples"])
+        )
         share = Shard(record["index"], record["count"]).of(examples)
-        expected = share if isinstance(share, range) else set(share)  # a manifest can claim a range of any length
+        expected = (
+            share if isinstance(share, range) else set(share)
+        )  # a manifest can claim a range of any length
         try:
             text = read_regular(path).decode()
         except UnicodeDecodeError as error:
             raise UserError(f"cannot merge {path}: it is no text ({error.reason})") from error
         first, *lines = text.splitlines() or [""]
-        found = {int(line.partition("\t")[0]): line for line in lines if re.match("[0-9]{1,18}\t", line)}
+        found = {
+            int(line.partition("\t")[0]): line for line in lines if re.match("[0-9]{1,18}\t", line)
+        }
         torn = bool(text) and not text.endswith("\n")
         foreign = sorted(index for index in found if index not in expected)
         if torn or foreign or not len(expected) == len(found) == len(lines):
             reason = f"it has {len(lines)} rows of {len(expected)}"
             if torn or foreign:
-                reason = "its last row is torn" if torn else f"{reason}, and example {foreign[0]} does not belong to it"
+                reason = (
+                    "its last row is torn"
+                    if torn
+                    else f"{reason}, and example {foreign[0]} does not belong to it"
+                )
             raise UserError(
-                f"cannot merge {path}: {reason}; finish it with --shard {record['index']}/{record['count']}"
+                f"cannot merge {path}: {reason}; finish it with --shard "
+                f"{record['index']}/{record['count']}"
             )
         if header and first != header:
-            raise UserError(f"cannot merge {path}: its columns are '{first}', those of {shards[0]} '{header}'")
+            raise UserError(
+                f"cannot merge {path}: its columns are '{first}', those of {shards[0]} '{header}'"
+            )
         header = first
         rows.update(found)
     return header, rows

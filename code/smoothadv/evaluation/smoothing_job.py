@@ -1,4 +1,6 @@
-"""Loads the classifier and the images of a request, and collects all settings that decide the numbers in a log."""
+"""Loads the classifier and the images of a request, and collects all settings that decide the
+numbers in a log.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,25 @@ from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.devices import default_device, device_name, device_of_process
 from smoothadv.errors import UsageError, UserError, first_line, warn
-from smoothadv.evaluation.classifiers import BaseClassifier, base_classifier, classifier_digest, with_denoiser
+from smoothadv.evaluation.classifiers import (
+    BaseClassifier,
+    base_classifier,
+    classifier_digest,
+    with_denoiser,
+)
 from smoothadv.evaluation.named_networks import named_network
 from smoothadv.evaluation.requests import AttackPlan, EvaluationRequest, select_examples
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.workers import Workers, join_workers
-from smoothadv.noise import GaussianNoise, Noise, NoiseKey, NoiseStream, Purpose, RoundedGaussianNoise, kernels_on
+from smoothadv.noise import (
+    GaussianNoise,
+    Noise,
+    NoiseKey,
+    NoiseStream,
+    Purpose,
+    RoundedGaussianNoise,
+    kernels_on,
+)
 from smoothadv.progress import warn_of_hours
 from smoothadv.provenance import provenance
 from smoothadv.records import CLASSIFIER, DENOISER, LOGITS, recorded_settings
@@ -38,12 +53,25 @@ from smoothadv.smoothing.classifier import (
 )
 from smoothadv.smoothing.voting import VoteCounter, check_exact, check_repeatable
 
-# Logits of an image that differ by more than this share of the largest one differ by more than rounding, also in bf16.
+# Logits of an image that differ by more than this share of the largest one differ by more than
+# rounding, also in bf16.
 _FUNCTION = 0.02
 _GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpose, draw)"
-# What a log of a network of integers with --sound does not record: its votes are the same on all machines.
-_OF_MACHINE = ("batch", "compiled", "folded", "fused", "device", "torch", "tf32", "cpu_capability", "threads")
-# The setting of logs whose Gaussian noise a kernel rounded: the version of Triton. Others have the noise of torch.
+# What a log of a network of integers with --sound does not record: its votes are the same on all
+# machines.
+_OF_MACHINE = (
+    "batch",
+    "compiled",
+    "folded",
+    "fused",
+    "device",
+    "torch",
+    "tf32",
+    "cpu_capability",
+    "threads",
+)
+# The setting of logs whose Gaussian noise a kernel rounded: the version of Triton. Others have the
+# noise of torch.
 _KERNEL = "noise_kernel"
 
 
@@ -51,10 +79,10 @@ _KERNEL = "noise_kernel"
 class SmoothingJob:
     """All that a ``request`` needs for its log ``log``, loaded.
 
-    ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``attacked`` the form that is
-    attacked. ``noise`` makes the noise of each image, keyed by ``key``; ``indices`` are those of the
-    images to evaluate. ``settings`` decide the numbers in the log, ``run`` describes this process.
-    ``workers`` is None without torchrun.
+    ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``attacked``
+    the form that is attacked. ``noise`` makes the noise of each image, keyed by ``key``;
+    ``indices`` are those of the images to evaluate. ``settings`` decide the numbers in the log,
+    ``run`` describes this process. ``workers`` is None without torchrun.
     """
 
     request: EvaluationRequest
@@ -74,36 +102,49 @@ class SmoothingJob:
 
     def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:
         """A new counter of ``voter.scores``, in batches of this size (None: that of the job)."""
-        scores, classes = partial(self.voter.scores, consensus=consensus), self.dataset.description.num_classes
+        scores, classes = (
+            partial(self.voter.scores, consensus=consensus),
+            self.dataset.description.num_classes,
+        )
         keep_batch = isinstance(self.noise, RoundedGaussianNoise) and not self.is_exact
         dtype = self.voter.dtype
-        return VoteCounter(scores, classes, batch or self.batch, self.device, keep_batch=keep_batch, dtype=dtype)
+        return VoteCounter(
+            scores, classes, batch or self.batch, self.device, keep_batch=keep_batch, dtype=dtype
+        )
 
     def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
         """The noise of an image."""
         return self.noise.stream(index, self.device, purpose)
 
     def check_integers(self, counter: VoteCounter) -> None:
-        """UserError if a network of integers is not computed exactly in the batches of ``counter``, as far as seen."""
+        """UserError if a network of integers is not computed exactly in the batches of ``counter``,
+        as far as seen.
+        """
         if (network := self.voter.integers) is not None:
             self.voter.use_fast_form(partial(check_exact, counter, network))
 
     def check_image(self, index: int, image: torch.Tensor) -> None:
-        """UserError if the noise cannot be used for this image: that of --sound needs images of 8 bits."""
+        """UserError if the noise cannot be used for this image: that of --sound needs images of 8
+        bits.
+        """
         try:
             self.noise.check_image(image)
         except ValueError as error:
             raise UserError(
-                f"--sound certifies 8-bit images only; of {self.settings['dataset']}, example {index}: {error}"
+                f"--sound certifies 8-bit images only; of {self.settings['dataset']}, example "
+                f"{index}: {error}"
             ) from error
 
     @property
     def is_exact(self) -> bool:
-        """Whether votes are the same on all machines, in all batches: those of integers with noise in integers."""
+        """Whether votes are the same on all machines, in all batches: those of integers with noise
+        in integers.
+        """
         return self.voter.integers is not None and isinstance(self.noise, RoundedGaussianNoise)
 
     def logits_digest(self, batch: int) -> str | None:
-        """As ``VoteCounter.logits_digest``, of all members of ``voter``; None if memory is too small for the batch.
+        """As ``VoteCounter.logits_digest``, of all members of ``voter``; None if memory is too
+        small for the batch.
 
         Of a network of integers it is that of its probe, whatever the batch.
         """
@@ -120,7 +161,9 @@ class SmoothingJob:
         batch = self.request.batch or recorded_number(self.request, log, "batch") or self.batch
         digest = self.logits_digest(batch)
         settings = {**self.settings, "batch": batch, LOGITS: digest}
-        if self.is_exact and getattr(self.request, "attack", None) is None:  # the gradients of an attack are float32
+        if (
+            self.is_exact and getattr(self.request, "attack", None) is None
+        ):  # the gradients of an attack are float32
             settings = {name: value for name, value in settings.items() if name not in _OF_MACHINE}
         run, workers = {**self.run, LOGITS: digest}, self.workers and self.workers.for_log(log.name)
         return replace(self, log=log, batch=batch, settings=settings, run=run, workers=workers)
@@ -136,8 +179,8 @@ def warn_of_few_draws(request: EvaluationRequest, top_k: int = 1) -> None:
     least = least_draws(request.alpha, top_k)
     if request.n < least:
         warn(
-            f"--N {request.n} can decide nothing at --alpha {request.alpha:g}, every image will abstain: "
-            f"at least --N {least} is needed"
+            f"--N {request.n} can decide nothing at --alpha {request.alpha:g}, every image will "
+            f"abstain: at least --N {least} is needed"
         )
 
 
@@ -149,19 +192,27 @@ def _warn_of_hours(request: EvaluationRequest, images: int) -> None:
 
 
 def check_top_k(top_k: int, description: DatasetDescription) -> None:
-    """UsageError unless there are more classes than ``top_k``: any class is among the k most probable of k."""
+    """UsageError unless there are more classes than ``top_k``: any class is among the k most
+    probable of k.
+    """
     if top_k >= max(2, description.num_classes):
-        raise UsageError(f"--top-k {top_k}: give a number below that of the classes, {description.num_classes}")
+        raise UsageError(
+            f"--top-k {top_k}: give a number below that of the classes, {description.num_classes}"
+        )
 
 
 def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> SmoothingJob:
-    """Load all that a request needs; UserError where classifier, images and options do not fit together.
+    """Load all that a request needs; UserError where classifier, images and options do not fit
+    together.
 
-    ``log`` is the log to be written: if it exists already, its batch is used again. ``sound`` as in ``CertifyRequest``.
+    ``log`` is the log to be written: if it exists already, its batch is used again. ``sound`` as in
+    ``CertifyRequest``.
     """
     if sound:
         make_deterministic()
-    threads = recorded_number(request, log, "threads")  # a setting of the log, which nobody needs to repeat
+    threads = recorded_number(
+        request, log, "threads"
+    )  # a setting of the log, which nobody needs to repeat
     if threads is not None and threads <= MOST_THREADS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
     if getattr(request, "attack", None) is not None:  # before the digest of the logits
@@ -173,7 +224,9 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     else:
         source, notes = given if isinstance(given, torch.nn.Module) else read_members(given), []
     images = request.images
-    dataset = get_dataset(images, request.split, request.data_dir) if isinstance(images, str) else images
+    dataset = (
+        get_dataset(images, request.split, request.data_dir) if isinstance(images, str) else images
+    )
     if named:
         dataset = named.relabelled(dataset)
         base = named.base(dataset.description)
@@ -183,21 +236,33 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         base = with_denoiser(base, str(request.denoiser), dataset.description, request.sigma)
     workers = join_workers()
     if workers is not None and request.shard is not None:
-        raise UserError("--shard is not read under torchrun, which shares the examples out by itself: leave it out")
+        raise UserError(
+            "--shard is not read under torchrun, which shares the examples out by itself: leave it "
+            "out"
+        )
     is_first = workers is None or workers.rank == 0
-    device = device_of_process(request.device or default_device(), None if workers is None else workers.local_rank)
+    device = device_of_process(
+        request.device or default_device(), None if workers is None else workers.local_rank
+    )
     if (recorded := _recorded(request, log, "device")) not in (None, device_name(device)):
-        difference = f"device was {recorded!r}, now {device_name(device)!r}"  # whose batch may not fit into memory here
-        raise UserError(f"cannot resume {log} with other settings: {difference}; --overwrite starts anew")
+        # whose batch may not fit into memory here
+        difference = f"device was {recorded!r}, now {device_name(device)!r}"
+        raise UserError(
+            f"cannot resume {log} with other settings: {difference}; --overwrite starts anew"
+        )
     fingerprint = dataset.fingerprint()
-    digest = classifier_digest(base.module, {**base.settings, **request.plugins(*base.architectures)})
+    digest = classifier_digest(
+        base.module, {**base.settings, **request.plugins(*base.architectures)}
+    )
     key = NoiseKey(digest, fingerprint, request.sigma, request.seed)
     classifier = base.module.to(device)
     if is_first:
         for note in notes:
             warn(note)
         _warn_of_hours(request, len(select_examples(len(dataset), request.skip, request.maximum)))
-        base.warn_about_mismatch(request.images if isinstance(request.images, str) else None, request.sigma)
+        base.warn_about_mismatch(
+            request.images if isinstance(request.images, str) else None, request.sigma
+        )
     example = dataset[0][0] if len(dataset) else None
     voter = arrange(classifier, device, example, request.precision)
     if example is not None and base.source is None:
@@ -211,7 +276,10 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
     attacked = arrange(classifier, device, example) if request.precision == "fp16" else voter
     if request.compile:
         if sound and device.type != "cpu":
-            raise UserError("--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed")
+            raise UserError(
+                "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by "
+                "speed"
+            )
         if is_first:
             print("compiling the classifier first, which may take a minute", file=sys.stderr)
     batch = batch if workers is None else workers.agree("batch", batch)
@@ -240,19 +308,27 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
 
 
 def _agree_on_logits(job: SmoothingJob, workers: Workers, sound: bool) -> None:
-    """UserError if ``sound``, else a warning, where this process's logits are not those of torchrun's first process."""
+    """UserError if ``sound``, else a warning, where this process's logits are not those of
+    torchrun's first process.
+    """
     digest = job.run[LOGITS] or "0"
     if workers.agree(LOGITS, int(digest, 16)) == int(digest, 16):
         return
-    difference = f"process {workers.rank} rounds the logits differently than process 0: {LOGITS} is {digest!r}"
+    difference = (
+        f"process {workers.rank} rounds the logits differently than process 0: {LOGITS} is "
+        f"{digest!r}"
+    )
     if sound:
-        raise UserError(f"{difference}; --sound needs processors and libraries that compute the same")
+        raise UserError(
+            f"{difference}; --sound needs processors and libraries that compute the same"
+        )
     warn(f"{difference}; the manifest has the digest of each process")
 
 
 @torch.inference_mode()
 def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns: bool) -> None:
-    """UserError where a module of the user's own does not run in the form that votes; a warning if it is no function.
+    """UserError where a module of the user's own does not run in the form that votes; a warning if
+    it is no function.
 
     An architecture of a checkpoint needs no such check.
     """
@@ -262,18 +338,27 @@ def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns
         logits = voter(torch.stack([first, 1 - first, first]))[0]
         again = voter(torch.stack([first, first / 2, 1 - first]))[0]
     except (RuntimeError, ValueError, TypeError) as error:
-        message = f"{name} does not run with weights and images of {voter.dtype}, batch 3: {first_line(error)}"
+        message = (
+            f"{name} does not run with weights and images of {voter.dtype}, batch 3: "
+            f"{first_line(error)}"
+        )
         raise UserError(message) from error
     scale = float(logits.abs().max())  # NaN: the votes will tell
-    if warns and scale == scale and not torch.allclose(logits, again, rtol=_FUNCTION, atol=_FUNCTION * scale):
+    if (
+        warns
+        and scale == scale
+        and not torch.allclose(logits, again, rtol=_FUNCTION, atol=_FUNCTION * scale)
+    ):
         warn(
-            f"the logits of {name} for an image depend on the other images in a batch, or on chance, in eval mode too: "
-            "certificates are about a function of one image"
+            f"the logits of {name} for an image depend on the other images in a batch, or on "
+            "chance, in eval mode too: certificates are about a function of one image"
         )
 
 
 def _settings(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
-    """All settings that decide the numbers, but for those of ``for_log``: logs are continued only with equal ones."""
+    """All settings that decide the numbers, but for those of ``for_log``: logs are continued only
+    with equal ones.
+    """
     request, device = job.request, job.device
     settings = {
         **request.stated_settings(*base.architectures),
@@ -292,10 +377,13 @@ def _settings(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
     if device.type == "cuda" and request.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
     kernels = kernels_on(device)
-    if kernels is not None and (isinstance(job.noise, GaussianNoise) or getattr(request, "attack", None) is not None):
+    if kernels is not None and (
+        isinstance(job.noise, GaussianNoise) or getattr(request, "attack", None) is not None
+    ):
         settings[_KERNEL] = kernels.VERSION
     if isinstance(job.noise, RoundedGaussianNoise) and device.type == "cpu":
-        # --sound certifies the executed program: what may change its rounding is part of the settings.
+        # --sound certifies the executed program: what may change its rounding is part of the
+        # settings.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
     return settings
@@ -316,7 +404,9 @@ def _run(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
 
 
 def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int | None:
-    """A setting, a whole number >= 1, that the log to be continued or one of its shards records; None if none does."""
+    """A setting, a whole number >= 1, that the log to be continued or one of its shards records;
+    None if none does.
+    """
     return _recorded(request, log, setting)
 
 
@@ -328,7 +418,9 @@ def _recorded(request: EvaluationRequest, log: Path, setting: str) -> Any:
 
 
 def _check_classifier(job: SmoothingJob, sound: bool) -> None:
-    """Spot check that logits depend on one image only: UserError if ``sound``, else a warning, where they do not."""
+    """Spot check that logits depend on one image only: UserError if ``sound``, else a warning,
+    where they do not.
+    """
     if job.device.type == "cpu" and not sound and job.voter.integers is None:
         return  # a CPU's kernels pass this check, and several passes of a large network take long
     if job.voter.integers is not None:

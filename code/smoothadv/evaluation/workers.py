@@ -1,4 +1,6 @@
-"""The processes that torchrun started for an evaluation: which process takes which shard, and when all are done."""
+"""The processes that torchrun started for an evaluation: which process takes which shard, and when
+all are done.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ _jobs = itertools.count()
 
 
 class Workers:
-    """This process and the others of torchrun; they communicate through torchrun's store, not by collectives.
+    """This process and the others of torchrun; they communicate through torchrun's store, not by
+    collectives.
 
-    ``rank`` counts all processes from 0, ``local_rank`` those of this machine. ``restarted`` is True if torchrun has
-    started all processes again because one failed.
+    ``rank`` counts all processes from 0, ``local_rank`` those of this machine. ``restarted`` is
+    True if torchrun has started all processes again because one failed.
     """
 
     def __init__(self) -> None:
@@ -26,22 +29,29 @@ class Workers:
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
         self.restarted = attempt > 0
-        # torchrun's store outlives a restart, and a program may do several jobs: each has counts of its own.
+        # torchrun's store outlives a restart, and a program may do several jobs: each has counts of
+        # its own.
         self._store = distributed.PrefixStore(f"attempt {attempt}, job {next(_jobs)}", store)
 
     def for_log(self, name: str) -> Workers:
-        """The same processes with separate counts for the log ``name``: they write several logs in turn."""
+        """The same processes with separate counts for the log ``name``: they write several logs in
+        turn.
+        """
         other = copy.copy(self)
         other._store = distributed.PrefixStore(name, self._store)
         return other
 
     def claims(self, count: int) -> Iterator[int]:
-        """Numbers 0 to ``count`` - 1, each given to one process only: the next free number at each step."""
+        """Numbers 0 to ``count`` - 1, each given to one process only: the next free number at each
+        step.
+        """
         while (number := self._store.add("claimed", 1) - 1) < count:
             yield number
 
     def report(self, examples: int) -> int:
-        """Add ``examples`` to the number of finished examples; returns the number of all processes together."""
+        """Add ``examples`` to the number of finished examples; returns the number of all processes
+        together.
+        """
         return self._store.add("examples", examples)
 
     def agree(self, name: str, value: int) -> int:

@@ -1,10 +1,12 @@
-"""Gaussian noise in integer grey levels: smoothing whose certificates hold for the executed arithmetic.
+"""Gaussian noise in integer grey levels: smoothing whose certificates hold for the executed
+arithmetic.
 
-Float noise added to a float image leaks the image through its last bits, and float32 noise is not exactly Gaussian
-(Jin et al., 2022, arXiv 2205.10159; Voracek and Hein, 2023, arXiv 2207.07209). Here an 8-bit image X in {0..255}^d
-receives round(N(0, (255 sigma)^2)), an integer, and the sum is clipped to a range that contains 0..255. Rounding
-commutes with integer shifts and clipping comes after them, so Cohen et al.'s theorem applies to the classifier that
-first rounds and clips, and the discretisation costs nothing.
+Float noise added to a float image leaks the image through its last bits, and float32 noise is not
+exactly Gaussian (Jin et al., 2022, arXiv 2205.10159; Voracek and Hein, 2023, arXiv 2207.07209).
+Here an 8-bit image X in {0..255}^d receives round(N(0, (255 sigma)^2)), an integer, and the sum is
+clipped to a range that contains 0..255. Rounding commutes with integer shifts and clipping comes
+after them, so Cohen et al.'s theorem applies to the classifier that first rounds and clips, and the
+discretisation costs nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ WHITE = 255
 
 
 class RoundedGaussianNoise(Noise):
-    """round(N(0, (255 sigma)^2)) per pixel, by inversion of a 62-bit uniform integer, added to an 8-bit image.
+    """round(N(0, (255 sigma)^2)) per pixel, by inversion of a 62-bit uniform integer, added to an
+    8-bit image.
 
-    The noisy image is Y / 255 in float32 for an integer Y in [-B, 255 + B], B = ceil(6 * 255 sigma): a function of Y,
-    so that a classifier of it is one of Y. The same integers come out on every device.
+    The noisy image is Y / 255 in float32 for an integer Y in [-B, 255 + B], B = ceil(6 * 255
+    sigma): a function of Y, so that a classifier of it is one of Y. The same integers come out on
+    every device.
     """
 
     @cached_property
@@ -38,16 +42,21 @@ class RoundedGaussianNoise(Noise):
 
     @cached_property
     def _table(self) -> tuple[torch.Tensor, float]:
-        """Thresholds T_i = 2^62 Phi((i + 1/2) / 255 sigma), i = -M..M-1, rounded; and the sum of their errors / 2^62.
+        """Thresholds T_i = 2^62 Phi((i + 1/2) / 255 sigma), i = -M..M-1, rounded; and the sum of
+        their errors / 2^62.
 
-        M = 255 + B: noise beyond M is clipped for every pixel value, so it needs no further thresholds.
+        M = 255 + B: noise beyond M is clipped for every pixel value, so it needs no further
+        thresholds.
         """
         import mpmath
 
         reach = WHITE + self.clip
         with mpmath.workdps(_DIGITS):
             scale = mpmath.mpf(WHITE) * mpmath.mpf(self.sigma)
-            exact = [mpmath.ldexp(mpmath.ncdf((i + mpmath.mpf(1) / 2) / scale), _BITS) for i in range(-reach, reach)]
+            exact = [
+                mpmath.ldexp(mpmath.ncdf((i + mpmath.mpf(1) / 2) / scale), _BITS)
+                for i in range(-reach, reach)
+            ]
             nearest = [int(mpmath.nint(value)) for value in exact]
             error = mpmath.fsum(abs(value - integer) for value, integer in zip(exact, nearest))
             distance = float(mpmath.ldexp(error, -_BITS))
@@ -60,18 +69,29 @@ class RoundedGaussianNoise(Noise):
         # On the CPU: an accelerator divides by a number by multiplying with its rounded inverse.
         image = image.cpu()
         grey = (image * WHITE).round()
-        if not torch.equal(grey.to(torch.float32) / WHITE, image) or grey.min() < 0 or grey.max() > WHITE:
-            raise ValueError("the image is not of 8 bits: its values are not k/255 in float32 with k in 0..255")
+        if (
+            not torch.equal(grey.to(torch.float32) / WHITE, image)
+            or grey.min() < 0
+            or grey.max() > WHITE
+        ):
+            raise ValueError(
+                "the image is not of 8 bits: its values are not k/255 in float32 with k in 0..255"
+            )
 
-    def _fill_plainly(self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int) -> None:
+    def _fill_plainly(
+        self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int
+    ) -> None:
         dimension, device = image.numel(), out.device
-        white = torch.full((), float(WHITE), device=device)  # every device divides by a tensor as IEEE 754 specifies
+        white = torch.full(
+            (), float(WHITE), device=device
+        )  # every device divides by a tensor as IEEE 754 specifies
         grey = (image.to(device) * WHITE).round().to(torch.int64)
         thresholds = self._ranks_on(device)
         chunks = self.words(device, -(-dimension // 2), len(out), example, first, purpose)
         for part, (w0, w1, w2, w3) in chunks:
             uniform = torch.cat([_join(w0, w1), _join(w2, w3)], dim=1)[:, :dimension]
-            # The number of thresholds that are at most the uniform: P[the number <= i + M] = T_i / 2^62.
+            # The number of thresholds that are at most the uniform: P[the number <= i + M] = T_i /
+            # 2^62.
             noise = thresholds.at_most(uniform).sub_(WHITE + self.clip)
             noisy = noise.view(-1, *image.shape).add_(grey).clamp_(-self.clip, WHITE + self.clip)
             torch.div(noisy.to(torch.float32), white, out=out[part])
@@ -79,7 +99,9 @@ class RoundedGaussianNoise(Noise):
     def _launch(self, kernels: ModuleType, out: torch.Tensor, plan: torch.Tensor) -> None:
         ranks = self._ranks_on(out.device)
         tables, steps = (ranks.thresholds, ranks.starts), len(ranks.thresholds).bit_length()
-        kernels.launch(kernels.rounded, out, plan, 2, *tables, self.clip, SHIFT=ranks.shift, STEPS=steps)
+        kernels.launch(
+            kernels.rounded, out, plan, 2, *tables, self.clip, SHIFT=ranks.shift, STEPS=steps
+        )
 
     @cached_property
     def _copies(self) -> dict[torch.device, _Ranks]:
@@ -94,7 +116,8 @@ class RoundedGaussianNoise(Noise):
 class _Ranks:
     """Counts the ascending ``thresholds``, int64 in 0..2^62, that are at most a given integer.
 
-    As torch.bucketize, but faster: given the first bits of the integer, one comparison nearly always remains.
+    As torch.bucketize, but faster: given the first bits of the integer, one comparison nearly
+    always remains.
     """
 
     _FIRST_BITS = 13
@@ -102,7 +125,8 @@ class _Ranks:
     def __init__(self, thresholds: torch.Tensor) -> None:
         self.thresholds, self.shift = thresholds, _BITS - self._FIRST_BITS
         firsts = torch.arange(2**self._FIRST_BITS + 1, device=thresholds.device) << self.shift
-        # For integers that begin with these bits, the number is at least that of ``starts``, at most the next of them.
+        # For integers that begin with these bits, the number is at least that of ``starts``, at
+        # most the next of them.
         self.starts = self._searched(firsts).to(torch.int32)
         self.rank, self.several = self.starts[:-1].long(), self.starts.diff() > 1
         beyond = torch.full((1,), 2**_BITS, dtype=torch.int64, device=thresholds.device)
@@ -112,7 +136,9 @@ class _Ranks:
         return torch.bucketize(values, self.thresholds, right=True)
 
     def at_most(self, values: torch.Tensor) -> torch.Tensor:
-        """For each of ``values``, int64 in 0..2^62-1 of any shape, the number of thresholds at most that value."""
+        """For each of ``values``, int64 in 0..2^62-1 of any shape, the number of thresholds at most
+        that value.
+        """
         if values.device.type != "cpu":
             return self._searched(values)  # nonzero() below would wait for the device
         flat = values.reshape(-1)

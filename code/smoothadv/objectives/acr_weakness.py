@@ -1,4 +1,6 @@
-"""acr-weakness (Sun et al., 2024): what the average certified radius rewards, on the easy images alone."""
+"""acr-weakness (Sun et al., 2024): what the average certified radius rewards, on the easy images
+alone.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -22,24 +24,28 @@ _RESAMPLE_EVERY = 10
 @OBJECTIVES.register("acr-weakness")
 @dataclass(frozen=True)
 class AcrWeakness(CopiesObjective):
-    """Cross-entropy on m noisy copies; from the epoch ``attack_from_epoch`` on the noise of each is attacked.
+    """Cross-entropy on m noisy copies; from the epoch ``attack_from_epoch`` on the noise of each is
+    attacked.
 
     The attack moves noise along the sphere of its norm until the copy is misclassified
-    (``attacks.noise_attacks.until_misclassified``). From that epoch on, too, unless the options of a data policy say
-    otherwise, hard images are left out and the others drawn by their certified radius (``DataPolicy``). The cost of an
-    epoch is 3 m passes, and 2 m T more with the attack; the looks at the training set add 100 once and 16 every 10
-    epochs.
+    (``attacks.noise_attacks.until_misclassified``). From that epoch on, too, unless the options of
+    a data policy say otherwise, hard images are left out and the others drawn by their certified
+    radius (``DataPolicy``). The cost of an epoch is 3 m passes, and 2 m T more with the attack; the
+    looks at the training set add 100 once and 16 every 10 epochs.
     """
 
     num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
     noise_steps: int = setting(None, parse=positive_int, help="T, the steps of an attack of noise")
     noise_step_size: float = setting(
-        None, parse=positive_float, help="l2 length of a step of acr-weakness's attack (default: by --noise)"
+        None,
+        parse=positive_float,
+        help="l2 length of a step of acr-weakness's attack (default: by --noise)",
     )
     attack_from_epoch: int = setting(
         None,
         parse=non_negative_int,
-        help="epoch, counted from 0, from which acr-weakness attacks noise and chooses images (default: 60 or 70)",
+        help="epoch, counted from 0, from which acr-weakness attacks noise and chooses images "
+        "(default: 60 or 70)",
     )
 
     def __post_init__(self) -> None:
@@ -47,7 +53,9 @@ class AcrWeakness(CopiesObjective):
 
     @property
     def policy(self) -> DataPolicy:
-        return DataPolicy(self.attack_from_epoch, nearest(_DROP_BELOW, self.noise_sd), _RESAMPLE_EVERY)
+        return DataPolicy(
+            self.attack_from_epoch, nearest(_DROP_BELOW, self.noise_sd), _RESAMPLE_EVERY
+        )
 
     @property
     def full_epsilon(self) -> float:
@@ -58,11 +66,16 @@ class AcrWeakness(CopiesObjective):
         return self.full_epsilon if epoch >= self.attack_from_epoch else 0.0
 
     def attacked(
-        self, model: Callable[[torch.Tensor], torch.Tensor], batch: Batch, generator: torch.Generator | None = None
+        self,
+        model: Callable[[torch.Tensor], torch.Tensor],
+        batch: Batch,
+        generator: torch.Generator | None = None,
     ) -> Batch:
         """The batch with attacked noise."""
         if not isinstance(batch.epsilon, torch.Tensor) and batch.epsilon == 0:
             return batch
         step = batch.epsilon / self.noise_steps
-        noise = until_misclassified(model, batch.images, batch.labels, batch.noise, self.noise_steps, step)
+        noise = until_misclassified(
+            model, batch.images, batch.labels, batch.noise, self.noise_steps, step
+        )
         return replace(batch, noise=noise)

@@ -1,4 +1,6 @@
-"""CAT-RS (Jeong et al., 2023): which of an image's noisy copies count depends on the confidence in the image."""
+"""CAT-RS (Jeong et al., 2023): which of an image's noisy copies count depends on the confidence in
+the image.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,14 +21,16 @@ _PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
 @OBJECTIVES.register("cat-rs")
 @dataclass(frozen=True)
 class CatRS(CopiesObjective):
-    """1/m times the sum of the K smallest CE(f_i, y) + lambda [K = m] max_i KL(q || softmax f(x + noise*_i)).
+    """1/m times the sum of the K smallest CE(f_i, y) + lambda [K = m] max_i KL(q || softmax f(x +
+    noise*_i)).
 
-    K is binomial of m trials with probability q_y, but at least 1, and q are a Gaussian-trained teacher's shares of the
-    votes on noisy copies of x. noise* is the noise after T steps that increase the divergence from q
-    (``attacks.noise_attacks.from_targets``). The formula is that of the released code, which moves the statistics of
-    batch normalization by the unattacked copies before it attacks; here the attack comes first. That code without
-    --confidence_mask takes the share of the m copies that the present model classifies correctly in place of q_y. The
-    cost is 2 m forward and backward passes, m T gradients, and the teacher's votes once.
+    K is binomial of m trials with probability q_y, but at least 1, and q are a Gaussian-trained
+    teacher's shares of the votes on noisy copies of x. noise* is the noise after T steps that
+    increase the divergence from q (``attacks.noise_attacks.from_targets``). The formula is that of
+    the released code, which moves the statistics of batch normalization by the unattacked copies
+    before it attacks; here the attack comes first. That code without --confidence_mask takes the
+    share of the m copies that the present model classifies correctly in place of q_y. The cost is 2
+    m forward and backward passes, m T gradients, and the teacher's votes once.
     """
 
     TERMS = ("cross_entropy", "divergence")
@@ -34,7 +38,9 @@ class CatRS(CopiesObjective):
     num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
     regularization: float = weight()
     noise_steps: int = setting(4, parse=positive_int, help="T, the steps of an attack of noise")
-    noise_epsilon: float = setting(1.0, parse=perturbation_size, help="l2 distance that CAT-RS's attack moves noise")
+    noise_epsilon: float = setting(
+        1.0, parse=perturbation_size, help="l2 distance that CAT-RS's attack moves noise"
+    )
 
     def __post_init__(self) -> None:
         resolve(self, regularization=_PAPER)
@@ -51,14 +57,19 @@ class CatRS(CopiesObjective):
         return self.noise_epsilon
 
     def attacked(
-        self, model: Callable[[torch.Tensor], torch.Tensor], batch: Batch, generator: torch.Generator | None = None
+        self,
+        model: Callable[[torch.Tensor], torch.Tensor],
+        batch: Batch,
+        generator: torch.Generator | None = None,
     ) -> Batch:
         """The batch with attacked noise."""
         targets = batch.targets
         if not len(targets):  # of test images, for which no teacher voted
             classes = model(batch.images[:1]).shape[1]
             targets = F.one_hot(batch.labels, classes).to(batch.images.dtype)
-        noise = from_targets(model, batch.images, targets, batch.noise, self.noise_steps, batch.epsilon)
+        noise = from_targets(
+            model, batch.images, targets, batch.noise, self.noise_steps, batch.epsilon
+        )
         return replace(batch, noise=noise)
 
     def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
@@ -80,12 +91,18 @@ class CatRS(CopiesObjective):
         targets: torch.Tensor,
         counted: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Loss and terms, for logits [B, m, K] of copies and of attacked ones, q [B, K] and K int64 [B]."""
+        """Loss and terms, for logits [B, m, K] of copies and of attacked ones, q [B, K] and K int64
+        [B].
+        """
         copies = logits.shape[1]
-        each = F.cross_entropy(logits.flatten(0, 1), labels.repeat_interleave(copies), reduction="none")
+        each = F.cross_entropy(
+            logits.flatten(0, 1), labels.repeat_interleave(copies), reduction="none"
+        )
         smallest = each.unflatten(0, logits.shape[:2]).sort(1).values
         counts = torch.arange(copies, device=counted.device) < counted.unsqueeze(1)
-        divergences = F.kl_div(attacked.log_softmax(-1), targets.unsqueeze(1).expand_as(attacked), reduction="none")
+        divergences = F.kl_div(
+            attacked.log_softmax(-1), targets.unsqueeze(1).expand_as(attacked), reduction="none"
+        )
         worst = divergences.sum(-1).amax(1)
         terms = (smallest * counts).sum(1).mean() / copies, (worst * (counted == copies)).mean()
         loss = terms[0] + self.regularization * terms[1]

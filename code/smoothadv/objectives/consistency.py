@@ -1,4 +1,6 @@
-"""Consistency regularization (Jeong and Shin, 2020): the predictions on noisy copies of an image shall agree."""
+"""Consistency regularization (Jeong and Shin, 2020): the predictions on noisy copies of an image
+shall agree.
+"""
 
 import math
 from collections.abc import Callable
@@ -18,10 +20,12 @@ _PAPER = {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}
 @OBJECTIVES.register("consistency")
 @dataclass(frozen=True)
 class Consistency(AttackedObjective):
-    """mean_i CE(f_i, y) + lambda mean_i KL(p || p_i) + eta H(p), with p_i = softmax f_i and p their mean over i.
+    """mean_i CE(f_i, y) + lambda mean_i KL(p || p_i) + eta H(p), with p_i = softmax f_i and p their
+    mean over i.
 
-    f_i [B, K] are the logits of m >= 2 noisy copies, H is the entropy; the formula is that of the released code. With
-    an attack, the copies are those of attacked images. The cost is m forward and backward passes.
+    f_i [B, K] are the logits of m >= 2 noisy copies, H is the entropy; the formula is that of the
+    released code. With an attack, the copies are those of attacked images. The cost is m forward
+    and backward passes.
     """
 
     TERMS = ("cross_entropy", "divergence", "entropy")
@@ -31,22 +35,34 @@ class Consistency(AttackedObjective):
     eta: float = setting(
         0.5,
         parse=non_negative_float,
-        help="weight of consistency's entropy of the mean prediction, or of SmoothMix's mixed images",
+        help="weight of consistency's entropy of the mean prediction, or of SmoothMix's mixed "
+        "images",
     )
 
     def __post_init__(self) -> None:
         if self.attack is not None and self.regularization is None:
-            raise ValueError("with an attack, --lambda has no default: the authors took 1 and 2, far less than without")
+            raise ValueError(
+                "with an attack, --lambda has no default: the authors took 1 and 2, far less than "
+                "without"
+            )
         resolve(self, regularization=_PAPER)
         if self.num_noise_vec < 2:
-            raise ValueError("consistency compares noisy copies: --num-noise-vec must be at least 2")
+            raise ValueError(
+                "consistency compares noisy copies: --num-noise-vec must be at least 2"
+            )
 
-    def criterion(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def criterion(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         log_softmax = logits.log_softmax(-1)
-        log_mean = log_softmax.logsumexp(1) - math.log(logits.shape[1])  # finite, where a mean may underflow to 0
+        log_mean = log_softmax.logsumexp(1) - math.log(
+            logits.shape[1]
+        )  # finite, where a mean may underflow to 0
         mean = log_mean.exp()
         negative_entropy = (mean * log_mean).sum(-1)
-        divergence = (negative_entropy.unsqueeze(1) - (mean.unsqueeze(1) * log_softmax).sum(-1)).mean()
+        divergence = (
+            negative_entropy.unsqueeze(1) - (mean.unsqueeze(1) * log_softmax).sum(-1)
+        ).mean()
         terms = mean_cross_entropy(logits, labels), divergence, -negative_entropy.mean()
         loss = terms[0] + self.regularization * terms[1] + self.eta * terms[2]
         return loss, {name: term.detach() for name, term in zip(self.TERMS, terms)}

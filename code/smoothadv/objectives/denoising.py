@@ -1,7 +1,8 @@
-"""Objectives of denoisers (Salman et al., 2020): what a denoised noisy image shall have in common with the image.
+"""Objectives of denoisers (Salman et al., 2020): what a denoised noisy image shall have in common
+with the image.
 
-The model is a denoiser D, and ``Batch.teacher`` the classifier F behind it, frozen, where there is one. Accuracies are
-those of F(D(.)); without F they are nan.
+The model is a denoiser D, and ``Batch.teacher`` the classifier F behind it, frozen, where there is
+one. Accuracies are those of F(D(.)); without F they are nan.
 """
 
 import math
@@ -29,18 +30,25 @@ class Denoising(Objective):
     noise_sd: float = setting(
         flag="--noise",
         parse=positive_noise_level,
-        help="standard deviation of the Gaussian noise on images in [0, 1]: the sigma of the smoothed classifier",
+        help="standard deviation of the Gaussian noise on images in [0, 1]: the sigma of the "
+        "smoothed classifier",
     )
 
     @abstractmethod
-    def distance(self, denoised: torch.Tensor, logits: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        """The loss, a mean over images, of denoised images [B, C, H, W], to which F gives ``logits`` [B, K]."""
+    def distance(
+        self, denoised: torch.Tensor, logits: torch.Tensor | None, batch: Batch
+    ) -> torch.Tensor:
+        """The loss, a mean over images, of denoised images [B, C, H, W], to which F gives
+        ``logits`` [B, K].
+        """
 
     def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
         loss, hits = self._judged(model(batch.images + batch.noise[:, 0]), batch)
         return Outcome(loss, hits, len(batch.images))
 
-    def tested(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tested(
+        self, model: nn.Module, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         loss, hits = self._judged(model(batch.images + batch.noise[:, 0]), batch)
         return loss * len(batch.images), hits, self._judged(model(batch.images), batch)[1]
 
@@ -59,21 +67,27 @@ class Denoising(Objective):
 class MeanSquaredError(Denoising):
     """The mean over pixels of (D(x + noise) - x)^2 (Salman et al., 2020: the MSE objective)."""
 
-    def distance(self, denoised: torch.Tensor, logits: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def distance(
+        self, denoised: torch.Tensor, logits: torch.Tensor | None, batch: Batch
+    ) -> torch.Tensor:
         return F.mse_loss(denoised.float(), batch.images)
 
 
 @DENOISING.register("stability")
 @dataclass(frozen=True)
 class DenoisedStability(Denoising):
-    """CE(F(D(x + noise)), F's class for x), with F frozen (Salman et al., 2020: the Stab objective).
+    """CE(F(D(x + noise)), F's class for x), with F frozen (Salman et al., 2020: the Stab
+    objective).
 
-    Gradients pass through F to D. Each update has a pass of F on the images and one forth and back behind D.
+    Gradients pass through F to D. Each update has a pass of F on the images and one forth and back
+    behind D.
     """
 
     TEACHER = "logits"
 
-    def distance(self, denoised: torch.Tensor, logits: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+    def distance(
+        self, denoised: torch.Tensor, logits: torch.Tensor | None, batch: Batch
+    ) -> torch.Tensor:
         if batch.teacher is None or logits is None:
             raise ValueError("stability needs a classifier: Batch.teacher")
         with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Certified robustness transfer (Vaishnavi et al., 2022): a robust teacher's logits, learned on noisy images."""
+"""Certified robustness transfer (Vaishnavi et al., 2022): a robust teacher's logits, learned on
+noisy images.
+"""
 
 from dataclasses import dataclass
 
@@ -13,10 +15,12 @@ from smoothadv.settings import number, setting
 @OBJECTIVES.register("distillation")
 @dataclass(frozen=True)
 class Distillation(CopiesObjective):
-    """a mean_i || f(x + noise_i) - teacher(x + noise_i) ||_2 + (1 - a) mean_i CE(f(x + noise_i), y), with a = 1.
+    """a mean_i || f(x + noise_i) - teacher(x + noise_i) ||_2 + (1 - a) mean_i CE(f(x + noise_i),
+    y), with a = 1.
 
-    The teacher is the base classifier of a smoothed one, in eval mode; the norm is that of the logits, as in the
-    released code. The cost is m forward and backward passes and m forward passes of the teacher.
+    The teacher is the base classifier of a smoothed one, in eval mode; the norm is that of the
+    logits, as in the released code. The cost is m forward and backward passes and m forward passes
+    of the teacher.
     """
 
     TERMS = ("distance", "cross_entropy")
@@ -34,7 +38,10 @@ class Distillation(CopiesObjective):
         with torch.no_grad():
             taught = self.logits(batch.teacher, batch.images, batch.noise)
         logits = self.logits(model, batch.images, batch.noise)
-        distance, cross_entropy = (logits - taught).norm(dim=-1).mean(), mean_cross_entropy(logits, batch.labels)
+        distance, cross_entropy = (
+            (logits - taught).norm(dim=-1).mean(),
+            mean_cross_entropy(logits, batch.labels),
+        )
         loss = self.transfer * distance + (1 - self.transfer) * cross_entropy
         terms = dict(zip(self.TERMS, (distance.detach(), cross_entropy.detach())))
         return self.counted(loss, terms, logits, batch.labels)

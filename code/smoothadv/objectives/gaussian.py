@@ -14,5 +14,6 @@ class Gaussian(Objective):
     noise_sd: float = setting(
         flag="--noise",
         parse=noise_level,
-        help="standard deviation of the Gaussian noise on images in [0, 1] (paper: 0.12, 0.25, 0.5, 1.0)",
+        help="standard deviation of the Gaussian noise on images in [0, 1] (paper: 0.12, 0.25, "
+        "0.5, 1.0)",
     )

@@ -1,4 +1,6 @@
-"""MACER (Zhai et al., 2020): maximizes a soft certified radius of the images that are classified correctly."""
+"""MACER (Zhai et al., 2020): maximizes a soft certified radius of the images that are classified
+correctly.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +22,11 @@ _TINY = 1e-10
 class Macer(AttackedObjective):
     """mean over images of -log p_y + lambda sigma / 2 max(gamma - xi, 0) [correct].
 
-    p is the mean of softmax f over k noisy copies. q is that of softmax(beta f), its two largest values q1 and q2:
-    xi = inverse(q1) - inverse(q2) with the quantile function of the normal distribution, so that sigma / 2 xi
-    is a radius. The second term counts for images whose class of q1 is y. As in the released code, it is 0 where a
-    quantile is infinite, and 1e-10 is added to p_y. The cost is k forward and backward passes.
+    p is the mean of softmax f over k noisy copies. q is that of softmax(beta f), its two largest
+    values q1 and q2: xi = inverse(q1) - inverse(q2) with the quantile function of the normal
+    distribution, so that sigma / 2 xi is a radius. The second term counts for images whose class of
+    q1 is y. As in the released code, it is 0 where a quantile is infinite, and 1e-10 is added to
+    p_y. The cost is k forward and backward passes.
     """
 
     TERMS = ("cross_entropy", "hinge")
@@ -31,16 +34,24 @@ class Macer(AttackedObjective):
     num_noise_vec: int = setting(16, parse=positive_int, help="k, the noise draws per image")
     regularization: float = weight()
     sharpness: float = setting(
-        16.0, flag="--sharpness", parse=positive_float, help="beta, which multiplies logits in the soft radius"
+        16.0,
+        flag="--sharpness",
+        parse=positive_float,
+        help="beta, which multiplies logits in the soft radius",
     )
     gamma: float = setting(
-        8.0, flag="--hinge", parse=positive_float, help="MACER's gamma, beyond which a radius is enough"
+        8.0,
+        flag="--hinge",
+        parse=positive_float,
+        help="MACER's gamma, beyond which a radius is enough",
     )
 
     def __post_init__(self) -> None:
         resolve(self, regularization=_PAPER)
 
-    def criterion(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def criterion(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         likely = logits.softmax(-1).mean(1).gather(1, labels.unsqueeze(1))
         sharp = (self.sharpness * logits).softmax(-1).mean(1)
@@ -52,4 +63,6 @@ class Macer(AttackedObjective):
         distance = torch.special.ndtri(first) - torch.special.ndtri(second)
         hinge = (self.noise_sd / 2) * torch.where(counts, self.gamma - distance, 0.0).mean()
         terms = -(likely + _TINY).log().mean(), hinge
-        return terms[0] + self.regularization * terms[1], {name: term.detach() for name, term in zip(self.TERMS, terms)}
+        return terms[0] + self.regularization * terms[1], {
+            name: term.detach() for name, term in zip(self.TERMS, terms)
+        }

@@ -16,11 +16,15 @@ _SHARES = (0.99, 0.999, 0.9999, 0.99999, 1.0)
 
 
 @torch.inference_mode()
-def largest_values(network: FloatNetwork, batches: Iterable[torch.Tensor], levels: int) -> dict[Operation, float]:
-    """For each rounded result the size above which values are best clamped, for ``levels`` levels from 0 to it.
+def largest_values(
+    network: FloatNetwork, batches: Iterable[torch.Tensor], levels: int
+) -> dict[Operation, float]:
+    """For each rounded result the size above which values are best clamped, for ``levels`` levels
+    from 0 to it.
 
-    ``batches`` hold what the network's input layer returns, [B, C, H, W]. Of some quantiles of the sizes that is the
-    one with the least mean squared error (as in Choukroun et al., 2019, without a grid).
+    ``batches`` hold what the network's input layer returns, [B, C, H, W]. Of some quantiles of the
+    sizes that is the one with the least mean squared error (as in Choukroun et al., 2019, without a
+    grid).
     """
     nodes = {operation.node: operation for operation in network.operations if operation.is_settled}
     samples: dict[Operation, list[torch.Tensor]] = {operation: [] for operation in nodes.values()}
@@ -37,13 +41,19 @@ def largest_values(network: FloatNetwork, batches: Iterable[torch.Tensor], level
     recorder = Recorder(network.graph)
     for batch in batches:
         recorder.run(batch)
-    return {operation: _best_clamp(torch.cat(parts), levels) for operation, parts in samples.items() if parts}
+    return {
+        operation: _best_clamp(torch.cat(parts), levels)
+        for operation, parts in samples.items()
+        if parts
+    }
 
 
 def _best_clamp(sizes: torch.Tensor, levels: int) -> float:
     """The quantile of ``sizes`` to clamp at; 1 where all are 0."""
     ascending = sizes.sort().values
-    found = {float(ascending[min(len(sizes) - 1, int(share * len(sizes)))]) for share in _SHARES} - {0.0}
+    found = {
+        float(ascending[min(len(sizes) - 1, int(share * len(sizes)))]) for share in _SHARES
+    } - {0.0}
 
     def error(largest: float) -> float:
         step = largest / levels

@@ -29,10 +29,11 @@ _POOLING = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 @dataclass(eq=False)
 class Operation:
-    """One operation: ``kind`` is "image", "convolution" (also a linear layer), "relu", "sum", "maximum" or "mean".
+    """One operation: ``kind`` is "image", "convolution" (also a linear layer), "relu", "sum",
+    "maximum" or "mean".
 
-    ``inputs`` are those that it reads, ``users`` those that read it; ``node`` has its result, whose ``shape`` is that
-    for one image.
+    ``inputs`` are those that it reads, ``users`` those that read it; ``node`` has its result, whose
+    ``shape`` is that for one image.
     """
 
     kind: str
@@ -48,7 +49,9 @@ class Operation:
 
     @cached_property
     def is_settled(self) -> bool:
-        """Whether its result is rounded: not that of a convolution or a sum which only a ReLU or a sum reads."""
+        """Whether its result is rounded: not that of a convolution or a sum which only a ReLU or a
+        sum reads.
+        """
         absorbing = {"convolution": ("relu", "sum"), "sum": ("relu",)}.get(self.kind, ())
         return self.only_user is None or self.only_user.kind not in absorbing
 
@@ -60,15 +63,18 @@ class Operation:
     @cached_property
     def is_positive(self) -> bool:
         """Whether its results are never negative."""
-        return self.kind == "relu" or (self.kind in ("maximum", "mean") and self.inputs[0].is_positive)
+        return self.kind == "relu" or (
+            self.kind in ("maximum", "mean") and self.inputs[0].is_positive
+        )
 
 
 @dataclass(frozen=True)
 class FloatNetwork:
-    """A base classifier in float64: the ``mean`` and ``std`` [C] of its input layer, and the ``graph`` of its network.
+    """A base classifier in float64: the ``mean`` and ``std`` [C] of its input layer, and the
+    ``graph`` of its network.
 
-    Batch normalization is folded into convolutions; ``operations`` are in the order of the graph, the last one makes
-    the logits.
+    Batch normalization is folded into convolutions; ``operations`` are in the order of the graph,
+    the last one makes the logits.
     """
 
     mean: torch.Tensor
@@ -78,18 +84,27 @@ class FloatNetwork:
 
 
 def read_network(classifier: nn.Module, image_shape: tuple[int, ...]) -> FloatNetwork:
-    """A copy of a base classifier of images of this shape as operations; UserError where it has no integer form."""
-    entrance, network = split_entrance(copy.deepcopy(classifier).cpu().double().eval().requires_grad_(False))
+    """A copy of a base classifier of images of this shape as operations; UserError where it has no
+    integer form.
+    """
+    entrance, network = split_entrance(
+        copy.deepcopy(classifier).cpu().double().eval().requires_grad_(False)
+    )
     traced = traced_plainly(network)
     if traced is None or not isinstance(entrance, Center):
-        raise UserError("the network has no integer form: it cannot be traced, shares weights, or has no input layer")
+        raise UserError(
+            "the network has no integer form: it cannot be traced, shares weights, or has no input "
+            "layer"
+        )
     refresh(replace_norms(traced))
     ShapeProp(traced).propagate(torch.zeros(1, *image_shape, dtype=torch.float64))
     mean = entrance.mean.flatten()
     std = getattr(entrance, "std", torch.ones_like(mean)).flatten()
     operations = list(_operations(traced))
     if operations[-1].kind != "convolution" or operations[-1].users:
-        raise UserError("the network has no integer form: its logits do not come from a linear layer")
+        raise UserError(
+            "the network has no integer form: its logits do not come from a linear layer"
+        )
     return FloatNetwork(mean, std, traced, operations)
 
 
@@ -100,11 +115,16 @@ def _operations(graph: fx.GraphModule) -> Iterator[Operation]:
         if node.op == "output":
             return
         kind, layer = _kind(graph, node)
-        inputs = [made[value] for value in (*node.args, *node.kwargs.values()) if isinstance(value, fx.Node)]
+        inputs = [
+            made[value]
+            for value in (*node.args, *node.kwargs.values())
+            if isinstance(value, fx.Node)
+        ]
         if late := overwritten.intersection(inputs):
             name = late.pop().node.name
             raise UserError(
-                f"the network has no integer form: '{node.name}' reads '{name}', which is overwritten before"
+                f"the network has no integer form: '{node.name}' reads '{name}', which is "
+                "overwritten before"
             )
         is_told = node.kwargs.get("inplace") or any(value is True for value in node.args)
         if node.target in _IN_PLACE or is_told or getattr(layer, "inplace", False):
@@ -119,17 +139,27 @@ def _operations(graph: fx.GraphModule) -> Iterator[Operation]:
 
 
 def _kind(graph: fx.GraphModule, node: fx.Node) -> tuple[str, Any]:
-    """The kind of an operation, or "same" where it changes nothing, and its layer; UserError for others."""
+    """The kind of an operation, or "same" where it changes nothing, and its layer; UserError for
+    others.
+    """
     layer, target = layer_of(graph, node), node.target
     if node.op == "placeholder":
         return "image", None
-    if isinstance(layer, nn.Conv2d) and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+    if (
+        isinstance(layer, nn.Conv2d)
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    ):
         return "convolution", layer
     if isinstance(layer, nn.Linear):
         return "convolution", layer
     if isinstance(layer, nn.ReLU) or target in _RELUS:
         return "relu", None
-    if target in _SUMS and not node.kwargs and all(isinstance(value, fx.Node) for value in node.args):
+    if (
+        target in _SUMS
+        and not node.kwargs
+        and all(isinstance(value, fx.Node) for value in node.args)
+    ):
         return "sum", None
     if isinstance(layer, nn.MaxPool2d) and not layer.return_indices:
         return "maximum", {name: getattr(layer, name) for name in _POOLING}

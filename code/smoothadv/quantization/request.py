@@ -39,11 +39,12 @@ _ALPHA = 0.001
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeRequest:
-    """Make the checkpoint of integers ``outfile`` of the trained ``checkpoint``, for noise of ``sigma``.
+    """Make the checkpoint of integers ``outfile`` of the trained ``checkpoint``, for noise of
+    ``sigma``.
 
-    ``calibration`` noisy training images decide the ranges of values; on ``held_out`` others the votes of both networks
-    are compared, with ``draws`` draws each. ``seed`` is that of the noise; ``input_layer`` and ``data_dir`` are as in
-    EvaluationRequest.
+    ``calibration`` noisy training images decide the ranges of values; on ``held_out`` others the
+    votes of both networks are compared, with ``draws`` draws each. ``seed`` is that of the noise;
+    ``input_layer`` and ``data_dir`` are as in EvaluationRequest.
     """
 
     dataset: str
@@ -62,10 +63,12 @@ class QuantizeRequest:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How the integers vote beside the float network, on ``images`` training images without a part in calibration.
+    """How the integers vote beside the float network, on ``images`` training images without a part
+    in calibration.
 
-    ``agreement`` is the share of equal votes; ``certified`` has the certified accuracies at some radii: (radius, of the
-    float network, of the integers), from ``draws`` draws at alpha = 0.001, the most frequent class selected.
+    ``agreement`` is the share of equal votes; ``certified`` has the certified accuracies at some
+    radii: (radius, of the float network, of the integers), from ``draws`` draws at alpha = 0.001,
+    the most frequent class selected.
     """
 
     images: int
@@ -79,11 +82,18 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
     refuse_to_replace(request.outfile, "checkpoint", b"pk")
     members = read_members(request.checkpoint)
     if members.mean is not None or INTEGER in members.contents[0]:
-        kind = "an ensemble: quantize its members" if members.mean is not None else "of integers already"
+        kind = (
+            "an ensemble: quantize its members"
+            if members.mean is not None
+            else "of integers already"
+        )
         raise UserError(f"{request.checkpoint} is {kind}")
     images = get_dataset(request.dataset, "train", request.data_dir)
     if len(images) < 2:
-        raise UserError(f"{request.dataset} has one training image: some decide the ranges, others compare the votes")
+        raise UserError(
+            f"{request.dataset} has one training image: some decide the ranges, others compare the "
+            "votes"
+        )
     classifier = classifier_from_members(members, images.description, request.input_layer)
     noise = RoundedGaussianNoise(request.sigma, request.seed)
     shape = images.description.image_shape
@@ -93,7 +103,11 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
     batches = _calibration_batches(float_network, images, chosen, noise)
     shown = Progress(batches, "calibrating", -(-len(chosen) // _PASS), delay=2)
     with reserved(request.outfile, request.overwrite):
-        network = Builder(float_network, largest_values(float_network, shown, LEVELS), shape, noise.clip).build().eval()
+        network = (
+            Builder(float_network, largest_values(float_network, shown, LEVELS), shape, noise.clip)
+            .build()
+            .eval()
+        )
         network.set_probe()
         comparison = _compare(
             (arrange(classifier, torch.device("cpu")), network),
@@ -107,12 +121,16 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
 
 
 def _spaced(available: int, wanted: int) -> np.ndarray:
-    """At most ``wanted`` indices below ``available``, evenly spaced; half of those available at most."""
+    """At most ``wanted`` indices below ``available``, evenly spaced; half of those available at
+    most.
+    """
     count = max(1, min(wanted, available // 2))
     return np.arange(count) * available // count
 
 
-def _noisy(images: ImageDataset, index: int, noise: RoundedGaussianNoise, draws: int, purpose: Purpose) -> torch.Tensor:
+def _noisy(
+    images: ImageDataset, index: int, noise: RoundedGaussianNoise, draws: int, purpose: Purpose
+) -> torch.Tensor:
     """Noisy copies [draws, C, H, W] of an image; UserError where it is not of 8 bits."""
     try:
         return noise.stream(index, "cpu", purpose).noisy(draws, images[index][0])
@@ -125,11 +143,15 @@ def _noisy(images: ImageDataset, index: int, noise: RoundedGaussianNoise, draws:
 def _calibration_batches(
     network: FloatNetwork, images: ImageDataset, indices: np.ndarray, noise: RoundedGaussianNoise
 ) -> Iterator[torch.Tensor]:
-    """What the float network would read if its input layer subtracted whole grey levels, float64 [B, C, H, W]."""
+    """What the float network would read if its input layer subtracted whole grey levels, float64
+    [B, C, H, W].
+    """
     mean = (network.mean * WHITE).round() / WHITE
     for start in range(0, len(indices), _PASS):
         some = indices[start : start + _PASS]
-        noisy = torch.cat([_noisy(images, int(index), noise, 1, Purpose.CALIBRATION) for index in some]).double()
+        noisy = torch.cat(
+            [_noisy(images, int(index), noise, 1, Purpose.CALIBRATION) for index in some]
+        ).double()
         yield (noisy - mean.view(-1, 1, 1)) / network.std.view(-1, 1, 1)
 
 
@@ -146,7 +168,10 @@ def _compare(
     chosen = [int(index) for index in indices]
     for index in Progress(chosen, "comparing votes", delay=2):
         noisy, label = _noisy(images, index, noise, draws, Purpose.EVALUATION), images[index][1]
-        votes = [torch.cat([network(part).argmax(1) for part in noisy.split(_PASS)]) for network in networks]
+        votes = [
+            torch.cat([network(part).argmax(1) for part in noisy.split(_PASS)])
+            for network in networks
+        ]
         equal += int((votes[0] == votes[1]).sum())
         radii.append([_radius(each, int(label), noise.sigma) for each in votes])
     reached = [noise.sigma * share for share in (0, 0.5, 1, 1.5)]

@@ -1,7 +1,8 @@
-"""The base classifier in the form that votes: the same function, arranged to run fast on batches of one fixed shape.
+"""The base classifier in the form that votes: the same function, arranged to run fast on batches of
+one fixed shape.
 
-These changes affect only the rounding of the logits. But rounding decides which classifier exactly is certified, so the
-changes are recorded in a log's settings.
+These changes affect only the rounding of the logits. But rounding decides which classifier exactly
+is certified, so the changes are recorded in a log's settings.
 """
 
 import copy
@@ -23,16 +24,18 @@ from smoothadv.smoothing.epilogues import ConvolutionReLU, are_offered_on, runs
 from smoothadv.smoothing.folding import fold
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The most images in a pass of an attack; the number of noisy images above which a CPU gains nothing.
+# The most images in a pass of an attack; the number of noisy images above which a CPU gains
+# nothing.
 _MOST_EXAMPLES, _ENOUGH_FOR_A_CPU = 64, 16
 
 
 class VotingClassifier(nn.Module):
     """Maps noisy images [B, C, H, W], float32, to logits [B, K], float32, in the given precision.
 
-    The sum of image and noise is computed in float32 and then rounded: rounding the noise itself would certify another
-    noise distribution. ``is_folded`` tells whether batch normalization was folded. Without gradients, ``fast``, the
-    same function, takes the classifier's place, if there is one.
+    The sum of image and noise is computed in float32 and then rounded: rounding the noise itself
+    would certify another noise distribution. ``is_folded`` tells whether batch normalization was
+    folded. Without gradients, ``fast``, the same function, takes the classifier's place, if there
+    is one.
     """
 
     fast: nn.Module | None
@@ -50,7 +53,8 @@ class VotingClassifier(nn.Module):
         self.fast = form
 
     def use_fast_form(self, check: Callable[[Any], None]) -> None:
-        """Make a faster form of a network of integers the fast one, if there is one and ``check`` raises no UserError.
+        """Make a faster form of a network of integers the fast one, if there is one and ``check``
+        raises no UserError.
 
         Otherwise ``check``, given None then, is of the classifier itself.
         """
@@ -64,13 +68,18 @@ class VotingClassifier(nn.Module):
             if self.fast is None:
                 raise
             if not isinstance(self.fast, IntegerNetwork):
-                warn("the kernels for integers compute something else here: float32 votes, which costs speed")
+                warn(
+                    "the kernels for integers compute something else here: float32 votes, which "
+                    "costs speed"
+                )
             self.use(None)
             check(None)
 
     @property
     def integers(self) -> IntegerNetwork | None:
-        """The classifier where it is a network of integers, one function on all machines; else None."""
+        """The classifier where it is a network of integers, one function on all machines; else
+        None.
+        """
         return self.classifier if type(self.classifier) is IntegerNetwork else None
 
     @property
@@ -79,7 +88,8 @@ class VotingClassifier(nn.Module):
         return any(isinstance(layer, ConvolutionReLU) for layer in self.classifier.modules())
 
     def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
-        """What votes, the largest of each row: float32 [B, K]; the logits, or the sum of an ensemble's probabilities.
+        """What votes, the largest of each row: float32 [B, K]; the logits, or the sum of an
+        ensemble's probabilities.
 
         With ``consensus``, members that cannot change a row's vote are left out of its sum.
         """
@@ -89,7 +99,9 @@ class VotingClassifier(nn.Module):
 
 
 def _fast_form(network: IntegerNetwork, device: torch.device) -> nn.Module | None:
-    """A form of a network of integers for this device that has ``inexact_layer``, too; None where there is none."""
+    """A form of a network of integers for this device that has ``inexact_layer``, too; None where
+    there is none.
+    """
     if device.type != "cuda":
         return integer_engine.fast_form(network, device)
     try:
@@ -100,26 +112,35 @@ def _fast_form(network: IntegerNetwork, device: torch.device) -> nn.Module | Non
 
 
 def arrange(
-    classifier: nn.Module, device: torch.device, example: torch.Tensor | None = None, precision: str = "fp32"
+    classifier: nn.Module,
+    device: torch.device,
+    example: torch.Tensor | None = None,
+    precision: str = "fp32",
 ) -> VotingClassifier:
-    """A copy of ``classifier`` (maps images [B, C, H, W] to logits) on ``device``, in eval mode, arranged for speed.
+    """A copy of ``classifier`` (maps images [B, C, H, W] to logits) on ``device``, in eval mode,
+    arranged for speed.
 
-    Batch normalization, and the input layer's division, are folded into convolutions, unless that changes the logits of
-    ``example``, an image [C, H, W], by more than rounding. On a GPU, sums and ReLUs are computed with the convolution
-    before them, where cuDNN can. Tensors are channels-last; ``precision`` of weights and
-    activations is a name in PRECISIONS.
+    Batch normalization, and the input layer's division, are folded into convolutions, unless that
+    changes the logits of ``example``, an image [C, H, W], by more than rounding. On a GPU, sums and
+    ReLUs are computed with the convolution before them, where cuDNN can. Tensors are channels-last;
+    ``precision`` of weights and activations is a name in PRECISIONS.
     """
     images = None if example is None else example.cpu().double().unsqueeze(0)
     dtype = PRECISIONS[precision]
-    if precision != "fp32" and any(isinstance(part, IntegerNetwork) for part in classifier.modules()):
+    if precision != "fp32" and any(
+        isinstance(part, IntegerNetwork) for part in classifier.modules()
+    ):
         raise UserError(
-            f"a network of integers is computed exactly, in fp32, not in {precision}: leave --precision out"
+            f"a network of integers is computed exactly, in fp32, not in {precision}: leave "
+            "--precision out"
         )
     for epilogues in (True, False) if are_offered_on(device) else (False,):
         # Folding in float64 on the CPU changes nothing within the digits of float32.
         original = copy.deepcopy(classifier).eval().requires_grad_(False).cpu().double()
         folded = fold(original, images, epilogues)
-        voting = VotingClassifier(folded.to(dtype).to(device), dtype, is_folded=folded is not original)
+        voting = VotingClassifier(
+            folded.to(dtype).to(device), dtype, is_folded=folded is not original
+        )
         voting = voting.eval().to(memory_format=torch.channels_last)
         if voting.is_fused and (images is None or runs(voting, images.float().to(device))):
             break
@@ -127,7 +148,8 @@ def arrange(
 
 
 class CompiledClassifier(VotingClassifier):
-    """A classifier compiled, at its first batch, for the shape of that batch, with its weights as constants.
+    """A classifier compiled, at its first batch, for the shape of that batch, with its weights as
+    constants.
 
     UserError at the first batch if there is no compiler.
     """
@@ -160,10 +182,11 @@ def default_batch(
     with_gradient: bool = False,
     noise: Noise | None = None,
 ) -> int:
-    """A batch of noisy images for ``classifier`` that suits the device: see ``memory.batch_that_suits``.
+    """A batch of noisy images for ``classifier`` that suits the device: see
+    ``memory.batch_that_suits``.
 
-    ``with_gradient`` is for gradients with respect to the images, which keep activations in memory. ``noise`` is what
-    is drawn for each batch, which takes several times the memory of the images.
+    ``with_gradient`` is for gradients with respect to the images, which keep activations in memory.
+    ``noise`` is what is drawn for each batch, which takes several times the memory of the images.
     """
 
     @torch.inference_mode(not with_gradient)
@@ -178,10 +201,15 @@ def default_batch(
 
 
 def default_attack_batch(
-    classifier: nn.Module, image_shape: tuple[int, ...], device: torch.device, copies: int, of_total: bool = False
+    classifier: nn.Module,
+    image_shape: tuple[int, ...],
+    device: torch.device,
+    copies: int,
+    of_total: bool = False,
 ) -> int:
     """As ``default_batch``, for attacks on images with ``copies`` noisy copies each."""
-    # With more images in a pass, an interruption loses more work and processes share the images less evenly.
+    # With more images in a pass, an interruption loses more work and processes share the images
+    # less evenly.
     fitting = default_batch(classifier, image_shape, device, of_total, with_gradient=True)
     batch = min(fitting, _MOST_EXAMPLES * copies)
     # A CPU gains nothing from larger passes, and in a pass of one image no place can stay empty.
@@ -189,13 +217,16 @@ def default_attack_batch(
 
 
 def make_deterministic() -> None:
-    """Make this process use only kernels whose results depend on nothing but their inputs and shapes.
+    """Make this process use only kernels whose results depend on nothing but their inputs and
+    shapes.
 
-    Call it before the first use of CUDA. An operation without such a kernel raises a RuntimeError later.
+    Call it before the first use of CUDA. An operation without such a kernel raises a RuntimeError
+    later.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # No code here reads memory before writing it. mypy does not see this attribute, which torch sets at import.
+    # No code here reads memory before writing it. mypy does not see this attribute, which torch
+    # sets at import.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True

@@ -1,7 +1,8 @@
-"""A convolution, the sum with a shortcut, and ReLU as one call of cuDNN: on a GPU each would be a kernel of its own.
+"""A convolution, the sum with a shortcut, and ReLU as one call of cuDNN: on a GPU each would be a
+kernel of its own.
 
-Folding leaves convolutions with a bias, which is a kernel too. Certification and attacks are bound by the bytes that
-all these kernels move.
+Folding leaves convolutions with a bias, which is a kernel too. Certification and attacks are bound
+by the bytes that all these kernels move.
 """
 
 import contextlib
@@ -22,10 +23,11 @@ _RELUS = (F.relu, torch.relu, "relu")  # the last one is a method
 
 
 class ConvolutionReLU(nn.Module):
-    """Maps x [B, C, H, W] to relu(convolution(x) + shortcut), where the shortcut [B, K, h, w] may be None.
+    """Maps x [B, C, H, W] to relu(convolution(x) + shortcut), where the shortcut [B, K, h, w] may
+    be None.
 
-    The ``convolution``'s weights need no gradients. On a CPU, and where a compiler fuses kernels by itself, these are
-    PyTorch's own functions.
+    The ``convolution``'s weights need no gradients. On a CPU, and where a compiler fuses kernels by
+    itself, these are PyTorch's own functions.
     """
 
     def __init__(self, convolution: nn.Conv2d) -> None:
@@ -37,10 +39,15 @@ class ConvolutionReLU(nn.Module):
         if self.is_plain or _suits_plain_functions(x):
             out = layer(x)
             if shortcut is not None and shortcut.shape != out.shape:  # cuDNN does not expand it
-                raise ValueError(f"a shortcut of shape {tuple(shortcut.shape)} for {tuple(out.shape)}")
+                raise ValueError(
+                    f"a shortcut of shape {tuple(shortcut.shape)} for {tuple(out.shape)}"
+                )
             return F.relu(out if shortcut is None else out + shortcut)
         geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        x, shortcut = x.to(layer.weight.dtype), None if shortcut is None else shortcut.to(layer.weight.dtype)
+        x, shortcut = (
+            x.to(layer.weight.dtype),
+            None if shortcut is None else shortcut.to(layer.weight.dtype),
+        )
         needs_gradient = x.requires_grad or (shortcut is not None and shortcut.requires_grad)
         call = _WithGradient.apply if torch.is_grad_enabled() and needs_gradient else _in_one_call
         return call(x, shortcut, layer.weight, layer.bias, geometry)
@@ -51,9 +58,15 @@ def _suits_plain_functions(x: torch.Tensor) -> bool:
 
 
 def _in_one_call(
-    x: torch.Tensor, shortcut: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, geometry: tuple
+    x: torch.Tensor,
+    shortcut: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: tuple,
 ) -> torch.Tensor:
-    """cuDNN's ConvolutionBiasActivationForward, which PyTorch calls without asking for deterministic kernels."""
+    """cuDNN's ConvolutionBiasActivationForward, which PyTorch calls without asking for
+    deterministic kernels.
+    """
     if shortcut is None:
         return torch.cudnn_convolution_relu(x, weight, bias, *geometry)
     return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, *geometry)
@@ -63,7 +76,9 @@ class _WithGradient(torch.autograd.Function):
     """``_in_one_call`` with gradients for the two inputs: cuDNN's call has none."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, shortcut: Any, weight: Any, bias: Any, geometry: tuple) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: Any, shortcut: Any, weight: Any, bias: Any, geometry: tuple
+    ) -> torch.Tensor:
         out = _in_one_call(x, shortcut, weight, bias, geometry)
         ctx.save_for_backward(x, weight, out)
         ctx.geometry = geometry
@@ -77,13 +92,24 @@ class _WithGradient(torch.autograd.Function):
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x, _, _ = torch.ops.aten.convolution_backward(
-                gradient, x, weight, None, stride, padding, dilation, False, (0, 0), groups, (True, False, False)
+                gradient,
+                x,
+                weight,
+                None,
+                stride,
+                padding,
+                dilation,
+                False,
+                (0, 0),
+                groups,
+                (True, False, False),
             )
         return of_x, gradient if ctx.needs_input_grad[1] else None, None, None, None
 
 
 def fuse_epilogues(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Replace each folded convolution with the sum and the ReLU behind it by a ConvolutionReLU; returns ``graph``.
+    """Replace each folded convolution with the sum and the ReLU behind it by a ConvolutionReLU;
+    returns ``graph``.
 
     All ``graph``'s convolutions must be called once each. Those whose weights need gradients stay.
     """
@@ -95,10 +121,17 @@ def fuse_epilogues(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
         if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
             continue
         is_sum = before.target in _SUMS and not before.kwargs
-        terms = [term for term in (before.args if is_sum else [before]) if isinstance(term, torch.fx.Node)]
-        # It moves to the place of the ReLU: the last one, so that nothing it reads is overwritten before.
+        terms = [
+            term
+            for term in (before.args if is_sum else [before])
+            if isinstance(term, torch.fx.Node)
+        ]
+        # It moves to the place of the ReLU: the last one, so that nothing it reads is overwritten
+        # before.
         order = list(graph.graph.nodes)
-        convolution = max((term for term in terms if _is_fusible(graph, term)), key=order.index, default=None)
+        convolution = max(
+            (term for term in terms if _is_fusible(graph, term)), key=order.index, default=None
+        )
         if convolution is None or len(terms) != 1 + is_sum or terms.count(convolution) > 1:
             continue
         shortcut = [term for term in terms if term is not convolution]
@@ -107,7 +140,12 @@ def fuse_epilogues(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
         layer = layer_of(graph, convolution)
         assert isinstance(layer, nn.Conv2d)
         setattr(graph.get_submodule(parent), last, ConvolutionReLU(layer))
-        relu.op, relu.target, relu.args, relu.kwargs = "call_module", name, (convolution.args[0], *shortcut), {}
+        relu.op, relu.target, relu.args, relu.kwargs = (
+            "call_module",
+            name,
+            (convolution.args[0], *shortcut),
+            {},
+        )
         for node in dict.fromkeys((before, convolution)):
             graph.graph.erase_node(node)
     graph.recompile()
@@ -115,16 +153,19 @@ def fuse_epilogues(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def are_offered_on(device: torch.device) -> bool:
-    """Whether to try these calls: not where every kernel has to be deterministic, as with --sound."""
+    """Whether to try these calls: not where every kernel has to be deterministic, as with
+    --sound.
+    """
     return device.type in ("cuda", "meta") and not torch.are_deterministic_algorithms_enabled()
 
 
 @torch.no_grad()
 def runs(network: nn.Module, images: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Whether cuDNN computes the ``network`` in eval mode on images [B, C, H, W], as PyTorch's functions do.
+    """Whether cuDNN computes the ``network`` in eval mode on images [B, C, H, W], as PyTorch's
+    functions do.
 
-    The logits must agree but for the rounding of the shortest type, and NaN must stay NaN. With a ``dtype``, within
-    torch.autocast to that type. Otherwise a warning says why not.
+    The logits must agree but for the rounding of the shortest type, and NaN must stay NaN. With a
+    ``dtype``, within torch.autocast to that type. Otherwise a warning says why not.
     """
     autocast = torch.autocast(images.device.type, dtype) if dtype else contextlib.nullcontext()
     modes = [(module, module.training) for module in network.modules()]
@@ -137,7 +178,9 @@ def runs(network: nn.Module, images: torch.Tensor, dtype: torch.dtype | None = N
                 layer.is_plain = True
             expected = network(images).float()
         is_same = bool((logits - expected).abs().max() <= _AGREEMENT * expected.abs().max())
-        reason = "" if is_same and not bool(of_nan.isfinite().any()) else "cuDNN computes something else"
+        reason = (
+            "" if is_same and not bool(of_nan.isfinite().any()) else "cuDNN computes something else"
+        )
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -154,6 +197,10 @@ def runs(network: nn.Module, images: torch.Tensor, dtype: torch.dtype | None = N
 
 def _is_fusible(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
     layer = layer_of(graph, node)
-    if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+    if (
+        not isinstance(layer, nn.Conv2d)
+        or layer.padding_mode != "zeros"
+        or isinstance(layer.padding, str)
+    ):
         return False
     return len(node.users) == 1 and not any(weight.requires_grad for weight in layer.parameters())

@@ -1,7 +1,9 @@
-"""Folds batch normalization into the convolutions before it: the same function in eval mode, with fewer layers.
+"""Folds batch normalization into the convolutions before it: the same function in eval mode, with
+fewer layers.
 
-Certification folds a network once; training folds it again after every update, for the attacks on it. If folding
-changes a network's logits by more than rounding, the network is used without folding.
+Certification folds a network once; training folds it again after every update, for the attacks on
+it. If folding changes a network's logits by more than rounding, the network is used without
+folding.
 """
 
 import copy
@@ -27,27 +29,43 @@ _NORMS: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
     nn.Conv2d: (nn.BatchNorm2d, nn.SyncBatchNorm),
     nn.Conv3d: (nn.BatchNorm3d, nn.SyncBatchNorm),
 }
-_GEOMETRY = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+_GEOMETRY = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "padding_mode",
+)
 Folded = tuple[Convolution, Convolution, BatchNorm]
 """A folded convolution, and the convolution and the batch normalization that it replaces."""
 
 
 def split_entrance(classifier: nn.Module) -> tuple[nn.Module | None, nn.Module]:
-    """The input layer and the network of a base classifier; (None, the classifier) where it is no pair of these."""
+    """The input layer and the network of a base classifier; (None, the classifier) where it is no
+    pair of these.
+    """
     if isinstance(classifier, nn.Sequential) and len(classifier) == 2:
         return classifier[0], classifier[1]
     return None, classifier
 
 
-def fold(classifier: nn.Module, example: torch.Tensor | None = None, epilogues: bool = False) -> nn.Module:
-    """The same function, in eval mode, with batch normalization, and a Normalize in front, folded into convolutions.
+def fold(
+    classifier: nn.Module, example: torch.Tensor | None = None, epilogues: bool = False
+) -> nn.Module:
+    """The same function, in eval mode, with batch normalization, and a Normalize in front, folded
+    into convolutions.
 
-    With ``epilogues``, convolutions without gradients become one call with the sum and the ReLU behind them.
+    With ``epilogues``, convolutions without gradients become one call with the sum and the ReLU
+    behind them.
 
-    Returns the classifier itself if torch.fx cannot trace it, if its layers are used twice, share weights or compute
-    their weights in each pass, or if the logits of the ``example`` images [B, C, H, W] change by more than rounding,
-    for instance because tracing followed a branch that no tensor takes; also if it is a network of integers. Of an
-    ensemble, each member is folded, of a classifier behind a denoiser each of both.
+    Returns the classifier itself if torch.fx cannot trace it, if its layers are used twice, share
+    weights or compute their weights in each pass, or if the logits of the ``example`` images [B, C,
+    H, W] change by more than rounding, for instance because tracing followed a branch that no
+    tensor takes; also if it is a network of integers. Of an ensemble, each member is folded, of a
+    classifier behind a denoiser each of both.
     """
     if isinstance(classifier, IntegerNetwork):
         return classifier
@@ -58,9 +76,13 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None, epilogues: 
     if isinstance(classifier, Denoised):
         before = classifier.denoiser, classifier.classifier
         after = [fold(part, example, epilogues) for part in before]
-        return classifier if all(new is old for new, old in zip(after, before)) else Denoised(*after)
+        return (
+            classifier if all(new is old for new, old in zip(after, before)) else Denoised(*after)
+        )
     entrance, network = split_entrance(classifier)
-    traced = copy.deepcopy(traced_plainly(network))  # its layers are those of the network, which stays as it is
+    traced = copy.deepcopy(
+        traced_plainly(network)
+    )  # its layers are those of the network, which stays as it is
     if traced is None:
         return classifier
     refresh(replace_norms(traced))
@@ -74,19 +96,30 @@ def fold(classifier: nn.Module, example: torch.Tensor | None = None, epilogues: 
 
 @torch.no_grad()
 def agree(
-    one: Callable[[torch.Tensor], torch.Tensor], other: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor
+    one: Callable[[torch.Tensor], torch.Tensor],
+    other: Callable[[torch.Tensor], torch.Tensor],
+    images: torch.Tensor,
 ) -> bool:
-    """Whether two functions of images [B, C, H, W] return the same finite logits up to rounding (in float64: 1e-6)."""
+    """Whether two functions of images [B, C, H, W] return the same finite logits up to rounding (in
+    float64: 1e-6).
+    """
     try:
         before, after = one(images), other(images)
-    except (RuntimeError, TypeError, ValueError):  # a network that accepts one dtype only, or that tracing broke
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):  # a network that accepts one dtype only, or that tracing broke
         return False
     scale = float(before.abs().max())
-    return scale < math.inf and torch.allclose(before, after, rtol=_ROUNDING, atol=_ROUNDING * scale)
+    return scale < math.inf and torch.allclose(
+        before, after, rtol=_ROUNDING, atol=_ROUNDING * scale
+    )
 
 
 def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None) -> list[Folded]:
-    """Replace each convolution and its batch normalization by one convolution, whose weights ``refresh`` sets.
+    """Replace each convolution and its batch normalization by one convolution, whose weights
+    ``refresh`` sets.
 
     The new convolutions have ``dtype`` (None: that of the old ones) and need no gradients.
     """
@@ -96,7 +129,11 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
         if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
             continue
         norm, convolution = layer_of(graph, node), layer_of(graph, before)
-        if not isinstance(convolution, Convolution) or not isinstance(norm, BatchNorm) or norm.running_var is None:
+        if (
+            not isinstance(convolution, Convolution)
+            or not isinstance(norm, BatchNorm)
+            or norm.running_var is None
+        ):
             continue
         if type(norm) not in _NORMS.get(type(convolution), ()):
             continue
@@ -113,22 +150,32 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
 
 @torch.no_grad()
 def refresh(replaced: list[Folded]) -> None:
-    """Set the folded convolutions to the present weights and statistics of the layers that they replace.
+    """Set the folded convolutions to the present weights and statistics of the layers that they
+    replace.
 
-    With scale = gamma / sqrt(variance + eps), per output channel: weight * scale, and beta + (bias - mean) * scale.
+    With scale = gamma / sqrt(variance + eps), per output channel: weight * scale, and beta + (bias
+    - mean) * scale.
     """
     if not replaced:
         return
     folded, convolutions, norms = (list(layers) for layers in zip(*replaced))
     # The foreach functions need a few kernels for all layers together.
-    deviations = torch._foreach_add([norm.running_var for norm in norms], [norm.eps for norm in norms])
-    gammas = [torch.ones_like(norm.running_var) if norm.weight is None else norm.weight for norm in norms]
-    betas = [torch.zeros_like(norm.running_mean) if norm.bias is None else norm.bias for norm in norms]
+    deviations = torch._foreach_add(
+        [norm.running_var for norm in norms], [norm.eps for norm in norms]
+    )
+    gammas = [
+        torch.ones_like(norm.running_var) if norm.weight is None else norm.weight for norm in norms
+    ]
+    betas = [
+        torch.zeros_like(norm.running_mean) if norm.bias is None else norm.bias for norm in norms
+    ]
     scales = torch._foreach_div(gammas, torch._foreach_sqrt(deviations))
     numbers_by_shape: dict[torch.Size, list[int]] = defaultdict(list)
     for number, layer in enumerate(convolutions):
         numbers_by_shape[layer.weight.shape[1:]].append(number)
-    for numbers in numbers_by_shape.values():  # together: the foreach functions would take a kernel for each layer
+    for numbers in (
+        numbers_by_shape.values()
+    ):  # together: the foreach functions would take a kernel for each layer
         scale = torch.cat([scales[number] for number in numbers])
         weights = torch.cat([convolutions[number].weight for number in numbers])
         weights = weights * scale.view(-1, *[1] * (weights.dim() - 1))
@@ -152,10 +199,12 @@ def _convolution_like(layer: Convolution, dtype: torch.dtype) -> Convolution:
 
 
 def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -> bool:
-    """Divide the first layer's weights by ``std`` [C, 1, 1]; if that layer is no plain convolution, do nothing: False.
+    """Divide the first layer's weights by ``std`` [C, 1, 1]; if that layer is no plain convolution,
+    do nothing: False.
 
-    This is exact with zero padding: a border of zeros is zero before and after the division. Folding the mean into a
-    bias would not be exact, since the border of a centred image stands for the mean.
+    This is exact with zero padding: a border of zeros is zero before and after the division.
+    Folding the mean into a bias would not be exact, since the border of a centred image stands for
+    the mean.
     """
     users = list(next(node for node in network.graph.nodes if node.op == "placeholder").users)
     layer = layer_of(network, users[0]) if len(users) == 1 else None

@@ -1,9 +1,11 @@
-"""Networks of integers on a CPU that multiplies bytes (AVX-512 VNNI, AMX): sums by oneDNN's quantized convolutions.
+"""Networks of integers on a CPU that multiplies bytes (AVX-512 VNNI, AMX): sums by oneDNN's
+quantized convolutions.
 
-A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32. ``Convolution.bound`` proves that
-no sum, or no part of one, reaches 2^24: these are the sums of the definition. Scales of 1 leave them as they are in
-float32; the product with the multiplier and the rounding behind it are those of the definition. Other layers, like the
-first one, which reads up to 11 bits, stay in float32.
+A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32.
+``Convolution.bound`` proves that no sum, or no part of one, reaches 2^24: these are the sums of the
+definition. Scales of 1 leave them as they are in float32; the product with the multiplier and the
+rounding behind it are those of the definition. Other layers, like the first one, which reads up to
+11 bits, stay in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ _BYTES = (torch.uint8, torch.int8)
 class ByteConvolution(Convolution):
     """A convolution of values that ``dtype``, uint8 or int8, holds; without gradients."""
 
-    def __init__(self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> None:
         super().__init__(settings, tensors)
         self.dtype = dtype
         self.scales = torch.ones(len(self.weight)), torch.zeros(len(self.weight), dtype=torch.int64)
@@ -30,10 +34,14 @@ class ByteConvolution(Convolution):
 
     def bound(self, *sizes: float) -> float:
         size = super().bound(*sizes)
-        self.width = -(-self.weight.shape[1] * self.groups // (self.parts if self.groups == 1 else 1))
+        self.width = -(
+            -self.weight.shape[1] * self.groups // (self.parts if self.groups == 1 else 1)
+        )
         # No buffers: oneDNN's layout cannot be copied or moved.
         self.packed = [
-            torch.ops.onednn.qconv_prepack(part.contiguous(), self.scales[0], 1.0, 0, *self.geometry, None)
+            torch.ops.onednn.qconv_prepack(
+                part.contiguous(), self.scales[0], 1.0, 0, *self.geometry, None
+            )
             for part in self.weight.to(torch.int8).split(self.width, 1)
         ]
         return size
@@ -55,20 +63,26 @@ class ByteConvolution(Convolution):
             "",
         )  # scale, zero, type; nothing behind the sum
         sums = [
-            torch.ops.onednn.qconv2d_pointwise(part, 1.0, 0, packed, *self.scales, bias, *self.geometry, *result)
+            torch.ops.onednn.qconv2d_pointwise(
+                part, 1.0, 0, packed, *self.scales, bias, *self.geometry, *result
+            )
             for part, packed in zip(x.to(self.dtype).split(self.width, 1), self.packed)
         ]
         return sums[0] if self.parts == 1 else self.sum_of_parts(sums)
 
 
 def fast_form(network: IntegerNetwork, device: torch.device) -> IntegerNetwork | None:
-    """The same network with convolutions of bytes, without gradients; None where this CPU or this PyTorch has none.
+    """The same network with convolutions of bytes, without gradients; None where this CPU or this
+    PyTorch has none.
 
-    It shares the other layers with ``network``. ``voting.check_exact`` says whether it computes exactly.
+    It shares the other layers with ``network``. ``voting.check_exact`` says whether it computes
+    exactly.
     """
     if device.type != "cpu" or not getattr(torch.cpu, "_is_vnni_supported", bool)():
         return None
-    dtypes: list[torch.dtype | None] = [None]  # a type of one byte that holds the value, if there is one
+    dtypes: list[torch.dtype | None] = [
+        None
+    ]  # a type of one byte that holds the value, if there is one
     steps = []
     try:
         for layer, inputs in zip(network.layers, network.inputs):
@@ -84,7 +98,10 @@ def fast_form(network: IntegerNetwork, device: torch.device) -> IntegerNetwork |
         made = IntegerNetwork(network.image_shape, network.clip, network.mean, steps).eval()
         with torch.inference_mode():
             made(network.probe_images())
-    except (AttributeError, RuntimeError):  # another version's operators, or a geometry that they do not take
+    except (
+        AttributeError,
+        RuntimeError,
+    ):  # another version's operators, or a geometry that they do not take
         return None
     return made
 
@@ -94,4 +111,7 @@ def _holding(layer: IntegerLayer) -> torch.dtype | None:
     low, high = getattr(layer, "low", None), getattr(layer, "high", None)
     if low is None or high is None:
         return None
-    return next((kind for kind in _BYTES if torch.iinfo(kind).min <= low and high <= torch.iinfo(kind).max), None)
+    return next(
+        (kind for kind in _BYTES if torch.iinfo(kind).min <= low and high <= torch.iinfo(kind).max),
+        None,
+    )

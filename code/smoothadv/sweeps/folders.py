@@ -1,9 +1,11 @@
 """Names of a sweep's folders: as in the released code, so that readers of logs know what made them.
 
-``PGD_2steps/eps_0.251/cifar10/cifar_resnet110/noise_0.25``, ``PGD_2steps_multiNoiseSamples/8-multitrain/eps_0.25/...``
-for m = 8, ``PGD_2steps_baseAttackExp/without_noise/...`` for Vanilla PGD, ``finetune_cifar_from_imagenet32/...``,
-``self_training/PGD_2steps/weight_0.5/...``. Other objectives have their own name in place of ``gaussian``, or before
-that of an attack: ``consistency/2-multitrain/...``. An epsilon has a decimal point here; the whole numbers in released
+``PGD_2steps/eps_0.251/cifar10/cifar_resnet110/noise_0.25``,
+``PGD_2steps_multiNoiseSamples/8-multitrain/eps_0.25/...`` for m = 8,
+``PGD_2steps_baseAttackExp/without_noise/...`` for Vanilla PGD,
+``finetune_cifar_from_imagenet32/...``, ``self_training/PGD_2steps/weight_0.5/...``. Other
+objectives have their own name in place of ``gaussian``, or before that of an attack:
+``consistency/2-multitrain/...``. An epsilon has a decimal point here; the whole numbers in released
 names are in units of 1/256.
 """
 
@@ -19,10 +21,11 @@ from smoothadv.errors import UserError
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What the name of a folder says about a training; ``attack`` is None for a training without an attack.
+    """What the name of a folder says about a training; ``attack`` is None for a training without an
+    attack.
 
-    ``objective`` is its name in OBJECTIVES. ``is_vanilla`` says that the base classifier is attacked, without noise.
-    ``weight`` is that of pseudo-labels.
+    ``objective`` is its name in OBJECTIVES. ``is_vanilla`` says that the base classifier is
+    attacked, without noise. ``weight`` is that of pseudo-labels.
     """
 
     dataset: str
@@ -38,13 +41,24 @@ class TrainingFacts:
     weight: float | None = None
 
 
-NAMED_OPTIONS = {"dataset", "arch", "noise", "attack", "epsilon", "num-steps", "num-noise-vec", "base-attack"}
+NAMED_OPTIONS = {
+    "dataset",
+    "arch",
+    "noise",
+    "attack",
+    "epsilon",
+    "num-steps",
+    "num-noise-vec",
+    "base-attack",
+}
 NAMED_OPTIONS |= {"unlabelled-weight", "objective"}
 """The options whose values ``TrainingFacts`` holds."""
 
 
 def format_value(value: Any) -> str:
-    """A value as text in the name of a folder: numbers with four significant digits, without an exponent."""
+    """A value as text in the name of a folder: numbers with four significant digits, without an
+    exponent.
+    """
     text = str(value)
     if re.fullmatch("[0-9]+", text):
         return text
@@ -58,14 +72,23 @@ def format_value(value: Any) -> str:
 
 
 def format_decimal(value: Any) -> str:
-    """An epsilon or a standard deviation as the released folders write it: two decimals, or more if needed."""
+    """An epsilon or a standard deviation as the released folders write it: two decimals, or more if
+    needed.
+    """
     text = format_value(value)
     whole, point, rest = text.partition(".")
-    return f"{whole}.{rest.ljust(2, '0')}" if whole.isdigit() and (not point or rest.isdigit()) else text
+    return (
+        f"{whole}.{rest.ljust(2, '0')}"
+        if whole.isdigit() and (not point or rest.isdigit())
+        else text
+    )
 
 
-def fill_placeholders(table: Mapping[str, Any], values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``table`` with every "{name}" in a text replaced by that value in ``values``; UserError for an unknown name.
+def fill_placeholders(
+    table: Mapping[str, Any], values: Mapping[str, Any], source: str
+) -> dict[str, Any]:
+    """``table`` with every "{name}" in a text replaced by that value in ``values``; UserError for
+    an unknown name.
 
     Values are written as in the names of folders.
     """
@@ -73,8 +96,14 @@ def fill_placeholders(table: Mapping[str, Any], values: Mapping[str, Any], sourc
     def formatted(place: re.Match[str]) -> str:
         name = place[1]
         if name not in values:
-            raise UserError(f"{source}: '{place.string}' asks for {{{name}}}; known: {', '.join(values)}")
-        return format_decimal(values[name]) if name in ("noise", "epsilon") else format_value(values[name])
+            raise UserError(
+                f"{source}: '{place.string}' asks for {{{name}}}; known: {', '.join(values)}"
+            )
+        return (
+            format_decimal(values[name])
+            if name in ("noise", "epsilon")
+            else format_value(values[name])
+        )
 
     def replaced(value: Any) -> Any:
         if isinstance(value, list):
@@ -87,8 +116,8 @@ def fill_placeholders(table: Mapping[str, Any], values: Mapping[str, Any], sourc
 def model_folder(trained: TrainingFacts, others: Iterable[tuple[str, Any]] = ()) -> Path:
     """The folder of a model within its sweep.
 
-    ``others`` are further options in which the models of a sweep differ but which the released names do not hold: each
-    adds one level of folders, like ``seed_1``.
+    ``others`` are further options in which the models of a sweep differ but which the released
+    names do not hold: each adds one level of folders, like ``seed_1``.
     """
     parts: list[str] = []
     if trained.is_pretrained:
@@ -110,9 +139,16 @@ def model_folder(trained: TrainingFacts, others: Iterable[tuple[str, Any]] = ())
         parts.append(f"eps_{format_decimal(trained.epsilon)}")
     parts += [f"{key}_{format_value(value)}" for key, value in others]
     dataset = trained.dataset.rstrip("/").replace(":", "/").split("/")[-1]
-    return Path(*parts, format_value(dataset), format_value(trained.arch), f"noise_{format_decimal(trained.noise)}")
+    return Path(
+        *parts,
+        format_value(dataset),
+        format_value(trained.arch),
+        f"noise_{format_decimal(trained.noise)}",
+    )
 
 
 def evaluation_name(split: str, sigma: Any, suffix: str) -> Path:
     """The path of an evaluation's logs, without ending, within the model's folder of logs."""
-    return Path(split, f"sigma_{format_decimal(sigma)}{f'_{format_value(suffix)}' if suffix else ''}")
+    return Path(
+        split, f"sigma_{format_decimal(sigma)}{f'_{format_value(suffix)}' if suffix else ''}"
+    )

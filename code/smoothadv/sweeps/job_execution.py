@@ -1,4 +1,6 @@
-"""Runs what is missing of one job: each incomplete stage in a process of its own, with its output in the job's log."""
+"""Runs what is missing of one job: each incomplete stage in a process of its own, with its output
+in the job's log.
+"""
 
 import contextlib
 import os
@@ -27,13 +29,17 @@ _REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SI
 DONE, STOPPED, FAILED, BUSY, BLOCKED = "done", "stopped", "failed", "busy", "blocked"
 
 
-def execute(job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any]) -> str:
-    """Run the incomplete stages of a job; returns how that ended, and the job's record says the same.
+def execute(
+    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any]
+) -> str:
+    """Run the incomplete stages of a job; returns how that ended, and the job's record says the
+    same.
 
-    DONE, STOPPED or FAILED; BUSY if another process works on the job, BLOCKED (in the record STOPPED) if a file that it
-    needs is missing. Stages get the environment of this process plus ``environment``. When ``stop`` is set, the running
-    stage gets a SIGTERM. ``origin`` is what the record says of the engine. A stage that somebody ended by a signal is
-    STOPPED: another call continues it.
+    DONE, STOPPED or FAILED; BUSY if another process works on the job, BLOCKED (in the record
+    STOPPED) if a file that it needs is missing. Stages get the environment of this process plus
+    ``environment``. When ``stop`` is set, the running stage gets a SIGTERM. ``origin`` is what the
+    record says of the engine. A stage that somebody ended by a signal is STOPPED: another call
+    continues it.
     """
     try:
         with job.record.claim(_PATIENCE_SECONDS, stop) as lock:
@@ -50,7 +56,11 @@ def execute(job: Job, environment: Mapping[str, str], stop: threading.Event, ori
 
 
 def _execute(
-    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any], lock: int
+    job: Job,
+    environment: Mapping[str, str],
+    stop: threading.Event,
+    origin: Mapping[str, Any],
+    lock: int,
 ) -> str:
     record = job.record
 
@@ -58,7 +68,8 @@ def _execute(
         record.write(kind, stage=stage.title, line=line, **origin, **facts)
         return kind
 
-    # Check all stages before the first starts: else a conflict would appear only after days of training.
+    # Check all stages before the first starts: else a conflict would appear only after days of
+    # training.
     for stage in job.stages:
         if conflict := stage.progress().conflict:
             return end(FAILED, stage, conflict)
@@ -92,13 +103,19 @@ def _is_by_request(code: int, line: str) -> bool:
     A signal that a process causes itself, like SIGSEGV, is no request: it would come again.
     """
     number = -code if code < 0 else code - 128
-    return number in {getattr(signal, name, None) for name in _REQUESTS} or "SignalException" in line
+    return (
+        number in {getattr(signal, name, None) for name in _REQUESTS} or "SignalException" in line
+    )
 
 
-def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int) -> int:
-    """Run a stage until it ends; returns its exit code, minus the signal's number if a signal ended it.
+def _run(
+    job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int
+) -> int:
+    """Run a stage until it ends; returns its exit code, minus the signal's number if a signal ended
+    it.
 
-    The stage inherits the descriptor ``lock``: if it outlives this process while it saves, the job stays locked.
+    The stage inherits the descriptor ``lock``: if it outlives this process while it saves, the job
+    stays locked.
     """
     launcher = ["-m"]
     if job.processes > 1:  # the "--" keeps torchrun from reading what is meant for the stage
@@ -110,7 +127,12 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
         shown = shlex.join(["python", *launcher, "smoothadv", *without_secrets(stage.words)])
         log.write(f"== {now} on {socket.gethostname()}\n$ {shown}\n".encode())
         log.flush()
-        stopped_with_parent = [sys.executable, "-m", "smoothadv.sweeps.stop_with_parent", str(os.getpid())]
+        stopped_with_parent = [
+            sys.executable,
+            "-m",
+            "smoothadv.sweeps.stop_with_parent",
+            str(os.getpid()),
+        ]
         process = subprocess.Popen(
             [*stopped_with_parent, sys.executable, *launcher, "smoothadv", *stage.words],
             cwd=job.cwd,
@@ -119,7 +141,8 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
             stdout=log,
             stderr=subprocess.STDOUT,
             pass_fds=[lock],
-            start_new_session=True,  # Ctrl-C reaches the sweep only, which then asks every stage to stop
+            # Ctrl-C reaches the sweep only, which then asks every stage to stop
+            start_new_session=True,
         )
         try:
             return _wait(process, stop)
@@ -130,7 +153,9 @@ def _run(job: Job, stage: Stage, environment: Mapping[str, str], stop: threading
 
 
 def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
-    """Wait for a process to end, and send it SIGTERM once ``stop`` is set; returns its exit code."""
+    """Wait for a process to end, and send it SIGTERM once ``stop`` is set; returns its exit
+    code.
+    """
     while not stop.is_set():
         with contextlib.suppress(subprocess.TimeoutExpired):
             return process.wait(_POLL_SECONDS)

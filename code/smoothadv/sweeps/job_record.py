@@ -1,8 +1,9 @@
-"""Who works on a job, and how it ended last: a lock, a sign of life and a small file beside the job's logs.
+"""Who works on a job, and how it ended last: a lock, a sign of life and a small file beside the
+job's logs.
 
-This record does not decide whether a job is done: the job's models and logs do. The lock prevents two processes from
-working on one job, even if engines or people start it twice. The sign of life does the same between machines that do
-not see each other's locks on a shared file system.
+This record does not decide whether a job is done: the job's models and logs do. The lock prevents
+two processes from working on one job, even if engines or people start it twice. The sign of life
+does the same between machines that do not see each other's locks on a shared file system.
 """
 
 import contextlib
@@ -48,7 +49,16 @@ class JobRecord:
     def write(self, state: str, **facts: Any) -> None:
         """Replace the record: ``state`` is queued, running, stopped, failed or done."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        write_json(self._file, {"state": state, "time": now, "host": socket.gethostname(), "pid": os.getpid(), **facts})
+        write_json(
+            self._file,
+            {
+                "state": state,
+                "time": now,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                **facts,
+            },
+        )
 
     def holder(self) -> str:
         """Who works on the job now, like "node7, process 12"; "" if nobody does.
@@ -63,21 +73,29 @@ class JobRecord:
         except OSError:
             return ""
         try:
-            age = abs(time.time() - os.fstat(descriptor).st_mtime)  # a sign from the future is none, but clocks differ
-            lock(descriptor, self._lock, shared=True)  # shared, so that two readers do not take each other for a holder
+            age = abs(
+                time.time() - os.fstat(descriptor).st_mtime
+            )  # a sign from the future is none, but clocks differ
+            lock(
+                descriptor, self._lock, shared=True
+            )  # shared, so that two readers do not take each other for a holder
         except UserError:
             return "" if is_here and not _is_alive(content.get("pid")) else description
         finally:
             os.close(descriptor)
-        is_running_elsewhere = content.get("state") == "running" and not is_here and age < _SILENCE_SECONDS
+        is_running_elsewhere = (
+            content.get("state") == "running" and not is_here and age < _SILENCE_SECONDS
+        )
         return description if is_running_elsewhere else ""
 
     @contextlib.contextmanager
     def claim(self, patience: float, stop: threading.Event | None = None) -> Iterator[int]:
-        """Within, this process holds the job. Yields the descriptor of the lock, which lasts while any copy is open.
+        """Within, this process holds the job. Yields the descriptor of the lock, which lasts while
+        any copy is open.
 
-        If a dead process has left a running stage, or a machine may be lost, this waits up to ``patience`` seconds or
-        until ``stop`` is set. BusyError if somebody still holds the job then, or a living process of this machine does.
+        If a dead process has left a running stage, or a machine may be lost, this waits up to
+        ``patience`` seconds or until ``stop`` is set. BusyError if somebody still holds the job
+        then, or a living process of this machine does.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         start = time.monotonic()
@@ -90,10 +108,16 @@ class JobRecord:
                 except UserError:  # another process has locked it first
                     os.close(descriptor)
             is_alive = bool(holder) and self.read().get("host") == socket.gethostname()
-            if time.monotonic() - start > (min(patience, _ENDING_SECONDS) if is_alive else patience):
-                raise BusyError(f"{self.folder} is being worked on by {holder or 'another process'}")
+            if time.monotonic() - start > (
+                min(patience, _ENDING_SECONDS) if is_alive else patience
+            ):
+                raise BusyError(
+                    f"{self.folder} is being worked on by {holder or 'another process'}"
+                )
             if (stop or threading.Event()).wait(_LOOK_SECONDS):
-                raise BusyError(f"{self.folder}: stopped while waiting for the process that holds it")
+                raise BusyError(
+                    f"{self.folder}: stopped while waiting for the process that holds it"
+                )
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             stack.enter_context(_signs_of_life(self._lock))

@@ -1,4 +1,6 @@
-"""A job trains one model and then evaluates it, skipping what is complete; and the state that a job is in."""
+"""A job trains one model and then evaluates it, skipping what is complete; and the state that a job
+is in.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ from smoothadv.sweeps.stages import EvaluationStage, Stage, TrainingStage, unmet
 
 
 class StateKind(Enum):
-    """The states of a job. ``STOPPED``: begun, not failed, and nobody works on it. ``BLOCKED``: a file is missing."""
+    """The states of a job. ``STOPPED``: begun, not failed, and nobody works on it. ``BLOCKED``: a
+    file is missing.
+    """
 
     WAITING = "waiting"
     BLOCKED = "blocked"
@@ -30,11 +34,12 @@ class JobState:
 
 @dataclass(frozen=True)
 class Job:
-    """One model of a sweep: its training, None for an ensemble of models of other jobs, and its evaluations.
+    """One model of a sweep: its training, None for an ensemble of models of other jobs, and its
+    evaluations.
 
-    ``name`` is its folder within the sweep's models and logs. All paths are relative to ``cwd``. The job's own log and
-    record are in the folder ``logs``. Each stage runs in ``processes`` processes of ``threads`` threads (None:
-    PyTorch's choice).
+    ``name`` is its folder within the sweep's models and logs. All paths are relative to ``cwd``.
+    The job's own log and record are in the folder ``logs``. Each stage runs in ``processes``
+    processes of ``threads`` threads (None: PyTorch's choice).
     """
 
     name: str
@@ -77,7 +82,9 @@ def state_of(job: Job) -> JobState:
     if content.get("state") == "failed":
         what = [content.get("stage"), content.get("line") or "no word"]
         return JobState(StateKind.FAILED, ": ".join(filter(None, what)))
-    if reasons := [reason for stage, _ in unfinished for path in stage.needs if (reason := unmet_need(path))]:
+    if reasons := [
+        reason for stage, _ in unfinished for path in stage.needs if (reason := unmet_need(path))
+    ]:
         return JobState(StateKind.BLOCKED, reasons[0])
     if content.get("state") == "queued":
         return JobState(StateKind.WAITING, f"queued as {content.get('id')}")
@@ -87,4 +94,8 @@ def state_of(job: Job) -> JobState:
 
 def count_states(states: Sequence[JobState]) -> dict[StateKind, int]:
     """How many jobs are in each state; states without a job are left out."""
-    return {kind: number for kind in StateKind if (number := sum(state.kind is kind for state in states))}
+    return {
+        kind: number
+        for kind in StateKind
+        if (number := sum(state.kind is kind for state in states))
+    }

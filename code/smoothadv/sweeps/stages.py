@@ -1,7 +1,8 @@
 """The stages of a job and how far each has come, judged by the files on the disk alone.
 
-A stage is one command. A training is complete when its log has a row for every epoch, an evaluation when its logs have
-a row for every selected image. Files that were made with other settings than the stage's never count as its result.
+A stage is one command. A training is complete when its log has a row for every epoch, an evaluation
+when its logs have a row for every selected image. Files that were made with other settings than the
+stage's never count as its result.
 """
 
 import sys
@@ -19,7 +20,9 @@ from smoothadv.files import read_json, read_regular, write_text
 
 @dataclass(frozen=True)
 class StageProgress:
-    """``done`` of ``total`` ``units``; total is None while unknown. ``conflict`` says why the stage cannot continue."""
+    """``done`` of ``total`` ``units``; total is None while unknown. ``conflict`` says why the stage
+    cannot continue.
+    """
 
     done: int
     total: int | None
@@ -38,9 +41,10 @@ class StageProgress:
 class TrainingStage:
     """Trains a model in ``folder`` for ``epochs`` epochs.
 
-    ``words`` are those of the command after ``smoothadv``, ``title`` is for people. The files that the stage ``needs``
-    must exist before it can start; other jobs or people make them. ``recipe`` has those fields of the training's
-    recorded recipe that are known before it starts, ``digests`` the files of whose contents further fields tell.
+    ``words`` are those of the command after ``smoothadv``, ``title`` is for people. The files that
+    the stage ``needs`` must exist before it can start; other jobs or people make them. ``recipe``
+    has those fields of the training's recorded recipe that are known before it starts, ``digests``
+    the files of whose contents further fields tell.
     """
 
     words: tuple[str, ...]
@@ -61,27 +65,41 @@ class TrainingStage:
             return nothing
         try:
             recorded = read_json(self.folder / records.ARGUMENTS)["recipe"]
-            there = {name: digest(path) for name, path in self.digests.items() if path.exists()}  # else not comparable
-            wanted = {"pretrained": None, "optimizer": None, **self.recipe, **there}  # of some recipes only
+            there = {
+                name: digest(path) for name, path in self.digests.items() if path.exists()
+            }  # else not comparable
+            wanted = {
+                "pretrained": None,
+                "optimizer": None,
+                **self.recipe,
+                **there,
+            }  # of some recipes only
             difference = _difference(recorded, wanted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # The command itself decides whether it can continue this run.
             return nothing
         if difference:
-            return replace(nothing, conflict=f"{self.folder} holds a model of another recipe: {difference}")
+            return replace(
+                nothing, conflict=f"{self.folder} holds a model of another recipe: {difference}"
+            )
         done = len(_rows(self.folder / records.TRAINING_LOG) or ())
         if done > self.epochs:
-            conflict = f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked for"
+            conflict = (
+                f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked "
+                "for"
+            )
             return replace(nothing, done=self.epochs, conflict=conflict)
         return replace(nothing, done=done)
 
 
 @dataclass(frozen=True)
 class EvaluationStage:
-    """Writes ``logs`` about ``classifier``; ``words``, ``title`` and ``needs`` as in ``TrainingStage``.
+    """Writes ``logs`` about ``classifier``; ``words``, ``title`` and ``needs`` as in
+    ``TrainingStage``.
 
-    ``settings`` has, for each log, those settings of its manifest that are known before it is written. ``selection``
-    has ``skip`` and ``max``. ``members`` are the trainings, in other jobs, of an ensemble; ``denoiser`` as in requests.
+    ``settings`` has, for each log, those settings of its manifest that are known before it is
+    written. ``selection`` has ``skip`` and ``max``. ``members`` are the trainings, in other jobs,
+    of an ensemble; ``denoiser`` as in requests.
     """
 
     words: tuple[str, ...]
@@ -101,7 +119,9 @@ class EvaluationStage:
 
     def progress(self) -> StageProgress:
         parts = [self._one(log, settings) for log, settings in zip(self.logs, self.settings)]
-        of_members = (member.progress() for member in self.members)  # another recipe's model must not stand for theirs
+        of_members = (
+            member.progress() for member in self.members
+        )  # another recipe's model must not stand for theirs
         conflict = next((part.conflict for part in (*parts, *of_members) if part.conflict), "")
         totals = [part.total for part in parts]
         total = None if None in totals else sum(filter(None, totals))
@@ -121,21 +141,45 @@ class EvaluationStage:
             return replace(nothing, conflict=f"{log} was made with other settings: {difference}")
         members = self.classifier.paths
         if gone := [path for path in members if not path.exists()]:
-            conflict = f"{gone[0]}, from which {log} was made, is gone: put it back, or remove the log"
+            conflict = (
+                f"{gone[0]}, from which {log} was made, is gone: put it back, or remove the log"
+            )
             return replace(nothing, conflict=conflict)
         digests, mean = [digest(path) for path in members], self.classifier.mean
-        if manifest["settings"].get("checkpoint_sha256") != ({mean: digests} if mean else digests[0]):
+        if manifest["settings"].get("checkpoint_sha256") != (
+            {mean: digests} if mean else digests[0]
+        ):
             now = " or ".join(map(str, members))
-            return replace(nothing, conflict=f"{log} was made from another model than {now} holds now")
-        before, there = manifest["settings"].get(records.DENOISER, {}).get("sha256"), Path(self.denoiser or "")
-        if before != digest(there) if there.is_file() else (before is None) != (self.denoiser is None):
-            return replace(nothing, conflict=f"{log} was made with another denoiser than {self.denoiser or 'none'}")
+            return replace(
+                nothing, conflict=f"{log} was made from another model than {now} holds now"
+            )
+        before, there = (
+            manifest["settings"].get(records.DENOISER, {}).get("sha256"),
+            Path(self.denoiser or ""),
+        )
+        if (
+            before != digest(there)
+            if there.is_file()
+            else (before is None) != (self.denoiser is None)
+        ):
+            return replace(
+                nothing,
+                conflict=f"{log} was made with another denoiser than {self.denoiser or 'none'}",
+            )
         indices = (int(first) for row in rows or () if (first := row.partition(b"\t")[0]).isdigit())
         selected = range(0, sys.maxsize, self.selection["skip"])[: self.selection["max"]]
-        if (foreign := next((index for index in indices if index not in selected), None)) is not None:
-            return replace(nothing, conflict=f"{log} has image {foreign}, which is not selected here")
+        if (
+            foreign := next((index for index in indices if index not in selected), None)
+        ) is not None:
+            return replace(
+                nothing, conflict=f"{log} has image {foreign}, which is not selected here"
+            )
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
-        total = records.images_selected({**manifest["runs"][-1], **self.selection}) if manifest["runs"] else None
+        total = (
+            records.images_selected({**manifest["runs"][-1], **self.selection})
+            if manifest["runs"]
+            else None
+        )
         return StageProgress(len(rows or ()), total, "images")
 
 
@@ -143,7 +187,9 @@ Stage = TrainingStage | EvaluationStage
 
 
 def unmet_need(path: Path) -> str:
-    """Why a stage cannot use a file yet: it is missing, or its training is unfinished. "" if the stage can use it."""
+    """Why a stage cannot use a file yet: it is missing, or its training is unfinished. "" if the
+    stage can use it.
+    """
     if not path.exists():
         return f"needs {path}"
     try:
@@ -156,7 +202,9 @@ def unmet_need(path: Path) -> str:
 
 
 def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """The ``wanted`` fields in which a record differs, as a text for people; "" if there are none."""
+    """The ``wanted`` fields in which a record differs, as a text for people; "" if there are
+    none.
+    """
     return records.differing_fields({name: recorded.get(name) for name in wanted}, dict(wanted))
 
 
@@ -173,7 +221,9 @@ _digests: dict[tuple[Path, int, int], str] = {}
 
 
 def digest(path: Path) -> str | None:
-    """The SHA-256 of a file, None if it cannot be read; computed again only after the file has changed."""
+    """The SHA-256 of a file, None if it cannot be read; computed again only after the file has
+    changed.
+    """
     try:
         stat = path.stat()
         key = (path.resolve(), stat.st_size, stat.st_mtime_ns)

@@ -1,9 +1,10 @@
-"""Makes a process stop when its parent dies: ``python -m smoothadv.sweeps.stop_with_parent PARENT COMMAND...``.
+"""Makes a process stop when its parent dies: ``python -m smoothadv.sweeps.stop_with_parent PARENT
+COMMAND...``.
 
-The process becomes COMMAND, and the kernel sends it SIGTERM when process PARENT is gone. A stage of a job must not
-continue without the process that watches it: another attempt at the job may have begun elsewhere. Only Linux offers
-this; on other systems COMMAND simply runs. COMMAND ignores SIGUSR2: schedulers send it to all processes of a job, but
-only the watching process acts on it.
+The process becomes COMMAND, and the kernel sends it SIGTERM when process PARENT is gone. A stage of
+a job must not continue without the process that watches it: another attempt at the job may have
+begun elsewhere. Only Linux offers this; on other systems COMMAND simply runs. COMMAND ignores
+SIGUSR2: schedulers send it to all processes of a job, but only the watching process acts on it.
 """
 
 import ctypes

@@ -1,4 +1,6 @@
-"""The classifier in training as it is attacked: its eval mode, with batch normalization folded into convolutions."""
+"""The classifier in training as it is attacked: its eval mode, with batch normalization folded into
+convolutions.
+"""
 
 import copy
 
@@ -12,14 +14,18 @@ from smoothadv.smoothing.epilogues import are_offered_on, fuse_epilogues, runs
 
 
 class AttackedModel(nn.Module):
-    """Maps images to the logits that ``model`` gives in eval mode, for gradients with respect to the images.
+    """Maps images to the logits that ``model`` gives in eval mode, for gradients with respect to
+    the images.
 
-    Call ``refresh`` whenever the model has changed. Convolutions followed by batch normalization are replaced by folded
-    ones of ``dtype`` (None: the model's), with ``epilogues`` in one call with the ReLU behind them. Other layers are
-    the model's own. ValueError where that cannot be done.
+    Call ``refresh`` whenever the model has changed. Convolutions followed by batch normalization
+    are replaced by folded ones of ``dtype`` (None: the model's), with ``epilogues`` in one call
+    with the ReLU behind them. Other layers are the model's own. ValueError where that cannot be
+    done.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype | None = None, epilogues: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype | None = None, epilogues: bool = False
+    ) -> None:
         super().__init__()
         entrance, network = folding.split_entrance(model)
         with frozen(model):  # a network may look at its mode while it is traced
@@ -40,19 +46,28 @@ class AttackedModel(nn.Module):
         return self.network(self.entrance(images))
 
 
-def attacked_form(model: nn.Module, example: torch.Tensor, dtype: torch.dtype | None = None) -> AttackedModel | None:
+def attacked_form(
+    model: nn.Module, example: torch.Tensor, dtype: torch.dtype | None = None
+) -> AttackedModel | None:
     """An AttackedModel of ``model``; None where there is none or it does not give the same logits.
 
-    ``example`` [B, C, H, W] holds images on which that is tried, in float64, where only rounding is allowed to differ.
+    ``example`` [B, C, H, W] holds images on which that is tried, in float64, where only rounding is
+    allowed to differ.
     """
     trial = copy.deepcopy(model).cpu().double().eval()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     try:
         for epilogues in (True, False) if are_offered_on(device) else (False,):
-            is_same = folding.agree(trial, AttackedModel(trial, None, epilogues), example.cpu().double())
+            is_same = folding.agree(
+                trial, AttackedModel(trial, None, epilogues), example.cpu().double()
+            )
             form = AttackedModel(model, dtype, epilogues) if is_same else None
             if form is not None and (not epilogues or runs(form, example.to(device), dtype)):
                 return form
         return None
-    except (ValueError, RuntimeError, TypeError):  # a network that cannot be traced, or that tracing broke
+    except (
+        ValueError,
+        RuntimeError,
+        TypeError,
+    ):  # a network that cannot be traced, or that tracing broke
         return None

@@ -1,4 +1,6 @@
-"""Evaluates the base classifier on test images during training: for the log, not for model selection."""
+"""Evaluates the base classifier on test images during training: for the log, not for model
+selection.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,12 +13,20 @@ from smoothadv.objectives import draw_uniforms
 from smoothadv.settings import Checked, checked_field, positive_int
 from smoothadv.training.update import Address, Update
 
-COLUMNS = ("test_loss", "test_accuracy", "test_clean_accuracy", "test_adversarial_accuracy", "test_images")
+COLUMNS = (
+    "test_loss",
+    "test_accuracy",
+    "test_clean_accuracy",
+    "test_adversarial_accuracy",
+    "test_images",
+)
 
 
 @dataclass(frozen=True)
 class EvaluationSchedule(Checked):
-    """Evaluate after every ``every``-th epoch and the last one, on ``images`` evenly spaced test images (None: all)."""
+    """Evaluate after every ``every``-th epoch and the last one, on ``images`` evenly spaced test
+    images (None: all).
+    """
 
     every: int = checked_field(positive_int, 1)
     images: int | None = checked_field(positive_int, 1000)
@@ -34,10 +44,12 @@ class EvaluationSchedule(Checked):
 def evaluate(
     update: Update, test_set: ImageDataset, indices: torch.Tensor, batch: int, address: Address
 ) -> dict[str, float]:
-    """Loss and accuracy under one draw of noise, without noise, and under noise and the objective's attack: COLUMNS.
+    """Loss and accuracy under one draw of noise, without noise, and under noise and the objective's
+    attack: COLUMNS.
 
-    That is of the model that ``update`` trains, in the form that is attacked. The attack has its full epsilon from the
-    first epoch on; nan where the objective has none. All randomness is a function of ``address``.
+    That is of the model that ``update`` trains, in the form that is attacked. The attack has its
+    full epsilon from the first epoch on; nan where the objective has none. All randomness is a
+    function of ``address``.
     """
     objective, processes, device = update.objective, update.processes, update.device
     model, attacked = update.model.eval(), update.attacked_uncompiled
@@ -49,7 +61,8 @@ def evaluate(
     for number, (images, labels) in zip(numbers, shares):
         whole, _, part = batches[number]
         generator = address.generator(device, Purpose.EVALUATION, number)
-        # Drawn for the whole batch, so that the noise does not depend on how many processes share the batch.
+        # Drawn for the whole batch, so that the noise does not depend on how many processes share
+        # the batch.
         noise = objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
         with update.execution.autocast(device):
             supplied = {} if update.teacher is None else update.teacher.supplies(None)
@@ -58,7 +71,9 @@ def evaluate(
             if epsilon:
                 seen = replace(seen, epsilon=epsilon)
                 if objective.uniforms:
-                    seen = replace(seen, uniforms=draw_uniforms(whole, objective.uniforms, generator)[part])
+                    seen = replace(
+                        seen, uniforms=draw_uniforms(whole, objective.uniforms, generator)[part]
+                    )
                 moved = objective.attacked(attacked, seen, generator)
                 found.append((model(moved.images + moved.noise[:, 0]).argmax(1) == labels).sum())
         for position, value in enumerate(found):

@@ -1,8 +1,10 @@
-"""Updates as CUDA graphs: the kernels of an update, recorded once, are launched together, without the host's delays.
+"""Updates as CUDA graphs: the kernels of an update, recorded once, are launched together, without
+the host's delays.
 
-A graph repeats what was recorded: the same kernels on the same memory. All that changes from update to update is in
-tensors, therefore, and nothing waits for a value. Each graph is tried first: where something speaks against it, or its
-update is not that without a graph, bit for bit, updates are made without.
+A graph repeats what was recorded: the same kernels on the same memory. All that changes from update
+to update is in tensors, therefore, and nothing waits for a value. Each graph is tried first: where
+something speaks against it, or its update is not that without a graph, bit for bit, updates are
+made without.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def are_offered_on(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def optimizer_of(schedule: Schedule, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
+def optimizer_of(
+    schedule: Schedule, model: torch.nn.Module, device: torch.device
+) -> torch.optim.Optimizer:
     """The optimizer that the schedule names, of a model on the device."""
     if schedule.optimizer in (None, "sgd"):
         return sgd(model, device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
@@ -40,16 +44,19 @@ def optimizer_of(schedule: Schedule, model: torch.nn.Module, device: torch.devic
 
 
 def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, Any]]:
-    """The weights of a model, in their order, in groups whose learning rate is ``lr_scale`` times that of training.
+    """The weights of a model, in their order, in groups whose learning rate is ``lr_scale`` times
+    that of training.
 
-    With ``decay`` that is decay^k in the k-th layer before the last one (Clark et al., 2020), by the layers that timm
-    knows of its networks; UserError for others. Without, there is one group.
+    With ``decay`` that is decay^k in the k-th layer before the last one (Clark et al., 2020), by
+    the layers that timm knows of its networks; UserError for others. Without, there is one group.
     """
     if decay is None:
         return [{"params": list(model.parameters())}]
     networks = [part for part in model.modules() if hasattr(type(part), "group_matcher")]
     if not networks:
-        raise UserError("--layer-decay needs the layers of a network of timm, like timm:resnet18: leave it out")
+        raise UserError(
+            "--layer-decay needs the layers of a network of timm, like timm:resnet18: leave it out"
+        )
     from timm.optim import param_groups_layer_decay
 
     known = param_groups_layer_decay(networks[0], layer_decay=decay)
@@ -58,17 +65,25 @@ def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, 
     return [{"params": list(weights), "lr_scale": scale} for scale, weights in runs]
 
 
-def sgd(model: torch.nn.Module, device: torch.device, rate: float, momentum: float, decay: float) -> torch.optim.SGD:
-    """The optimizer of a model on the device, where its learning rate is too if there are CUDA graphs."""
+def sgd(
+    model: torch.nn.Module, device: torch.device, rate: float, momentum: float, decay: float
+) -> torch.optim.SGD:
+    """The optimizer of a model on the device, where its learning rate is too if there are CUDA
+    graphs.
+    """
     has_graphs = are_offered_on(device)
-    optimizer = (SGD if has_graphs else torch.optim.SGD)(model.parameters(), rate, momentum, weight_decay=decay)
+    optimizer = (SGD if has_graphs else torch.optim.SGD)(
+        model.parameters(), rate, momentum, weight_decay=decay
+    )
     if has_graphs:
         optimizer.param_groups[0]["lr"] = torch.full((), rate, device=device)
     return optimizer
 
 
 class SGD(torch.optim.SGD):
-    """torch.optim.SGD with a learning rate that is a tensor [] on the device of the weights, and is not read there."""
+    """torch.optim.SGD with a learning rate that is a tensor [] on the device of the weights, and is
+    not read there.
+    """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -78,23 +93,30 @@ class SGD(torch.optim.SGD):
             if self.state[weight].get("momentum_buffer") is None:
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
         momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
-        decayed = torch._foreach_add([weight.grad for weight in weights], weights, alpha=group["weight_decay"])
+        decayed = torch._foreach_add(
+            [weight.grad for weight in weights], weights, alpha=group["weight_decay"]
+        )
         torch._foreach_mul_(momenta, group["momentum"])
         torch._foreach_add_(momenta, decayed)
         torch._foreach_sub_(weights, torch._foreach_mul(momenta, group["lr"]))
 
 
 class GraphedUpdate:
-    """An ``Update.compute`` by CUDA graphs, one for each shape of a batch, with an optimizer of ``optimizer_of``.
+    """An ``Update.compute`` by CUDA graphs, one for each shape of a batch, with an optimizer of
+    ``optimizer_of``.
 
-    The first time it is computed without a graph, the second time in both ways. ``is_used`` says whether there is a
-    graph; what speaks against one is told once, as a warning.
+    The first time it is computed without a graph, the second time in both ways. ``is_used`` says
+    whether there is a graph; what speaks against one is told once, as a warning.
     """
 
     is_used, _is_told = False, False
 
     def __init__(self, update: Update) -> None:
-        self._update, self._stream, self._pool = update, cuda.Stream(update.device), cuda.graph_pool_handle()
+        self._update, self._stream, self._pool = (
+            update,
+            cuda.Stream(update.device),
+            cuda.graph_pool_handle(),
+        )
         self._ways: dict[object, Any] = {}
 
     def __call__(self, inputs: Inputs) -> torch.Tensor:
@@ -111,8 +133,16 @@ class GraphedUpdate:
     def _tried(self, kind: object, inputs: Inputs) -> torch.Tensor:
         """Compute both without a graph and by a new one, which is kept if it computes the same."""
         update, optimizer = self._update, self._update.optimizer
-        momenta = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-        state = [value.detach() for value in (*update.model.parameters(), *update.model.buffers(), *momenta)]
+        momenta = [
+            value
+            for state in optimizer.state.values()
+            for value in state.values()
+            if torch.is_tensor(value)
+        ]
+        state = [
+            value.detach()
+            for value in (*update.model.parameters(), *update.model.buffers(), *momenta)
+        ]
         before = [value.clone() for value in state]
         try:
             sums = self._checked(inputs, update.seeded(inputs))
@@ -124,7 +154,9 @@ class GraphedUpdate:
                 self._ways[kind], self.is_used = graph, True
                 return sums
             reason = "it computes something else"
-        except Exception as error:  # memory may be too small, and a user's objective may raise anything
+        except (
+            Exception
+        ) as error:  # memory may be too small, and a user's objective may raise anything
             reason = first_line(error)
         self._refuse(kind, reason)
         torch._foreach_copy_(state, before)
@@ -137,13 +169,21 @@ class GraphedUpdate:
         self._is_told = True
 
     def _checked(self, inputs: Inputs, choices: torch.Generator) -> torch.Tensor:
-        """Compute without a graph, on another stream, as PyTorch asks before recording; RuntimeError: do not record."""
-        device, usual, mode = self._stream.device, cuda.current_stream(self._stream.device), cuda.get_sync_debug_mode()
+        """Compute without a graph, on another stream, as PyTorch asks before recording;
+        RuntimeError: do not record.
+        """
+        device, usual, mode = (
+            self._stream.device,
+            cuda.current_stream(self._stream.device),
+            cuda.get_sync_debug_mode(),
+        )
         random = [choices.get_state(), cuda.get_rng_state(device)]
         self._stream.wait_stream(usual)
         with cuda.stream(self._stream), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch calls this a prototype
-            cuda.set_sync_debug_mode("error")  # where the host waits for a value: recording could not be ended
+            cuda.set_sync_debug_mode(
+                "error"
+            )  # where the host waits for a value: recording could not be ended
             try:
                 sums = self._update.computed(_on_device(inputs), choices)
             finally:
@@ -163,8 +203,14 @@ class _Graph:
     """``update.computed`` of ``inputs`` as a graph: a function of others of the same shapes."""
 
     def __init__(self, update: Update, inputs: Inputs, stream: Any, pool: Any) -> None:
-        self._numbers = {name: value for name, value in vars(inputs).items() if isinstance(value, float)}
-        self._inputs, self._graph, choices = _on_device(inputs), cuda.CUDAGraph(), update.seeded(inputs)
+        self._numbers = {
+            name: value for name, value in vars(inputs).items() if isinstance(value, float)
+        }
+        self._inputs, self._graph, choices = (
+            _on_device(inputs),
+            cuda.CUDAGraph(),
+            update.seeded(inputs),
+        )
         # Meanwhile other threads, which load images, may do what they like.
         with cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._sums = update.computed(self._inputs, choices)
@@ -190,8 +236,14 @@ def _gradients(update: Update) -> list[torch.Tensor]:
 
 
 def _on_device(inputs: Inputs) -> Inputs:
-    """The inputs in memory of their own, with numbers in tensors on the device; without an attack epsilon stays 0."""
-    copies: dict[str, Any] = {name: value.clone() for name, value in vars(inputs).items() if torch.is_tensor(value)}
+    """The inputs in memory of their own, with numbers in tensors on the device; without an attack
+    epsilon stays 0.
+    """
+    copies: dict[str, Any] = {
+        name: value.clone() for name, value in vars(inputs).items() if torch.is_tensor(value)
+    }
     number = partial(torch.full, (), dtype=torch.float64, device=inputs.images.device)
     epsilon = number(inputs.epsilon) if inputs.epsilon > 0 else 0.0
-    return replace(inputs, **copies, weight=number(inputs.weight), epsilon=epsilon, ramp=number(inputs.ramp))
+    return replace(
+        inputs, **copies, weight=number(inputs.weight), epsilon=epsilon, ramp=number(inputs.ramp)
+    )

@@ -1,4 +1,6 @@
-"""Networks of integers in training: each pass rounds their weights, with the gradient of the identity."""
+"""Networks of integers in training: each pass rounds their weights, with the gradient of the
+identity.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,13 @@ class _Rounded(nn.Module):
 
 
 class TrainedIntegers(IntegerNetwork):
-    """``network`` with parameters that are rounded to its weights and biases; its scales and ranges are kept.
+    """``network`` with parameters that are rounded to its weights and biases; its scales and ranges
+    are kept.
 
-    A parameter is an integer times a power of 2, such that the weights of a layer are as large as He et al. (2015)
-    initialize them: the learning rates of other networks then suit. No weight becomes larger than the largest one of
-    its layer was, and the sums are proven to be exact anew when ``integers`` are made.
+    A parameter is an integer times a power of 2, such that the weights of a layer are as large as
+    He et al. (2015) initialize them: the learning rates of other networks then suit. No weight
+    becomes larger than the largest one of its layer was, and the sums are proven to be exact anew
+    when ``integers`` are made.
     """
 
     # The record that these would write and compare changes with the weights.
@@ -62,12 +66,17 @@ class TrainedIntegers(IntegerNetwork):
                 _train(layer, "bias", of_bias, 2.0**22)
 
     def integers(self) -> IntegerNetwork:
-        """The network of integers that this one is now, on the CPU; ValueError where a sum may not be exact."""
+        """The network of integers that this one is now, on the CPU; ValueError where a sum may not
+        be exact.
+        """
         steps = []
         for _, layer, inputs in self._steps():
             settings, tensors = layer.stored()
             if isinstance(layer, Convolution):
-                tensors |= {"weight": layer.weight.detach().cpu(), "bias": layer.bias.detach().cpu()}
+                tensors |= {
+                    "weight": layer.weight.detach().cpu(),
+                    "bias": layer.bias.detach().cpu(),
+                }
                 steps.append(Step(Convolution(settings, tensors), inputs))
             else:
                 steps.append(Step(type(layer)(settings, tensors), inputs))
@@ -84,25 +93,30 @@ def _train(layer: Convolution, name: str, unit: float, largest: float) -> None:
 def trained_integers(
     content: dict[str, Any], path: Path, arch: str, noise_sd: float, description: DatasetDescription
 ) -> TrainedIntegers:
-    """The network in a checkpoint of integers of ``arch``, to be trained; UserError where it is of something else.
+    """The network in a checkpoint of integers of ``arch``, to be trained; UserError where it is of
+    something else.
 
     A warning tells of noise that exceeds what ranges were chosen for.
     """
     if content["arch"] != (wanted := f"{INTEGER}:{arch}"):
         raise UserError(
-            f"--finetune-quantized: {path} holds a {content['arch']}, expected {wanted}, as quantize makes it"
+            f"--finetune-quantized: {path} holds a {content['arch']}, expected {wanted}, as "
+            "quantize makes it"
         )
     network = load_classifier(path, description)
     assert isinstance(network, IntegerNetwork)
     if network.clip < (needed := RoundedGaussianNoise(noise_sd, 0).clip):
         warn(
-            f"{path} clamps noise at {network.clip} grey levels, and --noise {noise_sd:g} has {needed}: quantize for it"
+            f"{path} clamps noise at {network.clip} grey levels, and --noise {noise_sd:g} has "
+            f"{needed}: quantize for it"
         )
     return TrainedIntegers(network)
 
 
 def state_fields(model: nn.Module) -> dict[str, Any]:
-    """The fields of a checkpoint that hold the weights of ``model``: of integers also ``trained``, its parameters."""
+    """The fields of a checkpoint that hold the weights of ``model``: of integers also ``trained``,
+    its parameters.
+    """
     if not isinstance(model, TrainedIntegers):
         return {"state_dict": model.state_dict()}
     try:

@@ -16,7 +16,9 @@ _Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 
 class Interruption:
-    """A context in which Ctrl-C and SIGTERM only set ``signal``; a second Ctrl-C, a second later, stops at once."""
+    """A context in which Ctrl-C and SIGTERM only set ``signal``; a second Ctrl-C, a second later,
+    stops at once.
+    """
 
     def __init__(self) -> None:
         self.signal = 0
@@ -25,7 +27,9 @@ class Interruption:
         self._before: dict[int, _Handler] = {}
 
     def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():  # only this thread may set handlers
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # only this thread may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._note)
@@ -36,9 +40,12 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked worker that reads files: the training process ends it
+        if (
+            os.getpid() != self._process
+        ):  # a forked worker that reads files: the training process ends it
             return
-        # The terminal sends Ctrl-C to all processes, and torchrun forwards it: two signals for one request.
+        # The terminal sends Ctrl-C to all processes, and torchrun forwards it: two signals for one
+        # request.
         is_another = time.monotonic() - self._noted > _SECONDS_OF_ONE_REQUEST
         if number == signal.SIGINT == self.signal and is_another:
             raise KeyboardInterrupt

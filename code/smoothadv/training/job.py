@@ -1,4 +1,6 @@
-"""From a request to a trained classifier: loads images and model, trains, and records what decides the weights."""
+"""From a request to a trained classifier: loads images and model, trains, and records what decides
+the weights.
+"""
 
 import contextlib
 import copy
@@ -53,23 +55,31 @@ class Trained:
 
 
 def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Trained:
-    """Train, from the last checkpoint in the folder where the request resumes; ``report`` takes lines for people.
+    """Train, from the last checkpoint in the folder where the request resumes; ``report`` takes
+    lines for people.
 
-    UserError where what is asked for does not fit together, NonFiniteError if the loss or the weights stop being
-    finite; KeyboardInterrupt or Terminated, after saving, on Ctrl-C or SIGTERM.
+    UserError where what is asked for does not fit together, NonFiniteError if the loss or the
+    weights stop being finite; KeyboardInterrupt or Terminated, after saving, on Ctrl-C or SIGTERM.
     """
     processes = join_processes()
     local_rank = processes.local_rank if processes.size > 1 else None
     device = device_of_process(request.device or default_device(), local_rank)
-    of_gpus = {"--sync-bn": request.execution.synchronized_norm, "--cuda-graph": request.execution.cuda_graph}
+    of_gpus = {
+        "--sync-bn": request.execution.synchronized_norm,
+        "--cuda-graph": request.execution.cuda_graph,
+    }
     for flag, is_asked_for in of_gpus.items():
         if is_asked_for and device.type != "cuda":
             raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
-    if request.finetune_quantized and (request.pretrained_model is None or request.execution.precision != "fp32"):
+    if request.finetune_quantized and (
+        request.pretrained_model is None or request.execution.precision != "fp32"
+    ):
         raise UsageError(
-            "--finetune-quantized needs a --pretrained-model of integers, and their exact sums: no --precision"
+            "--finetune-quantized needs a --pretrained-model of integers, and their exact sums: no "
+            "--precision"
         )
-    # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with other weights.
+    # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with
+    # other weights.
     torch.backends.cudnn.deterministic = True
     with processes.connected(device):
         with processes.first_goes_first():
@@ -81,18 +91,37 @@ def train(request: TrainingRequest, report: Callable[[str], None] = print) -> Tr
             layer_groups(model[2], schedule.layer_decay)  # before there is a folder
             _warn_of_policy(request, schedule)
             teacher = _teacher(request, description, device)
-        return _run(Job(request, training, test, pseudo_labelled, schedule, processes, device, *model, teacher), report)
+        return _run(
+            Job(
+                request,
+                training,
+                test,
+                pseudo_labelled,
+                schedule,
+                processes,
+                device,
+                *model,
+                teacher,
+            ),
+            report,
+        )
 
 
-def _teacher(request: TrainingRequest, description: DatasetDescription, device: torch.device) -> Teacher | None:
+def _teacher(
+    request: TrainingRequest, description: DatasetDescription, device: torch.device
+) -> Teacher | None:
     if request.teacher is None:
         return None
     name, denoises = str(request.teacher), request.objective.DENOISES
     if denoises and name.partition(":")[0] in LIBRARIES and not os.path.exists(name):
         if request.input_layer is not None:
-            raise UsageError(f"{name} has the normalization that its library says: leave --input-layer out")
+            raise UsageError(
+                f"{name} has the normalization that its library says: leave --input-layer out"
+            )
         return library_teacher(name, description, device)
-    return load_teacher(request.teacher, description, device, request.input_layer if denoises else None)
+    return load_teacher(
+        request.teacher, description, device, request.input_layer if denoises else None
+    )
 
 
 def _warn_of_policy(request: TrainingRequest, schedule: Schedule) -> None:
@@ -100,8 +129,8 @@ def _warn_of_policy(request: TrainingRequest, schedule: Schedule) -> None:
     if request.data_policy is not None and request.data_policy.from_epoch >= schedule.epochs:
         flag = "--attack-from-epoch" if request.policy is None else "--choose-from-epoch"
         warn(
-            f"training images are chosen from epoch {request.data_policy.from_epoch + 1} on, and there are only "
-            f"{schedule.epochs}: a smaller {flag} would let that begin"
+            f"training images are chosen from epoch {request.data_policy.from_epoch + 1} on, and "
+            f"there are only {schedule.epochs}: a smaller {flag} would let that begin"
         )
 
 
@@ -112,14 +141,20 @@ def _with_votes(job: Job) -> Job:
         return job
     batch = (schedule.micro_batch or schedule.batch) * job.request.objective.copies
     noise_sd = job.request.objective.noise_sd
-    return replace(job, teacher=job.teacher.voting(job.training, noise_sd, draws, job.device, batch, job.processes))
+    return replace(
+        job,
+        teacher=job.teacher.voting(job.training, noise_sd, draws, job.device, batch, job.processes),
+    )
 
 
 def _load(request: TrainingRequest) -> tuple[ImageDataset, ImageDataset, ImageDataset | None]:
     """The images, augmented as asked: to train and to test on, and pseudo-labelled ones."""
     if isinstance(request.images, str):
         if request.crop_padding is not None and split_location(request.images)[1] is not None:
-            raise UsageError(f"--crop-padding: of '{request.images}' random parts are resized instead: leave it out")
+            raise UsageError(
+                f"--crop-padding: of '{request.images}' random parts are resized instead: leave it "
+                "out"
+            )
         training, test = (get_dataset(request.images, split, request.data_dir) for split in SPLITS)
     else:
         training, test = copy.copy(request.images[0]), request.images[1]
@@ -136,22 +171,34 @@ def _model(
     if request.objective.DENOISES:
         return _denoiser(request, description)
     if not isinstance(request.classifier, str):
-        if request.pretrained_model is not None or request.input_layer is not None or request.pretrained:
-            raise UserError("a module has weights and input layer: leave pretrained_model and input_layer out")
+        if (
+            request.pretrained_model is not None
+            or request.input_layer is not None
+            or request.pretrained
+        ):
+            raise UserError(
+                "a module has weights and input layer: leave pretrained_model and input_layer out"
+            )
         return description, None, request.classifier, None
     path, content = request.pretrained_model, None
     if request.pretrained and path is not None:
-        raise UsageError("--pretrained and --pretrained-model both say where to start: leave one of them out")
+        raise UsageError(
+            "--pretrained and --pretrained-model both say where to start: leave one of them out"
+        )
     input_layer = request.input_layer or "normalize"
     if path is not None:
         content = read_checkpoint(path)
         input_layer = recorded_input_layer(content, path, request.input_layer)
         description = with_recorded_constants(content, path, description)
     if content is not None and path is not None and request.finetune_quantized:
-        integers = trained_integers(content, path, request.classifier, request.objective.noise_sd, description)
+        integers = trained_integers(
+            content, path, request.classifier, request.objective.noise_sd, description
+        )
         return description, input_layer, integers, f"starting from the integers of {path}"
     if content is not None and INTEGER in content:
-        raise UserError(f"{path} is a checkpoint of integers: add --finetune-quantized to train them")
+        raise UserError(
+            f"{path} is a checkpoint of integers: add --finetune-quantized to train them"
+        )
     torch.manual_seed(derive_generator("cpu", request.seed).initial_seed())
     if request.pretrained:
         description, model = pretrained_architecture(request.classifier, description, input_layer)
@@ -159,7 +206,12 @@ def _model(
     model = get_architecture(request.classifier, description, input_layer)
     if content is None or path is None:
         return description, input_layer, model, None
-    return description, input_layer, model, start_from(model, content, path, request.classifier, description)
+    return (
+        description,
+        input_layer,
+        model,
+        start_from(model, content, path, request.classifier, description),
+    )
 
 
 def _denoiser(
@@ -167,13 +219,21 @@ def _denoiser(
 ) -> tuple[DatasetDescription, None, torch.nn.Module, str | None]:
     """As ``_model``, of a denoiser, which has no input layer."""
     if not isinstance(request.classifier, str):
-        raise UserError(f"the model is a {type(request.classifier).__name__}: name one of {', '.join(DENOISERS)}")
+        raise UserError(
+            f"the model is a {type(request.classifier).__name__}: name one of "
+            f"{', '.join(DENOISERS)}"
+        )
     torch.manual_seed(derive_generator("cpu", request.seed).initial_seed())
     model, path = DENOISERS[request.classifier](description), request.pretrained_model
     if path is None:
         return description, None, model, None
     content = read_checkpoint(path, denoiser=True)
-    return description, None, model, start_from(model, content, path, request.classifier, description)
+    return (
+        description,
+        None,
+        model,
+        start_from(model, content, path, request.classifier, description),
+    )
 
 
 def _run(job: Job, report: Callable[[str], None]) -> Trained:
@@ -181,13 +241,16 @@ def _run(job: Job, report: Callable[[str], None]) -> Trained:
     request, processes = job.request, job.processes
     this_run = {
         "epochs": job.schedule.epochs,
-        "test_fingerprint": job.test.fingerprint(),  # now, so that an image that cannot be read is named now
+        # now, so that an image that cannot be read is named now
+        "test_fingerprint": job.test.fingerprint(),
         "device": device_name(job.device),
         "processes": processes.size,
         "torch_threads": torch.get_num_threads(),
         **({"launch": processes.launch} if processes.launch is not None else {}),
         "arguments": {
-            name: value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+            name: value
+            if value is None or isinstance(value, (bool, int, float, str))
+            else str(value)
             for name, value in request.arguments.items()
         },
         **provenance(request.command),
@@ -198,7 +261,10 @@ def _run(job: Job, report: Callable[[str], None]) -> Trained:
         with processes.first_goes_first():
             if processes.is_first:
                 if job.schedule.batch < processes.size:
-                    raise UserError(f"--batch is {job.schedule.batch} images for {processes.size} processes: take more")
+                    raise UserError(
+                        f"--batch is {job.schedule.batch} images for {processes.size} processes: "
+                        "take more"
+                    )
                 stack.enter_context(folder)
                 _announce(job, folder, report)
         history = TrainingRun(_with_votes(job), folder).run_epochs(report, board=request.board)
@@ -229,7 +295,9 @@ def _facts(job: Job) -> dict[str, Any]:
     """What a reader of the checkpoint needs to use the model."""
     plugins = [plugin.record for plugin in job.request.plugins]
     return {
-        "arch": f"{INTEGER}:{job.request.arch}" if job.request.finetune_quantized else job.request.arch,
+        "arch": f"{INTEGER}:{job.request.arch}"
+        if job.request.finetune_quantized
+        else job.request.arch,
         "dataset": job.description.name,
         "classes": list(job.description.class_names),
         "image_shape": list(job.description.image_shape),
@@ -256,14 +324,19 @@ def _announce(job: Job, folder: RunFolder, report: Callable[[str], None]) -> Non
     )
     if folder.saved is None and job.started_from is not None:
         report(job.started_from)
-    if folder.saved is not None and (before := folder.saved["runs"][-1].get("processes", size)) != size:
+    if (
+        folder.saved is not None
+        and (before := folder.saved["runs"][-1].get("processes", size)) != size
+    ):
         warn(
-            f"this run had {before} processes and goes on with {size}: batch normalization sees other shares of a "
-            "batch, and the weights will not be those of a run that was not interrupted"
+            f"this run had {before} processes and goes on with {size}: batch normalization sees "
+            "other shares of a batch, and the weights will not be those of a run that was not "
+            "interrupted"
         )
     reached = objective.epsilon(job.schedule.epochs - 1)
     if reached < objective.full_epsilon and hasattr(objective, "warmup"):
         warn(
-            f"epsilon reaches {reached:.3g} of {objective.full_epsilon:.3g} in {job.schedule.epochs} epochs: "
-            "a smaller --warmup or more --epochs would let it grow to the end"
+            f"epsilon reaches {reached:.3g} of {objective.full_epsilon:.3g} in "
+            f"{job.schedule.epochs} epochs: a smaller --warmup or more --epochs would let it grow "
+            "to the end"
         )

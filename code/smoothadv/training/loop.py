@@ -35,7 +35,9 @@ _ADVICE = "try a smaller --lr or more --warmup epochs"
 
 @dataclass(frozen=True)
 class Job:
-    """A request with all that it names; ``started_from`` says in a sentence which weights the model has, if not new."""
+    """A request with all that it names; ``started_from`` says in a sentence which weights the model
+    has, if not new.
+    """
 
     request: TrainingRequest
     training: ImageDataset
@@ -52,20 +54,29 @@ class Job:
 
 
 class TrainingRun:
-    """Trains a job's model in place, from the last checkpoint in the folder ``run`` if it is resumed.
+    """Trains a job's model in place, from the last checkpoint in the folder ``run`` if it is
+    resumed.
 
-    Saves a checkpoint after every epoch and every ``checkpoint_minutes``. All random numbers of an update are
-    functions of (seed, epoch, step), so that a resumed run ends with the weights of an uninterrupted one on the
-    same hardware. Several processes must be connected; the first one has entered ``run`` and writes there.
+    Saves a checkpoint after every epoch and every ``checkpoint_minutes``. All random numbers of an
+    update are functions of (seed, epoch, step), so that a resumed run ends with the weights of an
+    uninterrupted one on the same hardware. Several processes must be connected; the first one has
+    entered ``run`` and writes there.
 
-    Between steps the state is the history, and the sums and the duration so far of the present epoch.
+    Between steps the state is the history, and the sums and the duration so far of the present
+    epoch.
     """
 
     def __init__(self, job: Job, run: RunFolder) -> None:
         request, schedule, processes = job.request, job.schedule, job.processes
         self.objective, self.seed = request.objective, request.seed
         self.execution, self.evaluation = request.execution, request.tests
-        self.run, self.job, self.schedule, self.device, self.processes = run, job, schedule, job.device, processes
+        self.run, self.job, self.schedule, self.device, self.processes = (
+            run,
+            job,
+            schedule,
+            job.device,
+            processes,
+        )
         self.model = self.execution.prepare(job.model, job.device)
         self.optimizer = optimizer_of(schedule, self.model, job.device)
         self.policy: DataPolicy | None = request.data_policy
@@ -75,7 +86,9 @@ class TrainingRun:
         self.first_step, self.sums, self.seconds = 0, self._no_sums(), 0.0
         self._restore()
         processes.share_state(self.model)
-        example = torch.stack([job.training[index][0] for index in range(min(2, len(job.training)))])
+        example = torch.stack(
+            [job.training[index][0] for index in range(min(2, len(job.training)))]
+        )
         share, _ = processes.share(torch.arange(schedule.batch))
         at_a_time = min(len(share), schedule.micro_batch or len(share))
         self.update = Update(
@@ -109,7 +122,8 @@ class TrainingRun:
         self.first_step = saved["step"]
         if self.first_step > self.steps:
             raise UserError(
-                f"cannot resume: {self.run.checkpoint} is of step {self.first_step}, an epoch has {self.steps}"
+                f"cannot resume: {self.run.checkpoint} is of step {self.first_step}, an epoch has "
+                f"{self.steps}"
             )
         last = len(self.history) * self.steps + self.first_step - 1
         if last >= 0:  # of the last update: if none is left to do, this is saved again
@@ -117,9 +131,11 @@ class TrainingRun:
         if self.first_step:
             if len(saved["sums"]) != len(self.sums):
                 raise UserError(
-                    f"cannot resume: {self.run.checkpoint} has {len(saved['sums'])} sums, not {len(self.sums)}"
+                    f"cannot resume: {self.run.checkpoint} has {len(saved['sums'])} sums, not "
+                    f"{len(self.sums)}"
                 )
-            # The checkpoint holds the sums over all processes: the first process continues from them.
+            # The checkpoint holds the sums over all processes: the first process continues from
+            # them.
             if self.processes.is_first:
                 self.sums += torch.tensor(saved["sums"], dtype=torch.float64, device=self.device)
             self.seconds = saved["seconds"]
@@ -131,7 +147,9 @@ class TrainingRun:
             group["lr"] = group["lr"].fill_(scaled) if torch.is_tensor(group["lr"]) else scaled
 
     def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
-        """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per epoch."""
+        """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of
+        TRAINING_COLUMNS per epoch.
+        """
         is_first, epochs = self.processes.is_first, self.schedule.epochs
         self.report = report if is_first else lambda line: None
         done = len(self.history)
@@ -139,7 +157,9 @@ class TrainingRun:
             if is_first:
                 report(f"already trained for {done} epochs: nothing to do")
             return self.history
-        curves = Board(self.run.folder / "tensorboard", self.history) if board and is_first else None
+        curves = (
+            Board(self.run.folder / "tensorboard", self.history) if board and is_first else None
+        )
         if is_first:
             self.run.record_arguments()
             if done or self.first_step:
@@ -149,7 +169,9 @@ class TrainingRun:
         before = int((done + self.first_step / self.steps) * per_epoch)
         with (
             Interruption() as interruption,
-            TrainingProgress(epochs * per_epoch, before, epochs, report, silent=not is_first) as progress,
+            TrainingProgress(
+                epochs * per_epoch, before, epochs, report, silent=not is_first
+            ) as progress,
         ):
             for epoch in range(done, epochs):
                 row = self._epoch(epoch, interruption, progress)
@@ -165,7 +187,9 @@ class TrainingRun:
             curves.close()
         return self.history
 
-    def _epoch(self, epoch: int, interruption: Interruption, progress: TrainingProgress) -> dict[str, float]:
+    def _epoch(
+        self, epoch: int, interruption: Interruption, progress: TrainingProgress
+    ) -> dict[str, float]:
         """One epoch of updates, and the evaluation after it: a row of the history."""
         start = time.monotonic()
         images_seen = 0
@@ -178,7 +202,9 @@ class TrainingRun:
             weight = self.job.request.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
             indices = step.indices[part].to(self.device) if self.job.teacher else None
-            step_sums = self.update(images, labels, len(step.indices), part, address, weight, indices)
+            step_sums = self.update(
+                images, labels, len(step.indices), part, address, weight, indices
+            )
             # On the device, as the number of the first step whose loss was not finite.
             is_first_bad = (self.first_bad_step < 0) & ~step_sums[0].isfinite()
             self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
@@ -191,20 +217,29 @@ class TrainingRun:
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
         self._require_finite(epoch)
         seconds = time.monotonic() - start
-        return self._row(epoch, self.seconds + seconds, images_seen / max(time.monotonic() - began, 1e-9))
+        return self._row(
+            epoch, self.seconds + seconds, images_seen / max(time.monotonic() - began, 1e-9)
+        )
 
     def _plan(self, epoch: int) -> list[Step]:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
         sizes = len(self.job.training), len(self.job.pseudo_labelled or ())
-        return steps_of_epoch(self.schedule, *sizes, self.seed, epoch, self.processes.size, self.weights)
+        return steps_of_epoch(
+            self.schedule, *sizes, self.seed, epoch, self.processes.size, self.weights
+        )
 
     def _choose_images(self, policy: DataPolicy, epoch: int, interruption: Interruption) -> None:
         """Set the weights of the training images as the policy asks before this epoch."""
         if policy.drops_before(epoch):
             everything = np.arange(len(self.job.training))
-            self.weights = policy.kept(self._votes_for_labels(everything, policy.drop_draws, epoch, interruption))
+            self.weights = policy.kept(
+                self._votes_for_labels(everything, policy.drop_draws, epoch, interruption)
+            )
             dropped = len(everything) - int(self.weights.sum())
-            self.report(f"from epoch {epoch + 1} on, {dropped} of {len(everything)} training images are left out")
+            self.report(
+                f"from epoch {epoch + 1} on, {dropped} of {len(everything)} training images are "
+                "left out"
+            )
         elif epoch == policy.from_epoch:
             self.weights = np.ones(len(self.job.training))
         if self.weights is not None and policy.weighs_before(epoch):
@@ -212,12 +247,18 @@ class TrainingRun:
             votes = self._votes_for_labels(kept, policy.resample_draws, epoch, interruption)
             self.weights[kept] = policy.weights(votes)
 
-    def _votes_for_labels(self, indices: np.ndarray, draws: int, epoch: int, interruption: Interruption) -> np.ndarray:
-        """How many of so many noisy copies of each training image [n] the present model classifies correctly: [n]."""
+    def _votes_for_labels(
+        self, indices: np.ndarray, draws: int, epoch: int, interruption: Interruption
+    ) -> np.ndarray:
+        """How many of so many noisy copies of each training image [n] the present model classifies
+        correctly: [n].
+        """
         self.processes.share_buffers(self.model)
         self.model.eval()
         self.update.refresh_attacked()
-        seed = derive_generator("cpu", self.seed, epoch, draws, Purpose.TRAINING_VOTES).initial_seed()
+        seed = derive_generator(
+            "cpu", self.seed, epoch, draws, Purpose.TRAINING_VOTES
+        ).initial_seed()
 
         def stop_if_asked() -> None:
             if self.processes.size == 1:  # several would have to agree
@@ -238,14 +279,22 @@ class TrainingRun:
                 check=stop_if_asked,
             )[:, 0]
 
-    def _batches(self, epoch: int, plan: list[Step]) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
+    def _batches(
+        self, epoch: int, plan: list[Step]
+    ) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
         """The remaining steps, with their numbers and this process's images and labels."""
         to_do = plan[self.first_step :]
         sources: list[Batches] = []
         for source, dataset in enumerate((self.job.training, self.job.pseudo_labelled)):
-            parts = [self.processes.share(step.indices)[0] for step in to_do if step.source == source]
+            parts = [
+                self.processes.share(step.indices)[0] for step in to_do if step.source == source
+            ]
             generator = derive_generator("cpu", self.seed, epoch, source, Purpose.AUGMENTATION)
-            batches = dataset.training_batches(parts, self.device, generator) if dataset is not None and parts else ()
+            batches = (
+                dataset.training_batches(parts, self.device, generator)
+                if dataset is not None and parts
+                else ()
+            )
             sources.append(iter(batches))
         for number, step in enumerate(to_do, start=self.first_step):
             yield number, step, next(sources[step.source])
@@ -261,7 +310,10 @@ class TrainingRun:
                 self.job.test,
                 self.evaluation.chosen(len(self.job.test)),
                 # An attack on so many images takes the memory of an update.
-                min(self.schedule.batch, (self.schedule.micro_batch or self.schedule.batch) * self.processes.size),
+                min(
+                    self.schedule.batch,
+                    (self.schedule.micro_batch or self.schedule.batch) * self.processes.size,
+                ),
                 Address(self.seed, epoch, self.steps),
             )
         return {
@@ -277,9 +329,15 @@ class TrainingRun:
             **{column: round(averages[column], 6) for column in self.objective.columns},
         }
 
-    def _save_within_epoch(self, epoch: int, done: int, seconds: float, interruption: Interruption) -> None:
+    def _save_within_epoch(
+        self, epoch: int, done: int, seconds: float, interruption: Interruption
+    ) -> None:
         """Save, and perhaps stop, if it is time to: the first process decides for all."""
-        if self.processes.size > 1 and (epoch * self.steps + done) % _STEPS_BETWEEN_DECISIONS and done < self.steps:
+        if (
+            self.processes.size > 1
+            and (epoch * self.steps + done) % _STEPS_BETWEEN_DECISIONS
+            and done < self.steps
+        ):
             return
         decision = self._decision(interruption)
         if decision == _GO_ON:
@@ -307,10 +365,15 @@ class TrainingRun:
         self.last_save = time.monotonic()
 
     def _require_finite(self, epoch: int, with_weights: bool = True) -> None:
-        """NonFiniteError if the last updates broke the model: it must not replace a good checkpoint."""
+        """NonFiniteError if the last updates broke the model: it must not replace a good
+        checkpoint.
+        """
         weights = self.model.state_dict().values() if with_weights else ()
         if (bad := int(self.first_bad_step)) >= 0:
-            what = f"the loss stopped being finite in epoch {epoch + 1}, step {bad + 1} of {self.steps}"
+            what = (
+                f"the loss stopped being finite in epoch {epoch + 1}, step {bad + 1} of "
+                f"{self.steps}"
+            )
         elif broken := sum(not bool(value.isfinite().all()) for value in weights):
             what = f"the weights stopped being finite in epoch {epoch + 1} ({broken} tensors)"
         else:

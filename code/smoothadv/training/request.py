@@ -1,4 +1,6 @@
-"""What can be asked of training: which classifier, on which images, for which objective, and how."""
+"""What can be asked of training: which classifier, on which images, for which objective, and
+how.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -40,9 +42,11 @@ _TEACHER_DRAWS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleChoices(Checked):
-    """The fields of a ``Schedule`` that are chosen; None stands for the paper's value for the dataset.
+    """The fields of a ``Schedule`` that are chosen; None stands for the paper's value for the
+    dataset.
 
-    ``split_updates`` makes m updates of each batch, on batch/m images in m copies, as the released code does.
+    ``split_updates`` makes m updates of each batch, on batch/m images in m copies, as the released
+    code does.
     """
 
     epochs: int | None = checked_field(positive_int, None)
@@ -60,19 +64,29 @@ class ScheduleChoices(Checked):
     split_updates: bool = checked_field(None, False)
 
     def schedule(self, description: DatasetDescription, copies: int) -> Schedule:
-        """The schedule on a dataset, for ``copies`` (m) of each image; UsageError where the batch is too small."""
+        """The schedule on a dataset, for ``copies`` (m) of each image; UsageError where the batch
+        is too small.
+        """
         fields = dataclasses.asdict(description.defaults)
-        fields |= {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        fields |= {
+            name: value for name, value in dataclasses.asdict(self).items() if value is not None
+        }
         if self.optimizer == "sgd":
             del fields["optimizer"]  # as where none is named
         elif self.optimizer is not None and self.learning_rate is None:
             raise UsageError("--optimizer adamw needs --lr, like 0.001: the default is for sgd")
-        if self.layer_decay is not None and not (self.optimizer == "adamw" and 0 < self.layer_decay <= 1):
-            raise UsageError(f"--layer-decay {self.layer_decay} must be above 0, at most 1, and with --optimizer adamw")
+        if self.layer_decay is not None and not (
+            self.optimizer == "adamw" and 0 < self.layer_decay <= 1
+        ):
+            raise UsageError(
+                f"--layer-decay {self.layer_decay} must be above 0, at most 1, and with "
+                "--optimizer adamw"
+            )
         if fields.pop("split_updates"):
             if fields["batch"] < copies:
                 raise UsageError(
-                    f"--split-updates makes {copies} updates of {fields['batch']} images: take a larger --batch"
+                    f"--split-updates makes {copies} updates of {fields['batch']} images: take a "
+                    "larger --batch"
                 )
             fields["batch"] //= copies
         return Schedule(**fields)
@@ -82,21 +96,25 @@ class ScheduleChoices(Checked):
 class TrainingRequest(Checked):
     """Train a classifier for an objective, in the folder ``outdir``.
 
-    - ``classifier``: the name of an architecture, or a module that maps images [B, C, H, W] in [0, 1] to logits
-      [B, K] and is trained in place. ``input_layer`` ("normalize" or "center"; None: normalize, or that of
-      ``pretrained_model``, a checkpoint to start from) is for architectures. With ``finetune_quantized`` that one is of
-      integers, which are trained; float32 is the only precision then. ``pretrained`` starts from the weights, mean and
-      std of the library whose network ``classifier`` names.
-    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or training images and test images.
-      ``crop_padding`` and ``horizontal_flip`` augment them (None: as the dataset does). ``use_unlabelled`` is a file of
-      pseudo-labelled images, whose loss counts ``unlabelled_weight`` (eta) times.
-    - With an objective that denoises, ``classifier`` is the name of a denoiser, ``teacher`` the classifier behind it;
-      ``input_layer`` is that of the latter.
-    - ``policy`` chooses training images (None: as the objective does). ``teacher`` is a checkpoint of a frozen
-      classifier for objectives that have one; if these use its votes on the training images, ``teacher_draws`` (None:
-      10,000, as CAT-RS) noisy copies of each image are classified first.
-    - ``seed`` of all randomness; ``device`` (None: the first GPU, else the CPU); ``existing`` says what to do with a
-      run that is there: "refuse", "resume" or "overwrite". ``board`` writes curves for TensorBoard.
+    - ``classifier``: the name of an architecture, or a module that maps images [B, C, H, W] in [0,
+      1] to logits [B, K] and is trained in place. ``input_layer`` ("normalize" or "center"; None:
+      normalize, or that of ``pretrained_model``, a checkpoint to start from) is for architectures.
+      With ``finetune_quantized`` that one is of integers, which are trained; float32 is the only
+      precision then. ``pretrained`` starts from the weights, mean and std of the library whose
+      network ``classifier`` names.
+    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or training images and
+      test images. ``crop_padding`` and ``horizontal_flip`` augment them (None: as the dataset
+      does). ``use_unlabelled`` is a file of pseudo-labelled images, whose loss counts
+      ``unlabelled_weight`` (eta) times.
+    - With an objective that denoises, ``classifier`` is the name of a denoiser, ``teacher`` the
+      classifier behind it; ``input_layer`` is that of the latter.
+    - ``policy`` chooses training images (None: as the objective does). ``teacher`` is a checkpoint
+      of a frozen classifier for objectives that have one; if these use its votes on the training
+      images, ``teacher_draws`` (None: 10,000, as CAT-RS) noisy copies of each image are classified
+      first.
+    - ``seed`` of all randomness; ``device`` (None: the first GPU, else the CPU); ``existing`` says
+      what to do with a run that is there: "refuse", "resume" or "overwrite". ``board`` writes
+      curves for TensorBoard.
     - ``command`` and ``arguments`` are what the record of the run says of its origin.
     """
 
@@ -127,7 +145,9 @@ class TrainingRequest(Checked):
     arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if isinstance(self.classifier, str) and plugins.names_function(self.classifier):  # frozen, but not complete
+        if isinstance(self.classifier, str) and plugins.names_function(
+            self.classifier
+        ):  # frozen, but not complete
             object.__setattr__(self, "classifier", chosen_architecture(self.classifier))
 
     @property
@@ -143,22 +163,42 @@ class TrainingRequest(Checked):
     def refuse_contradictions(self) -> None:
         """UsageError where the objective, its teacher and the data policy do not fit together."""
         objective, name = self.objective, type(self.objective).__name__
-        if self.teacher is not None and Path(self.teacher).resolve() == (self.outdir / CHECKPOINT).resolve():
-            raise UsageError(f"--teacher {self.teacher} is what this training writes: name another folder")
-        if objective.TEACHER != "accuracy" and bool(objective.TEACHER) != (self.teacher is not None):
+        if (
+            self.teacher is not None
+            and Path(self.teacher).resolve() == (self.outdir / CHECKPOINT).resolve()
+        ):
+            raise UsageError(
+                f"--teacher {self.teacher} is what this training writes: name another folder"
+            )
+        if objective.TEACHER != "accuracy" and bool(objective.TEACHER) != (
+            self.teacher is not None
+        ):
             needed = "a --classifier CHECKPOINT" if objective.DENOISES else "a --teacher CHECKPOINT"
-            advice = f"needs {needed}" if objective.TEACHER else "has no teacher: leave --teacher out"
+            advice = (
+                f"needs {needed}" if objective.TEACHER else "has no teacher: leave --teacher out"
+            )
             raise UsageError(f"the objective {name} {advice}")
         if self.teacher_draws is not None and objective.TEACHER != "votes":
-            raise UsageError(f"--teacher-draws is for votes of a teacher, which the objective {name} does not use")
+            raise UsageError(
+                f"--teacher-draws is for votes of a teacher, which the objective {name} does not "
+                "use"
+            )
         if self.use_unlabelled is not None and objective.TEACHER == "votes":
-            raise UsageError(f"{name} uses votes on the training images, and those of --use-unlabelled have none")
-        if objective.noise_sd == 0 and (self.data_policy is not None or objective.TEACHER == "votes"):
-            raise UsageError("without noise there are no votes on noisy training images: give --noise above 0")
+            raise UsageError(
+                f"{name} uses votes on the training images, and those of --use-unlabelled have none"
+            )
+        if objective.noise_sd == 0 and (
+            self.data_policy is not None or objective.TEACHER == "votes"
+        ):
+            raise UsageError(
+                "without noise there are no votes on noisy training images: give --noise above 0"
+            )
 
     @property
     def arch(self) -> str:
-        """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a module's class."""
+        """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a
+        module's class.
+        """
         if isinstance(self.classifier, str):
             return self.classifier
         return f"{MODULE_PREFIX}{type(self.classifier).__module__}.{type(self.classifier).__qualname__}"
@@ -173,14 +213,26 @@ class TrainingRequest(Checked):
         """The plug-ins that take part."""
         kind = "denoiser" if self.objective.DENOISES else "architecture"
         names = {"dataset": self.images, kind: self.classifier}
-        return plugins.used({kind: name for kind, name in names.items() if isinstance(name, str)}, [self.objective])
+        return plugins.used(
+            {kind: name for kind, name in names.items() if isinstance(name, str)}, [self.objective]
+        )
 
     def augmented(self, description: DatasetDescription) -> DatasetDescription:
         """The description of the dataset with the crops and mirror images that are asked for."""
-        chosen: dict[str, Any] = {"crop_padding": self.crop_padding, "horizontal_flip": self.horizontal_flip}
-        if self.crop_padding is not None and not 0 <= self.crop_padding < (side := min(description.image_shape[1:])):
-            raise UsageError(f"--crop-padding {self.crop_padding}: give 0 to {side - 1}: a crop must meet its image")
-        return dataclasses.replace(description, **{name: value for name, value in chosen.items() if value is not None})
+        chosen: dict[str, Any] = {
+            "crop_padding": self.crop_padding,
+            "horizontal_flip": self.horizontal_flip,
+        }
+        if self.crop_padding is not None and not 0 <= self.crop_padding < (
+            side := min(description.image_shape[1:])
+        ):
+            raise UsageError(
+                f"--crop-padding {self.crop_padding}: give 0 to {side - 1}: a crop must meet its "
+                "image"
+            )
+        return dataclasses.replace(
+            description, **{name: value for name, value in chosen.items() if value is not None}
+        )
 
     def stated_recipe(self, description: DatasetDescription, schedule: Schedule) -> dict[str, Any]:
         """What decides the weights, as far as it is known before any file is read."""
@@ -194,7 +246,11 @@ class TrainingRequest(Checked):
             **schedule.record(),
             **self.execution.record(),
             "objective": settings_record(self.objective),
-            **({} if self.data_policy is None else {"data_policy": settings_record(self.data_policy)}),
+            **(
+                {}
+                if self.data_policy is None
+                else {"data_policy": settings_record(self.data_policy)}
+            ),
             **({"teacher_draws": self.votes_of_teacher} if self.votes_of_teacher else {}),
             **plugins.digests(self.plugins),
         }

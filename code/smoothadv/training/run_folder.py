@@ -17,7 +17,14 @@ from smoothadv.checkpoints import is_module, misfit, network_keys, read_checkpoi
 from smoothadv.errors import UserError
 from smoothadv.files import lock, refuse_to_replace, write_json, write_text
 from smoothadv.objectives import DataPolicy
-from smoothadv.records import ARGUMENTS, CHECKPOINT, TRAINING_COLUMNS, TRAINING_LOG, differing_fields, tsv
+from smoothadv.records import (
+    ARGUMENTS,
+    CHECKPOINT,
+    TRAINING_COLUMNS,
+    TRAINING_LOG,
+    differing_fields,
+    tsv,
+)
 from smoothadv.training.integers import state_fields
 
 _LARGEST_WEIGHT = 1e6
@@ -25,15 +32,17 @@ _LARGEST_WEIGHT = 1e6
 
 
 class RunFolder:
-    """The folder of a training run: its checkpoint, which holds the history, and the log made from it.
+    """The folder of a training run: its checkpoint, which holds the history, and the log made from
+    it.
 
-    ``facts`` go into every checkpoint in addition to the state (architecture, dataset, input layer, ...);
-    ``recipe`` is the flat record of everything that decides the weights: a run is resumed only under an equal
-    recipe. ``run`` describes this process (command, versions, ...): checkpoint and arguments file list every
-    run that trained. ``existing`` says what to do with a run that is already there: "refuse", "resume" or
-    "overwrite". Entering the context locks the folder and looks for such a run. A run with the same "launch" in
-    ``run``, that of the same torchrun, is always resumed: torchrun restarted its processes. ``terms`` are
-    columns of the log behind the usual ones.
+    ``facts`` go into every checkpoint in addition to the state (architecture, dataset, input layer,
+    ...); ``recipe`` is the flat record of everything that decides the weights: a run is resumed
+    only under an equal recipe. ``run`` describes this process (command, versions, ...): checkpoint
+    and arguments file list every run that trained. ``existing`` says what to do with a run that is
+    already there: "refuse", "resume" or "overwrite". Entering the context locks the folder and
+    looks for such a run. A run with the same "launch" in ``run``, that of the same torchrun, is
+    always resumed: torchrun restarted its processes. ``terms`` are columns of the log behind the
+    usual ones.
     """
 
     def __init__(
@@ -76,46 +85,57 @@ class RunFolder:
             lock(self._descriptor, self.folder)
 
     def _is_held(self) -> bool:
-        """Whether the folder is there and still the one that was locked; UserError if it is one with another model."""
+        """Whether the folder is there and still the one that was locked; UserError if it is one
+        with another model.
+        """
         if os.name == "nt" or not self.folder.is_dir():
             return self.folder.is_dir()
         is_held = os.path.samestat(os.fstat(self._descriptor), self.folder.stat())
         if not is_held and self.checkpoint.exists():
             raise UserError(
-                f"{self.folder} was replaced during the training by one with a model: nothing is saved there"
+                f"{self.folder} was replaced during the training by one with a model: nothing is "
+                "saved there"
             )
         return is_held
 
     def _open_existing(self) -> None:
         launch, saved = self.runs[0].get("launch"), None
         if launch is not None:
-            with contextlib.suppress(UserError):  # a checkpoint that cannot be read is not of this launch
+            with contextlib.suppress(
+                UserError
+            ):  # a checkpoint that cannot be read is not of this launch
                 saved = read_checkpoint(self.checkpoint, "denoiser" in self.facts)
                 require_resumable(saved, self.checkpoint)
                 if any(run.get("launch") == launch for run in saved["runs"]):
                     self.existing = "resume"
         if self.existing == "refuse":
             raise UserError(
-                f"{self.folder} already holds a trained model ({CHECKPOINT}): add --resume to continue it, "
-                "--overwrite to start anew, or name another folder"
+                f"{self.folder} already holds a trained model ({CHECKPOINT}): add --resume to "
+                "continue it, --overwrite to start anew, or name another folder"
             )
         if self.existing == "overwrite":
             return  # the first checkpoint replaces the old one: until then nothing is lost
         saved = saved or read_checkpoint(self.checkpoint, "denoiser" in self.facts)
         if "recipe" not in saved:
             raise UserError(
-                f"cannot resume {self.folder}: its checkpoint was not written by smoothadv; name another folder"
+                f"cannot resume {self.folder}: its checkpoint was not written by smoothadv; name "
+                "another folder"
             )
         require_resumable(saved, self.checkpoint)
         difference = differing_fields(saved["recipe"], self.recipe)
         if difference:
-            raise UserError(f"cannot resume {self.folder} with another recipe: {difference}; --overwrite starts anew")
+            raise UserError(
+                f"cannot resume {self.folder} with another recipe: {difference}; --overwrite "
+                "starts anew"
+            )
         self.runs[0].update(first_epoch=saved["epoch"], first_step=saved["step"])
         self.runs = [*saved["runs"], *self.runs]
         self.saved, self.has_checkpoint = saved, True
         self._write_log(saved["history"])
 
-    def restore(self, saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def restore(
+        self, saved: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
         """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
         weights = saved.get("trained") or saved["state_dict"]
         weights = weights if is_module(saved) else network_keys(weights)
@@ -128,22 +148,33 @@ class RunFolder:
         )
         parameters = dict(enumerate(model.parameters()))
         buffers = {(number, name): one.get(name) for number, one in state.items() for name in names}
-        momenta = {f"{names[name]} {number}": one for (number, name), one in buffers.items() if one is not None}
+        momenta = {
+            f"{names[name]} {number}": one
+            for (number, name), one in buffers.items()
+            if one is not None
+        }
         needed = {
             f"{names[name]} {number}": torch.zeros(()) if name == "step" else parameters[number]
             for (number, name), one in buffers.items()
             if number in parameters and (is_adam or one is not None)
         }
         if reason := misfit({**weights, **momenta}, {**present, **needed}):
-            raise UserError(f"cannot resume: the checkpoint is of another module ({self.checkpoint}: {reason})")
+            raise UserError(
+                f"cannot resume: the checkpoint is of another module ({self.checkpoint}: {reason})"
+            )
         if is_adam and not (buffers and all(one["step"] >= 1 for one in state.values())):
-            raise UserError(f"cannot resume: {self.checkpoint} lacks the state of AdamW, or its steps are below 1")
+            raise UserError(
+                f"cannot resume: {self.checkpoint} lacks the state of AdamW, or its steps are "
+                "below 1"
+            )
         present.update(weights)
         model.load_state_dict(present)
         # The settings of the optimizer are those of the recipe, which is the same.
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
-    def image_weights(self, saved: dict[str, Any], images: int, policy: DataPolicy | None) -> np.ndarray | None:
+    def image_weights(
+        self, saved: dict[str, Any], images: int, policy: DataPolicy | None
+    ) -> np.ndarray | None:
         """The weights [images] of a checkpoint's data policy; None where all images count alike.
 
         UserError where they are missing or wrong.
@@ -153,19 +184,32 @@ class RunFolder:
             return None
         weights = saved.get("image_weights")
         given = (
-            weights.detach().double().numpy() if weights is not None and weights.is_floating_point() else np.zeros(0)
+            weights.detach().double().numpy()
+            if weights is not None and weights.is_floating_point()
+            else np.zeros(0)
         )
-        if given.shape != (images,) or not 0 < given.max() < _LARGEST_WEIGHT or not (given >= 0).all():
-            raise UserError(f"cannot resume: {self.checkpoint} lacks the weights of its {images} training images")
+        if (
+            given.shape != (images,)
+            or not 0 < given.max() < _LARGEST_WEIGHT
+            or not (given >= 0).all()
+        ):
+            raise UserError(
+                f"cannot resume: {self.checkpoint} lacks the weights of its {images} training "
+                "images"
+            )
         return given
 
     def take_saved(self) -> dict[str, Any] | None:
-        """The checkpoint that the run is resumed from, None for a new run; only the first call returns it."""
+        """The checkpoint that the run is resumed from, None for a new run; only the first call
+        returns it.
+        """
         saved, self.saved = self.saved, None  # it may be large
         return saved
 
     def record_arguments(self) -> None:
-        """Write the arguments file, unless another run that it would not describe is still there, to be overwritten."""
+        """Write the arguments file, unless another run that it would not describe is still there,
+        to be overwritten.
+        """
         if self.has_checkpoint or not self.checkpoint.exists():
             self._write_arguments()
 
@@ -180,12 +224,16 @@ class RunFolder:
         within_epoch: dict[str, Any] | None = None,
         image_weights: np.ndarray | None = None,
     ) -> None:
-        """Write a checkpoint; ``within_epoch`` holds the ``step`` and the sums so far of an unfinished epoch.
+        """Write a checkpoint; ``within_epoch`` holds the ``step`` and the sums so far of an
+        unfinished epoch.
 
-        The checkpoint is written before the log: a kill between the two loses a line that the next resume writes again.
+        The checkpoint is written before the log: a kill between the two loses a line that the next
+        resume writes again.
         """
         state = optimizer.state_dict()
-        groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]  # a GPU may have tensors
+        groups = [
+            {**group, "lr": float(group["lr"])} for group in state["param_groups"]
+        ]  # a GPU may have tensors
         if not self._is_held():  # somebody has deleted it
             self._hold(self._lock)
         save_checkpoint(
@@ -194,7 +242,11 @@ class RunFolder:
                 "epoch": len(history),
                 "step": 0,
                 **(within_epoch or {}),
-                **({} if image_weights is None else {"image_weights": torch.from_numpy(image_weights)}),
+                **(
+                    {}
+                    if image_weights is None
+                    else {"image_weights": torch.from_numpy(image_weights)}
+                ),
                 **state_fields(model),
                 "optimizer": {**state, "param_groups": groups},
                 "history": history,

@@ -1,4 +1,6 @@
-"""A frozen teacher: a trained classifier whose logits, or whose votes on the training images, an objective uses."""
+"""A frozen teacher: a trained classifier whose logits, or whose votes on the training images, an
+objective uses.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ from smoothadv.training.votes import count_votes
 
 @dataclass(frozen=True)
 class Teacher:
-    """``network`` maps images [B, C, H, W] to logits [B, K]; ``shares`` float32 [N, K] are its shares of the votes on
-    noisy copies of the N training images, if an objective asks for them. ``sha256`` is that of its checkpoint.
+    """``network`` maps images [B, C, H, W] to logits [B, K]; ``shares`` float32 [N, K] are its
+    shares of the votes on noisy copies of the N training images, if an objective asks for them.
+    ``sha256`` is that of its checkpoint.
     """
 
     network: nn.Module
@@ -38,16 +41,25 @@ class Teacher:
 
     def supplies(self, indices: torch.Tensor | None) -> dict[str, Any]:
         """The fields of a ``Batch`` of the training images ``indices`` int64 [B]."""
-        targets = {} if self.shares is None or indices is None else {"targets": self.shares[indices]}
+        targets = (
+            {} if self.shares is None or indices is None else {"targets": self.shares[indices]}
+        )
         return {"teacher": self.network, **targets}
 
     def voting(
-        self, images: ImageDataset, noise_sd: float, draws: int, device: torch.device, batch: int, processes: Processes
+        self,
+        images: ImageDataset,
+        noise_sd: float,
+        draws: int,
+        device: torch.device,
+        batch: int,
+        processes: Processes,
     ) -> Teacher:
-        """The teacher with its votes on ``draws`` noisy copies of each training image, in passes of ``batch`` copies.
+        """The teacher with its votes on ``draws`` noisy copies of each training image, in passes of
+        ``batch`` copies.
 
-        They are kept in the user's cache, which may hold them already: up to rounding, they are a function of the
-        checkpoint, the images, ``noise_sd`` and ``draws``.
+        They are kept in the user's cache, which may hold them already: up to rounding, they are a
+        function of the checkpoint, the images, ``noise_sd`` and ``draws``.
         """
         key = "\n".join([self.sha256, images.fingerprint(), repr(float(noise_sd)), str(draws)])
         identity = digest([key])
@@ -56,7 +68,9 @@ class Teacher:
         def compute() -> bytes:
             everything, alone = np.arange(len(images)), Processes()
             doing = "the teacher votes"
-            votes = count_votes(self.network, images, everything, draws, noise, device, batch, alone, doing)
+            votes = count_votes(
+                self.network, images, everything, draws, noise, device, batch, alone, doing
+            )
             return votes.astype("<u4").tobytes()
 
         payload = b""
@@ -68,16 +82,22 @@ class Teacher:
 
 
 def load_teacher(
-    path: Path, description: DatasetDescription, device: torch.device, input_layer: str | None = None
+    path: Path,
+    description: DatasetDescription,
+    device: torch.device,
+    input_layer: str | None = None,
 ) -> Teacher:
-    """The teacher in the checkpoint ``path``, in eval mode on the device; UserError if it is of other images."""
+    """The teacher in the checkpoint ``path``, in eval mode on the device; UserError if it is of
+    other images.
+    """
     if members_of(path).mean is not None:
         raise UserError(f"the teacher {path} is an ensemble: name one checkpoint")
     return _frozen(load_classifier(path, description, input_layer), file_digest(path), device)
 
 
 def library_teacher(name: str, description: DatasetDescription, device: torch.device) -> Teacher:
-    """The pretrained network of a library, like timm:resnet18, which may know more classes than the images have.
+    """The pretrained network of a library, like timm:resnet18, which may know more classes than the
+    images have.
 
     UserError where it cannot be had, has no gradients, or lacks a class of the images.
     """
@@ -87,13 +107,19 @@ def library_teacher(name: str, description: DatasetDescription, device: torch.de
         raise UserError(f"{name} has no gradients: name the network of which it was exported")
     first = matched_classes(description.class_names, found.class_names, classes, name)
     if len({*first}) != len(first):
-        raise UserError(f"several classes of '{description.name}' are one of {name}: give it one folder")
+        raise UserError(
+            f"several classes of '{description.name}' are one of {name}: give it one folder"
+        )
     order = [*first, *sorted({*range(classes)} - {*first})]
-    return _frozen(_Reordered(network, order), digest_of([name, found.version, network.state_dict()]), device)
+    return _frozen(
+        _Reordered(network, order), digest_of([name, found.version, network.state_dict()]), device
+    )
 
 
 class _Reordered(nn.Module):
-    """A network whose logits [B, K] come in another order, those of the classes of the images first."""
+    """A network whose logits [B, K] come in another order, those of the classes of the images
+    first.
+    """
 
     def __init__(self, network: nn.Module, order: list[int]) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""One update of the weights: noise, attack, loss and gradient of a batch, in micro-batches where it is large."""
+"""One update of the weights: noise, attack, loss and gradient of a batch, in micro-batches where it
+is large.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,8 +20,9 @@ from smoothadv.training.teacher import Teacher
 
 
 def no_sums(device: torch.device, terms: int = 0) -> torch.Tensor:
-    """The sums over no examples, float64 [5 + terms]: the loss, how many were correct, of how many; both before the
-    attack; and the terms of the loss. They are on the device, since reading them makes it wait.
+    """The sums over no examples, float64 [5 + terms]: the loss, how many were correct, of how many;
+    both before the attack; and the terms of the loss. They are on the device, since reading them
+    makes it wait.
     """
     return torch.zeros(5 + terms, dtype=torch.float64, device=device)
 
@@ -27,37 +30,57 @@ def no_sums(device: torch.device, terms: int = 0) -> torch.Tensor:
 def sums_of(outcome: Outcome, terms: Sequence[str]) -> torch.Tensor:
     """The sums over the examples of one outcome, which has these ``terms``: as ``no_sums``."""
     sums = no_sums(outcome.loss.device, len(terms))
-    for place, part in zip((0, *range(5, len(sums))), (outcome.loss, *(outcome.terms[name] for name in terms))):
+    for place, part in zip(
+        (0, *range(5, len(sums))), (outcome.loss, *(outcome.terms[name] for name in terms))
+    ):
         sums[place] = part.detach().double() * outcome.examples
-    counts = outcome.correct, outcome.examples, outcome.unattacked_correct, outcome.unattacked_examples
+    counts = (
+        outcome.correct,
+        outcome.examples,
+        outcome.unattacked_correct,
+        outcome.unattacked_examples,
+    )
     for place, count in enumerate(counts, start=1):
-        sums[place].add_(0 if count is None else count)  # to assign would copy a number from the host, and wait
+        sums[place].add_(
+            0 if count is None else count
+        )  # to assign would copy a number from the host, and wait
     return sums
 
 
 def means(sums: list[float], terms: Sequence[str] = ()) -> dict[str, float]:
-    """Loss, accuracy, accuracy before the attack and the ``terms`` as means over examples; nan where there are none."""
+    """Loss, accuracy, accuracy before the attack and the ``terms`` as means over examples; nan
+    where there are none.
+    """
     loss, correct, examples, *unattacked = sums[:5]
-    ratios = {"loss": (loss, examples), "accuracy": (correct, examples), "unattacked_accuracy": unattacked}
+    ratios = {
+        "loss": (loss, examples),
+        "accuracy": (correct, examples),
+        "unattacked_accuracy": unattacked,
+    }
     ratios |= {name: (part, examples) for name, part in zip(terms, sums[5:])}
     return {name: part / whole if whole else math.nan for name, (part, whole) in ratios.items()}
 
 
 @dataclass(frozen=True)
 class Address:
-    """Identifies an update. Its random numbers are functions of this, so that no generator state need be saved."""
+    """Identifies an update. Its random numbers are functions of this, so that no generator state
+    need be saved.
+    """
 
     seed: int
     epoch: int
     step: int
 
-    def generator(self, device: torch.device | str, purpose: Purpose, *more: int) -> torch.Generator:
+    def generator(
+        self, device: torch.device | str, purpose: Purpose, *more: int
+    ) -> torch.Generator:
         return derive_generator(device, self.seed, self.epoch, self.step, *more, purpose)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs(Batch):
-    """What an update reads beside the model: this process's part of a batch of ``whole`` images in all processes.
+    """What an update reads beside the model: this process's part of a batch of ``whole`` images in
+    all processes.
 
     ``weight`` multiplies the loss: a number, or a tensor [] on the device.
     """
@@ -71,8 +94,8 @@ class Inputs(Batch):
 class Update:
     """Updates ``model``, already on its device, with ``optimizer``.
 
-    Gradients are computed for ``images_at_a_time`` images with all their copies.
-    ``example`` [B, C, H, W] holds images of the dataset: on them the form of the model that is attacked is checked.
+    Gradients are computed for ``images_at_a_time`` images with all their copies. ``example`` [B, C,
+    H, W] holds images of the dataset: on them the form of the model that is attacked is checked.
     """
 
     model: nn.Module
@@ -89,7 +112,9 @@ class Update:
         # An attack may see one copy of each image, or all.
         shapes = {self.images_at_a_time, self.images_at_a_time * self.objective.copies}
         self.forward = self.execution.compiled(self.model, shapes)
-        self._form = attacked_form(self.model, example, CONVOLUTION_DTYPES[self.execution.precision])
+        self._form = attacked_form(
+            self.model, example, CONVOLUTION_DTYPES[self.execution.precision]
+        )
         # For evaluation, whose batches have other shapes than those compiled for.
         self.attacked_uncompiled = self.model if self._form is None else self._form
         self.attacked = self.execution.compiled(self.attacked_uncompiled, shapes)
@@ -100,7 +125,9 @@ class Update:
     def _always_attacks(self) -> bool:
         """Whether the objective may attack where its epsilon, which it does not define, is 0."""
         kind = type(self.objective)
-        is_own = kind.attacked is not Objective.attacked or kind.adversarial is not Objective.adversarial
+        is_own = (
+            kind.attacked is not Objective.attacked or kind.adversarial is not Objective.adversarial
+        )
         return is_own and kind.epsilon is Objective.epsilon
 
     def refresh_attacked(self) -> None:
@@ -118,10 +145,11 @@ class Update:
         weight: float,
         indices: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Update on images [b, C, H, W], which are ``part`` of a batch of ``whole`` images in all processes.
+        """Update on images [b, C, H, W], which are ``part`` of a batch of ``whole`` images in all
+        processes.
 
-        ``weight`` multiplies the loss. ``indices`` int64 [b] of the images are for the votes of a teacher. Returns the
-        sums over this process's noisy copies, as ``no_sums``.
+        ``weight`` multiplies the loss. ``indices`` int64 [b] of the images are for the votes of a
+        teacher. Returns the sums over this process's noisy copies, as ``no_sums``.
         """
         self.model.train()
         self.processes.share_buffers(self.model)
@@ -132,22 +160,28 @@ class Update:
         further: dict[str, Any] = {} if self.teacher is None else self.teacher.supplies(indices)
         if self.objective.uniforms:
             further["uniforms"] = draw_uniforms(whole, self.objective.uniforms, generator)[part]
-        sums = self.compute(Inputs(**{**vars(batch), **further}, whole=whole, address=address, weight=weight))
+        sums = self.compute(
+            Inputs(**{**vars(batch), **further}, whole=whole, address=address, weight=weight)
+        )
         if self.processes.size > 1:
             self.processes.average_gradients(self.model)
             self.optimizer.step()
         return sums
 
     def seeded(self, inputs: Inputs) -> torch.Generator:
-        """Seed layers that draw random numbers, like dropout; returns the generator of the attack."""
+        """Seed layers that draw random numbers, like dropout; returns the generator of the
+        attack.
+        """
         address, rank = inputs.address, self.processes.rank
         torch.manual_seed(address.generator("cpu", Purpose.LAYERS, rank).initial_seed())
         return address.generator(self.device, Purpose.ATTACK_CHOICES, rank)
 
     def computed(self, inputs: Inputs, choices: torch.Generator | None = None) -> torch.Tensor:
-        """Compute this process's gradients, and update the weights if it is the only one; returns the sums.
+        """Compute this process's gradients, and update the weights if it is the only one; returns
+        the sums.
 
-        Nothing here looks at the values of a tensor. ``choices`` is the attack's generator, if it is seeded already.
+        Nothing here looks at the values of a tensor. ``choices`` is the attack's generator, if it
+        is seeded already.
         """
         choices = self.seeded(inputs) if choices is None else choices
         if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0 or self._always_attacks:
@@ -157,9 +191,12 @@ class Update:
         starts = range(0, len(inputs.images), self.images_at_a_time)
         for start in starts:
             batch = inputs.part(slice(start, start + starts.step))
-            # Makes the loss a mean over all images of the batch: later the processes' gradients are averaged.
+            # Makes the loss a mean over all images of the batch: later the processes' gradients are
+            # averaged.
             share = len(batch.images) * self.processes.size / inputs.whole
-            with self.execution.autocast(self.device):  # its copies of weights end with it, within a CUDA graph
+            with self.execution.autocast(
+                self.device
+            ):  # its copies of weights end with it, within a CUDA graph
                 outcome = self.objective.on_batch(self.forward, batch, choices, self.attacked)
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
             sums.append(sums_of(outcome, self.objective.TERMS))

@@ -1,4 +1,6 @@
-"""Votes of a classifier on noisy copies of training images: for data policies, and of a frozen teacher."""
+"""Votes of a classifier on noisy copies of training images: for data policies, and of a frozen
+teacher.
+"""
 
 from collections.abc import Callable, Generator, Iterator
 
@@ -28,11 +30,13 @@ def count_votes(
     for_labels: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> np.ndarray:
-    """The votes int64 [n, K] of ``draws`` noisy copies of each of the images ``indices`` [n], without augmentation.
+    """The votes int64 [n, K] of ``draws`` noisy copies of each of the images ``indices`` [n],
+    without augmentation.
 
-    ``for_labels`` returns those for the images' labels alone, [n, 1]. The noise of an image is a function of ``noise``
-    and its index. Processes share the images; ``batch`` is the number of noisy images in a pass of ``classifier``.
-    ``check`` is called now and then, and may raise an exception.
+    ``for_labels`` returns those for the images' labels alone, [n, 1]. The noise of an image is a
+    function of ``noise`` and its index. Processes share the images; ``batch`` is the number of
+    noisy images in a pass of ``classifier``. ``check`` is called now and then, and may raise an
+    exception.
     """
     classes = images.description.num_classes
     votes = torch.zeros(len(indices), 1 if for_labels else classes, dtype=torch.int64)
@@ -45,9 +49,15 @@ def count_votes(
             check()
             for index, image, label in zip(some.tolist(), loaded, labels.tolist()):
                 chosen = slice(label, label + 1) if for_labels else slice(None)
-                yield Poll(image, noise.stream(index, device, Purpose.TRAINING_VOTES), _answer(draws, chosen))
+                yield Poll(
+                    image,
+                    noise.stream(index, device, Purpose.TRAINING_VOTES),
+                    _answer(draws, chosen),
+                )
 
-    shown = Progress(total=len(own), desc=doing, unit=" images", quiet=not processes.is_first, leave=False)
+    shown = Progress(
+        total=len(own), desc=doing, unit=" images", quiet=not processes.is_first, leave=False
+    )
     with shown, torch.inference_mode():
         for place, result in enumerate(counter.run(polls()), start=part.start):
             votes[place] = torch.from_numpy(result.outcome)

@@ -1,7 +1,8 @@
-"""Trains every model of a process with another seed than is asked for: the sum of that and ``SMOOTHADV_TEST_SEED``.
+"""Trains every model of a process with another seed than is asked for: the sum of that and
+``SMOOTHADV_TEST_SEED``.
 
-Python runs this file at the start of each process that has its folder in PYTHONPATH. Nothing is loaded before it is
-needed. Recipes, logs and checkpoints name the seed that was asked for.
+Python runs this file at the start of each process that has its folder in PYTHONPATH. Nothing is
+loaded before it is needed. Recipes, logs and checkpoints name the seed that was asked for.
 """
 
 import importlib.abc
@@ -14,7 +15,9 @@ ADDED = int(os.environ.get("SMOOTHADV_TEST_SEED", 0))
 
 
 def reseed_first_weights(module: ModuleType) -> None:
-    """smoothadv.training.job derives all generators from the seed of a request: those of new networks."""
+    """smoothadv.training.job derives all generators from the seed of a request: those of new
+    networks.
+    """
     derive = module.derive_generator
     module.derive_generator = lambda device, seed: derive(device, seed + ADDED)
 
@@ -31,9 +34,14 @@ def reseed_run(module: ModuleType) -> None:
 
 
 class Reseeder(importlib.abc.MetaPathFinder):
-    """Finds the two modules that read the seed of a training, and changes them once they are loaded."""
+    """Finds the two modules that read the seed of a training, and changes them once they are
+    loaded.
+    """
 
-    changes = {"smoothadv.training.job": reseed_first_weights, "smoothadv.training.loop": reseed_run}
+    changes = {
+        "smoothadv.training.job": reseed_first_weights,
+        "smoothadv.training.loop": reseed_run,
+    }
 
     def find_spec(self, name: str, path: object, target: object = None) -> object:
         if name not in self.changes:

@@ -1,1 +1,3 @@
-"""What the analyses share: finding and reading logs, hyper-parameters, statistics, tables and the style of figures."""
+"""What the analyses share: finding and reading logs, hyper-parameters, statistics, tables and the
+style of figures.
+"""

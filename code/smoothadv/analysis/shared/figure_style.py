@@ -1,4 +1,6 @@
-"""One style for all figures: colours that differ in lightness, line styles, markers, and where legends go."""
+"""One style for all figures: colours that differ in lightness, line styles, markers, and where
+legends go.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,24 @@ Line2D: TypeAlias = "lines.Line2D"
 SYMBOLS = {"sigma": "σ", "epsilon": "ε"}
 """The letters of the papers for hyper-parameters whose names tables spell out."""
 
-# Distinct to colour-blind readers (Wong, 2011); printed grey, markers and line styles distinguish them.
+# Distinct to colour-blind readers (Wong, 2011); printed grey, markers and line styles distinguish
+# them.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7A5C00")
 # One fewer than colours, so that the pairs differ for 56 curves.
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _MARKS_PER_CURVE = 5
-_INSIDE: dict[str, Any] = {"loc": "upper right", "framealpha": 0.85, "edgecolor": "none", "handlelength": 3}
-_BELOW: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": "small", "handlelength": 3.4}
+_INSIDE: dict[str, Any] = {
+    "loc": "upper right",
+    "framealpha": 0.85,
+    "edgecolor": "none",
+    "handlelength": 3,
+}
+_BELOW: dict[str, Any] = {
+    "loc": "outside lower center",
+    "frameon": False,
+    "fontsize": "small",
+    "handlelength": 3.4,
+}
 _ENTRIES_INSIDE = 6
 _CHARACTERS_INSIDE = 28
 _CHARACTERS_BESIDE_ANOTHER = 32
@@ -52,17 +65,24 @@ def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
 def looks(count: int) -> list[dict[str, Any]]:
     """Line properties for ``count`` curves: a colour and a marker each."""
     pairs = zip(cycle(_COLOURS), cycle(_MARKERS), range(count))
-    return [{"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 1.6} for colour, marker, _ in pairs]
+    return [
+        {"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 1.6}
+        for colour, marker, _ in pairs
+    ]
 
 
 def mark_every(corners: int, position: int, curves: int) -> tuple[int, int]:
-    """Which points of a curve get markers, as (first, step); shifted by curve so that markers do not overlap."""
+    """Which points of a curve get markers, as (first, step); shifted by curve so that markers do
+    not overlap.
+    """
     step = max(1, corners // _MARKS_PER_CURVE)
     return (position * max(1, step // curves) % step, step)
 
 
 def save(figure: Figure, file: BinaryIO, kind: str, salt: str = "smoothadv") -> None:
-    """Write a figure as "png", "pdf" or "svg". Equal figures give equal bytes: without dates, names by ``salt``."""
+    """Write a figure as "png", "pdf" or "svg". Equal figures give equal bytes: without dates, names
+    by ``salt``.
+    """
     import matplotlib
 
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
@@ -71,8 +91,9 @@ def save(figure: Figure, file: BinaryIO, kind: str, salt: str = "smoothadv") -> 
 
 
 def as_element(figure: Figure, salt: str) -> str:
-    """The figure as an SVG element of an HTML page, in which data-curve and data-entry number its curves and the
-    entries of its legend. ``salt`` makes the names in it differ from those in other figures."""
+    """The figure as an SVG element of an HTML page, in which data-curve and data-entry number its
+    curves and the entries of its legend. ``salt`` makes the names in it differ from those in other
+    figures."""
     from matplotlib import rc_context
 
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
@@ -82,30 +103,41 @@ def as_element(figure: Figure, salt: str) -> str:
         save(figure, content, "svg", salt)
     # In text, matplotlib writes &lt; for < and &gt; for >.
     inside = content.getvalue().decode().partition("<svg")[2].partition(">")[2]
-    inside = re.sub("<(metadata|style).*?</(metadata|style)>|<!--.*?-->", "", inside, flags=re.DOTALL)
+    inside = re.sub(
+        "<(metadata|style).*?</(metadata|style)>|<!--.*?-->", "", inside, flags=re.DOTALL
+    )
     inside = re.sub(r'<g id="(curve|entry)-(\d+)-\d+"', r'<g data-\1="\2"', inside)
     width, height = 72 * figure.get_size_inches()
-    return f'<svg viewBox="0 0 {width:g} {height:g}" style="min-width: {0.8 * width:g}px">' + re.sub(
-        r'<g id="[^"]*"', "<g", inside
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" style="min-width: {0.8 * width:g}px">'
+        + re.sub(r'<g id="[^"]*"', "<g", inside)
     )
 
 
 def readings(figure: Figure) -> list[dict[str, Any]]:
     """What a figure that was drawn says at which place, for each panel with curves.
 
-    ``box`` is the panel's left and lower end, width and height, as parts of the figure's; ``ends`` are those of its two
-    axes; ``title`` is of the horizontal one, ``x`` are places on it: the points of curves, or round numbers if all are
-    steps. ``curves`` are numbers, labels and values of four digits at these places, None where a curve has no point.
+    ``box`` is the panel's left and lower end, width and height, as parts of the figure's; ``ends``
+    are those of its two axes; ``title`` is of the horizontal one, ``x`` are places on it: the
+    points of curves, or round numbers if all are steps. ``curves`` are numbers, labels and values
+    of four digits at these places, None where a curve has no point.
     """
     panels = []
     for axes in figure.axes:
         if lines := [line for line in axes.get_lines() if line.get_gid()]:
             points = [line.get_xdata() for line in lines if line.get_drawstyle() == "default"]
             x = np.unique(np.concatenate(points)) if points else round_numbers(axes.get_xlim()[1])
-            panel = {"box": axes.get_position().bounds, "ends": [*axes.get_xlim(), *axes.get_ylim()], "x": x.tolist()}
-            panel["title"] = axes.get_xlabel().replace("$", "").replace("\\ell_", "l").replace("\\infty", "_inf")
+            panel = {
+                "box": axes.get_position().bounds,
+                "ends": [*axes.get_xlim(), *axes.get_ylim()],
+                "x": x.tolist(),
+            }
+            panel["title"] = (
+                axes.get_xlabel().replace("$", "").replace("\\ell_", "l").replace("\\infty", "_inf")
+            )
             panel["curves"] = [
-                [int(line.get_gid().split("-")[1]), shown(line.get_label(), None), _values(line, x)] for line in lines
+                [int(line.get_gid().split("-")[1]), shown(line.get_label(), None), _values(line, x)]
+                for line in lines
             ]
             panels.append(panel)
     return panels
@@ -118,8 +150,11 @@ def _values(line: Line2D, places: np.ndarray) -> list[float | None]:
     return [float(f"{value:.4g}") if there else None for value, there in zip(y[corners], known)]
 
 
-def finished(figure: Figure, lines: list[Line2D], labels: tuple[str, str], largest: float, title: str | None) -> Figure:
-    """The figure of one panel with what belongs around its ``lines``: percent upwards, radii to the right.
+def finished(
+    figure: Figure, lines: list[Line2D], labels: tuple[str, str], largest: float, title: str | None
+) -> Figure:
+    """The figure of one panel with what belongs around its ``lines``: percent upwards, radii to the
+    right.
 
     ``labels`` are those of radii and accuracies; ``largest`` is where the axis of radii ends.
     """
@@ -134,7 +169,9 @@ def finished(figure: Figure, lines: list[Line2D], labels: tuple[str, str], large
 
 
 def add_title(put: Callable[[str], object], title: str | None) -> None:
-    """``put`` a title where it belongs; $...$ in it is mathematics, UserError if that cannot be parsed."""
+    """``put`` a title where it belongs; $...$ in it is mathematics, UserError if that cannot be
+    parsed.
+    """
     if not title:
         return
     from matplotlib.mathtext import MathTextParser
@@ -148,10 +185,12 @@ def add_title(put: Callable[[str], object], title: str | None) -> None:
 
 
 def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool = True) -> None:
-    """A legend at the upper right, which falling curves leave free, or below the axes if it would cover curves there.
+    """A legend at the upper right, which falling curves leave free, or below the axes if it would
+    cover curves there.
 
-    A label may be any text: nothing in it is parsed as mathematics. In SVG, the groups entry-2-0 and entry-2-1 are the
-    parts of entry 2, and curve-2-0, curve-2-1 ... what was drawn under its label.
+    A label may be any text: nothing in it is parsed as mathematics. In SVG, the groups entry-2-0
+    and entry-2-1 are the parts of entry 2, and curve-2-0, curve-2-1 ... what was drawn under its
+    label.
     """
     labels = [_legible(shown(str(handle.get_label()), None)) for handle in handles]
     blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
@@ -165,7 +204,9 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.19 * -(-lines // columns))
     drawn = [artist for axes in figure.axes for artist in axes.get_children()]
-    for number, (handle, key, text) in enumerate(zip(handles, legend.get_lines(), legend.get_texts())):
+    for number, (handle, key, text) in enumerate(
+        zip(handles, legend.get_lines(), legend.get_texts())
+    ):
         text.set_text(labels[number])
         text.set_parse_math(False)
         curve = [artist for artist in drawn if artist.get_label() == handle.get_label()]
@@ -175,23 +216,33 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
 
 
 def _legible(label: str) -> str:
-    """A label with the letters of the papers in place of the names of hyper-parameters; a long one on several lines,
-    broken after a slash where there is one."""
-    lines, rest = [], re.sub(rf"\b({'|'.join(SYMBOLS)})(?= = )", lambda match: SYMBOLS[match[1]], label)
+    """A label with the letters of the papers in place of the names of hyper-parameters; a long one
+    on several lines, broken after a slash where there is one."""
+    lines, rest = (
+        [],
+        re.sub(rf"\b({'|'.join(SYMBOLS)})(?= = )", lambda match: SYMBOLS[match[1]], label),
+    )
     while len(rest) > _CHARACTERS_PER_LINE:
-        cut = max(rest.rfind(mark, 0, _CHARACTERS_PER_LINE) for mark in "/ ") + 1 or _CHARACTERS_PER_LINE
+        cut = (
+            max(rest.rfind(mark, 0, _CHARACTERS_PER_LINE) for mark in "/ ") + 1
+            or _CHARACTERS_PER_LINE
+        )
         lines.append(rest[:cut])
         rest = rest[cut:]
     return "\n".join([*lines, rest])
 
 
 def draw_steps(
-    axes: Axes, curves: Sequence[tuple[str, np.ndarray, np.ndarray]], looks: Iterable[dict[str, Any]], largest: float
+    axes: Axes,
+    curves: Sequence[tuple[str, np.ndarray, np.ndarray]],
+    looks: Iterable[dict[str, Any]],
+    largest: float,
 ) -> list[Line2D]:
-    """Curves (label, ascending radii, accuracies as fractions) that hold up to the radius on their right.
+    """Curves (label, ascending radii, accuracies as fractions) that hold up to the radius on their
+    right.
 
-    At least one corner of each gets a marker, and as many in each part of an axis that ends at ``largest``, however
-    short the curve; shifted by curve so that markers do not overlap.
+    At least one corner of each gets a marker, and as many in each part of an axis that ends at
+    ``largest``, however short the curve; shifted by curve so that markers do not overlap.
     """
     lines: list[Line2D] = []
     step = (largest or 1.0) / _MARKS_PER_CURVE
@@ -199,5 +250,7 @@ def draw_steps(
         shift = (position + 0.5) / len(curves)
         marks = np.searchsorted(radii, step * (np.arange(_MARKS_PER_CURVE) + shift))
         placed = np.unique(marks[marks < len(radii)]).tolist() or [int(len(radii) * shift)]
-        lines += axes.step(radii, 100 * accuracies, where="pre", label=label, **{"markevery": placed, **look})
+        lines += axes.step(
+            radii, 100 * accuracies, where="pre", label=label, **{"markevery": placed, **look}
+        )
     return lines

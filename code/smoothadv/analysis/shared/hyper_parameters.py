@@ -1,8 +1,8 @@
 """What made a log: hyper-parameters from its manifest or else from its path, each with its source.
 
 The paths understood are those of the released logs, like
-``PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25`` and
-``N10000/PGD_0.250/num_128/predictions``.
+``PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25``
+and ``N10000/PGD_0.250/num_128/predictions``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,14 @@ FIELDS = {
     "epsilon": "epsilon",
     "num_steps": "T",
     "num_noise_vec": "m",
-    **{name: name.replace("_", " ") for name in ("lambda", "eta", "step_size", "attack_from_epoch", "transfer")},
-    **{name: name.replace("_", " ") for name in ("choose_from_epoch", "drop_below", "resample_every", "optimizer")},
+    **{
+        name: name.replace("_", " ")
+        for name in ("lambda", "eta", "step_size", "attack_from_epoch", "transfer")
+    },
+    **{
+        name: name.replace("_", " ")
+        for name in ("choose_from_epoch", "drop_below", "resample_every", "optimizer")
+    },
     **{"teacher": "teacher", "teacher_draws": "teacher draws"},
     "gradient": "gradient",
     "restarts": "restarts",
@@ -42,16 +48,30 @@ FIELDS = {
     "alpha": "alpha",
     "method": "procedure",
 }
-"""Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and num_noise_vec are
-those of the training; in a prediction log, those of the attack on its images."""
+"""Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and
+num_noise_vec are those of the training; in a prediction log, those of the attack on its images."""
 _OF_OBJECTIVES = {
-    **{"regularization": "lambda", "noise_epsilon": "epsilon", "mix_steps": "num_steps", "noise_steps": "num_steps"},
+    **{
+        "regularization": "lambda",
+        "noise_epsilon": "epsilon",
+        "mix_steps": "num_steps",
+        "noise_steps": "num_steps",
+    },
     **dict.fromkeys(("mix_step_size", "noise_step_size"), "step_size"),
     **{name: name for name in ("eta", "attack_from_epoch", "transfer")},
 }
-_OF_POLICIES = {"from_epoch": "choose_from_epoch", "drop_below": "drop_below", "resample_every": "resample_every"}
+_OF_POLICIES = {
+    "from_epoch": "choose_from_epoch",
+    "drop_below": "drop_below",
+    "resample_every": "resample_every",
+}
 # What sweeps call the folders of objectives, beside "gaussian" and those of SmoothAdv.
-_FOLDERS = {"stability": "Stability", "macer": "Macer", "consistency": "Consistency", "smoothmix": "SmoothMix"}
+_FOLDERS = {
+    "stability": "Stability",
+    "macer": "Macer",
+    "consistency": "Consistency",
+    "smoothmix": "SmoothMix",
+}
 _FOLDERS |= {"cat-rs": "CatRS", "acr-weakness": "AcrWeakness", "distillation": "Distillation"}
 
 _SENSIBLE: dict[str, Callable[[Any], bool]] = {
@@ -60,14 +80,34 @@ _SENSIBLE: dict[str, Callable[[Any], bool]] = {
     "alpha": lambda value: 0 < value < 1,
 }
 """What certificates depend on: a manifest must state these."""
-_NUMBERS = {"sigma", "N", "alpha", "noise", "epsilon", "num_steps", "num_noise_vec", "restarts", "dimension"}
+_NUMBERS = {
+    "sigma",
+    "N",
+    "alpha",
+    "noise",
+    "epsilon",
+    "num_steps",
+    "num_noise_vec",
+    "restarts",
+    "dimension",
+}
 _NUMBERS |= {"teacher_draws", *_OF_OBJECTIVES.values(), *_OF_POLICIES.values()}
-_GRADIENTS = {"plug_in": "plug-in", "PlugIn": "plug-in", "expected_loss": "expected loss", "Stein": "gradient-free"}
+_GRADIENTS = {
+    "plug_in": "plug-in",
+    "PlugIn": "plug-in",
+    "expected_loss": "expected loss",
+    "Stein": "gradient-free",
+}
 _PUBLISHED = {"N": 100_000, "alpha": 0.001}
 _NOMINAL: dict[ParameterValue, ParameterValue] = {127 / 256: 0.5, 255 / 256: 1.0}
 """What the paper calls the epsilons of released models."""
 # Only for logs without a manifest that states the shape of the images, such as the released ones.
-_DIMENSIONS = {"cifar10": 3 * 32 * 32, "imagenet32": 3 * 32 * 32, "imagenet": 3 * 224 * 224, "digits": 8 * 8}
+_DIMENSIONS = {
+    "cifar10": 3 * 32 * 32,
+    "imagenet32": 3 * 32 * 32,
+    "imagenet": 3 * 224 * 224,
+    "digits": 8 * 8,
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +128,9 @@ class Parameters:
 
     @property
     def n(self) -> int:
-        """The number of draws per input, or the largest number: the published one where it is unknown."""
+        """The number of draws per input, or the largest number: the published one where it is
+        unknown.
+        """
         return int(self.number("N") or _PUBLISHED["N"])
 
     @property
@@ -108,7 +150,9 @@ class Parameters:
 
     def replaced(self, name: str, value: ParameterValue, source: str) -> Parameters:
         """A copy in which one hyper-parameter has another value, from another source."""
-        return Parameters({**self.values, name: value}, {**self.sources, name: source}, self.manifest)
+        return Parameters(
+            {**self.values, name: value}, {**self.sources, name: source}, self.manifest
+        )
 
     @property
     def dimension(self) -> int | None:
@@ -121,10 +165,11 @@ class Parameters:
 
 
 def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
-    """Hyper-parameters of a log; its ``kind`` is "certification" or "prediction". ``stated`` ones win.
+    """Hyper-parameters of a log; its ``kind`` is "certification" or "prediction". ``stated`` ones
+    win.
 
-    In a prediction log the attack is the one on its images; of a certification log, an unknown n or alpha is the
-    published one.
+    In a prediction log the attack is the one on its images; of a certification log, an unknown n or
+    alpha is the published one.
     """
     is_certification = kind == "certification"
     values: dict[str, ParameterValue] = {}
@@ -138,7 +183,9 @@ def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -
     enter(stated, "stated")
     manifest = read_manifest(path)
     if manifest is not None:
-        from_manifest = _from_certification_manifest if is_certification else _from_prediction_manifest
+        from_manifest = (
+            _from_certification_manifest if is_certification else _from_prediction_manifest
+        )
         enter(from_manifest(manifest["settings"]), "manifest")
         return Parameters(values, sources, manifest)
     # From the file upwards: the innermost folder that states a value is the closest to the log.
@@ -167,7 +214,9 @@ def _is_sensible(name: str, value: Any) -> bool:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a log, None if it has none; UserError if it cannot be one, or lacks what certificates need."""
+    """The manifest of a log, None if it has none; UserError if it cannot be one, or lacks what
+    certificates need.
+    """
     manifest = manifest_beside(path)
     if manifest and (missing := [name for name in _SENSIBLE if name not in manifest["settings"]]):
         raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
@@ -176,8 +225,15 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
     recipes = settings.get("training")  # one, or of an ensemble those of all members
-    members = [_from_recipe(_mapping(one)) for one in (recipes if recipes and isinstance(recipes, list) else [recipes])]
-    common = {name: value for name, value in members[0].items() if all(other.get(name) == value for other in members)}
+    members = [
+        _from_recipe(_mapping(one))
+        for one in (recipes if recipes and isinstance(recipes, list) else [recipes])
+    ]
+    common = {
+        name: value
+        for name, value in members[0].items()
+        if all(other.get(name) == value for other in members)
+    }
     return {**_shared_settings(settings), **common}
 
 
@@ -199,8 +255,12 @@ def _from_recipe(recipe: dict[str, Any]) -> dict[str, ParameterValue]:
     }
 
 
-def _training_of_recipe(recipe: dict[str, Any], objective: dict[str, Any], attack: dict[str, Any]) -> str | None:
-    """The name of the training in the form of ``_training``; that of the attack is in it if the objective has one."""
+def _training_of_recipe(
+    recipe: dict[str, Any], objective: dict[str, Any], attack: dict[str, Any]
+) -> str | None:
+    """The name of the training in the form of ``_training``; that of the attack is in it if the
+    objective has one.
+    """
     name = objective.get("name")
     if isinstance(name, str) and isinstance(attack.get("name"), str):
         noise = objective.get("noise_sd")
@@ -209,8 +269,15 @@ def _training_of_recipe(recipe: dict[str, Any], objective: dict[str, Any], attac
             name = f"vanilla {attack['name']}" + (" + noise" if noise else "") if known else None
         else:
             name = f"{name}-{attack['name']}{_beta(attack)}"
-    extras = [("pre-training", "pretrained_sha256"), ("self-training", "pseudo_labelled_fingerprint")]
-    return " + ".join([name, *(extra for extra, key in extras if key in recipe)]) if isinstance(name, str) else None
+    extras = [
+        ("pre-training", "pretrained_sha256"),
+        ("self-training", "pseudo_labelled_fingerprint"),
+    ]
+    return (
+        " + ".join([name, *(extra for extra, key in extras if key in recipe)])
+        if isinstance(name, str)
+        else None
+    )
 
 
 def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
@@ -231,11 +298,17 @@ def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, ParameterVa
 
 
 def _of_attack(attack: dict[str, Any]) -> dict[str, ParameterValue]:
-    return {"attack": attack.get("name"), "epsilon": attack.get("epsilon"), "num_steps": attack.get("num_steps")}
+    return {
+        "attack": attack.get("name"),
+        "epsilon": attack.get("epsilon"),
+        "num_steps": attack.get("num_steps"),
+    }
 
 
 def _beta(attack: dict[str, Any]) -> str:
-    """What to say of the softmax's inverse temperature in an attack's gradients, if it is not that of the paper."""
+    """What to say of the softmax's inverse temperature in an attack's gradients, if it is not that
+    of the paper.
+    """
     estimator = _mapping(attack.get("estimator"))
     return f", beta = {estimator.get('beta')}" if estimator.get("name") == "PlugIn" else ""
 
@@ -245,17 +318,28 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _shared_settings(settings: dict[str, Any]) -> dict[str, ParameterValue]:
-    shared = {name: settings.get(name) for name in ("dataset", "split", "arch", "sigma", "N", "alpha")}
+    shared = {
+        name: settings.get(name) for name in ("dataset", "split", "arch", "sigma", "N", "alpha")
+    }
     denoiser = _mapping(settings.get(DENOISER))
-    return {**shared, "denoiser": f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}" if denoiser else None}
+    return {
+        **shared,
+        "denoiser": f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
+        if denoiser
+        else None,
+    }
 
 
 def released_epsilon(text: str) -> float:
-    """The l2 norm on [0, 1] images that a released name states: whole numbers count in 1/256, as the code did."""
+    """The l2 norm on [0, 1] images that a released name states: whole numbers count in 1/256, as
+    the code did.
+    """
     return float(text) if "." in text else int(text) / 256
 
 
-def _one(name: str, convert: Callable[[str], ParameterValue]) -> Callable[[re.Match[str]], dict[str, ParameterValue]]:
+def _one(
+    name: str, convert: Callable[[str], ParameterValue]
+) -> Callable[[re.Match[str]], dict[str, ParameterValue]]:
     return lambda match: {name: convert(match[1])}
 
 
@@ -284,7 +368,10 @@ _PREDICTION_PARTS = [
     (r"^base$", lambda m: {"gradient": "base classifier"}),
     (r"^(PGD|DDN)_(\d+\.\d+)$", lambda m: {"attack": m[1], "epsilon": float(m[2])}),
     # What the released predict.py itself writes counts in 1/256.
-    (rf"^(PGD|DDN)_{_PARTS}(?:_base|{_DRAWS})$", lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256}),
+    (
+        rf"^(PGD|DDN)_{_PARTS}(?:_base|{_DRAWS})$",
+        lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256},
+    ),
     (rf"^(?:PGD|DDN)_{_PARTS}_base$", lambda m: {"gradient": "base classifier"}),
     (rf"^(?:PGD|DDN)_{_PARTS}{_DRAWS}$", lambda m: {"num_noise_vec": int(m[2])}),
 ]
@@ -294,14 +381,22 @@ _OF_ATTACKS = re.compile(r"(?:PGD|DDN)_\d.*|num_\d+|base|N_?\d+.*|predictions")
 
 
 def path_without_attack(path: Path) -> tuple[str, ...]:
-    """The parts of a prediction log's path that do not describe its attack: they identify the model."""
-    return tuple(part for part in path.parts if not _OF_ATTACKS.fullmatch(part.removesuffix(".tsv")))
+    """The parts of a prediction log's path that do not describe its attack: they identify the
+    model.
+    """
+    return tuple(
+        part for part in path.parts if not _OF_ATTACKS.fullmatch(part.removesuffix(".tsv"))
+    )
 
 
 def _training(path: Path, values: dict[str, ParameterValue]) -> str | None:
-    """The name of the training, from values that the path states and from its folders; None if they do not tell it."""
+    """The name of the training, from values that the path states and from its folders; None if they
+    do not tell it.
+    """
     if "without_noise" in path.parts:
-        training = f"vanilla {values.get('attack', 'PGD')}" + (" + noise" if values.get("noise") else "")
+        training = f"vanilla {values.get('attack', 'PGD')}" + (
+            " + noise" if values.get("noise") else ""
+        )
     elif values.get("attack") and "noise" in values:
         training = f"{values.get('objective', 'SmoothAdv')}-{values['attack']}"
     elif values.get("noise"):
@@ -309,12 +404,18 @@ def _training(path: Path, values: dict[str, ParameterValue]) -> str | None:
     else:
         return None
     extras = {"finetune_cifar_from_imagenet": "pre-training", "self_training": "self-training"}
-    told = (extra for start, extra in extras.items() if any(part.startswith(start) for part in path.parts))
+    told = (
+        extra
+        for start, extra in extras.items()
+        if any(part.startswith(start) for part in path.parts)
+    )
     return " + ".join([training, *told])
 
 
 def display(name: str, value: ParameterValue, others: Container[ParameterValue] = ()) -> str:
-    """A hyper-parameter's value as tables and legends show it; ``others`` are values from which it must differ."""
+    """A hyper-parameter's value as tables and legends show it; ``others`` are values from which it
+    must differ.
+    """
     if value is None:
         return "–"
     if name == "epsilon":

@@ -14,12 +14,15 @@ _MOST_COLUMNS = 12
 
 
 def certified_accuracies(table: DataFrame, radii: Iterable[float]) -> np.ndarray:
-    """The share of examples classified correctly with a certified radius of at least r, for each r: float64.
+    """The share of examples classified correctly with a certified radius of at least r, for each r:
+    float64.
 
     acc(r) = mean[predict = label and R >= r] (Cohen et al., section 4; SmoothAdv, section 4).
     """
     certified = np.sort(table["radius"].to_numpy()[table["correct"].to_numpy() == 1])
-    at_least = len(certified) - np.searchsorted(certified, np.asarray(list(radii), dtype=float), side="left")
+    at_least = len(certified) - np.searchsorted(
+        certified, np.asarray(list(radii), dtype=float), side="left"
+    )
     return at_least / len(table)
 
 
@@ -29,8 +32,8 @@ def certified_accuracy(table: DataFrame, radius: float) -> float:
 
 
 def accuracy(table: DataFrame) -> float:
-    """The share of examples classified correctly; an abstention is wrong. Without an attack it is the clean accuracy,
-    which is the certified accuracy at radius 0."""
+    """The share of examples classified correctly; an abstention is wrong. Without an attack it is
+    the clean accuracy, which is the certified accuracy at radius 0."""
     return float(table["correct"].mean())
 
 
@@ -43,16 +46,22 @@ def average_certified_radius(table: DataFrame) -> float:
 
 
 def abstention_rate(table: DataFrame) -> float | None:
-    """The share of abstentions (predict = -1); None of a label-aware log, which counts wrong selections as such."""
+    """The share of abstentions (predict = -1); None of a label-aware log, which counts wrong
+    selections as such.
+    """
     return None if LABEL_AWARE in table else float((table["predict"].to_numpy() == -1).mean())
 
 
-def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float) -> tuple[np.ndarray, np.ndarray]:
-    """Percentile bootstrap intervals over examples of shares measured on ``examples``: lower and upper ends.
+def bootstrap_interval(
+    accuracies: np.ndarray, examples: int, confidence: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Percentile bootstrap intervals over examples of shares measured on ``examples``: lower and
+    upper ends.
 
-    A resampled share is Binomial(examples, share) / examples exactly, so its quantiles need no resampling
-    (Efron, 1979). The intervals cover the choice of test images, for one radius at a time; they do not include the
-    error probability alpha of the certificates. Where none or all of the examples count, the interval has no width.
+    A resampled share is Binomial(examples, share) / examples exactly, so its quantiles need no
+    resampling (Efron, 1979). The intervals cover the choice of test images, for one radius at a
+    time; they do not include the error probability alpha of the certificates. Where none or all of
+    the examples count, the interval has no width.
     """
     from scipy import stats  # takes a second to load
 
@@ -61,25 +70,33 @@ def bootstrap_interval(accuracies: np.ndarray, examples: int, confidence: float)
     return lower, upper
 
 
-def dkw_band(accuracies: np.ndarray, examples: int, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+def dkw_band(
+    accuracies: np.ndarray, examples: int, confidence: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Ends of a band around shares measured on ``examples``, for all radii at once.
 
-    The accuracies at all radii are the survival function of the images' radii, those of a wrong class or an abstention
-    below 0. Formal guarantee: if the images are drawn independently from a population, then with probability at least
-    ``confidence`` its accuracy lies within sqrt(ln(2 / (1 - confidence)) / (2 examples)) of the measured one at every
-    radius (Dvoretzky, Kiefer and Wolfowitz, 1956, with the constant of Massart, 1990). As above, without alpha.
+    The accuracies at all radii are the survival function of the images' radii, those of a wrong
+    class or an abstention below 0. Formal guarantee: if the images are drawn independently from a
+    population, then with probability at least ``confidence`` its accuracy lies within sqrt(ln(2 /
+    (1 - confidence)) / (2 examples)) of the measured one at every radius (Dvoretzky, Kiefer and
+    Wolfowitz, 1956, with the constant of Massart, 1990). As above, without alpha.
     """
     half = math.sqrt(math.log(2 / (1 - confidence)) / (2 * examples))
     return np.maximum(accuracies - half, 0.0), np.minimum(accuracies + half, 1.0)
 
 
-def clopper_pearson_band(accuracies: np.ndarray, examples: int, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+def clopper_pearson_band(
+    accuracies: np.ndarray, examples: int, confidence: float
+) -> tuple[np.ndarray, np.ndarray]:
     """As ``dkw_band``, at all the given radii at once, which must not depend on the images.
 
-    By the union bound: exact intervals, each missed with probability at most (1 - confidence) / their number.
+    By the union bound: exact intervals, each missed with probability at most (1 - confidence) /
+    their number.
     """
     each = 1 - (1 - confidence) / len(accuracies)
-    ends = [binomial_interval(round(share * examples), examples, each) for share in accuracies.tolist()]
+    ends = [
+        binomial_interval(round(share * examples), examples, each) for share in accuracies.tolist()
+    ]
     low, high = np.array(ends).T
     return low, high
 
@@ -88,7 +105,9 @@ BANDS = {"bootstrap": bootstrap_interval, "dkw": dkw_band, "clopper-pearson": cl
 
 
 def default_radii(tables: Iterable[DataFrame], most: int = _MOST_COLUMNS) -> list[float]:
-    """Multiples of 0.25 up to the largest certified radius; larger steps if there are more than ``most``."""
+    """Multiples of 0.25 up to the largest certified radius; larger steps if there are more than
+    ``most``.
+    """
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
     for step in _STEPS:
         count = max(1, int(largest / step))
@@ -103,7 +122,8 @@ def accuracy_curve(table: DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def survival_curve(values: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
-    """The share of ``examples`` of at least each of the ``values`` >= 0 that some of them have, as corners of steps.
+    """The share of ``examples`` of at least each of the ``values`` >= 0 that some of them have, as
+    corners of steps.
 
     Corners ascend from 0; between two of them the share is that at the larger one.
     """
@@ -111,4 +131,7 @@ def survival_curve(values: np.ndarray, examples: int) -> tuple[np.ndarray, np.nd
     # Examples with a value of at least corners[i]: those not among the smaller ones.
     at_least = len(values) - (np.cumsum(counts) - counts)
     end = corners[-1] if len(corners) else 0.0
-    return (np.concatenate(([0.0], corners, [end])), np.concatenate(([len(values)], at_least, [0])) / examples)
+    return (
+        np.concatenate(([0.0], corners, [end])),
+        np.concatenate(([len(values)], at_least, [0])) / examples,
+    )

@@ -1,4 +1,6 @@
-"""Finds and reads logs: files, folders, globs and named groups become tables with names and hyper-parameters."""
+"""Finds and reads logs: files, folders, globs and named groups become tables with names and
+hyper-parameters.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from typing import Any, TypeVar
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters, ParameterValue, parameters_of
 from smoothadv.analysis.shared.plausibility import check_certificates
-from smoothadv.analysis.shared.procedure import is_on_grid, prediction_names, procedure_names, with_method
+from smoothadv.analysis.shared.procedure import (
+    is_on_grid,
+    prediction_names,
+    procedure_names,
+    with_method,
+)
 from smoothadv.analysis.shared.table_formats import Label
 from smoothadv.errors import UserError, shown
 from smoothadv.progress import Progress
@@ -29,12 +36,14 @@ _READ_BY = {
 
 @dataclass(frozen=True)
 class Log:
-    """A log's ``table`` (see ``readers``), a ``name`` that is short yet unique, and its hyper-parameters.
+    """A log's ``table`` (see ``readers``), a ``name`` that is short yet unique, and its
+    hyper-parameters.
 
-    ``group`` is the name given on the command line (NAME=LOG: it is ``grouped``), else the folder or glob in which the
-    log was found, "" for a log that was named itself. ``notes`` are sentences that a reader of its numbers should know.
-    ``images`` is what people call the images that it is about, "" where all logs that were read are about the same
-    ones; likewise ``procedure``, of a prediction log only whether it is of the k most probable classes.
+    ``group`` is the name given on the command line (NAME=LOG: it is ``grouped``), else the folder
+    or glob in which the log was found, "" for a log that was named itself. ``notes`` are sentences
+    that a reader of its numbers should know. ``images`` is what people call the images that it is
+    about, "" where all logs that were read are about the same ones; likewise ``procedure``, of a
+    prediction log only whether it is of the k most probable classes.
     """
 
     name: str
@@ -49,7 +58,9 @@ class Log:
 
     @property
     def is_on_grid(self) -> bool:
-        """Whether its radii are the largest of a grid that were certified, not the largest that could have been."""
+        """Whether its radii are the largest of a grid that were certified, not the largest that
+        could have been.
+        """
         return is_on_grid(self.table, self.parameters)
 
     @property
@@ -59,9 +70,13 @@ class Log:
 
     @property
     def progress(self) -> str:
-        """ "36 of 180, unfinished" if it is known to lack images that were selected for it, else ""."""
+        """ "36 of 180, unfinished" if it is known to lack images that were selected for it, else
+        "".
+        """
         done, selected = len(self.table), self.selected
-        return "" if selected is None or done >= selected else f"{done:,} of {selected:,}, unfinished"
+        return (
+            "" if selected is None or done >= selected else f"{done:,} of {selected:,}, unfinished"
+        )
 
     @property
     def label(self) -> Label:
@@ -79,8 +94,8 @@ class Log:
 
 @dataclass(frozen=True)
 class Logs:
-    """The logs of each kind, in the order in which they were named, the reasons why some were ``left_out``, and the
-    kinds of all ``others``."""
+    """The logs of each kind, in the order in which they were named, the reasons why some were
+    ``left_out``, and the kinds of all ``others``."""
 
     certification: list[Log] = field(default_factory=list)
     prediction: list[Log] = field(default_factory=list)
@@ -89,7 +104,9 @@ class Logs:
     others: list[str] = field(default_factory=list)
 
     def by(self, fact: str) -> dict[str, Logs]:
-        """The certification and prediction logs of the same ``images``, or the same ``procedure``, by its name."""
+        """The certification and prediction logs of the same ``images``, or the same ``procedure``,
+        by its name.
+        """
         parts: dict[str, Logs] = {}
         for kind in ("certification", "prediction"):
             for log in getattr(self, kind):
@@ -127,15 +144,19 @@ def read_logs(
 ) -> Logs:
     """The logs of the given ``kinds`` that files, folders (searched throughout) and globs name.
 
-    ``NAME=LOG`` puts the logs that LOG names into the group NAME. ``stated`` hyper-parameters win over all others.
-    A log that is damaged or cannot be true is left out; ``warn`` gets the reason. UserError if no log is left.
+    ``NAME=LOG`` puts the logs that LOG names into the group NAME. ``stated`` hyper-parameters win
+    over all others. A log that is damaged or cannot be true is left out; ``warn`` gets the reason.
+    UserError if no log is left.
     """
     found: dict[tuple[str, str | None], _Found] = {}
     logs, left_out = Logs(), list[str]()
     for argument in arguments:
         for entry in _find(argument, left_out):
-            # A log may belong to several named groups, but is read once where it was merely named twice.
-            found.setdefault((os.path.realpath(entry.path), entry.group if entry.grouped else None), entry)
+            # A log may belong to several named groups, but is read once where it was merely named
+            # twice.
+            found.setdefault(
+                (os.path.realpath(entry.path), entry.group if entry.grouped else None), entry
+            )
     for entry in Progress(found.values(), "reading logs", unit="log", delay=1):
         try:
             _read_one(entry, set(kinds), stated or {}, logs)
@@ -154,15 +175,23 @@ def read_logs(
     return Logs(named[:count], named[count:], _with_names(logs.training), left_out)
 
 
-def _nothing_left(where: str, kinds: Iterable[str], left_out: list[str], others: list[str], warn: Warn) -> UserError:
+def _nothing_left(
+    where: str, kinds: Iterable[str], left_out: list[str], others: list[str], warn: Warn
+) -> UserError:
     if len(left_out) == 1:
         return UserError(left_out[0])
     for reason in left_out:
         warn(reason)
     if left_out:
         return UserError(f"{where}: none of {len(left_out)} logs can be used")
-    counts = [f"{others.count(kind):,} {kind}{_READ_BY.get(kind, '')}" for kind in sorted({*others})]
-    found = ", but others: " + ", ".join(counts) if counts else " (a file that starts with idx, label, predict, ...)"
+    counts = [
+        f"{others.count(kind):,} {kind}{_READ_BY.get(kind, '')}" for kind in sorted({*others})
+    ]
+    found = (
+        ", but others: " + ", ".join(counts)
+        if counts
+        else " (a file that starts with idx, label, predict, ...)"
+    )
     return UserError(f"{where}: holds no {' or '.join(kinds)} log{found}")
 
 
@@ -185,20 +214,31 @@ def _find(argument: str, left_out: list[str]) -> list[_Found]:
     for match in map(Path, matches):
         if not any(map(is_shard_folder, match.parts)):
             files = _files_below(match, left_out) if match.is_dir() else [match]
-            found += [_Found(path, group or place, False, grouped) for path in files if not is_manifest(path)]
-    # Other files are skipped; but if no match is a log, the fault of the first one must be reported.
+            found += [
+                _Found(path, group or place, False, grouped)
+                for path in files
+                if not is_manifest(path)
+            ]
+    # Other files are skipped; but if no match is a log, the fault of the first one must be
+    # reported.
     if not any(kind_of_log(entry.path) or resembles_log(entry.path) for entry in found):
         found = [replace(entry, named=True) for entry in found[:1]]
     return found
 
 
 def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
-    """All files that are not hidden, also behind links, each folder once; without shards, which are no logs yet."""
+    """All files that are not hidden, also behind links, each folder once; without shards, which are
+    no logs yet.
+    """
     files, visited, refused = [], set(), list[OSError]()
     found = os.walk(folder, followlinks=True, onerror=refused.append)
-    for place, folders, names in Progress(found, f"searching {shown(str(folder), 80)}", unit="folder", delay=1):
+    for place, folders, names in Progress(
+        found, f"searching {shown(str(folder), 80)}", unit="folder", delay=1
+    ):
         real = os.path.realpath(place)
-        searched = [name for name in folders if not name.startswith(".") and not is_shard_folder(name)]
+        searched = [
+            name for name in folders if not name.startswith(".") and not is_shard_folder(name)
+        ]
         folders[:] = [] if real in visited else searched
         if real not in visited:
             files += [Path(place, name) for name in names if not name.startswith(".")]
@@ -209,8 +249,12 @@ def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
     return sorted(path for path in files if not is_manifest(path))
 
 
-def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValue], logs: Logs) -> None:
-    """Add the log to those of its kind, and skip other kinds; UserError if it is damaged or cannot be true."""
+def _read_one(
+    entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValue], logs: Logs
+) -> None:
+    """Add the log to those of its kind, and skip other kinds; UserError if it is damaged or cannot
+    be true.
+    """
     if is_manifest(entry.path):  # no search finds these
         raise UserError(f"{entry.path} is a manifest, no log")
     kind = kind_of_log(entry.path)
@@ -222,7 +266,9 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
             raise UserError(f"{entry.path} is a {kind} log; {needed}{_READ_BY.get(kind, '')}")
         logs.others.append(kind)
         return
-    kind = kind or "certification"  # of a file that only looks like a log the reader reports the fault
+    kind = (
+        kind or "certification"
+    )  # of a file that only looks like a log the reader reports the fault
     table = READERS[kind](entry.path)
     parameters, notes = Parameters(), table.attrs["notes"]
     if kind != "training":
@@ -236,7 +282,9 @@ def _read_one(entry: _Found, kinds: set[str], stated: Mapping[str, ParameterValu
 
 
 def _without_training_images(logs: Logs, left_out: list[str]) -> Logs:
-    """Leaves out certificates of training images unless there are no others: they must not look like test accuracy."""
+    """Leaves out certificates of training images unless there are no others: they must not look
+    like test accuracy.
+    """
     others = [log for log in logs.certification if log.parameters.get("split") != "train"]
     if not others:
         return logs
@@ -246,10 +294,14 @@ def _without_training_images(logs: Logs, left_out: list[str]) -> Logs:
 
 
 def _with_names(logs: list[Log]) -> list[Log]:
-    """The logs with their names: paths without .tsv and without folders that all share; of one log, the file's name."""
+    """The logs with their names: paths without .tsv and without folders that all share; of one log,
+    the file's name.
+    """
     whole = [Path(shown(str(log.path.absolute()), None)).parts for log in logs]
     brief = [(*parts[:-1], parts[-1].removesuffix(".tsv")) for parts in whole]
-    shared = set.intersection(*map(set, brief)) if len(logs) > 1 else set(brief[0][:-1] if brief else ())
+    shared = (
+        set.intersection(*map(set, brief)) if len(logs) > 1 else set(brief[0][:-1] if brief else ())
+    )
     start = len(os.path.commonprefix(whole)) if len(logs) > 1 else 0
     attempts = (
         ["/".join(part for part in parts if part not in shared) for parts in brief],
@@ -257,24 +309,33 @@ def _with_names(logs: list[Log]) -> list[Log]:
         ["/".join(parts[start:]) for parts in whole],
         [shown(f"{log.group}: {log.path}", None) for log in logs],  # one log in several groups
     )
-    names = next((names for names in attempts if len(set(names)) == len(names) and all(names)), attempts[-1])
+    names = next(
+        (names for names in attempts if len(set(names)) == len(names) and all(names)), attempts[-1]
+    )
     return [replace(log, name=name) for log, name in zip(logs, names)]
 
 
 def _image_set_names(logs: Sequence[Log]) -> list[str]:
-    """What people call the image set of each log, like "digits, 180 images"; "" if all are of one set.
+    """What people call the image set of each log, like "digits, 180 images"; "" if all are of one
+    set.
 
-    Logs are of one set if dataset, split, fingerprint and indices are equal. A log whose manifest states no dataset is
-    of the set that has its dataset and indices; all others of a dataset are one set, as the paper pools its logs.
-    Accuracies on other images differ by chance too, so the best is chosen per set.
+    Logs are of one set if dataset, split, fingerprint and indices are equal. A log whose manifest
+    states no dataset is of the set that has its dataset and indices; all others of a dataset are
+    one set, as the paper pools its logs. Accuracies on other images differ by chance too, so the
+    best is chosen per set.
     """
     indices = [log.table["idx"].to_numpy().tobytes() for log in logs]
     keys = [_image_set(log.parameters, own) for log, own in zip(logs, indices)]
     stated = {(key[0], key[-1]): key for key in keys if len(key) > 1}
-    keys = [key if len(key) > 1 else stated.get((key[0], own), key) for key, own in zip(keys, indices)]
+    keys = [
+        key if len(key) > 1 else stated.get((key[0], own), key) for key, own in zip(keys, indices)
+    ]
     names: dict[tuple[Any, ...], str] = {}
     for key in dict.fromkeys(keys):
-        name = f"{key[0] or 'unknown dataset'}, {sizes_of(log for log, its in zip(logs, keys) if its == key)} images"
+        name = (
+            f"{key[0] or 'unknown dataset'}, "
+            f"{sizes_of(log for log, its in zip(logs, keys) if its == key)} images"
+        )
         alike = sum(other.partition(" (")[0] == name for other in names.values())
         names[key] = name if not alike else f"{name} (set {alike + 1})"
     return [names[key] if len(names) > 1 else "" for key in keys]

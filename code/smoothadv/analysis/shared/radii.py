@@ -19,20 +19,25 @@ from smoothadv.errors import UserError
 from smoothadv.settings import SettingError, one_of, probability, setting
 
 NORMS = ("l2", "linf")
-# So many that all radii at sigma = 1 and n = 100,000 have them: the steps of the paper's Table 2. Table 1 has halves.
+# So many that all radii at sigma = 1 and n = 100,000 have them: the steps of the paper's Table 2.
+# Table 1 has halves.
 MOST_RADII = 15
 _MOST_ROUND_NUMBERS = 1500
 _LINF_RADII = ("1/255", "2/255", "4/255", "8/255")
 
 
 def round_numbers(largest: float) -> np.ndarray:
-    """0 and the multiples of a power of ten up to ``largest``, of them at most 1,500, at least 150 unless it is 0."""
+    """0 and the multiples of a power of ten up to ``largest``, of them at most 1,500, at least 150
+    unless it is 0.
+    """
     per_unit = 10.0 ** -math.ceil(math.log10((largest or 1.0) / _MOST_ROUND_NUMBERS))
     return np.arange(math.floor(largest * per_unit) + 1) / per_unit
 
 
 class Radius(float):
-    """A radius that keeps its text, for the heading of its column, and the ``exact`` number that the text means."""
+    """A radius that keeps its text, for the heading of its column, and the ``exact`` number that
+    the text means.
+    """
 
     text: str
     exact: Fraction
@@ -40,14 +45,17 @@ class Radius(float):
     def __new__(cls, text: str) -> Radius:
         numerator, slash, denominator = text.partition("/")
         try:
-            # By way of floats, because the exact value of a text like 1e-999999999 would fill the memory.
+            # By way of floats, because the exact value of a text like 1e-999999999 would fill the
+            # memory.
             parts = float(numerator), float(denominator) if slash else 1.0
             exact = Fraction(repr(parts[0])) / Fraction(repr(parts[1]))
             radius = super().__new__(cls, float(exact))
         except (ValueError, ArithmeticError):
             exact = Fraction(-1)
         if exact < 0 or not text.isascii():
-            raise SettingError(f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255")
+            raise SettingError(
+                f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255"
+            )
         radius.text, radius.exact = text, exact
         return radius
 
@@ -70,13 +78,15 @@ class Norm:
     norm: str = setting(
         "l2",
         parse=one_of(NORMS),
-        help="norm of the radii, l2 or linf: an l2 radius r certifies r / sqrt(d) in d pixels (SmoothAdv, section 4.1)",
+        help="norm of the radii, l2 or linf: an l2 radius r certifies r / sqrt(d) in d pixels "
+        "(SmoothAdv, section 4.1)",
     )
     high_probability: float | None = setting(
         None,
         parse=ErrorProbability,
-        help="RHO: lower the accuracies so that they hold with probability 1 - RHO over the certification's draws "
-        "(Cohen et al., appendix C, corrected); exact:RHO: by the binomial quantile in place of Bernstein's inequality",
+        help="RHO: lower the accuracies so that they hold with probability 1 - RHO over the "
+        "certification's draws (Cohen et al., appendix C, corrected); exact:RHO: by the binomial "
+        "quantile in place of Bernstein's inequality",
     )
 
     def certified_by(self, log: Log, lengths: Iterable[float]) -> np.ndarray:
@@ -86,27 +96,39 @@ class Norm:
         return np.array([linf_radius(float(length), _dimension(log)) for length in lengths])
 
     def accuracies(self, log: Log, radii: Iterable[float], models: int = 1) -> np.ndarray:
-        """Certified accuracies of a log at the radii; ``models`` is the number of logs from which it is selected."""
+        """Certified accuracies of a log at the radii; ``models`` is the number of logs from which
+        it is selected.
+        """
         return self.accuracies_at_lengths(log, self.l2_lengths(log, radii), models)
 
-    def accuracies_at_lengths(self, log: Log, lengths: Iterable[float], models: int = 1) -> np.ndarray:
+    def accuracies_at_lengths(
+        self, log: Log, lengths: Iterable[float], models: int = 1
+    ) -> np.ndarray:
         """As ``accuracies``, at l2 radii.
 
-        With ``high_probability`` less ``bounds.certified_accuracy_deduction``, but at least 0. Where the log is the
-        best of ``models``, rho is divided by their number (union bound): a selection is allowed.
+        With ``high_probability`` less ``bounds.certified_accuracy_deduction``, but at least 0.
+        Where the log is the best of ``models``, rho is divided by their number (union bound): a
+        selection is allowed.
         """
         accuracies, rho = certified_accuracies(log.table, lengths), self.high_probability
         if rho is None:
             return accuracies
         exact = getattr(rho, "exact", False)
-        deduction = certified_accuracy_deduction(len(log.table), log.parameters.alpha, rho / models, exact)
+        deduction = certified_accuracy_deduction(
+            len(log.table), log.parameters.alpha, rho / models, exact
+        )
         return np.maximum(accuracies - deduction, 0.0)
 
     def l2_lengths(self, log: Log, radii: Iterable[float]) -> np.ndarray:
         """The l2 radii that certify the ``radii``, rounded up: float64."""
         if self.norm == "l2":
             return np.array([float(radius) for radius in radii])
-        return np.array([l2_radius_for(getattr(radius, "exact", float(radius)), _dimension(log)) for radius in radii])
+        return np.array(
+            [
+                l2_radius_for(getattr(radius, "exact", float(radius)), _dimension(log))
+                for radius in radii
+            ]
+        )
 
     @property
     def heading(self) -> str:
@@ -136,8 +158,8 @@ class AtRadii(Norm):
         None,
         many=True,
         parse=Radius,
-        help="radii of the columns, like 0.25 or 2/255 (default: 0.25, 0.5, ... as far as anything is certified, in "
-        "larger steps where there are too many; 1/255 to 8/255 with --norm linf)",
+        help="radii of the columns, like 0.25 or 2/255 (default: 0.25, 0.5, ... as far as anything "
+        "is certified, in larger steps where there are too many; 1/255 to 8/255 with --norm linf)",
     )
 
     def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[float]:
@@ -153,25 +175,35 @@ class AtRadii(Norm):
 
 @dataclass(frozen=True)
 class Bands:
-    """Bands that cover the choice of the images, a sample of a population; not the alpha of their certificates."""
+    """Bands that cover the choice of the images, a sample of a population; not the alpha of their
+    certificates.
+    """
 
     confidence: float | None = setting(
-        None, parse=probability, help="LEVEL of bands over the choice of the images, like 0.95 (default: no bands)"
+        None,
+        parse=probability,
+        help="LEVEL of bands over the choice of the images, like 0.95 (default: no bands)",
     )
     bands: str = setting(
         "bootstrap",
         parse=one_of(BANDS),
-        help="bootstrap: for one radius at a time; dkw: for all radii at once (Dvoretzky, Kiefer and Wolfowitz, with "
-        "Massart's constant); clopper-pearson: for all of --radii at once (union bound)",
+        help="bootstrap: for one radius at a time; dkw: for all radii at once (Dvoretzky, Kiefer "
+        "and Wolfowitz, with Massart's constant); clopper-pearson: for all of --radii at once "
+        "(union bound)",
     )
 
     def __post_init__(self) -> None:
         if self.confidence is not None and getattr(self, "high_probability", None) is not None:
-            raise ValueError("--confidence and --high-probability are of different kinds of chance: give one of them")
+            raise ValueError(
+                "--confidence and --high-probability are of different kinds of chance: give one of "
+                "them"
+            )
         if self.confidence is None and self.bands != "bootstrap":
             raise ValueError(f"--bands {self.bands} needs --confidence LEVEL, like 0.95")
         if self.bands == "clopper-pearson" and not getattr(self, "radii", None):
-            raise ValueError("--bands clopper-pearson needs --radii, chosen in advance; dkw is for all radii")
+            raise ValueError(
+                "--bands clopper-pearson needs --radii, chosen in advance; dkw is for all radii"
+            )
 
     def ends(self, shares: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the bands around shares of ``examples``, each of their shape."""
@@ -181,20 +213,27 @@ class Bands:
     def band_note(self) -> str:
         """What a heading adds of bands that hold at several radii at once, "" of others."""
         where = {"dkw": "all radii", "clopper-pearson": "all these radii"}.get(self.bands)
-        return f", {100 * self.confidence:g}% bands for {where} at once" if self.confidence and where else ""
+        return (
+            f", {100 * self.confidence:g}% bands for {where} at once"
+            if self.confidence and where
+            else ""
+        )
 
 
 def _dimension(log: Log) -> int:
     """The number of coordinates of an image; UserError if it is unknown."""
     if log.parameters.dimension is None:
         raise UserError(
-            f"{log.path} does not say how many coordinates its images have: --dimension states it, like 3072"
+            f"{log.path} does not say how many coordinates its images have: --dimension states it, "
+            "like 3072"
         )
     return log.parameters.dimension
 
 
 def radius_text(radius: float) -> str:
-    """A radius as it was written if that was a fraction, or with two decimals where they suffice."""
+    """A radius as it was written if that was a fraction, or with two decimals where they
+    suffice.
+    """
     text = getattr(radius, "text", None)
     if text and "/" in text:
         return text
@@ -204,7 +243,11 @@ def radius_text(radius: float) -> str:
 def radius_key(radius: float) -> str:
     """The shortest text that identifies a radius."""
     short = f"{float(radius):g}"
-    return short if float(short) == radius or "/" in getattr(radius, "text", "") else repr(float(radius))
+    return (
+        short
+        if float(short) == radius or "/" in getattr(radius, "text", "")
+        else repr(float(radius))
+    )
 
 
 def radius_column(radius: float, compared: bool = True) -> Column:

@@ -1,4 +1,6 @@
-"""Selects logs: filters and groups by hyper-parameter, and says which differ in what must be equal."""
+"""Selects logs: filters and groups by hyper-parameter, and says which differ in what must be
+equal.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,20 +20,27 @@ hyper_parameter = one_of(FIELDS)
 
 def grouping(what: str) -> Any:
     """The setting of the hyper-parameters whose values separate ``what``, by default none."""
-    return setting(None, many=True, parse=hyper_parameter, help=f"hyper-parameters whose values separate {what}")
+    return setting(
+        None,
+        many=True,
+        parse=hyper_parameter,
+        help=f"hyper-parameters whose values separate {what}",
+    )
 
 
 def labelling() -> Any:
     """The setting of the hyper-parameters that name rows."""
     text = (
-        "hyper-parameters that order the rows of each group and, for people, name them in place of paths, like sigma "
-        "epsilon; csv and json have columns of them"
+        "hyper-parameters that order the rows of each group and, for people, name them in place of "
+        "paths, like sigma epsilon; csv and json have columns of them"
     )
     return setting(None, many=True, parse=hyper_parameter, help=text)
 
 
 def matches(value: ParameterValue, wanted: str) -> bool:
-    """Whether a hyper-parameter has the value written: numbers to the digits written, so that 0.5 finds 127/256."""
+    """Whether a hyper-parameter has the value written: numbers to the digits written, so that 0.5
+    finds 127/256.
+    """
     if value is None:
         return False
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -48,35 +57,62 @@ def matches(value: ParameterValue, wanted: str) -> bool:
 
 
 def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
-    """The logs whose hyper-parameters meet all (name, value) ``conditions``; UserError if none does."""
+    """The logs whose hyper-parameters meet all (name, value) ``conditions``; UserError if none
+    does.
+    """
     if not conditions:
         return logs
 
     def kept(some: list[Log]) -> list[Log]:
-        return [log for log in some if all(matches(log.parameters.get(name), value) for name, value in conditions)]
+        return [
+            log
+            for log in some
+            if all(matches(log.parameters.get(name), value) for name, value in conditions)
+        ]
 
-    result = Logs(kept(logs.certification), kept(logs.prediction), kept(logs.training), logs.left_out)
+    result = Logs(
+        kept(logs.certification), kept(logs.prediction), kept(logs.training), logs.left_out
+    )
     if not (result.certification or result.prediction or result.training):
         wanted = " ".join(f"{name}={value}" for name, value in conditions)
         name = conditions[0][0]
-        there = sorted({display(name, log.parameters.get(name)) for log in [*logs.certification, *logs.prediction]})
-        raise UserError(f"no log has {wanted}; {name} is {', '.join(there[:12]) or 'unknown in all of them'}")
+        there = sorted(
+            {
+                display(name, log.parameters.get(name))
+                for log in [*logs.certification, *logs.prediction]
+            }
+        )
+        raise UserError(
+            f"no log has {wanted}; {name} is {', '.join(there[:12]) or 'unknown in all of them'}"
+        )
     return result
 
 
 def doubts(logs: Logs, paired: bool = False) -> list[str]:
-    """Reasons to hesitate before comparing the logs, if ``paired`` on common examples: sentences for people."""
+    """Reasons to hesitate before comparing the logs, if ``paired`` on common examples: sentences
+    for people.
+    """
     sentences = []
     if len(logs.certification) > 1 and different_examples(logs.certification, paired):
         counts = sizes_of(logs.certification)
-        sentences.append(f"the logs are not all on the same test images ({counts} examples): they differ by chance too")
+        sentences.append(
+            f"the logs are not all on the same test images ({counts} examples): they differ by "
+            "chance too"
+        )
     if len(logs.prediction) > 1 and different_examples(logs.prediction, paired):
-        sentences.append("the prediction logs are not all on the same test images: they differ by chance too")
+        sentences.append(
+            "the prediction logs are not all on the same test images: they differ by chance too"
+        )
     sentences += _copies(logs.certification)
     if names := _several(logs.certification, "procedure"):
-        sentences.append(f"logs of several procedures are kept apart ({names}): some certify more from the same votes")
+        sentences.append(
+            f"logs of several procedures are kept apart ({names}): some certify more from the same "
+            "votes"
+        )
     if names := _several(logs.prediction, "procedure"):
-        sentences.append(f"predictions are kept apart by the number of classes that may hold the label ({names})")
+        sentences.append(
+            f"predictions are kept apart by the number of classes that may hold the label ({names})"
+        )
     for name in ("dataset", "N", "alpha", "method"):
         values = {log.parameters.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
@@ -84,16 +120,23 @@ def doubts(logs: Logs, paired: bool = False) -> list[str]:
             sentences.append(f"the logs differ in {FIELDS[name]}: {shown}")
     for log in [*logs.certification, *logs.prediction]:
         if log.progress:
-            sentences.append(f"{log.path}: {log.progress}; the best log is chosen without it, unless by --unfinished")
+            sentences.append(
+                f"{log.path}: {log.progress}; the best log is chosen without it, unless by "
+                "--unfinished"
+            )
     everything = [*logs.certification, *logs.prediction, *logs.training]
-    for note, some in grouped([(log, note) for log in everything for note in log.notes], lambda pair: pair[1]).items():
+    for note, some in grouped(
+        [(log, note) for log in everything for note in log.notes], lambda pair: pair[1]
+    ).items():
         more = f" and {len(some) - 1} more" if len(some) > 1 else ""
         sentences.append(f"{some[0][0].path}{more}: {note}")
     return sentences
 
 
 def _copies(logs: Sequence[Log]) -> list[str]:
-    """A sentence for each log with the same rows as another one of its group: it would count as another model."""
+    """A sentence for each log with the same rows as another one of its group: it would count as
+    another model.
+    """
     seen: dict[tuple[str | bytes, ...], Log] = {}
     sentences = []
     for log in logs:
@@ -102,7 +145,9 @@ def _copies(logs: Sequence[Log]) -> list[str]:
         arrays = (log.table[name].to_numpy().tobytes() for name in ("idx", "predict", "radius"))
         first = seen.setdefault((log.group, *arrays), log)
         if first is not log:
-            sentences.append(f"{first.path} and {log.path} hold the same rows: one model is counted twice")
+            sentences.append(
+                f"{first.path} and {log.path} hold the same rows: one model is counted twice"
+            )
     return sentences
 
 
@@ -111,7 +156,9 @@ class Choosing:
     """Which logs take part where the best of several is chosen."""
 
     unfinished: bool = setting(
-        False, help="let unfinished logs take part where the best is chosen, each among logs of exactly its images"
+        False,
+        help="let unfinished logs take part where the best is chosen, each among logs of exactly "
+        "its images",
     )
 
     def takes(self, log: Log) -> bool:
@@ -119,37 +166,60 @@ class Choosing:
         return self.unfinished or not log.progress
 
     def taking_part(self, logs: Sequence[Log]) -> list[Log]:
-        """The logs from which the best is chosen; UserError if there are some, but none is finished."""
+        """The logs from which the best is chosen; UserError if there are some, but none is
+        finished.
+        """
         part = [*filter(self.takes, logs)]
         if logs and not part:
-            raise UserError(f"no log is finished, {logs[0].path}: {logs[0].progress}; --unfinished takes such logs too")
+            raise UserError(
+                f"no log is finished, {logs[0].path}: {logs[0].progress}; --unfinished takes such "
+                "logs too"
+            )
         return part
 
 
 def are_alike(logs: Sequence[Log], *facts: str) -> bool:
-    """Whether all logs have the same ``images``, as far as manifests tell, or ``procedure``; without facts, both."""
-    return all(len({getattr(log, fact) for log in logs}) < 2 for fact in facts or ("images", "procedure"))
+    """Whether all logs have the same ``images``, as far as manifests tell, or ``procedure``;
+    without facts, both.
+    """
+    return all(
+        len({getattr(log, fact) for log in logs}) < 2 for fact in facts or ("images", "procedure")
+    )
 
 
 def _several(logs: Sequence[Log], fact: str) -> str:
-    """What people call the ``images`` or the ``procedure`` of each log, "" unless there are several."""
+    """What people call the ``images`` or the ``procedure`` of each log, "" unless there are
+    several.
+    """
     names = dict.fromkeys(getattr(log, fact) for log in logs)
     return "; ".join(names) if len(names) > 1 else ""
 
 
 def refuse_several(logs: Sequence[Log], what: str, *facts: str) -> None:
-    """UserError, which says how to select, unless the logs ``are_alike``; ``what`` is to be made of them."""
+    """UserError, which says how to select, unless the logs ``are_alike``; ``what`` is to be made of
+    them.
+    """
     for fact in facts:
         if found := _several(logs, fact):
-            one, whole = {"images": ("set", "the same images"), "procedure": ("procedure", "one procedure")}[fact]
-            raise UserError(f"{what} needs logs of {whole}, not of {found}; name those of one {one}, or use --where")
+            one, whole = {
+                "images": ("set", "the same images"),
+                "procedure": ("procedure", "one procedure"),
+            }[fact]
+            raise UserError(
+                f"{what} needs logs of {whole}, not of {found}; name those of one {one}, or use "
+                "--where"
+            )
 
 
 def refuse_other_images(logs: Sequence[Log], what: str) -> None:
-    """UserError unless ``what``, the logs, can be on the same images: of one dataset, and with the same labels."""
+    """UserError unless ``what``, the logs, can be on the same images: of one dataset, and with the
+    same labels.
+    """
     datasets = {log.parameters.get("dataset") for log in logs} - {None}
     if len(datasets) > 1:
-        raise UserError(f"{what} are not on the same images, but of {', '.join(sorted(map(str, datasets)))}")
+        raise UserError(
+            f"{what} are not on the same images, but of {', '.join(sorted(map(str, datasets)))}"
+        )
     labels: dict[int, int] = {}
     for log in logs:
         for idx, label in zip(log.table["idx"].tolist(), log.table["label"].tolist()):
@@ -159,8 +229,9 @@ def refuse_other_images(logs: Sequence[Log], what: str) -> None:
 
 
 def with_facts(table: Table, logs: Sequence[Log], by: Sequence[str] = ()) -> Table:
-    """A table with a row per log, and for programs last columns that tell the logs apart: the hyper-parameters ``by``,
-    the group if the user named one, ``selected`` if a log is unfinished, ``procedure`` if there are several.
+    """A table with a row per log, and for programs last columns that tell the logs apart: the
+    hyper-parameters ``by``, the group if the user named one, ``selected`` if a log is unfinished,
+    ``procedure`` if there are several.
 
     People see the group in the first column, the others in the log's label.
     """
@@ -179,26 +250,38 @@ def with_facts(table: Table, logs: Sequence[Log], by: Sequence[str] = ()) -> Tab
 
 
 def labels_by(logs: Sequence[Log], by: Sequence[str]) -> list[tuple[Log, Label]]:
-    """The logs in the order of their groups and hyper-parameters ``by``, each with these as its label, like
-    "sigma = 0.12 | epsilon = 0.25"; after that its name where others of its group have the same ones. Without ``by``,
-    the logs as they are."""
+    """The logs in the order of their groups and hyper-parameters ``by``, each with these as its
+    label, like "sigma = 0.12 | epsilon = 0.25"; after that its name where others of its group have
+    the same ones. Without ``by``, the logs as they are."""
     if not by:
         return [(log, log.label) for log in logs]
     labelled = []
     for group in groups_of(logs, by, name_group=True).values():
         for log in group:
-            words = " | ".join(_equation(name, log, set()) for name in by if log.parameters.get(name) is not None)
-            whole = words if words and len(group) == 1 else ": ".join(filter(None, (words, log.name)))
+            words = " | ".join(
+                _equation(name, log, set()) for name in by if log.parameters.get(name) is not None
+            )
+            whole = (
+                words if words and len(group) == 1 else ": ".join(filter(None, (words, log.name)))
+            )
             labelled.append((log, log.labelled(whole)))
     return labelled
 
 
-def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) -> dict[str, list[Log]]:
-    """The logs by the names of their group, the hyper-parameters ``by``, numbers ascending, images and procedure.
+def groups_of(
+    logs: Sequence[Log], by: Sequence[str], name_group: bool = False
+) -> dict[str, list[Log]]:
+    """The logs by the names of their group, the hyper-parameters ``by``, numbers ascending, images
+    and procedure.
 
-    Without ``name_group``, the group's name is left out where all logs are of one group and ``by`` distinguishes them.
+    Without ``name_group``, the group's name is left out where all logs are of one group and ``by``
+    distinguishes them.
     """
-    keyed = sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by]) if by else logs
+    keyed = (
+        sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by])
+        if by
+        else logs
+    )
     several = name_group or not by or len({log.group for log in logs}) > 1
     values = {name: {log.parameters.get(name) for log in logs} for name in by}
 
@@ -207,14 +290,20 @@ def groups_of(logs: Sequence[Log], by: Sequence[str], name_group: bool = False) 
         words = [log.group if several else "", *equations, log.images, log.procedure]
         return ", ".join(filter(None, words)) or "all"
 
-    order = {name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))}
+    order = {
+        name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))
+    }
     return dict(sorted(grouped(keyed, name_of).items(), key=lambda item: order[item[1][0].group]))
 
 
 def _equation(name: str, log: Log, values: set[ParameterValue]) -> str:
     """ "sigma = 0.50"."""
     value = log.parameters.get(name)
-    if value is None and name == "num_noise_vec" and log.parameters.get("gradient") == "base classifier":
+    if (
+        value is None
+        and name == "num_noise_vec"
+        and log.parameters.get("gradient") == "base classifier"
+    ):
         return "vanilla PGD (base classifier)"
     return f"{FIELDS[name]} = {display(name, value, values)}"
 
@@ -226,8 +315,21 @@ def _sortable(value: ParameterValue) -> tuple[bool, float, str]:
 
 
 def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:
-    """Whether the logs are of different examples; if ``paired`` on those in both, by manifests, of other data."""
+    """Whether the logs are of different examples; if ``paired`` on those in both, by manifests, of
+    other data.
+    """
     if paired:
         stated = [log.parameters for log in logs if log.parameters.manifest]
-        return len({(some.get("split"), str(some.settings.get("dataset_fingerprint"))) for some in stated}) > 1
-    return not are_alike(logs, "images") or len({log.table.idx.to_numpy().tobytes() for log in logs}) > 1
+        return (
+            len(
+                {
+                    (some.get("split"), str(some.settings.get("dataset_fingerprint")))
+                    for some in stated
+                }
+            )
+            > 1
+        )
+    return (
+        not are_alike(logs, "images")
+        or len({log.table.idx.to_numpy().tobytes() for log in logs}) > 1
+    )

@@ -14,7 +14,9 @@ CellValue = str | int | float | None
 
 @dataclass(frozen=True)
 class Annotated:
-    """A number for people: with another one raised before it, with its interval, or of another kind than its column."""
+    """A number for people: with another one raised before it, with its interval, or of another kind
+    than its column.
+    """
 
     value: float
     raised: float | None = None
@@ -26,7 +28,9 @@ Cell = CellValue | Annotated
 
 
 class Label(str):
-    """The name of a log, which CSV and JSON have; people see ``shown``, and on a page ``full`` as well."""
+    """The name of a log, which CSV and JSON have; people see ``shown``, and on a page ``full`` as
+    well.
+    """
 
     shown: str
     full: str
@@ -36,9 +40,10 @@ class Label(str):
 class Column:
     """A column: ``key`` names it in CSV and JSON, ``title`` in markdown, LaTeX and HTML.
 
-    ``kind`` is "text", "count", "fraction" (percent for people, as the title then says), "percent" (the same where
-    the whole table is in percent), "difference" (of fractions), "number", "probability" or "signed" (a number with
-    its sign). The largest value of a column that is to be ``compared`` stands out in bold.
+    ``kind`` is "text", "count", "fraction" (percent for people, as the title then says), "percent"
+    (the same where the whole table is in percent), "difference" (of fractions), "number",
+    "probability" or "signed" (a number with its sign). The largest value of a column that is to be
+    ``compared`` stands out in bold.
     """
 
     key: str
@@ -54,10 +59,11 @@ def columns_of(kind: str, **titles: str) -> list[Column]:
 
 @dataclass(frozen=True)
 class Table:
-    """``rows`` hold one value per column, of full precision; accuracies are fractions, None is a missing value.
+    """``rows`` hold one value per column, of full precision; accuracies are fractions, None is a
+    missing value.
 
-    Markdown, LaTeX and HTML show ``shown`` instead where a layout for people differs from one for programs;
-    only there may a value be ``Annotated``.
+    Markdown, LaTeX and HTML show ``shown`` instead where a layout for people differs from one for
+    programs; only there may a value be ``Annotated``.
     """
 
     columns: Sequence[Column]
@@ -75,9 +81,17 @@ class Markup:
 
 
 FORMATS: Registry[Callable[..., str]] = Registry("format")
-_WORDS = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+_WORDS = {
+    "\\": "backslash",
+    "~": "asciitilde",
+    "^": "asciicircum",
+    "<": "less",
+    ">": "greater",
+    "|": "bar",
+}
 _LATEX = str.maketrans(
-    {character: rf"\text{word}{{}}" for character, word in _WORDS.items()} | {one: f"\\{one}" for one in "&%$#_{}"}
+    {character: rf"\text{word}{{}}" for character, word in _WORDS.items()}
+    | {one: f"\\{one}" for one in "&%$#_{}"}
 )
 
 
@@ -86,7 +100,9 @@ def _number(value: float, kind: str, decimals: int) -> str:
         return f"{100 * value:.{decimals}f}"
     if kind == "probability" and 0 < value < 0.001:
         return f"{value:.0e}"
-    return {"difference": f"{100 * value:+.{decimals}f}", "signed": f"{value:+.3f}"}.get(kind, f"{value:.3f}")
+    return {"difference": f"{100 * value:+.{decimals}f}", "signed": f"{value:+.3f}"}.get(
+        kind, f"{value:.3f}"
+    )
 
 
 def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
@@ -98,24 +114,43 @@ def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
         text = _display(value.value, kind, decimals, markup)
         if value.interval:
             text += f" ({'–'.join(_number(end, kind, decimals) for end in value.interval)})"
-        return text if value.raised is None else markup.raise_(_number(value.raised, kind, decimals)) + text
+        return (
+            text
+            if value.raised is None
+            else markup.raise_(_number(value.raised, kind, decimals)) + text
+        )
     if kind in ("text", "count"):
-        text = f"{value:,}" if isinstance(value, int) else shown(getattr(value, "shown", str(value)), None)
+        text = (
+            f"{value:,}"
+            if isinstance(value, int)
+            else shown(getattr(value, "shown", str(value)), None)
+        )
         return markup.escape(text)
     return _number(float(value), kind, decimals)
 
 
 def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]]:
-    """All cells as text; the best value of a compared column is bold if there is more than one value."""
+    """All cells as text; the best value of a compared column is bold if there is more than one
+    value.
+    """
     cells = [
-        [_display(value, column.kind, decimals, markup) for value, column in zip(row, table.columns)]
+        [
+            _display(value, column.kind, decimals, markup)
+            for value, column in zip(row, table.columns)
+        ]
         for row in table.rows
     ]
     for index, column in enumerate(table.columns):
         if not column.compared:
             continue
-        values = [cell.value if isinstance(cell, Annotated) else cell for cell in (row[index] for row in table.rows)]
-        rounded = [None if value is None else _number(float(value), column.kind, decimals) for value in values]
+        values = [
+            cell.value if isinstance(cell, Annotated) else cell
+            for cell in (row[index] for row in table.rows)
+        ]
+        rounded = [
+            None if value is None else _number(float(value), column.kind, decimals)
+            for value in values
+        ]
         numbers = [float(text) for text in rounded if text is not None]
         # Compared as printed: bold must not claim a difference that nobody sees.
         for row, text in zip(cells, rounded):
@@ -136,12 +171,18 @@ def titles(table: Table) -> list[str]:
 def markdown(table: Table, decimals: int = 1) -> str:
     """A pipe table, with columns of equal width so that its source is legible too."""
     table = table.shown or table
-    markup = Markup(lambda text: f"**{text}**", lambda text: f"({text}) ", lambda text: text.replace("|", "\\|"))
-    cells = [[markup.escape(title) for title in titles(table)], *display_cells(table, decimals, markup)]
+    markup = Markup(
+        lambda text: f"**{text}**", lambda text: f"({text}) ", lambda text: text.replace("|", "\\|")
+    )
+    cells = [
+        [markup.escape(title) for title in titles(table)],
+        *display_cells(table, decimals, markup),
+    ]
     widths = [max(len(row[index]) for row in cells) for index in range(len(table.columns))]
     align = [str.ljust if column.kind == "text" else str.rjust for column in table.columns]
     lines = [
-        "| " + " | ".join(pad(text, width) for pad, text, width in zip(align, row, widths)) + " |" for row in cells
+        "| " + " | ".join(pad(text, width) for pad, text, width in zip(align, row, widths)) + " |"
+        for row in cells
     ]
     rule = "|".join(
         "-" * (width + 2) if column.kind == "text" else "-" * (width + 1) + ":"
@@ -155,7 +196,9 @@ def latex(table: Table, decimals: int = 1) -> str:
     """A tabular with the rules of booktabs."""
     table = table.shown or table
     markup = Markup(
-        lambda text: rf"\textbf{{{text}}}", lambda text: rf"$^{{({text})}}$", lambda text: text.translate(_LATEX)
+        lambda text: rf"\textbf{{{text}}}",
+        lambda text: rf"$^{{({text})}}$",
+        lambda text: text.translate(_LATEX),
     )
     alignment = "".join("l" if column.kind == "text" else "r" for column in table.columns)
     rows = [" & ".join(cells) + r" \\" for cells in display_cells(table, decimals, markup)]
@@ -177,7 +220,9 @@ def comma_separated(table: Table, decimals: int = 1) -> str:
     import pandas as pd
 
     keys = [column.key for column in table.columns]
-    return pd.DataFrame(table.rows, columns=keys, dtype=object).to_csv(index=False, lineterminator="\n")
+    return pd.DataFrame(table.rows, columns=keys, dtype=object).to_csv(
+        index=False, lineterminator="\n"
+    )
 
 
 @FORMATS.register("json")

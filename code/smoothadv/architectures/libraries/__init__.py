@@ -1,8 +1,8 @@
 """Networks of libraries, by names like ``timm:resnet18``; one library per file.
 
-Each registers in ``LIBRARIES`` a function of a location (what follows the colon), of whether pretrained weights are
-wanted, and of the images to fit: a DatasetDescription, or None for the classes and images of the library. It imports
-the library when it is called, not before.
+Each registers in ``LIBRARIES`` a function of a location (what follows the colon), of whether
+pretrained weights are wanted, and of the images to fit: a DatasetDescription, or None for the
+classes and images of the library. It imports the library when it is called, not before.
 """
 
 import hashlib
@@ -26,11 +26,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LibraryNetwork:
-    """``module`` maps images [B, C, H, W], of this ``mean`` and ``std`` per channel, to logits, or to what holds them.
+    """``module`` maps images [B, C, H, W], of this ``mean`` and ``std`` per channel, to logits, or
+    to what holds them.
 
-    ``version`` is the library's name and version, and a digest of what else but weights decides the function; the
-    module has its SHA-256 as a buffer, for records. ``class_names`` has for each class all of its names, the usual one
-    first; ``preparation`` is how the library makes images of photographs. Empty and None stand for what is not known.
+    ``version`` is the library's name and version, and a digest of what else but weights decides the
+    function; the module has its SHA-256 as a buffer, for records. ``class_names`` has for each
+    class all of its names, the usual one first; ``preparation`` is how the library makes images of
+    photographs. Empty and None stand for what is not known.
     """
 
     module: nn.Module
@@ -53,16 +55,23 @@ class LibraryNetwork:
         return nn.Sequential(Normalize(self.mean, self.std), self.module).eval()
 
 
-LIBRARIES: Registry[Callable[[str, bool, DatasetDescription | None], LibraryNetwork]] = Registry("architecture")
+LIBRARIES: Registry[Callable[[str, bool, DatasetDescription | None], LibraryNetwork]] = Registry(
+    "architecture"
+)
 
 
-def library_network(name: str, pretrained: bool, images: DatasetDescription | None = None) -> LibraryNetwork:
-    """The network called KIND:LOCATION, randomly initialised or ``pretrained``; for ``images``, or None: as it is.
+def library_network(
+    name: str, pretrained: bool, images: DatasetDescription | None = None
+) -> LibraryNetwork:
+    """The network called KIND:LOCATION, randomly initialised or ``pretrained``; for ``images``, or
+    None: as it is.
 
-    UserError where the library, the network or its weights cannot be had, or where it cannot be made for the images.
+    UserError where the library, the network or its weights cannot be had, or where it cannot be
+    made for the images.
     """
     kind, _, location = name.partition(":")
-    # It tells of each attempt to reach the hub; the level of its package's own logger is set when it is imported.
+    # It tells of each attempt to reach the hub; the level of its package's own logger is set when
+    # it is imported.
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     try:
         found = LIBRARIES[kind](os.path.expanduser(location), pretrained, images)
@@ -70,7 +79,9 @@ def library_network(name: str, pretrained: bool, images: DatasetDescription | No
         raise
     except ModuleNotFoundError as error:
         extra = "transformers" if kind == "hf" else kind
-        raise UserError(f"{name} needs the package {error.name}: pip install 'smoothadv[{extra}]'") from error
+        raise UserError(
+            f"{name} needs the package {error.name}: pip install 'smoothadv[{extra}]'"
+        ) from error
     except Exception as error:  # of a library, about whatever it was asked for
         raise UserError(f"{name} cannot be made: {first_line(error)}") from error
     digest = torch.tensor(list(hashlib.sha256(found.version.encode()).digest()), dtype=torch.uint8)
@@ -79,12 +90,20 @@ def library_network(name: str, pretrained: bool, images: DatasetDescription | No
 
 
 def fetched(name: str, fetch: Callable[[], T], images: DatasetDescription | None) -> T:
-    """What ``fetch`` returns, the network ``name`` with its weights; UserError if they cannot be had."""
+    """What ``fetch`` returns, the network ``name`` with its weights; UserError if they cannot be
+    had.
+    """
     try:
         return fetch()
     except Exception as error:  # of a network connection, a file system or a library
-        advice = "leave --pretrained out for random ones" if images else "--no-pretrained takes random ones"
-        raise UserError(f"the weights of {name} cannot be had ({first_line(error)}): {advice}") from error
+        advice = (
+            "leave --pretrained out for random ones"
+            if images
+            else "--no-pretrained takes random ones"
+        )
+        raise UserError(
+            f"the weights of {name} cannot be had ({first_line(error)}): {advice}"
+        ) from error
 
 
 discover(__name__, __path__)

@@ -1,4 +1,6 @@
-"""``onnx:FILE``: a network that ONNX Runtime computes, in float32 and without gradients; normalization is inside it."""
+"""``onnx:FILE``: a network that ONNX Runtime computes, in float32 and without gradients;
+normalization is inside it.
+"""
 
 import hashlib
 import os
@@ -16,10 +18,12 @@ from smoothadv.files import read_regular
 
 
 class OnnxNetwork(nn.Module):
-    """Maps float images [B, C, H, W] in [0, 1] to the first output of the network in ``file``, float32 [B, K].
+    """Maps float images [B, C, H, W] in [0, 1] to the first output of the network in ``file``,
+    float32 [B, K].
 
-    A file for batches of one size gets chunks of this size, the last one padded with zeros. Copies share the session;
-    the buffer ``sha256`` uint8 [32] is the digest of the file, and of those beside it that hold its weights.
+    A file for batches of one size gets chunks of this size, the last one padded with zeros. Copies
+    share the session; the buffer ``sha256`` uint8 [32] is the digest of the file, and of those
+    beside it that hold its weights.
     """
 
     sha256: torch.Tensor
@@ -29,12 +33,16 @@ class OnnxNetwork(nn.Module):
 
         super().__init__()
         content = Path(file).read_bytes()
-        places = re.finditer(rb"\x0a\x08location\x12(.)", content, re.DOTALL)  # "location" and the length of its text
+        places = re.finditer(
+            rb"\x0a\x08location\x12(.)", content, re.DOTALL
+        )  # "location" and the length of its text
         names = {os.fsdecode(content[one.end() : one.end() + one[1][0]]) for one in places}
         try:
             parts = [content, *(read_regular(Path(file).parent / name) for name in sorted(names))]
         except (OSError, ValueError) as error:
-            raise UserError(f"onnx:{file}: its weights cannot be read: {first_line(error)}") from error
+            raise UserError(
+                f"onnx:{file}: its weights cannot be read: {first_line(error)}"
+            ) from error
         digest = hashlib.sha256(b"".join(parts)).digest()
         self.register_buffer("sha256", torch.tensor(list(digest), dtype=torch.uint8))
         options = onnxruntime.SessionOptions()
@@ -43,7 +51,9 @@ class OnnxNetwork(nn.Module):
         (image, *others) = self._session.get_inputs()
         if others or image.type != "tensor(float)" or len(image.shape) != 4:
             found = ", ".join(f"{one.name} {one.type} {one.shape}" for one in (image, *others))
-            raise UserError(f"onnx:{file} takes {found}, expected float32 images [B, C, H, W] alone")
+            raise UserError(
+                f"onnx:{file} takes {found}, expected float32 images [B, C, H, W] alone"
+            )
         self._input, batch = image.name, image.shape[0]
         self._chunk = batch if isinstance(batch, int) else None
 
@@ -52,7 +62,9 @@ class OnnxNetwork(nn.Module):
 
     def refuse_gradients(self) -> None:
         """UserError: there are none."""
-        raise UserError(f"onnx:{self.file} has no gradients: attack it with --gradient stein or hard-stein")
+        raise UserError(
+            f"onnx:{self.file} has no gradients: attack it with --gradient stein or hard-stein"
+        )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if images.requires_grad and torch.is_grad_enabled():
@@ -70,12 +82,17 @@ class OnnxNetwork(nn.Module):
         except Exception as error:  # ONNX Runtime's own, also for images of another shape
             raise ValueError(f"ONNX Runtime: {' '.join(str(error).split())}") from error
         if output.shape[:1] != (len(padded),):
-            raise UserError(f"onnx:{self.file} makes {list(output.shape)} of a batch of {len(padded)}, expected [B, K]")
+            raise UserError(
+                f"onnx:{self.file} makes {list(output.shape)} of a batch of {len(padded)}, "
+                "expected [B, K]"
+            )
         return torch.from_numpy(output)[: len(images)]
 
 
 @LIBRARIES.register("onnx")
-def onnx_network(location: str, pretrained: bool, images: DatasetDescription | None) -> LibraryNetwork:
+def onnx_network(
+    location: str, pretrained: bool, images: DatasetDescription | None
+) -> LibraryNetwork:
     """The network in an ONNX file, for evaluation with the weights that it holds."""
     import onnxruntime
 

@@ -1,4 +1,6 @@
-"""``timm:NAME``: the classifiers of PyTorch Image Models, a name of ``timm.list_models()`` or with a tag."""
+"""``timm:NAME``: the classifiers of PyTorch Image Models, a name of ``timm.list_models()`` or with
+a tag.
+"""
 
 import math
 from typing import Any
@@ -9,8 +11,11 @@ from smoothadv.datasets.preparation import INTERPOLATIONS, SQUASH, Preparation
 
 
 @LIBRARIES.register("timm")
-def timm_network(location: str, pretrained: bool, images: DatasetDescription | None) -> LibraryNetwork:
-    """A network of timm; for ``images`` with their classes and channels, and with their size where it has a fixed one.
+def timm_network(
+    location: str, pretrained: bool, images: DatasetDescription | None
+) -> LibraryNetwork:
+    """A network of timm; for ``images`` with their classes and channels, and with their size where
+    it has a fixed one.
 
     timm adapts pretrained weights to another number of channels, and positions to another size.
     """
@@ -23,7 +28,9 @@ def timm_network(location: str, pretrained: bool, images: DatasetDescription | N
         if getattr(timm.models.get_pretrained_cfg(location), "fixed_input_size", False):
             options["img_size"] = images.image_shape[1:]
     if pretrained:
-        module = fetched(name, lambda: timm.create_model(location, pretrained=True, **options), images)
+        module = fetched(
+            name, lambda: timm.create_model(location, pretrained=True, **options), images
+        )
     else:
         module = timm.create_model(location, **options)
     subset, config = infer_imagenet_subset(module), timm.data.resolve_model_data_config(module)
@@ -45,4 +52,8 @@ def _preparation(config: dict[str, Any]) -> Preparation | None:
         return None
     if mode == "squash" and share == 1:
         return Preparation(height, SQUASH, config["interpolation"])
-    return Preparation(height, math.floor(height / share), config["interpolation"]) if mode == "center" else None
+    return (
+        Preparation(height, math.floor(height / share), config["interpolation"])
+        if mode == "center"
+        else None
+    )

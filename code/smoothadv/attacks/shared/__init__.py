@@ -1,1 +1,3 @@
-"""What the attacks share: the base class, geometry of the ball, passes of one shape, and attacks under smoothing."""
+"""What the attacks share: the base class, geometry of the ball, passes of one shape, and attacks
+under smoothing.
+"""

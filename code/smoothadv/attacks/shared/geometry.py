@@ -1,11 +1,15 @@
-"""Perturbations in the l2 ball and the pixel box: all shapes [B, ...], all operations per example."""
+"""Perturbations in the l2 ball and the pixel box: all shapes [B, ...], all operations per
+example.
+"""
 
 from collections.abc import Callable, Sequence
 
 import torch
 
 Randomness = torch.Generator | Sequence[torch.Generator] | None
-"""One generator for a batch, or one for each of its examples, so that these do not depend on each other."""
+"""One generator for a batch, or one for each of its examples, so that these do not depend on each
+other.
+"""
 
 
 def per_example(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -40,11 +44,17 @@ def project_ball(v: torch.Tensor, epsilon: float | torch.Tensor) -> torch.Tensor
     if not isinstance(epsilon, torch.Tensor):  # divided alike, to the last bit
         epsilon = torch.full((), epsilon, dtype=torch.float64, device=v.device)
     norm = l2_norm(v)
-    return v * per_example(torch.where(norm > epsilon, epsilon / norm.clamp_min(1e-38), 1.0).to(v.dtype), v)
+    return v * per_example(
+        torch.where(norm > epsilon, epsilon / norm.clamp_min(1e-38), 1.0).to(v.dtype), v
+    )
 
 
-def uniform_in_ball(x: torch.Tensor, epsilon: float | torch.Tensor, generator: Randomness) -> torch.Tensor:
-    """A perturbation for each x [B, ...], uniform in the l2 ball of radius ``epsilon`` (one, or [B])."""
+def uniform_in_ball(
+    x: torch.Tensor, epsilon: float | torch.Tensor, generator: Randomness
+) -> torch.Tensor:
+    """A perturbation for each x [B, ...], uniform in the l2 ball of radius ``epsilon`` (one, or
+    [B]).
+    """
     direction = unit(gaussian_like(x, generator))
     share = _draw(x.flatten(1)[:, 0], generator, torch.Tensor.uniform_) ** (1 / x[0].numel())
     return direction * per_example((epsilon * share).to(x.dtype), x)
@@ -55,21 +65,34 @@ def gaussian_like(x: torch.Tensor, generator: Randomness) -> torch.Tensor:
     return _draw(x, generator, torch.Tensor.normal_)
 
 
-def _draw(x: torch.Tensor, generator: Randomness, fill: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Random numbers of the shape, dtype and device of x [B, ...], drawn on the device of the generator."""
+def _draw(
+    x: torch.Tensor, generator: Randomness, fill: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Random numbers of the shape, dtype and device of x [B, ...], drawn on the device of the
+    generator.
+    """
     if generator is None or isinstance(generator, torch.Generator):
         device = x.device if generator is None else generator.device
-        return fill(torch.empty(x.shape, dtype=x.dtype, device=device), generator=generator).to(x.device)
+        return fill(torch.empty(x.shape, dtype=x.dtype, device=device), generator=generator).to(
+            x.device
+        )
     if len(generator) != len(x):
         raise ValueError(f"{len(generator)} generators for {len(x)} examples")
-    rows = [fill(torch.empty(row.shape, dtype=x.dtype, device=g.device), generator=g) for row, g in zip(x, generator)]
+    rows = [
+        fill(torch.empty(row.shape, dtype=x.dtype, device=g.device), generator=g)
+        for row, g in zip(x, generator)
+    ]
     return torch.stack(rows).to(x.device)
 
 
-def in_grey_levels(x: torch.Tensor, adversarial: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
-    """Images of 256 grey levels near ``adversarial``, at an l2 distance below ``epsilon`` [B] from x (also of 256).
+def in_grey_levels(
+    x: torch.Tensor, adversarial: torch.Tensor, epsilon: torch.Tensor
+) -> torch.Tensor:
+    """Images of 256 grey levels near ``adversarial``, at an l2 distance below ``epsilon`` [B] from
+    x (also of 256).
 
-    Rounding to the nearest level may leave the ball; the perturbation is then shortened until its rounding does not.
+    Rounding to the nearest level may leave the ball; the perturbation is then shortened until its
+    rounding does not.
     """
     levels, wanted = (x.double() * 255).round(), (adversarial.double() - x.double()) * 255
     limit = (epsilon.to(x.device) * 255) ** 2

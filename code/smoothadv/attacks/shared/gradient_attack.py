@@ -1,4 +1,6 @@
-"""The base class of all gradient attacks: it checks, freezes the model, and projects the result to the ball."""
+"""The base class of all gradient attacks: it checks, freezes the model, and projects the result to
+the ball.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,34 @@ from typing import Any
 
 import torch
 
-from smoothadv.attacks.estimators import Estimate, GradientEstimator, Model, frozen, no_noise, noisy_logits, plug_in
+from smoothadv.attacks.estimators import (
+    Estimate,
+    GradientEstimator,
+    Model,
+    frozen,
+    no_noise,
+    noisy_logits,
+    plug_in,
+)
 from smoothadv.attacks.shared.geometry import Randomness, project_ball, project_box
 from smoothadv.attacks.shared.micro_batches import FixedShape
-from smoothadv.settings import Checked, checked_field, l2_norm, perturbation_size, positive_int, setting
+from smoothadv.settings import (
+    Checked,
+    checked_field,
+    l2_norm,
+    perturbation_size,
+    positive_int,
+    setting,
+)
 
 
 @dataclass(frozen=True)
 class Problem:
     """The optimization problem of an attack, for B examples with m noise draws each.
 
-    ``inputs`` [B, ...], ``labels`` int64 [B], ``noise`` [B, m, ...], ``epsilon`` float64 [B]. The search begins at
-    the perturbations ``start`` [B, ...], with inputs + start in [0, 1]; None: at the inputs.
+    ``inputs`` [B, ...], ``labels`` int64 [B], ``noise`` [B, m, ...], ``epsilon`` float64 [B]. The
+    search begins at the perturbations ``start`` [B, ...], with inputs + start in [0, 1]; None: at
+    the inputs.
     """
 
     model: Model
@@ -43,12 +61,16 @@ class Problem:
 
     @property
     def may_look(self) -> bool:
-        """Whether the host may read results to decide what to do: an accelerator would have to finish them first."""
+        """Whether the host may read results to decide what to do: an accelerator would have to
+        finish them first.
+        """
         return self.inputs.device.type == "cpu"
 
     @property
     def keeps_places(self) -> bool:
-        """Whether to leave no example out: each has its place in a pass of one size, or to choose some is a wait."""
+        """Whether to leave no example out: each has its place in a pass of one size, or to choose
+        some is a wait.
+        """
         return isinstance(self.model, FixedShape) or not self.may_look
 
     def of(self, rows: torch.Tensor) -> Problem:
@@ -57,29 +79,38 @@ class Problem:
         if generator is not None and not isinstance(generator, torch.Generator):
             generator = [generator[row] for row in rows.tolist()]
         chosen: dict[str, Any] = {
-            name: values[rows] for name, values in vars(self).items() if isinstance(values, torch.Tensor)
+            name: values[rows]
+            for name, values in vars(self).items()
+            if isinstance(values, torch.Tensor)
         }
         return replace(self, **chosen, generator=generator)
 
 
 @dataclass(frozen=True)
 class GradientAttack(Checked, ABC):
-    """``num_steps`` steps of some method within the l2 ball of radius ``epsilon``, on images in [0, 1].
+    """``num_steps`` steps of some method within the l2 ball of radius ``epsilon``, on images in [0,
+    1].
 
-    ``estimator`` supplies gradients. The labels are the classes that the attack leads away from or, if ``targeted``,
-    those that it aims at. A subclass defines ``perturbation``. SettingError where a setting is out of its range.
+    ``estimator`` supplies gradients. The labels are the classes that the attack leads away from or,
+    if ``targeted``, those that it aims at. A subclass defines ``perturbation``. SettingError where
+    a setting is out of its range.
     """
 
     epsilon: float = setting(
-        parse=perturbation_size, check=l2_norm, help="l2 norm of the attack on images in [0, 1], like 0.25 or 64/255"
+        parse=perturbation_size,
+        check=l2_norm,
+        help="l2 norm of the attack on images in [0, 1], like 0.25 or 64/255",
     )
     num_steps: int = setting(
-        parse=positive_int, help="steps of the attack (paper: 1 to 10 in training, 20 in evaluation)"
+        parse=positive_int,
+        help="steps of the attack (paper: 1 to 10 in training, 20 in evaluation)",
     )
     estimator: GradientEstimator = checked_field(None, plug_in, kind=Callable)
     targeted: bool = checked_field(None, False)
 
-    @torch.inference_mode(False)  # callers are often in inference mode, where there are no gradients
+    @torch.inference_mode(
+        False
+    )  # callers are often in inference mode, where there are no gradients
     def __call__(
         self,
         model: Model,
@@ -91,24 +122,35 @@ class GradientAttack(Checked, ABC):
         epsilon: torch.Tensor | None = None,
         start: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Adversarial inputs [B, ...] for inputs [B, ...] and labels int64 [B]; see the package's docstring.
+        """Adversarial inputs [B, ...] for inputs [B, ...] and labels int64 [B]; see the package's
+        docstring.
 
-        ``epsilon`` [B] replaces that of the attack; ValueError unless its entries are finite and at least 0, one for
-        each example. One for all, [], must be finite and above 0: nobody looks. ``start`` [B, ...] holds the
-        perturbations with which the search begins.
+        ``epsilon`` [B] replaces that of the attack; ValueError unless its entries are finite and at
+        least 0, one for each example. One for all, [], must be finite and above 0: nobody looks.
+        ``start`` [B, ...] holds the perturbations with which the search begins.
         """
         if epsilon is None:  # made on the device: a copy to it would wait
-            epsilon = torch.full((len(inputs),), self.epsilon, dtype=torch.float64, device=inputs.device)
+            epsilon = torch.full(
+                (len(inputs),), self.epsilon, dtype=torch.float64, device=inputs.device
+            )
             is_attacked = self.epsilon > 0 and len(inputs) > 0
         elif not epsilon.dim():
             epsilon, is_attacked = epsilon.expand(len(inputs)), len(inputs) > 0
-        elif epsilon.shape != (len(inputs),) or not bool(((epsilon >= 0) & epsilon.isfinite()).all()):
-            raise ValueError(f"epsilon must hold {len(inputs)} finite numbers of at least 0, one for each example")
+        elif epsilon.shape != (len(inputs),) or not bool(
+            ((epsilon >= 0) & epsilon.isfinite()).all()
+        ):
+            raise ValueError(
+                f"epsilon must hold {len(inputs)} finite numbers of at least 0, one for each "
+                "example"
+            )
         else:
             is_attacked = bool((epsilon > 0).any())
         if not is_attacked:
             return inputs.detach().clone()
-        inputs, labels = (values.clone() if values.is_inference() else values for values in (inputs.detach(), labels))
+        inputs, labels = (
+            values.clone() if values.is_inference() else values
+            for values in (inputs.detach(), labels)
+        )
         epsilon = epsilon.to(device=inputs.device, dtype=torch.float64)
         if start is not None:
             start = project_ball(project_box(inputs, start), epsilon)
@@ -120,15 +162,18 @@ class GradientAttack(Checked, ABC):
 
     def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The adversarial inputs, from perturbations ``v`` in the ball."""
-        # The sum is in [0, 1] but for its rounding, which the clamp corrects. Pixels that were rounded further away
-        # from the input than v are moved back: many of them together could leave a small ball.
+        # The sum is in [0, 1] but for its rounding, which the clamp corrects. Pixels that were
+        # rounded further away from the input than v are moved back: many of them together could
+        # leave a small ball.
         adversarial = (inputs + v).clamp(0, 1)
         too_far = (adversarial - inputs).abs() > v.abs()
         return torch.where(too_far, torch.nextafter(adversarial, inputs), adversarial)
 
     @abstractmethod
     def perturbation(self, problem: Problem) -> torch.Tensor:
-        """A perturbation v [B, ...] with inputs + v in [0, 1]; the caller projects it to the ball."""
+        """A perturbation v [B, ...] with inputs + v in [0, 1]; the caller projects it to the
+        ball.
+        """
 
     @property
     def direction(self) -> int:

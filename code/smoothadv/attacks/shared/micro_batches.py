@@ -1,8 +1,10 @@
-"""Attacks within a memory budget: gradients over many noisy copies, from passes over a few, all of one shape.
+"""Attacks within a memory budget: gradients over many noisy copies, from passes over a few, all of
+one shape.
 
-Kernels may round differently for another shape, and in another row of the same shape (matrix products do, on some
-CPUs). Therefore all passes over the model have the same shape, padded where too few copies are left, and each example
-has a fixed place in its pass: an adversarial example does not depend on the examples that are attacked beside it.
+Kernels may round differently for another shape, and in another row of the same shape (matrix
+products do, on some CPUs). Therefore all passes over the model have the same shape, padded where
+too few copies are left, and each example has a fixed place in its pass: an adversarial example does
+not depend on the examples that are attacked beside it.
 """
 
 import math
@@ -18,9 +20,14 @@ from smoothadv.attacks.estimators import Estimate, GradientEstimator, Model
 def rows_per_pass(copies: int, batch: int) -> int:
     """The number of noisy copies in a pass: at most ``batch``, of examples with ``copies`` each.
 
-    A pass holds whole examples where at least one fits; otherwise a part of one example, of parts as equal as possible.
+    A pass holds whole examples where at least one fits; otherwise a part of one example, of parts
+    as equal as possible.
     """
-    return batch // copies * copies if copies <= batch else math.ceil(copies / math.ceil(copies / batch))
+    return (
+        batch // copies * copies
+        if copies <= batch
+        else math.ceil(copies / math.ceil(copies / batch))
+    )
 
 
 def places_in_pass(waiting: Mapping[int, int], places: int) -> list[int | None]:
@@ -35,15 +42,18 @@ def places_in_pass(waiting: Mapping[int, int], places: int) -> list[int | None]:
 
 
 def _place(index: int, places: int) -> int:
-    """A place from 0 to ``places`` - 1; indices with any common difference are spread evenly over the places.
+    """A place from 0 to ``places`` - 1; indices with any common difference are spread evenly over
+    the places.
 
-    The fractional part of index / golden ratio, in 64 bits (Knuth, The Art of Computer Programming, section 6.4).
+    The fractional part of index / golden ratio, in 64 bits (Knuth, The Art of Computer Programming,
+    section 6.4).
     """
     return (index * 0x9E3779B97F4A7C15 % 2**64) * places >> 64
 
 
 class FixedShape(nn.Module):
-    """Computes ``model`` in batches of exactly ``rows`` inputs: splits larger batches and pads smaller ones.
+    """Computes ``model`` in batches of exactly ``rows`` inputs: splits larger batches and pads
+    smaller ones.
 
     ValueError where the model has fewer than ``classes`` classes.
     """
@@ -68,13 +78,19 @@ class FixedShape(nn.Module):
 
 @dataclass(frozen=True)
 class InParts:
-    """The estimate of ``estimator``, from passes over at most ``rows`` noisy copies of each example."""
+    """The estimate of ``estimator``, from passes over at most ``rows`` noisy copies of each
+    example.
+    """
 
     estimator: GradientEstimator
     rows: int
 
-    def __call__(self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor) -> Estimate:
-        parts = [self.estimator(model, points, labels, part) for part in noise.split(self.rows, dim=1)]
+    def __call__(
+        self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+    ) -> Estimate:
+        parts = [
+            self.estimator(model, points, labels, part) for part in noise.split(self.rows, dim=1)
+        ]
         return parts[0] if len(parts) == 1 else combined(parts)
 
 
@@ -92,4 +108,6 @@ def _log_weight(part: Estimate) -> torch.Tensor:
     if part.log_weight is not None:
         return part.log_weight() if callable(part.log_weight) else part.log_weight
     examples, copies = part.logits.shape[:2]
-    return torch.full((examples,), math.log(copies), dtype=part.gradient.dtype, device=part.gradient.device)
+    return torch.full(
+        (examples,), math.log(copies), dtype=part.gradient.dtype, device=part.gradient.device
+    )

@@ -1,4 +1,6 @@
-"""Attacks on a smoothed classifier as functions of (model, inputs, labels): noise, restarts, targets, memory."""
+"""Attacks on a smoothed classifier as functions of (model, inputs, labels): noise, restarts,
+targets, memory.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,54 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from smoothadv.attacks.estimators import Model, PlugIn, Stein, frozen, no_noise, noisy_logits, smoothed_loss
+from smoothadv.attacks.estimators import (
+    Model,
+    PlugIn,
+    Stein,
+    frozen,
+    no_noise,
+    noisy_logits,
+    smoothed_loss,
+)
 from smoothadv.attacks.shared.geometry import per_example, uniform_in_ball
 from smoothadv.attacks.shared.gradient_attack import GradientAttack
-from smoothadv.attacks.shared.micro_batches import FixedShape, InParts, places_in_pass, rows_per_pass
+from smoothadv.attacks.shared.micro_batches import (
+    FixedShape,
+    InParts,
+    places_in_pass,
+    rows_per_pass,
+)
 from smoothadv.errors import NonFiniteError, UserError
 from smoothadv.memory import within_memory
 from smoothadv.noise import GaussianNoise, Purpose, Rows, derive_generator
 
 TargetRule = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Generator]], torch.Tensor]
-"""Probabilities [B, K], labels int64 [B] and a generator for each example give the targets, int64 [B]."""
+"""Probabilities [B, K], labels int64 [B] and a generator for each example give the targets, int64
+[B].
+"""
 
 
-def _random(probabilities: torch.Tensor, labels: torch.Tensor, generators: Sequence[torch.Generator]) -> torch.Tensor:
+def _random(
+    probabilities: torch.Tensor, labels: torch.Tensor, generators: Sequence[torch.Generator]
+) -> torch.Tensor:
     """A class other than the label, uniformly distributed, from the generator of each example."""
     classes = probabilities.shape[1]
-    shifts = [int(torch.randint(1, classes, (1,), generator=generator, device="cpu")) for generator in generators]
+    shifts = [
+        int(torch.randint(1, classes, (1,), generator=generator, device="cpu"))
+        for generator in generators
+    ]
     return (labels + torch.tensor(shifts, device=labels.device)) % classes
 
 
-TARGET_RULES: dict[str, TargetRule] = {  # the most and the least probable class other than the label, or any such class
-    "runner-up": lambda probabilities, labels, _: probabilities.scatter(1, labels[:, None], -1.0).argmax(1),
-    "least-likely": lambda probabilities, labels, _: probabilities.scatter(1, labels[:, None], 2.0).argmin(1),
+TARGET_RULES: dict[
+    str, TargetRule
+] = {  # the most and the least probable class other than the label, or any such class
+    "runner-up": lambda probabilities, labels, _: probabilities.scatter(
+        1, labels[:, None], -1.0
+    ).argmax(1),
+    "least-likely": lambda probabilities, labels, _: probabilities.scatter(
+        1, labels[:, None], 2.0
+    ).argmin(1),
     "random": _random,
 }
 EVERY = "every"
@@ -55,7 +83,9 @@ class _Examples:
         return range(len(self.inputs)) if self.indices is None else self.indices
 
     def checked(self) -> _Examples:
-        """ValueError unless there is one value per example, no class is negative, and inputs lie in [0, 1]."""
+        """ValueError unless there is one value per example, no class is negative, and inputs lie in
+        [0, 1].
+        """
         for name, values in vars(self).items():
             if values is not None and len(values) != len(self.inputs):
                 raise ValueError(f"{len(values)} {name} for {len(self.inputs)} inputs")
@@ -63,32 +93,46 @@ class _Examples:
             if classes is not None and bool((classes < 0).any()):
                 raise ValueError(f"there is no class {int(classes.min())}")
         if not bool(((self.inputs >= 0) & (self.inputs <= 1)).all()):
-            raise ValueError("inputs must lie in [0, 1], as perturbations are measured there and stay there")
+            raise ValueError(
+                "inputs must lie in [0, 1], as perturbations are measured there and stay there"
+            )
         return self
 
     def of(self, rows: list[int]) -> _Examples:
         """The examples with these numbers alone."""
-        epsilon, targets = (None if values is None else values[rows] for values in (self.epsilon, self.targets))
-        return _Examples(self.inputs[rows], self.labels[rows], [self.numbers[row] for row in rows], epsilon, targets)
+        epsilon, targets = (
+            None if values is None else values[rows] for values in (self.epsilon, self.targets)
+        )
+        return _Examples(
+            self.inputs[rows],
+            self.labels[rows],
+            [self.numbers[row] for row in rows],
+            epsilon,
+            targets,
+        )
 
 
 class SmoothedAttack:
-    """Attacks the classifier that ``model`` becomes under Gaussian smoothing (SmoothAdv, sections 2.2 and 3).
+    """Attacks the classifier that ``model`` becomes under Gaussian smoothing (SmoothAdv, sections
+    2.2 and 3).
 
         attack = SmoothedAttack(PGD(epsilon=0.5, num_steps=20), sigma=0.25, num_noise_vec=64)
         adversarial = attack(model, inputs, labels)
 
-    ``attack`` is any of ``ATTACKS``; ``sigma`` >= 0 is the standard deviation of the smoothing noise on inputs in
-    [0, 1], 0 for the base classifier itself; ``num_noise_vec`` is m_test, the number of noise draws per example. They,
-    and all other randomness, are functions of (``seed``, index of the example) alone: the result for an example does
-    not depend on the other examples of the batch, not even in its last bit where a call names indices.
+    ``attack`` is any of ``ATTACKS``; ``sigma`` >= 0 is the standard deviation of the smoothing
+    noise on inputs in [0, 1], 0 for the base classifier itself; ``num_noise_vec`` is m_test, the
+    number of noise draws per example. They, and all other randomness, are functions of (``seed``,
+    index of the example) alone: the result for an example does not depend on the other examples of
+    the batch, not even in its last bit where a call names indices.
 
-    Of ``restarts`` runs, the first begins where the attack does, the others at uniform points of the ball; the one with
-    the best objective on the draws is kept. ``target`` makes the attack targeted: a class, a name in
-    ``TARGET_RULES``, or ``EVERY``; examples whose label is the target are returned unchanged.
+    Of ``restarts`` runs, the first begins where the attack does, the others at uniform points of
+    the ball; the one with the best objective on the draws is kept. ``target`` makes the attack
+    targeted: a class, a name in ``TARGET_RULES``, or ``EVERY``; examples whose label is the target
+    are returned unchanged.
 
-    ``batch`` is the largest number of noisy copies in a forward and backward pass. Where memory runs out, it is halved
-    and ``on_smaller_batch`` is called with the new value; it affects nothing but the rounding of sums.
+    ``batch`` is the largest number of noisy copies in a forward and backward pass. Where memory
+    runs out, it is halved and ``on_smaller_batch`` is called with the new value; it affects nothing
+    but the rounding of sums.
     """
 
     def __init__(
@@ -104,9 +148,14 @@ class SmoothedAttack:
         on_smaller_batch: Callable[[int], None] = lambda batch: None,
     ) -> None:
         if min(num_noise_vec, restarts, batch) < 1 or seed < 0 or not 0 <= sigma < math.inf:
-            raise ValueError("need num_noise_vec, restarts and batch of at least 1, seed and sigma of at least 0")
+            raise ValueError(
+                "need num_noise_vec, restarts and batch of at least 1, seed and sigma of at least 0"
+            )
         if sigma == 0 and (num_noise_vec > 1 or isinstance(attack.estimator, Stein)):
-            raise ValueError("without noise, sigma = 0, there is one copy and no gradient to be estimated from noise")
+            raise ValueError(
+                "without noise, sigma = 0, there is one copy and no gradient to be estimated from "
+                "noise"
+            )
         if attack.targeted:
             raise ValueError("give the target here, and an attack that is not targeted itself")
         _check_target(target)
@@ -118,8 +167,8 @@ class SmoothedAttack:
     def examples_per_pass(self) -> int:
         """The number of examples that share a pass over the model.
 
-        The index of an example decides its place in a pass. A call that names indices should therefore have several
-        times as many examples: fewer places then stay empty.
+        The index of an example decides its place in a pass. A call that names indices should
+        therefore have several times as many examples: fewer places then stay empty.
         """
         return max(1, self.batch // self.num_noise_vec)
 
@@ -133,26 +182,36 @@ class SmoothedAttack:
         epsilon: torch.Tensor | None = None,
         targets: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Adversarial inputs for ``inputs`` [B, ...] in [0, 1] and ``labels`` int64 [B]: as inputs, detached.
+        """Adversarial inputs for ``inputs`` [B, ...] in [0, 1] and ``labels`` int64 [B]: as inputs,
+        detached.
 
-        ``model`` maps [B, ...] to logits [B, K]; ``indices`` are those of the examples in their dataset (default: 0 to
-        B - 1). ``epsilon`` [B] replaces that of the attack, ``targets`` int64 [B] replace the target rule.
-        UserError where not even one noisy copy fits into memory, NonFiniteError where a gradient is NaN or infinite.
+        ``model`` maps [B, ...] to logits [B, K]; ``indices`` are those of the examples in their
+        dataset (default: 0 to B - 1). ``epsilon`` [B] replaces that of the attack, ``targets``
+        int64 [B] replace the target rule. UserError where not even one noisy copy fits into memory,
+        NonFiniteError where a gradient is NaN or infinite.
         """
         if epsilon is not None:
             epsilon = torch.atleast_1d(torch.as_tensor(epsilon, dtype=torch.float64))
-        found = self._in_groups(self._attack, model, _Examples(inputs, labels, indices, epsilon, targets).checked())
+        found = self._in_groups(
+            self._attack, model, _Examples(inputs, labels, indices, epsilon, targets).checked()
+        )
         if not bool(found.isfinite().all()):
             raise NonFiniteError(
-                "the attack met gradients that are not finite: the classifier's weights are broken, or its precision "
-                "is too low"
+                "the attack met gradients that are not finite: the classifier's weights are "
+                "broken, or its precision is too low"
             )
         return found
 
     def choose_targets(
-        self, model: Model, inputs: torch.Tensor, labels: torch.Tensor, indices: Sequence[int] | None = None
+        self,
+        model: Model,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        indices: Sequence[int] | None = None,
     ) -> torch.Tensor | None:
-        """The classes int64 [B] at which the attack would aim; None if it is untargeted or aims at every class."""
+        """The classes int64 [B] at which the attack would aim; None if it is untargeted or aims at
+        every class.
+        """
         if self.target is None or self.target == EVERY:
             return None
         examples = _Examples(inputs, labels, indices).checked()
@@ -163,12 +222,16 @@ class SmoothedAttack:
         return self._in_groups(choose, model, examples) if len(inputs) else labels.clone()
 
     def _in_groups(
-        self, work: Callable[[FixedShape, _Examples], torch.Tensor], model: Model, examples: _Examples
+        self,
+        work: Callable[[FixedShape, _Examples], torch.Tensor],
+        model: Model,
+        examples: _Examples,
     ) -> torch.Tensor:
-        """Calls ``work`` for as many examples at a time as share a pass, and for fewer once memory has run out.
+        """Calls ``work`` for as many examples at a time as share a pass, and for fewer once memory
+        has run out.
 
-        Kernels round identically for the same shape and the same place in it: examples with indices get both.
-        ValueError where the model has too few classes.
+        Kernels round identically for the same shape and the same place in it: examples with indices
+        get both. ValueError where the model has too few classes.
         """
         inputs, numbers = examples.inputs, examples.numbers
         classes = self._classes_needed(examples.labels, examples.targets)
@@ -179,7 +242,11 @@ class SmoothedAttack:
 
         def results_of_a_pass() -> dict[int, torch.Tensor]:
             count = self.examples_per_pass
-            placed = places_in_pass({row: numbers[row] for row in waiting}, count) if is_padded else waiting[:count]
+            placed = (
+                places_in_pass({row: numbers[row] for row in waiting}, count)
+                if is_padded
+                else waiting[:count]
+            )
             rows = [waiting[0] if row is None else row for row in placed]
             shape = rows_per_pass(self.num_noise_vec, self.batch)
             shape = shape if is_padded else min(shape, len(inputs) * self.num_noise_vec)
@@ -190,17 +257,31 @@ class SmoothedAttack:
         while waiting:
             results |= within_memory(results_of_a_pass, self._halve)
             waiting = [row for row in waiting if row not in results]
-        return torch.stack([results[row] for row in range(len(inputs))]) if results else inputs.detach()
+        return (
+            torch.stack([results[row] for row in range(len(inputs))])
+            if results
+            else inputs.detach()
+        )
 
     def _classes_needed(self, labels: torch.Tensor, targets: torch.Tensor | None) -> int:
-        """The number of classes that a model must have so that all labels and targets are among them."""
-        named = [int(classes.max()) for classes in (labels, targets) if classes is not None and len(classes)]
+        """The number of classes that a model must have so that all labels and targets are among
+        them.
+        """
+        named = [
+            int(classes.max())
+            for classes in (labels, targets)
+            if classes is not None and len(classes)
+        ]
         # A target rule needs a class other than the label.
-        return 1 + max([self.target if isinstance(self.target, int) else int(self.target is not None), *named])
+        return 1 + max(
+            [self.target if isinstance(self.target, int) else int(self.target is not None), *named]
+        )
 
     def _halve(self, reason: str) -> None:
         if self.batch == 1:
-            raise UserError(f"out of memory with one noisy copy at a time: fewer draws may fit ({reason})")
+            raise UserError(
+                f"out of memory with one noisy copy at a time: fewer draws may fit ({reason})"
+            )
         self.batch //= 2
         self.on_smaller_batch(self.batch)
 
@@ -214,18 +295,26 @@ class SmoothedAttack:
             targets = self._chosen(model, group, noise)
         if targets is not None:
             epsilon = torch.where((targets == labels).cpu(), 0.0, epsilon.cpu())
-        attack = dataclasses.replace(self.attack, estimator=InParts(self.attack.estimator, model.rows))
+        attack = dataclasses.replace(
+            self.attack, estimator=InParts(self.attack.estimator, model.rows)
+        )
         best: torch.Tensor | None = None
         for goal, (targeted, wanted) in enumerate(self._goals(model, inputs, labels, targets)):
             for run in range(self.restarts):
-                generators = self._generators(indices, Purpose.ATTACK_CHOICES, *(goal, run) * (goal + run > 0))
-                start = uniform_in_ball(inputs, epsilon.to(inputs.device), generators) if run else None
+                generators = self._generators(
+                    indices, Purpose.ATTACK_CHOICES, *(goal, run) * (goal + run > 0)
+                )
+                start = (
+                    uniform_in_ball(inputs, epsilon.to(inputs.device), generators) if run else None
+                )
                 found = dataclasses.replace(attack, targeted=targeted)(
                     model, inputs, wanted, noise, generators, epsilon=epsilon, start=start
                 )
                 if self.restarts == 1 and self.target != EVERY:
                     return found
-                loss = self._loss(model, found, labels if targets is None else targets, noise, targets is not None)
+                loss = self._loss(
+                    model, found, labels if targets is None else targets, noise, targets is not None
+                )
                 if best is None:
                     best, best_loss = found, loss
                 better = loss > best_loss
@@ -236,7 +325,11 @@ class SmoothedAttack:
 
     @torch.no_grad()
     def _goals(
-        self, model: FixedShape, inputs: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor | None
+        self,
+        model: FixedShape,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        targets: torch.Tensor | None,
     ) -> list[tuple[bool, torch.Tensor]]:
         """The attacks to run: for each, whether it is targeted, and its labels [B]."""
         if targets is not None:
@@ -247,22 +340,35 @@ class SmoothedAttack:
         return [(True, (labels + shift) % classes) for shift in range(1, classes)]
 
     def _noise(self, inputs: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
-        """The draws of each example, [B, m, ...], which no prediction uses; zeros for the base classifier."""
+        """The draws of each example, [B, m, ...], which no prediction uses; zeros for the base
+        classifier.
+        """
         if self.sigma == 0:
             return no_noise(inputs)
         noise = GaussianNoise(self.sigma, self.seed)
         drawn = torch.empty(
-            (len(inputs), self.num_noise_vec, *inputs.shape[1:]), dtype=inputs.dtype, device=inputs.device
+            (len(inputs), self.num_noise_vec, *inputs.shape[1:]),
+            dtype=inputs.dtype,
+            device=inputs.device,
         )
-        streams = [noise.stream(int(index), inputs.device, Purpose.ATTACK_NOISE) for index in indices]
+        streams = [
+            noise.stream(int(index), inputs.device, Purpose.ATTACK_NOISE) for index in indices
+        ]
         black = torch.zeros(inputs.shape[1:], device=inputs.device)
-        starts = range(0, self.num_noise_vec, self.batch)  # drawing may take several times the memory of the draws
+        starts = range(
+            0, self.num_noise_vec, self.batch
+        )  # drawing may take several times the memory of the draws
         counts = [(start, min(self.batch, self.num_noise_vec - start)) for start in starts]
-        noise.fill(drawn.flatten(0, 1), [Rows(stream, black, *count) for stream in streams for count in counts])
+        noise.fill(
+            drawn.flatten(0, 1),
+            [Rows(stream, black, *count) for stream in streams for count in counts],
+        )
         return drawn
 
     def _generators(self, indices: Sequence[int], *purpose: int) -> list[torch.Generator]:
-        """A generator per example for this purpose, on the CPU, so that choices are the same on all devices."""
+        """A generator per example for this purpose, on the CPU, so that choices are the same on all
+        devices.
+        """
         return [derive_generator("cpu", self.seed, int(index), *purpose) for index in indices]
 
     @torch.no_grad()
@@ -277,14 +383,23 @@ class SmoothedAttack:
 
     @torch.no_grad()
     def _loss(
-        self, model: Model, found: torch.Tensor, wanted: torch.Tensor, noise: torch.Tensor, targeted: bool
+        self,
+        model: Model,
+        found: torch.Tensor,
+        wanted: torch.Tensor,
+        noise: torch.Tensor,
+        targeted: bool,
     ) -> torch.Tensor:
-        """The success of an attack, [B]: the loss J or, for an attack that sees decisions only, the share of votes."""
+        """The success of an attack, [B]: the loss J or, for an attack that sees decisions only, the
+        share of votes.
+        """
         logits, estimator = noisy_logits(model, found, noise), self.attack.estimator
         if isinstance(estimator, Stein) and estimator.hard:
             loss = (logits.argmax(-1) != wanted[:, None]).to(found.dtype).mean(1)
         else:
-            loss = smoothed_loss(estimator.sharpened(logits) if isinstance(estimator, PlugIn) else logits, wanted)
+            loss = smoothed_loss(
+                estimator.sharpened(logits) if isinstance(estimator, PlugIn) else logits, wanted
+            )
         return -loss if targeted else loss
 
 
@@ -294,4 +409,7 @@ def _check_target(target: int | str | None) -> None:
         if target < 0:
             raise ValueError(f"target: found {target}, but there is no class {target}")
     elif target is not None and target not in KNOWN_TARGETS:
-        raise ValueError(f"target: found {target!r}, expected {', '.join(KNOWN_TARGETS)}, or the number of a class")
+        raise ValueError(
+            f"target: found {target!r}, expected {', '.join(KNOWN_TARGETS)}, or the number of a "
+            "class"
+        )

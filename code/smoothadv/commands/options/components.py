@@ -1,4 +1,6 @@
-"""Tables of options; components on the command line: their names, their settings as options, and how these are read."""
+"""Tables of options; components on the command line: their names, their settings as options, and
+how these are read.
+"""
 
 import argparse
 import dataclasses
@@ -12,10 +14,12 @@ from smoothadv.settings import Setting, settings_of
 
 
 def add_options(parser: argparse._ActionsContainer, table: Mapping[str, tuple[Any, ...]]) -> None:
-    """Add the options of a table, {"--flag METAVAR": (kind, help text, default)}; the default may be left out: None.
+    """Add the options of a table, {"--flag METAVAR": (kind, help text, default)}; the default may
+    be left out: None.
 
-    A kind is an argparse type, the choices, an argparse action, or None for a switch. There may be several flags; a
-    positional argument has its name in their place. METAVAR... takes one value or more, [METAVAR...] any number.
+    A kind is an argparse type, the choices, an argparse action, or None for a switch. There may be
+    several flags; a positional argument has its name in their place. METAVAR... takes one value or
+    more, [METAVAR...] any number.
     """
     for words, (kind, text, *default) in table.items():
         flags = [word for word in words.split() if word.startswith("-")] or words.split()[:1]
@@ -29,15 +33,20 @@ def add_options(parser: argparse._ActionsContainer, table: Mapping[str, tuple[An
             details = {"action": kind}
         elif not callable(kind):
             details = {"choices": kind}
-        action = parser.add_argument(*flags, help=text, **details, **dict(zip(["default"], default)))
-        if isinstance(names := getattr(kind, "__self__", None), Registry):  # argcomplete offers them in place of files
+        action = parser.add_argument(
+            *flags, help=text, **details, **dict(zip(["default"], default))
+        )
+        if isinstance(
+            names := getattr(kind, "__self__", None), Registry
+        ):  # argcomplete offers them in place of files
             action.completer = lambda names=names, **_: names  # type: ignore[attr-defined]
 
 
 def fields_given(
     request: type, options: argparse.Namespace, prefix: str = "", without: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """The options called as ``prefix`` and a field of the dataclass ``request``, by field; the class has defaults.
+    """The options called as ``prefix`` and a field of the dataclass ``request``, by field; the
+    class has defaults.
 
     Left out are the fields ``without``, and options that are None.
     """
@@ -49,22 +58,30 @@ def fields_given(
 def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
     """Add an option for each setting; components may share a flag.
 
-    The option's destination is its flag. An option that is not on the command line has no attribute there, so that it
-    can be distinguished from one that is given with its default.
+    The option's destination is its flag. An option that is not on the command line has no attribute
+    there, so that it can be distinguished from one that is given with its default.
     """
     by_flag: dict[str, list[Setting]] = {}
     for setting in settings:
         by_flag.setdefault(setting.flag, []).append(setting)
     for setting, *others in by_flag.values():
-        defaults = {one.default: None for one in (setting, *others) if one.default not in (None, False, MISSING)}
-        default = f" (default: {' or '.join(map(str, sorted(defaults, key=str)))})" if defaults else ""
+        defaults = {
+            one.default: None
+            for one in (setting, *others)
+            if one.default not in (None, False, MISSING)
+        }
+        default = (
+            f" (default: {' or '.join(map(str, sorted(defaults, key=str)))})" if defaults else ""
+        )
         kind: dict[str, Any] = {"action": "store_true"}
         if setting.parse is not None:
             kind = {"type": setting.parse, "metavar": setting.field.split("_")[-1].upper()}
         if setting.many:
             kind["nargs"] = "+"
         text = setting.help.replace("%", "%%") + default
-        parser.add_argument(setting.flag, dest=setting.flag, default=argparse.SUPPRESS, help=text, **kind)
+        parser.add_argument(
+            setting.flag, dest=setting.flag, default=argparse.SUPPRESS, help=text, **kind
+        )
 
 
 def add_components(
@@ -75,9 +92,14 @@ def add_components(
     default: str | None = None,
     adapt: Callable[[Setting], Setting] = lambda setting: setting,
 ) -> None:
-    """``flag`` NAME, which chooses a component, and the settings of all of ``registry``, each changed by ``adapt``."""
+    """``flag`` NAME, which chooses a component, and the settings of all of ``registry``, each
+    changed by ``adapt``.
+    """
     add_options(parser, {f"{flag} NAME": (registry.require, text, default)})
-    add_settings(parser, [adapt(setting) for component in registry.values() for setting in settings_of(component)])
+    add_settings(
+        parser,
+        [adapt(setting) for component in registry.values() for setting in settings_of(component)],
+    )
 
 
 def compose_chosen(
@@ -94,21 +116,32 @@ def compose_chosen(
     return compose(parser, registry[name], options, f"{chooser} {name}", **given)
 
 
-def compose(parser: Parser, component: type, options: argparse.Namespace, name: str, **given: Any) -> Any:
-    """Build ``component`` from the values ``given`` and the options that its other settings declare.
+def compose(
+    parser: Parser, component: type, options: argparse.Namespace, name: str, **given: Any
+) -> Any:
+    """Build ``component`` from the values ``given`` and the options that its other settings
+    declare.
 
     A usage error where a required setting is missing or the component refuses the values.
     """
     try:
-        return component(**given, **given_settings(parser, component, options, name, without=tuple(given)))
+        return component(
+            **given, **given_settings(parser, component, options, name, without=tuple(given))
+        )
     except ValueError as error:
         parser.error(str(error))
 
 
 def given_settings(
-    parser: Parser, component: type, options: argparse.Namespace, name: str, without: Iterable[str] = ()
+    parser: Parser,
+    component: type,
+    options: argparse.Namespace,
+    name: str,
+    without: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The settings of ``component`` on the command line, by field, but ``without``; a usage error if one is lacking."""
+    """The settings of ``component`` on the command line, by field, but ``without``; a usage error
+    if one is lacking.
+    """
     values = {}
     for setting in settings_of(component):
         if setting.field in without:
@@ -121,14 +154,23 @@ def given_settings(
 
 
 def refuse_foreign_settings(
-    parser: Parser, options: argparse.Namespace, registry: Registry, chooser: str, also: Iterable[type] = ()
+    parser: Parser,
+    options: argparse.Namespace,
+    registry: Registry,
+    chooser: str,
+    also: Iterable[type] = (),
 ) -> None:
-    """A usage error if an option was given that another component of ``registry`` reads, but not the chosen one.
+    """A usage error if an option was given that another component of ``registry`` reads, but not
+    the chosen one.
 
     The option ``chooser``, like --method, chose it; the components ``also`` are in use as well.
     """
     chosen = getattr(options, chooser.removeprefix("--"))
-    readable = {setting.flag for component in (registry[chosen], *also) for setting in settings_of(component)}
+    readable = {
+        setting.flag
+        for component in (registry[chosen], *also)
+        for setting in settings_of(component)
+    }
     for name, component in registry.items():
         for setting in settings_of(component):
             if setting.flag in options and setting.flag not in readable:
@@ -139,7 +181,8 @@ def refuse_foreign_settings(
 def command_line_of(
     parser: Parser, options: argparse.Namespace, without: Iterable[str], changes: Mapping[str, Any]
 ) -> list[str]:
-    """The command line that gives ``options`` with ``changes``, except the destinations ``without``.
+    """The command line that gives ``options`` with ``changes``, except the destinations
+    ``without``.
 
     Positional arguments come first; options with their default value are left out.
     """

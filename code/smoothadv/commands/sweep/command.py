@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
-from smoothadv.commands.options.components import add_components, add_options, add_settings, compose, compose_chosen
+from smoothadv.commands.options.components import (
+    add_components,
+    add_options,
+    add_settings,
+    compose,
+    compose_chosen,
+)
 from smoothadv.commands.runner import Parser, run, terminable
 from smoothadv.errors import UserError, warn
 from smoothadv.files import PAGE, refuse_to_replace, write_text
@@ -34,7 +40,8 @@ _EXAMPLES = """examples:
   python code/sweep.py plan scripts/grids/paper-cifar10-pgd.toml
   python code/sweep.py run scripts/grids/digits-smoke.toml
   python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --only '*noise_0.25*'
-  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine slurm --partition gpu --sbatch account=vision
+  python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine slurm --partition gpu \\
+      --sbatch account=vision
   python code/sweep.py run scripts/grids/paper-cifar10-pgd.toml --engine ray --address 10.0.0.1:6379
   python code/sweep.py status scripts/grids/digits-smoke.toml
   python code/sweep.py retry scripts/grids/digits-smoke.toml
@@ -43,11 +50,21 @@ Run the same command again after any interruption: it does what is missing. docs
 """
 _MOST_WARNINGS = 10
 _SHARED = {
-    "grids GRID...": (Path, "file that describes a sweep, or a name from scripts/grids like digits-smoke"),
+    "grids GRID...": (
+        Path,
+        "file that describes a sweep, or a name from scripts/grids like digits-smoke",
+    ),
     "--only PATTERN...": (str, "only jobs whose folder matches one of these, like '*noise_0.25*'"),
-    "--max-models M": (positive_int, f"refuse a grid of more than M models (default: {MOST_MODELS:,})", MOST_MODELS),
+    "--max-models M": (
+        positive_int,
+        f"refuse a grid of more than M models (default: {MOST_MODELS:,})",
+        MOST_MODELS,
+    ),
     "--data-dir DIR": (str, "folder of the dataset's files, for all commands"),
-    "--device": (("cpu",), "for all commands (default: GPUs where there are any, one for each process)"),
+    "--device": (
+        ("cpu",),
+        "for all commands (default: GPUs where there are any, one for each process)",
+    ),
 }
 _FORMAT = {"--format": (list(FORMATS), "of the table (default: markdown)", "markdown")}
 _NO_COST = {"--no-cost": (None, "do not measure and estimate what the jobs will cost")}
@@ -64,7 +81,13 @@ class Sweep:
 def main(arguments: Sequence[str]) -> int:
     """Run the command ``sweep`` with these ``arguments``; returns the exit code."""
     hint = "all progress is on the disk; run the same command again to continue"
-    return run("sweep", _make_parser, lambda _, options, words: options.act(options.parser, options), arguments, hint)
+    return run(
+        "sweep",
+        _make_parser,
+        lambda _, options, words: options.act(options.parser, options),
+        arguments,
+        hint,
+    )
 
 
 def _make_parser() -> Parser:
@@ -72,7 +95,9 @@ def _make_parser() -> Parser:
     parser = Parser(prog="sweep", epilog=_EXAMPLES, description=about)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, (what, add, act) in _ACTIONS.items():
-        action = actions.add_parser(name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}.")
+        action = actions.add_parser(
+            name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}."
+        )
         add_options(action, _SHARED)
         add(action)
         action.set_defaults(parser=action, act=act)
@@ -86,7 +111,10 @@ def _add_engine(parser: Parser) -> None:
 
 
 def _add_report(parser: Parser) -> None:
-    page = "page to write (default: report.html in the grid's folder of logs; for several grids logs/report.html)"
+    page = (
+        "page to write (default: report.html in the grid's folder of logs; for several grids "
+        "logs/report.html)"
+    )
     add_options(parser, {"-o --output FILE": (output_file, page)})
     add_settings(parser, settings_of(Report))
 
@@ -98,11 +126,14 @@ def _read(options: argparse.Namespace) -> list[Sweep]:
 
 def _planned(grids: Sequence[Grid], options: argparse.Namespace) -> list[Sweep]:
     """As ``_read``, of grids that have been read: their files may change while a sweep runs."""
-    # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not wait for these.
+    # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not
+    # wait for these.
     from smoothadv.commands.sweep.planning import plan_sweep
 
     shared = {"--data-dir": options.data_dir, "--device": options.device}
-    sweeps = [Sweep(grid, plan_sweep(grid, shared, getattr(options, "plugin", ()))) for grid in grids]
+    sweeps = [
+        Sweep(grid, plan_sweep(grid, shared, getattr(options, "plugin", ()))) for grid in grids
+    ]
     _refuse_shared_folders([sweep.grid for sweep in sweeps])
     if options.only is None:
         return sweeps
@@ -113,7 +144,10 @@ def _planned(grids: Sequence[Grid], options: argparse.Namespace) -> list[Sweep]:
     chosen = [Sweep(sweep.grid, list(filter(matches, sweep.plans))) for sweep in sweeps]
     if not any(sweep.plans for sweep in chosen):
         jobs = _jobs(sweeps)
-        raise UserError(f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like {jobs[0].name}")
+        raise UserError(
+            f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like "
+            f"{jobs[0].name}"
+        )
     return [sweep for sweep in chosen if sweep.plans]
 
 
@@ -125,7 +159,9 @@ def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
             folder = getattr(grid, kind)
             other = grid_of.setdefault(folder.resolve(), grid)
             if other is not grid:
-                raise UserError(f"grids {other.path} and {grid.path} have the same folder of {kind}, {folder}")
+                raise UserError(
+                    f"grids {other.path} and {grid.path} have the same folder of {kind}, {folder}"
+                )
 
 
 def _shown(jobs: Sequence[Job]) -> Iterable[Job]:
@@ -142,8 +178,13 @@ def _plan(parser: Parser, options: argparse.Namespace) -> None:
     for sweep in sweeps:
         grid, plans = sweep.grid, sweep.plans
         columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
-        rows = [[plan.job.group, plan.job.name, ", ".join(_then(plan)) or "nothing"] for plan in plans]
-        print(f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in {grid.logs}")
+        rows = [
+            [plan.job.group, plan.job.name, ", ".join(_then(plan)) or "nothing"] for plan in plans
+        ]
+        print(
+            f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in "
+            f"{grid.logs}"
+        )
         print(f"{len(grid.trained)} models = {grid.formula}\n")
         print(FORMATS[options.format](Table(columns, rows), 1))
         if not options.no_cost:
@@ -179,15 +220,24 @@ def _jobs(sweeps: Sequence[Sweep]) -> list[Job]:
 
 def _summary(sweeps: Sequence[Sweep], states: Sequence[JobState]) -> str:
     counted = ", ".join(f"{number} {kind.value}" for kind, number in count_states(states).items())
-    names = dict.fromkeys(table.name for sweep in sweeps for plan in sweep.plans for table in plan.pending)
-    later = f"; the best models, for {' and '.join(map(repr, names))}, are not known yet" if names else ""
+    names = dict.fromkeys(
+        table.name for sweep in sweeps for plan in sweep.plans for table in plan.pending
+    )
+    later = (
+        f"; the best models, for {' and '.join(map(repr, names))}, are not known yet"
+        if names
+        else ""
+    )
     return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}{later}"
 
 
 def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> None:
     """Run the jobs that are in one of these states; UserError if a job is not done in the end."""
     if os.name == "nt":
-        raise UserError(f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and report do not")
+        raise UserError(
+            f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and "
+            "report do not"
+        )
     engine = compose_chosen(parser, ENGINES, options, "--engine")
     grids = [read_grid(path, options.max_models) for path in options.grids]
     sweeps = _planned(grids, options)
@@ -204,10 +254,15 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
     taken = {(job.key, len(job.stages)) for job in wanted}
     while to_do:
         _hand_over(engine, to_do, _site(sweeps, options))
-        # What these jobs made may be what others wait for: members of an ensemble, or logs that tell the best models.
+        # What these jobs made may be what others wait for: members of an ensemble, or logs that
+        # tell the best models.
         sweeps = _planned(grids, options)
         jobs = _jobs(sweeps)
-        to_do = [job for job in jobs if (job.key, len(job.stages)) not in taken and state_of(job).kind in kinds]
+        to_do = [
+            job
+            for job in jobs
+            if (job.key, len(job.stages)) not in taken and state_of(job).kind in kinds
+        ]
         taken |= {(job.key, len(job.stages)) for job in to_do}
     _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
 
@@ -216,13 +271,21 @@ def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
     import torch
 
     wants_gpus = options.device != "cpu"
-    gpus = visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()) if wants_gpus else ()
-    return Site("-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs, gpus, wants_gpus)
+    gpus = (
+        visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
+        if wants_gpus
+        else ()
+    )
+    return Site(
+        "-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs, gpus, wants_gpus
+    )
 
 
 def visible_gpus(named: str | None, count: int) -> tuple[str, ...]:
     """The names of the ``count`` visible GPUs; ``named`` is the variable CUDA_VISIBLE_DEVICES."""
-    names = [name.strip() for name in (named or "").split(",") if name.strip()] or [str(i) for i in range(count)]
+    names = [name.strip() for name in (named or "").split(",") if name.strip()] or [
+        str(i) for i in range(count)
+    ]
     return tuple(names[:count])
 
 
@@ -235,14 +298,18 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
             bar.update()
             elapsed = timedelta(seconds=round(time.monotonic() - start))
             with bar.external_write_mode():
-                print(f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {outcome:8s}{job.name}", flush=True)
+                print(
+                    f"{next(numbers):4d}/{len(jobs)}  {elapsed}  {outcome:8s}{job.name}", flush=True
+                )
 
         with terminable():
             engine.run(jobs, site, report_end)
 
 
 def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached: bool) -> None:
-    """Print the state of the sweeps; UserError unless every job is done or, if detached, none has failed."""
+    """Print the state of the sweeps; UserError unless every job is done or, if detached, none has
+    failed.
+    """
     plugins = [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
     jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *plugins])
     command = options.parser.prog.rpartition(" ")[0]  # as the user starts it, without the action
@@ -252,13 +319,19 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
     if set(counted) == {StateKind.DONE}:
         print(f"report: {command} report {grids}")
         return
-    failed = [(job, state) for job, state in zip(jobs, states) if state.kind in (StateKind.FAILED, StateKind.BLOCKED)]
+    failed = [
+        (job, state)
+        for job, state in zip(jobs, states)
+        if state.kind in (StateKind.FAILED, StateKind.BLOCKED)
+    ]
     for job, state in failed[:_MOST_WARNINGS]:
         warn(f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}")
     if len(failed) > _MOST_WARNINGS:
         warn(f"and {len(failed) - _MOST_WARNINGS} more that failed or need files")
     if is_detached and StateKind.FAILED not in counted:
-        is_pending = any(plan.pending or not plan.job.training for sweep in sweeps for plan in sweep.plans)
+        is_pending = any(
+            plan.pending or not plan.job.training for sweep in sweeps for plan in sweep.plans
+        )
         if is_pending or StateKind.BLOCKED in counted:
             print(f"others wait for these jobs: then, run {command} run {grids} again")
         return
@@ -267,11 +340,14 @@ def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached:
         advice += f"; {command} run {grids} continues"
     if StateKind.FAILED in counted:
         advice += f"; {command} retry {grids} runs the failed ones again"
-    raise UserError(f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}")
+    raise UserError(
+        f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}"
+    )
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:
-    """Write the page that analyze writes, about all logs of the sweeps that are complete; UserError if there is none.
+    """Write the page that analyze writes, about all logs of the sweeps that are complete; UserError
+    if there is none.
 
     Others are left out, with a warning, unless asked for.
     """
@@ -283,13 +359,18 @@ def _report(parser: Parser, options: argparse.Namespace) -> None:
     arguments, unfinished = [], 0
     for job in _shown(jobs):
         come = [(stage.logs, stage.progress()) for stage in job.evaluations]
-        taken = [logs for logs, it in come if it.is_complete or (report.unfinished and it.done and not it.conflict)]
+        taken = [
+            logs
+            for logs, it in come
+            if it.is_complete or (report.unfinished and it.done and not it.conflict)
+        ]
         paths = [log for logs in taken for log in logs if log.exists()]
         unfinished += len(taken) < len(come)
         if job.training and job.training.progress().is_complete:
             paths.append(job.training.folder / TRAINING_LOG)
         arguments += [
-            f"{job.group}={log.relative_to(job.cwd) if log.is_relative_to(job.cwd) else log}" for log in paths
+            f"{job.group}={log.relative_to(job.cwd) if log.is_relative_to(job.cwd) else log}"
+            for log in paths
         ]
     if not arguments:
         run_first = f"{parser.prog.rpartition(' ')[0]} run {' '.join(map(str, options.grids))}"
@@ -297,10 +378,18 @@ def _report(parser: Parser, options: argparse.Namespace) -> None:
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
     known = {log for job in jobs for stage in job.evaluations for log in stage.logs}
-    there = [log for grid in grids for log in sorted(grid.logs.rglob("*.tsv")) if not is_shard_folder(log.parent.name)]
+    there = [
+        log
+        for grid in grids
+        for log in sorted(grid.logs.rglob("*.tsv"))
+        if not is_shard_folder(log.parent.name)
+    ]
     found = [log for log in there if log.absolute() not in known]
     if found and not options.only:  # as that of a model that is no longer among the best
-        warn(f"logs that no job makes are left out: {found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}")
+        warn(
+            "logs that no job makes are left out: "
+            f"{found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}"
+        )
     logs = read_logs(arguments, Report.kinds, warn=warn)
     if report.title == Report.title and len(grids) == 1:
         report = replace(report, title=grids[0].about)
@@ -308,9 +397,12 @@ def _report(parser: Parser, options: argparse.Namespace) -> None:
     print(f"wrote {path}")
 
 
-_ACTIONS: dict[str, tuple[str, Callable[[Parser], None], Callable[[Parser, argparse.Namespace], None]]] = {
+_ACTIONS: dict[
+    str, tuple[str, Callable[[Parser], None], Callable[[Parser, argparse.Namespace], None]]
+] = {
     "plan": (
-        "print the jobs, their folders and their estimated time, from updates measured on this machine",
+        "print the jobs, their folders and their estimated time, from updates measured on this "
+        "machine",
         lambda parser: add_options(parser, {**_NO_COST, **_FORMAT}),
         _plan,
     ),
@@ -329,6 +421,10 @@ _ACTIONS: dict[str, tuple[str, Callable[[Parser], None], Callable[[Parser, argpa
         _add_engine,
         lambda parser, options: _work(parser, options, StateKind.FAILED),
     ),
-    "report": ("write one HTML page about all complete logs: tables, curves, heat maps", _add_report, _report),
+    "report": (
+        "write one HTML page about all complete logs: tables, curves, heat maps",
+        _add_report,
+        _report,
+    ),
 }
 """Of each action: what it does, what adds its own options, and what carries it out."""

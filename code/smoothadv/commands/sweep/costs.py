@@ -1,4 +1,6 @@
-"""What a sweep will cost: the time of updates and votes, measured on this machine, times their numbers."""
+"""What a sweep will cost: the time of updates and votes, measured on this machine, times their
+numbers.
+"""
 
 import dataclasses
 import math
@@ -31,9 +33,11 @@ from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 
 _REPEATS = 5
-# When measuring has taken so long, on a slow machine, what remains is measured once, and on fewer images.
+# When measuring has taken so long, on a slow machine, what remains is measured once, and on fewer
+# images.
 _SECONDS_TO_MEASURE = 10.0
-# On a CPU passes are measured on fewer images than a batch has, but on at least this many images or pixel values.
+# On a CPU passes are measured on fewer images than a batch has, but on at least this many images or
+# pixel values.
 _FEWEST_IMAGES, _FEWEST_NUMBERS = 1, (2**15, 2**13)
 _STEPS_MEASURED = (1, 2)
 _OWN_STEPS = ("noise_steps", "mix_steps")
@@ -42,7 +46,8 @@ _UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 Seconds = Counter[str]
-"""The time of jobs on this machine, one process at a time, by what they do, without the start of commands.
+"""The time of jobs on this machine, one process at a time, by what they do, without the start of
+commands.
 
 Each is an array [2]: by the fastest and by the slowest measurements.
 """
@@ -50,13 +55,17 @@ _TRAINING, _CERTIFYING, _ATTACKING = "training", "certifying", "attacking"
 
 
 def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
-    """Sentences for people about what the jobs will cost, by the fastest and the slowest of several measurements.
+    """Sentences for people about what the jobs will cost, by the fastest and the slowest of several
+    measurements.
 
-    An update is measured with one noisy copy, without an attack or with attacks of 1 and of 2 steps. The time per copy,
-    and per copy and step of attack, is assumed to be equal for all m and T. UserError if a dataset has no known size.
+    An update is measured with one noisy copy, without an attack or with attacks of 1 and of 2
+    steps. The time per copy, and per copy and step of attack, is assumed to be equal for all m and
+    T. UserError if a dataset has no known size.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(grid.threads or suitable_threads(plans[0].trainings[0].description.image_shape, threads))
+    torch.set_num_threads(
+        grid.threads or suitable_threads(plans[0].trainings[0].description.image_shape, threads)
+    )
     try:
         meter = _CostMeter(torch.device(device) if device else default_device())
         with Progress(plans, "measuring", unit="job", delay=1, leave=False) as measured:
@@ -68,20 +77,31 @@ def cost_table(grid: Grid, plans: Sequence[Plan], device: str | None) -> str:
     finally:
         torch.set_num_threads(threads)
     # Of each group, at most one model for each radius is chosen.
-    dearest = (sorted(costs, key=lambda cost: np.max(cost.total()))[-MOST_RADII:] for costs in possible.values())
+    dearest = (
+        sorted(costs, key=lambda cost: np.max(cost.total()))[-MOST_RADII:]
+        for costs in possible.values()
+    )
     later = _sum(cost for some in dearest for cost in some)
     total, each = _sum(costs), np.sort([np.broadcast_to(cost.total(), 2) for cost in costs], axis=0)
     shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items())
-    many = f"processor time of {count} threads, shared equally, to time" if count > 1 else "processor time"
+    many = (
+        f"processor time of {count} threads, shared equally, to time"
+        if count > 1
+        else "processor time"
+    )
     clock = "time" if meter.device.type == "cuda" else many
     where = f"{device_name(meter.device)}, one process at a time, without starting commands"
     lines = [
         f"about {_duration(total.total())} on {where}: {shares}",
         f"the shortest job takes about {_duration(each[0])}, the longest {_duration(each[-1])}",
-        f"ranges: fastest and slowest of {meter.fewest} or more measurements of each kind of work ({clock})",
+        f"ranges: fastest and slowest of {meter.fewest} or more measurements of each kind of work "
+        f"({clock})",
     ]
     if later:
-        lines.append(f"the best models, chosen later, are not counted: at most {_duration(later.total())} more")
+        lines.append(
+            f"the best models, chosen later, are not counted: at most {_duration(later.total())} "
+            "more"
+        )
     if any(evaluation.may_stop_early for plan in plans for evaluation in plan.evaluations):
         lines.append("certifying counts all --N draws; a procedure that stops early takes fewer")
     return "\n".join(lines)
@@ -98,7 +118,10 @@ def _duration(seconds: Any) -> str:
     """Seconds, a number or a range [2], as a text with a suitable unit, like "2.5 to 2.7 hours"."""
     low, high = np.sort(np.broadcast_to(seconds, 2))
     unit, name = next((unit, name) for unit, name in _UNITS if low >= 2 * unit or unit == 1)
-    texts = [f"{value / unit:,.3g}" if value < 1000 * unit else f"{value / unit:,.0f}" for value in (low, high)]
+    texts = [
+        f"{value / unit:,.3g}" if value < 1000 * unit else f"{value / unit:,.0f}"
+        for value in (low, high)
+    ]
     return f"{' to '.join(dict.fromkeys(texts))} {name}"
 
 
@@ -127,7 +150,13 @@ class _CostMeter:
             training = plan.trainings[0]
             request, objective = training.request, training.request.objective
             # What the time of an update depends on, besides T and m.
-            key = (request.dataset, request.arch, request.execution, type(objective), type(_attack(objective)))
+            key = (
+                request.dataset,
+                request.arch,
+                request.execution,
+                type(objective),
+                type(_attack(objective)),
+            )
             update, step = self._once((key, self.processes), lambda: self._measure_update(training))
             cost.update({_TRAINING: self._training(training, update, step)})
         return cost
@@ -149,8 +178,12 @@ class _CostMeter:
         for attack in evaluation.attacks.values():
             passes = _passes(attack, training.description.num_classes)
             one = vote
-            if not isinstance(attack.attack.estimator, Stein):  # Stein's estimate takes forward passes only
-                one = self._once(("gradient", key), lambda: self._measure_pass(training, evaluation, True))
+            if not isinstance(
+                attack.attack.estimator, Stein
+            ):  # Stein's estimate takes forward passes only
+                one = self._once(
+                    ("gradient", key), lambda: self._measure_pass(training, evaluation, True)
+                )
             seconds += examples * (evaluation.draws * vote + passes * one)
         return Seconds({_ATTACKING: seconds})
 
@@ -160,7 +193,9 @@ class _CostMeter:
         return self._once(key, lambda: self._measure_pass(training, evaluation, False))
 
     def _looks(self, training: TrainingPlan, images: int) -> Any:
-        """Seconds of all votes on the training images: of a teacher, as of this architecture, and of a policy."""
+        """Seconds of all votes on the training images: of a teacher, as of this architecture, and
+        of a policy.
+        """
         draws, policy = training.request.votes_of_teacher, training.request.data_policy
         if policy is not None:
             for epoch in range(training.schedule.epochs):
@@ -170,7 +205,11 @@ class _CostMeter:
 
     def _training(self, training: TrainingPlan, update: Any, step: Any) -> Any:
         """Seconds of all epochs; the first epoch of a warm-up may have no attack."""
-        request, schedule, objective = training.request, training.schedule, training.request.objective
+        request, schedule, objective = (
+            training.request,
+            training.schedule,
+            training.request.objective,
+        )
         images = _size(request.dataset, "train", request.data_dir)
         steps = math.ceil(images / schedule.batch)
         if schedule.steps_per_epoch is not None:
@@ -181,18 +220,26 @@ class _CostMeter:
         attack = _steps(objective) * step
         attacked = sum(objective.epsilon(epoch) > 0 for epoch in range(schedule.epochs))
         tests = -(-schedule.epochs // request.tests.every)
-        tested = len(request.tests.chosen(_size(request.dataset, "test", request.data_dir))) * objective.copies
+        tested = (
+            len(request.tests.chosen(_size(request.dataset, "test", request.data_dir)))
+            * objective.copies
+        )
         updates = copies * (schedule.epochs * update + attacked * attack)
         return updates + tests * tested * (update + attack) + self._looks(training, images)
 
     def _measure_update(self, training: TrainingPlan) -> tuple[Any, Any]:
-        """Seconds of an update per noisy copy: without an attack, and in addition for each step of the attack."""
+        """Seconds of an update per noisy copy: without an attack, and in addition for each step of
+        the attack.
+        """
         objective = training.request.objective
         if not _steps(objective):
             return self._update_seconds(training, objective), 0.0
-        few, many = (self._update_seconds(training, _with_steps(objective, count)) for count in _STEPS_MEASURED)
-        # On a busy machine the difference may have any size; but a step costs one forward and backward pass, and so
-        # does the update itself.
+        few, many = (
+            self._update_seconds(training, _with_steps(objective, count))
+            for count in _STEPS_MEASURED
+        )
+        # On a busy machine the difference may have any size; but a step costs one forward and
+        # backward pass, and so does the update itself.
         steps = _STEPS_MEASURED[1] - _STEPS_MEASURED[0]
         step = np.sort(np.clip((many - few) / steps, 0, few / (_STEPS_MEASURED[0] + 1)))
         return few - _STEPS_MEASURED[0] * step, step
@@ -200,7 +247,8 @@ class _CostMeter:
     def _update_seconds(self, training: TrainingPlan, objective: Objective) -> Any:
         request, shape = training.request, training.description.image_shape
         count = self._images(-(-training.schedule.batch // self.processes), shape)
-        # To build and check a large network takes longer than an update, so all objectives share it.
+        # To build and check a large network takes longer than an update, so all objectives share
+        # it.
         key = ("update", request.dataset, request.arch, request.execution)
         update = self._once(key, lambda: self._new_update(training, count))
         update.objective, update.images_at_a_time = objective, count
@@ -222,14 +270,35 @@ class _CostMeter:
         example = torch.rand(2, *training.description.image_shape)
         classes = training.description.num_classes
         teacher = Teacher(model, torch.full((1, classes), 1 / classes, device=self.device))
-        return Update(model, request.objective, optimizer, execution, Processes(), self.device, example, count, teacher)
+        return Update(
+            model,
+            request.objective,
+            optimizer,
+            execution,
+            Processes(),
+            self.device,
+            example,
+            count,
+            teacher,
+        )
 
-    def _measure_pass(self, training: TrainingPlan, evaluation: EvaluationPlan | None, with_gradient: bool) -> Any:
-        """Seconds of a vote (of training: no ``evaluation``), or of the gradient that an attack needs at a copy."""
+    def _measure_pass(
+        self, training: TrainingPlan, evaluation: EvaluationPlan | None, with_gradient: bool
+    ) -> Any:
+        """Seconds of a vote (of training: no ``evaluation``), or of the gradient that an attack
+        needs at a copy.
+        """
         shape = training.description.image_shape
         network = get_architecture(training.request.arch, training.description, "normalize").eval()
-        voter = arrange(network, self.device, torch.rand(shape), evaluation.request.precision if evaluation else "fp32")
-        stated = evaluation and (evaluation.attack_batch if with_gradient else evaluation.request.batch)
+        voter = arrange(
+            network,
+            self.device,
+            torch.rand(shape),
+            evaluation.request.precision if evaluation else "fp32",
+        )
+        stated = evaluation and (
+            evaluation.attack_batch if with_gradient else evaluation.request.batch
+        )
         batch = stated or default_batch(voter, shape, self.device, with_gradient=with_gradient)
         batch = self._images(batch, shape)
         image = torch.rand(1, *shape, device=self.device)
@@ -246,13 +315,17 @@ class _CostMeter:
 
     def _images(self, batch: int, shape: Sequence[int]) -> int:
         """How many images to measure a pass on, of a batch."""
-        fewest = max(_FEWEST_IMAGES, _FEWEST_NUMBERS[time.monotonic() > self._end] // math.prod(shape))
+        fewest = max(
+            _FEWEST_IMAGES, _FEWEST_NUMBERS[time.monotonic() > self._end] // math.prod(shape)
+        )
         return batch if self.device.type == "cuda" else min(batch, fewest)
 
     def _seconds(self, work: Callable[[], None]) -> Any:
-        """The shortest and the longest time of several runs, [2], after one run to warm up unless time is short.
+        """The shortest and the longest time of several runs, [2], after one run to warm up unless
+        time is short.
 
-        Waiting for other programs is no processor time; but neither is that of several threads the time that they take.
+        Waiting for other programs is no processor time; but neither is that of several threads the
+        time that they take.
         """
         times: list[tuple[float, float]] = []
         threads, on_cpu = torch.get_num_threads(), self.device.type == "cpu"
@@ -262,7 +335,9 @@ class _CostMeter:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             clock, processor = time.perf_counter() - start, (time.process_time() - used) / threads
-            times.append((processor if on_cpu else clock, processor if on_cpu and threads == 1 else clock))
+            times.append(
+                (processor if on_cpu else clock, processor if on_cpu and threads == 1 else clock)
+            )
         times = times[1:] or times
         self.fewest = min(self.fewest, len(times))
         return np.array([min(times)[0], max(longest for _, longest in times)])
@@ -274,12 +349,17 @@ def _attack(objective: Objective) -> Any:
 
 def _steps(objective: Objective) -> int:
     """T, the steps of the objective's attack; 0 without an attack."""
-    return max(getattr(_attack(objective), "num_steps", 0), *(getattr(objective, name, 0) for name in _OWN_STEPS))
+    return max(
+        getattr(_attack(objective), "num_steps", 0),
+        *(getattr(objective, name, 0) for name in _OWN_STEPS),
+    )
 
 
 def _with_steps(objective: Objective, steps: int) -> Objective:
     """The objective with an attack of ``steps`` steps, on two copies of each image at most."""
-    assert dataclasses.is_dataclass(objective) and not isinstance(objective, type), "as every objective is"
+    assert dataclasses.is_dataclass(objective) and not isinstance(objective, type), (
+        "as every objective is"
+    )
     changed: dict[str, Any] = {name: steps for name in _OWN_STEPS if hasattr(objective, name)}
     if _attack(objective) is not None:
         changed["attack"] = dataclasses.replace(_attack(objective), num_steps=steps)
@@ -295,7 +375,11 @@ def _passes(attack: AttackPlan, classes: int) -> int:
 @cache
 def _size(dataset: str, split: str, data_dir: str | Path | None) -> int:
     """How many images a split has: the published number for known datasets, else by counting."""
-    published = {"cifar10": (50_000, 10_000), "imagenet": (1_281_167, 50_000), "imagenet32": (1_281_167, 50_000)}
+    published = {
+        "cifar10": (50_000, 10_000),
+        "imagenet": (1_281_167, 50_000),
+        "imagenet32": (1_281_167, 50_000),
+    }
     if dataset in published:
         return published[dataset][SPLITS.index(split)]
     return len(get_dataset(dataset, split, data_dir))

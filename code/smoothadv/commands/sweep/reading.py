@@ -1,4 +1,6 @@
-"""What the commands of a sweep will do: their words are read as the commands themselves read them, but nothing runs."""
+"""What the commands of a sweep will do: their words are read as the commands themselves read them,
+but nothing runs.
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -25,8 +27,8 @@ from smoothadv.training.schedule import Schedule
 class TrainingPlan:
     """What a training command will do.
 
-    ``objective`` and ``attack`` are names, the latter None without one. ``recipe`` has the fields of args.json's
-    recipe that are known before.
+    ``objective`` and ``attack`` are names, the latter None without one. ``recipe`` has the fields
+    of args.json's recipe that are known before.
     """
 
     request: TrainingRequest
@@ -39,9 +41,11 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What a command certify or attack will do: of an attack, one of the ``attacks`` makes each log.
+    """What a command certify or attack will do: of an attack, one of the ``attacks`` makes each
+    log.
 
-    ``settings`` has, for each log, those settings of its manifest that are known before it is written.
+    ``settings`` has, for each log, those settings of its manifest that are known before it is
+    written.
     """
 
     request: CertifyRequest | AttackRequest
@@ -56,7 +60,9 @@ class EvaluationPlan:
 
     @property
     def attack_batch(self) -> int | None:
-        """The noisy images per pass of an attack; None where the command chooses them itself, or attacks nothing."""
+        """The noisy images per pass of an attack; None where the command chooses them itself, or
+        attacks nothing.
+        """
         return self.request.attack.batch if isinstance(self.request, AttackRequest) else None
 
     @property
@@ -84,12 +90,18 @@ class CommandReader:
         """Options of a grid as words of the command."""
         takes_value = {
             flag: action.nargs != 0 and not isinstance(action, argparse.BooleanOptionalAction)
-            for flag, action in self._parser(command, _is_released(options))._option_string_actions.items()
+            for flag, action in self._parser(
+                command, _is_released(options)
+            )._option_string_actions.items()
         }
         return option_words(options, takes_value, source)
 
-    def read_training(self, command: str, words: Sequence[str], options: Options, source: str) -> TrainingPlan:
-        """The plan of a training from the words of train or train_pgd, which stand for the grid's ``options``."""
+    def read_training(
+        self, command: str, words: Sequence[str], options: Options, source: str
+    ) -> TrainingPlan:
+        """The plan of a training from the words of train or train_pgd, which stand for the grid's
+        ``options``.
+        """
         parser = self._parser(command, _is_released(options))
         with parser.reading(source):
             chosen = with_recipes(parser, parser.parse_args(words))
@@ -103,8 +115,12 @@ class CommandReader:
             recipe["input_layer"] = request.input_layer or "normalize"
         return TrainingPlan(request, chosen.objective, chosen.attack, description, schedule, recipe)
 
-    def read_evaluation(self, command: str, words: Sequence[str], archs: Sequence[str], source: str) -> EvaluationPlan:
-        """The plan of an evaluation from the words of certify or attack; ``archs`` are those of all members."""
+    def read_evaluation(
+        self, command: str, words: Sequence[str], archs: Sequence[str], source: str
+    ) -> EvaluationPlan:
+        """The plan of an evaluation from the words of certify or attack; ``archs`` are those of all
+        members.
+        """
         parser = self._parser(command)
         with parser.reading(source):
             options = parser.parse_args(words)
@@ -115,8 +131,17 @@ class CommandReader:
             return _attack_plan(attack.request_of(parser, options, []), archs)
 
     def _procedure_settings(self, request: CertifyRequest) -> dict[str, Any]:
-        """What a manifest will say of the procedure; the tables of adaptive procedures are computed once."""
-        numbers = (request.images, request.sigma, request.n0, request.n, request.alpha, request.sound)
+        """What a manifest will say of the procedure; the tables of adaptive procedures are computed
+        once.
+        """
+        numbers = (
+            request.images,
+            request.sigma,
+            request.n0,
+            request.n,
+            request.alpha,
+            request.sound,
+        )
         key = repr((*numbers, request.method, dict(request.procedure_settings)))
         if key not in self._procedures:
             description = self._described(str(request.images), request.data_dir)
@@ -128,17 +153,28 @@ def _attack_plan(request: AttackRequest | FalsifyRequest, archs: Sequence[str]) 
     assert isinstance(request, AttackRequest), "a grid cannot say --against"
     attacks, settings = attacks_of(request), []
     for plan in attacks.values():
-        record = {**attack_record(plan.smoothed(request.sigma, request.seed)), "attack_batch": plan.batch}
-        known = {key: value for key, value in record.items() if key != "attack_batch" or value is not None}
+        record = {
+            **attack_record(plan.smoothed(request.sigma, request.seed)),
+            "attack_batch": plan.batch,
+        }
+        known = {
+            key: value
+            for key, value in record.items()
+            if key != "attack_batch" or value is not None
+        }
         settings.append({**request.stated_settings(*archs), "N": request.n, **known})
     return EvaluationPlan(request, tuple(settings), attacks)
 
 
 def _make_parser(command: str, is_released: bool = False) -> Parser:
-    """The parser of a command; the released behaviour changes how a training command reads epsilon."""
+    """The parser of a command; the released behaviour changes how a training command reads
+    epsilon.
+    """
     if command in ("certify", "attack"):
         return (certify if command == "certify" else attack).make_parser()
-    return (train if command == "train" else train_pgd).make_parser(["--released-behaviour"] * is_released)
+    return (train if command == "train" else train_pgd).make_parser(
+        ["--released-behaviour"] * is_released
+    )
 
 
 def _is_released(options: Options) -> bool:

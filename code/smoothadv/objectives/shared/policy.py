@@ -1,4 +1,6 @@
-"""Which training images an epoch has, and how often: hard ones left out, others drawn more often (acr-weakness)."""
+"""Which training images an epoch has, and how often: hard ones left out, others drawn more often
+(acr-weakness).
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,16 @@ _LEAST_SHARE = 0.75
 
 @dataclass(frozen=True)
 class DataPolicy(Checked):
-    """Each image once in an epoch before ``from_epoch``, counted from 0; from then on draws with replacement.
+    """Each image once in an epoch before ``from_epoch``, counted from 0; from then on draws with
+    replacement.
 
-    Images of which fewer than a share ``drop_below`` of ``drop_draws`` noisy copies are classified correctly before
-    that epoch are left out for good. Every ``resample_every`` epochs (0: never) the others get weights from
-    ``resample_draws`` copies: the normal quantile of the lower confidence bound on the probability of their label,
-    which is a certified radius divided by sigma; a share of votes below .75 counts as .75. The rule is that of the
-    released code of acr-weakness (eth-sri), whose looks at the training set see augmented images, these here the images
-    themselves.
+    Images of which fewer than a share ``drop_below`` of ``drop_draws`` noisy copies are classified
+    correctly before that epoch are left out for good. Every ``resample_every`` epochs (0: never)
+    the others get weights from ``resample_draws`` copies: the normal quantile of the lower
+    confidence bound on the probability of their label, which is a certified radius divided by
+    sigma; a share of votes below .75 counts as .75. The rule is that of the released code of
+    acr-weakness (eth-sri), whose looks at the training set see augmented images, these here the
+    images themselves.
     """
 
     from_epoch: int = checked_field(non_negative_int)
@@ -52,30 +56,41 @@ class DataPolicy(Checked):
         )
 
     def kept(self, votes: np.ndarray) -> np.ndarray:
-        """The weights float64 [N], 1 or 0, by how many of ``drop_draws`` votes int64 [N] were for the label.
+        """The weights float64 [N], 1 or 0, by how many of ``drop_draws`` votes int64 [N] were for
+        the label.
 
         UserError where no image is left.
         """
         kept = (votes / self.drop_draws >= self.drop_below).astype(np.float64)
         if not kept.any():
             raise UserError(
-                f"--drop-below {self.drop_below:g} leaves none of {len(votes)} training images: the best is classified "
-                f"correctly in {votes.max() / self.drop_draws:.0%} of its noisy copies; take a smaller share"
+                f"--drop-below {self.drop_below:g} leaves none of {len(votes)} training images: "
+                f"the best is classified correctly in {votes.max() / self.drop_draws:.0%} of its "
+                "noisy copies; take a smaller share"
             )
         return kept
 
     def weights(self, votes: np.ndarray) -> np.ndarray:
-        """The weights float64 [N], above 0, by how many of ``resample_draws`` votes int64 [N] were for the label."""
+        """The weights float64 [N], above 0, by how many of ``resample_draws`` votes int64 [N] were
+        for the label.
+        """
         least = math.ceil(_LEAST_SHARE * self.resample_draws)
         bounds = [
-            lower_confidence_bound(count, self.resample_draws, _ALPHA) for count in range(self.resample_draws + 1)
+            lower_confidence_bound(count, self.resample_draws, _ALPHA)
+            for count in range(self.resample_draws + 1)
         ]
         return ndtri(np.array(bounds))[np.maximum(votes, least)]
 
     @staticmethod
     def order(weights: np.ndarray, generator: torch.Generator) -> torch.Tensor:
-        """As many indices int64 [N] as there are weights [N], drawn independently with probabilities in proportion."""
+        """As many indices int64 [N] as there are weights [N], drawn independently with
+        probabilities in proportion.
+        """
         ends = np.cumsum(weights)
-        drawn = torch.rand(len(weights), dtype=torch.float64, generator=generator).numpy() * ends[-1]
+        drawn = (
+            torch.rand(len(weights), dtype=torch.float64, generator=generator).numpy() * ends[-1]
+        )
         # The last image with a weight takes what rounding puts beyond the end.
-        return torch.from_numpy(np.searchsorted(ends, drawn, side="right").clip(max=np.flatnonzero(weights)[-1]))
+        return torch.from_numpy(
+            np.searchsorted(ends, drawn, side="right").clip(max=np.flatnonzero(weights)[-1])
+        )

@@ -1,4 +1,6 @@
-"""Settings for which papers have a value at each noise level, like the weight lambda of a second term."""
+"""Settings for which papers have a value at each noise level, like the weight lambda of a second
+term.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +10,10 @@ from smoothadv.settings import non_negative_float, setting
 
 def weight() -> Any:
     """The field ``regularization``: lambda, whose default ``resolve`` knows."""
-    text = "lambda, the weight of the loss beside the cross-entropy (default: by --noise, see docs/objectives.md)"
+    text = (
+        "lambda, the weight of the loss beside the cross-entropy (default: by --noise, see "
+        "docs/objectives.md)"
+    )
     return setting(None, flag="--lambda", parse=non_negative_float, help=text)
 
 

@@ -11,7 +11,8 @@ from smoothadv.sweeps.engines import ENGINES, Engine, ReportEnd, Site
 from smoothadv.sweeps.job_execution import execute
 from smoothadv.sweeps.jobs import Job
 
-# This long at most until Ctrl-C is noticed, even if the system delivers the signal to another thread.
+# This long at most until Ctrl-C is noticed, even if the system delivers the signal to another
+# thread.
 _POLL_SECONDS = 1.0
 
 
@@ -29,7 +30,9 @@ class Local(Engine):
 
         def work(job: Job) -> str:
             environment = {"CUDA_VISIBLE_DEVICES": ",".join(thread.gpus)} if thread.gpus else {}
-            return execute(job, {**environment, JOBS_AT_A_TIME: str(len(groups))}, stop, {"engine": "local"})
+            return execute(
+                job, {**environment, JOBS_AT_A_TIME: str(len(groups))}, stop, {"engine": "local"}
+            )
 
         with ThreadPoolExecutor(len(groups), initializer=take_gpus) as pool:
             try:
@@ -51,8 +54,13 @@ class Local(Engine):
         if not gpus:
             return [()] * min(self.jobs or 1, len(jobs))
         if len(gpus) < size:
-            raise UserError(f"a job has {size} processes, but only {len(gpus)} GPUs are visible: one each is needed")
-        groups = [tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)]
+            raise UserError(
+                f"a job has {size} processes, but only {len(gpus)} GPUs are visible: one each is "
+                "needed"
+            )
+        groups = [
+            tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)
+        ]
         # If more jobs run at a time than there are groups, jobs share GPUs.
         count = min(self.jobs or len(groups), len(jobs))
         return [groups[number % len(groups)] for number in range(count)]

@@ -1,4 +1,6 @@
-"""slurm: an array of jobs, submitted with submitit; a job is requeued if it is preempted or reaches its time limit."""
+"""slurm: an array of jobs, submitted with submitit; a job is requeued if it is preempted or reaches
+its time limit.
+"""
 
 import contextlib
 import io
@@ -25,7 +27,8 @@ _CPUS_BESIDE_A_GPU = 8
 # How long a job whose stage was stopped waits for Slurm to end it, before it requeues itself.
 _TAKEN_SECONDS = 120.0
 _ALWAYS = 1_000_000
-# Exit codes of a stage that was killed, for lack of memory or by a person: it would be killed again.
+# Exit codes of a stage that was killed, for lack of memory or by a person: it would be killed
+# again.
 _KILLED = (-9, 128 + 9)
 _LARGEST_ARRAY = 1000  # Slurm accepts no more unless its MaxArraySize is larger
 
@@ -54,22 +57,30 @@ def _key_value(text: str) -> str:
 @ENGINES.register("slurm")
 @dataclass(frozen=True)
 class Slurm(Engine):
-    """a Slurm cluster whose nodes share this folder: an array of jobs that are requeued when they are preempted"""
+    """a Slurm cluster whose nodes share this folder: an array of jobs that are requeued when they
+    are preempted
+    """
 
-    partition: str | None = setting(None, parse=str, help="Slurm's partition (default: the cluster's)")
+    partition: str | None = setting(
+        None, parse=str, help="Slurm's partition (default: the cluster's)"
+    )
     minutes: int = setting(
-        1440, parse=positive_int, help="time limit of a job; then it is requeued and continues from its checkpoint"
+        1440,
+        parse=positive_int,
+        help="time limit of a job; then it is requeued and continues from its checkpoint",
     )
     cpus: int | None = setting(
         None,
         parse=positive_int,
-        help=f"CPUs per process (default: {_CPUS_BESIDE_A_GPU} with a GPU, else the grid's threads or 1)",
+        help=f"CPUs per process (default: {_CPUS_BESIDE_A_GPU} with a GPU, else the grid's threads "
+        "or 1)",
     )
     sbatch: list[str] | None = setting(
         None,
         parse=_key_value,
         many=True,
-        help="further options of sbatch as KEY=VALUE, like account=vision, or gpus-per-node=a100:1 for a kind of GPU",
+        help="further options of sbatch as KEY=VALUE, like account=vision, or gpus-per-node=a100:1 "
+        "for a kind of GPU",
     )
     detach: bool = setting(False, help="return as soon as the jobs are in the queue")
 
@@ -92,7 +103,10 @@ class Slurm(Engine):
         processes = max(job.processes for job in jobs)
         threads = max(job.threads or 1 for job in jobs)
         cpus = self.cpus or (_CPUS_BESIDE_A_GPU if site.wants_gpus else threads)
-        further = {key.replace("-", "_"): value for key, value in (item.split("=", 1) for item in self.sbatch or [])}
+        further = {
+            key.replace("-", "_"): value
+            for key, value in (item.split("=", 1) for item in self.sbatch or [])
+        }
         parameters = {
             "job_name": f"smoothadv-{site.name}",
             "time": self.minutes,
@@ -104,7 +118,9 @@ class Slurm(Engine):
             "stderr_to_stdout": True,
             # The processes find this package even if it is not installed.
             "setup": [f"export PYTHONPATH={shlex.quote(stage_environment(jobs[0])['PYTHONPATH'])}"],
-            "srun_args": ["--cpu-bind=none"],  # else Slurm 22.05 and later bind all processes to one core
+            "srun_args": [
+                "--cpu-bind=none"
+            ],  # else Slurm 22.05 and later bind all processes to one core
         }
         if self.partition:
             parameters["partition"] = self.partition
@@ -135,11 +151,15 @@ def _submitit() -> Any:
     """The package ``submitit``; UserError if it, or one of Slurm's programs, is missing."""
     for command in ("sbatch", "srun", "squeue"):
         if shutil.which(command) is None:
-            raise UserError(f"there is no {command} here: --engine slurm is for a machine that submits to Slurm")
+            raise UserError(
+                f"there is no {command} here: --engine slurm is for a machine that submits to Slurm"
+            )
     try:
         import submitit
     except ImportError as error:
-        raise UserError('--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit') from error
+        raise UserError(
+            '--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit'
+        ) from error
     return submitit
 
 
@@ -150,16 +170,28 @@ def _submit(submitit: Any, executor: Any, jobs: Sequence[Job]) -> list[str]:
         with contextlib.redirect_stderr(io.StringIO()):
             return [str(handle.job_id) for handle in executor.map_array(Attempt(), jobs)]
     except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        messages = [line.removeprefix("sbatch: error: ") for line in str(error).splitlines() if "error: " in line]
-        raise UserError(f"sbatch refused: {'; '.join(messages) or ' '.join(str(error).split())}") from error
+        messages = [
+            line.removeprefix("sbatch: error: ")
+            for line in str(error).splitlines()
+            if "error: " in line
+        ]
+        raise UserError(
+            f"sbatch refused: {'; '.join(messages) or ' '.join(str(error).split())}"
+        ) from error
 
 
 def _queue(questions: int = 1) -> set[str]:
-    """The ids of all jobs in Slurm's queue; asks so often while Slurm's controller may be busy or restarting."""
+    """The ids of all jobs in Slurm's queue; asks so often while Slurm's controller may be busy or
+    restarting.
+    """
     try:
-        done = subprocess.run(["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            ["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True
+        )
     except FileNotFoundError:
-        raise UserError("there is no squeue here: --engine slurm is for a machine that submits to Slurm") from None
+        raise UserError(
+            "there is no squeue here: --engine slurm is for a machine that submits to Slurm"
+        ) from None
     except subprocess.CalledProcessError as error:
         if questions > 1:
             time.sleep(_PAUSE_SECONDS)
@@ -176,7 +208,9 @@ def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:
 
 
 class Attempt:
-    """What Slurm runs for each job; when the job is preempted, submitit calls ``checkpoint`` and requeues the job."""
+    """What Slurm runs for each job; when the job is preempted, submitit calls ``checkpoint`` and
+    requeues the job.
+    """
 
     def __init__(self) -> None:
         self._stop: threading.Event | None = None
@@ -188,11 +222,18 @@ class Attempt:
         self._stop = threading.Event()
         origin = {"engine": "slurm", "id": _job_id()}
         stop = self._stop
-        self._thread = threading.Thread(target=lambda: outcome.append(execute(job, {}, stop, origin)))
+        self._thread = threading.Thread(
+            target=lambda: outcome.append(execute(job, {}, stop, origin))
+        )
         self._thread.start()
         self._watch()
-        if outcome == [STOPPED] and not stop.is_set() and job.record.read().get("exit") not in _KILLED:
-            # Slurm is about to take the machine: it has sent SIGTERM to every process, which submitit ignores.
+        if (
+            outcome == [STOPPED]
+            and not stop.is_set()
+            and job.record.read().get("exit") not in _KILLED
+        ):
+            # Slurm is about to take the machine: it has sent SIGTERM to every process, which
+            # submitit ignores.
             time.sleep(_TAKEN_SECONDS)
             subprocess.run(["scontrol", "requeue", _job_id()], check=True)
             time.sleep(_TAKEN_SECONDS)
