@@ -1,7 +1,7 @@
 """SmoothAdv against Gaussian augmentation on CIFAR-10's images, with a schedule that takes minutes
 on one GPU.
 
-    python benchmarks/cifar10_reproduction.py IMAGES --minutes 9       # again until it says that all is done
+    python benchmarks/cifar10_reproduction.py IMAGES --minutes 9    # again until all is done
 
 IMAGES is a folder with train/CLASS/* and test/CLASS/*, or a tar archive of one. For each sigma the
 script trains a Gaussian model and a model of SmoothAdv-PGD (T=2, m=1), certifies both on every 20th

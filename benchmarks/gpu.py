@@ -1,11 +1,11 @@
 """Speed on an accelerator: certification and training, compared with plain loops and with the
 limits of the chip.
 
-    python benchmarks/gpu.py                               # everything; nearly an hour on one GPU, mostly to compile
-    python benchmarks/gpu.py --minutes 9                   # as much as that allows; the same command again continues
+    python benchmarks/gpu.py                         # everything; nearly an hour on one GPU
+    python benchmarks/gpu.py --minutes 9             # the same command again continues
     python benchmarks/gpu.py --only certify --archs cifar_resnet110 --precision bf16 fp16 \\
         --modes compiled
-    python benchmarks/gpu.py --smoke --device cpu          # whether it runs; a minute, 50 s of it to compile
+    python benchmarks/gpu.py --smoke --device cpu    # whether it runs; a minute, mostly to compile
 
 "Plain" means Cohen et al.'s sampling loop and the released SmoothAdv update, eager in float32
 (convolutions in TF32, which is PyTorch's default, unless the line says fp32). Every precision and

@@ -17,54 +17,166 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# fmt: off
 ODD_FIELDS = (
-    ["", " ", "-1", "-2", "+3", " "
-    "3 ", "03", "3.0", "3.5", "1e1", "1e400", "1e-400", "nan", "inf", "-inf", "True"]
-    + ["False", "None", "NA", "null", "0x1A", "1_0", "0.2_5", "٣", "０.５", "½", "0,5", "1 "
-    "000", "'1'", '"1', "\\t"]
-    + ["9" * 18, str(2**63 - 1), str(2**63), str(2**64 + 3), "9" * 5000, "0.99999999999999999999", "9007199254740993."]
+    [
+        "",
+        " ",
+        "-1",
+        "-2",
+        "+3",
+        " 3 ",
+        "03",
+        "3.0",
+        "3.5",
+        "1e1",
+        "1e400",
+        "1e-400",
+        "nan",
+        "inf",
+        "-inf",
+        "True",
+    ]
+    + [
+        "False",
+        "None",
+        "NA",
+        "null",
+        "0x1A",
+        "1_0",
+        "0.2_5",
+        "٣",
+        "０.５",
+        "½",
+        "0,5",
+        "1 000",
+        "'1'",
+        '"1',
+        "\\t",
+    ]
+    + [
+        "9" * 18,
+        str(2**63 - 1),
+        str(2**63),
+        str(2**64 + 3),
+        "9" * 5000,
+        "0.99999999999999999999",
+        "9007199254740993.",
+    ]
     + ["\ufeff3", "\xa03", "3\u2028", "3\x0b", "3\x0c", "3\x1c", "3\x85", "3\x1b[2J", "x" * 100_000]
     + ["idx", "radius", "correct", "#", "2", "99"]
 )
 """Fields of a table that a lenient parser would take for numbers, and others that it would not
 expect.
 """
-_LINE_ENDS, _ODD_ENDS = ["\n", "\n", "\n", "\r\n", "\r"], ["\n\n", "\r\r\n", "", " "
-"\n", "\t\n", "\x0b", "\u2028"]
+_LINE_ENDS, _ODD_ENDS = (
+    ["\n", "\n", "\n", "\r\n", "\r"],
+    ["\n\n", "\r\r\n", "", " \n", "\t\n", "\x0b", "\u2028"],
+)
 _STARTS = [*[""] * 9, "\ufeff", "\ufeff\ufeff", "\n", "#\n"]
-_NAMES = ["", " ", "\x1b[2J\x07", "\u202egnp.exe", "a\nb", "x" * 300, "y" * 100_000, "\udcff", "a=b"]
+_NAMES = [
+    "",
+    " ",
+    "\x1b[2J\x07",
+    "\u202egnp.exe",
+    "a\nb",
+    "x" * 300,
+    "y" * 100_000,
+    "\udcff",
+    "a=b",
+]
 _NAMES += (
     "sigma=0.25 N=x = ** [ . .. - -- ~ $x$ %s%n {noise} pipe pipe.py loop folder certified.tsv "
     "model.tar"
 ).split()
-_NAMES += "grid.toml digits noise imagefolder:images imagefolder:pipe imagefolder: imagenet32 nobody.py".split()
+_NAMES += "grid.toml digits noise imagefolder:images imagefolder:pipe imagefolder:".split()
+_NAMES += "imagenet32 nobody.py".split()
 _NAMES += "runner-up DDN 1/0 0/2 5/2 -1/2 cuda:99 meta".split()
 _NUMBERS = [*"-1 0 1 2 3 0.25 -0.0 nan inf 1e400 1e-400 1e5 0x1 ٣".split(), "9" * 5000]
 _HUGE = ["99999999999", str(2**63), "9" * 40, "1e300"]
 # Of these a huge value is a long run, which is what it asks for.
-_LASTING = set("--num-steps --restarts --num-noise-vec --epochs --N --max --png "
-"--evaluate-images".split())
+_LASTING = set(
+    "--num-steps --restarts --num-noise-vec --epochs --N --max --png --evaluate-images".split()
+)
 # These start other programs, or print no errors as one line.
 _NEVER = set("--compile --tensorboard --debug --help --version --overwrite".split())
 JSON_VALUES: list[Any] = [
-    None, True, False, -1, 0, 1, 7, 2**63, 10**30, 0.5, -0.0, math.nan, math.inf, 1e308, "", "1", "digits", "\x1b[2J",
-    "\ud800", "x" * 100_000, [], {}, [[]], {"": {}}, [None], ["a"], [1] * 1000, [1, 2],
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    7,
+    2**63,
+    10**30,
+    0.5,
+    -0.0,
+    math.nan,
+    math.inf,
+    1e308,
+    "",
+    "1",
+    "digits",
+    "\x1b[2J",
+    "\ud800",
+    "x" * 100_000,
+    [],
+    {},
+    [[]],
+    {"": {}},
+    [None],
+    ["a"],
+    [1] * 1000,
+    [1, 2],
     # the last is more than a pickle can hold
     *(json.loads("[" * depth + "]" * depth) for depth in (60, 500)),
 ]
 _FEW = "--N 20 --max 1 --device cpu".split()
 _CERTIFY = ["certify", "digits", "model.tar", "0.25", "certified.tsv", *_FEW, "--N0", "5"]
 _PREDICT = ["predict", "digits", "model.tar", "0.25", "predicted.tsv", *_FEW]
-_ATTACK = ["attack", "digits", "model.tar", "0.25", "attacked", *_FEW, *"--epsilon 0.5 --num-steps "
-"1".split()]
-_AGAINST = ["attack", "digits", "model.tar", "0.25", "against", *_FEW, *"--against certified.tsv "
-"--num-steps 1".split()]
+_ATTACK = [
+    "attack",
+    "digits",
+    "model.tar",
+    "0.25",
+    "attacked",
+    *_FEW,
+    *"--epsilon 0.5 --num-steps 1".split(),
+]
+_AGAINST = [
+    "attack",
+    "digits",
+    "model.tar",
+    "0.25",
+    "against",
+    *_FEW,
+    *"--against certified.tsv --num-steps 1".split(),
+]
 _STEP = "--epochs 1 --steps-per-epoch 1 --batch 4 --evaluate-images 2 --device cpu".split()
 _TRAIN = ["train", "imagefolder:images", "digits_resnet8", "run", "--noise", "0.25", *_STEP]
 _TRAIN_PGD = ["train_pgd", *_TRAIN[1:], *"--attack PGD --epsilon 0.5 --num-steps 1".split()]
-_IMAGENET32 = ["train", "imagenet32", "cifar_resnet20", "new", "--noise", "0.25", *_STEP, "--data-dir", "imagenet32"]
-_CIFAR10 = ["train", "cifar10", "cifar_resnet20", "new", "--noise", "0.25", *_STEP, "--data-dir", "cifar10"]
+_IMAGENET32 = [
+    "train",
+    "imagenet32",
+    "cifar_resnet20",
+    "new",
+    "--noise",
+    "0.25",
+    *_STEP,
+    "--data-dir",
+    "imagenet32",
+]
+_CIFAR10 = [
+    "train",
+    "cifar10",
+    "cifar_resnet20",
+    "new",
+    "--noise",
+    "0.25",
+    *_STEP,
+    "--data-dir",
+    "cifar10",
+]
 _MORE = ["--max", "2"]  # than there is already
 _TABLES = "summary table envelope examples parameters compare gap empirical".split()
 _FIGURES = "plot plot_envelope heat_map plot_empirical plot_training report".split()

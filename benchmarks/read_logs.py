@@ -37,7 +37,8 @@ def write_logs(folder: Path, count: int) -> None:
         predict = np.where(generator.random(ROWS) < 0.7, label, generator.integers(-1, 10, ROWS))
         radius = np.where(predict >= 0, generator.uniform(0, 1.9, ROWS).round(4), 0.0)
         rows = [
-            f"{20 * i}\t{label[i]}\t{predict[i]}\t{radius[i]:.4f}\t{int(label[i] == predict[i])}\t0:00:15.123456\n"
+            f"{20 * i}\t{label[i]}\t{predict[i]}\t{radius[i]:.4f}\t{int(label[i] == predict[i])}"
+            "\t0:00:15.123456\n"
             for i in range(ROWS)
         ]
         path.write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))

@@ -4,24 +4,26 @@ Shares no statistics with smoothadv, only the words on what a manifest and a row
 integers and mpmath compute the rest. A row "class c, radius R" is true if c has probability p_A > t
 = Phi(R / sigma) under noise (Cohen et al., 2019, Theorem 1 with p_B = 1 - p_A). The row holds if
 its counts reject the hypothesis "p_A <= t" at the level alpha of the manifest:
-  exact     all N draws were made, and P[Binomial(N, t) >= successes] <= alpha (Clopper and Pearson, 1934)
-  adaptive  at the look after `trials` draws, the successes reach the boundary of each radius r <= R of the grid; the
-            boundaries of r are computed anew, such that p_A = Phi(r / sigma) reaches one with
-            probability <= alpha
+  exact     all N draws were made, and P[Binomial(N, t) >= successes] <= alpha (Clopper and Pearson,
+            1934)
+  adaptive  at the look after `trials` draws, the successes reach the boundary of each radius r <= R
+            of the grid; the boundaries of r are computed anew, such that p_A = Phi(r / sigma)
+            reaches one with probability <= alpha
 Or it is true if p_A > Phi(z) and all other classes have less than Phi(-y), z + y >= 2 R / sigma
 (Theorem 1 as it is):
-  two-sided   as exact, at the level alpha_share * alpha; or the successes reject "p_A <= Phi(z)" at this level, and the
-              draws that were not for the strongest `rival` reject "1 - p_rival <= Phi(y)" at the
-              rest of alpha
+  two-sided   as exact, at the level alpha_share * alpha; or the successes reject "p_A <= Phi(z)" at
+              this level, and the draws that were not for the strongest `rival` reject
+              "1 - p_rival <= Phi(y)" at the rest of alpha
   sequential  as adaptive, with z = r / sigma or a multiple of 1/50 from -2, and y a multiple of
   1/50 above 0
 Or c is among the k most probable classes (Jia et al., 2020, Theorem 1) if the t smallest of k
 bounds on rivals have a sum S for which t Phi(z - R / sigma) > Phi(Phi^-1(S) + R / sigma), or all k
 have, with S at most 1 - Phi(z):
-  top-k     as two-sided, for one z, and for the rival_1 to rival_k each at the rest of alpha, divided by k
-  --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2 + d; and the
-            `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R is 0; of two
-            hypotheses, each has + d, and z + y >= 2 (R / sigma + e), Phi(m + e) - Phi(m - e) >= 2
+  top-k     as two-sided, for one z, and for the rival_1 to rival_k each at the rest of alpha,
+            divided by k
+  --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2
+            + d; and the `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R
+            is 0; of two hypotheses, each has + d, and z + y >= 2 (R / sigma + e), Phi(m + e) - Phi(m - e) >= 2
             d, m = (z - y) / 2; top-k: p_A, S and both sides of the inequality may be off by d
 Probabilities are whole numbers of units 2^-160, rounded to the side on which a row fails. No log
 can show that its counts are the classifier's, its draws independent, and N, alpha and the radii
@@ -64,8 +66,8 @@ FORMS = {
 # Here begins what code/smoothadv/manifests.py and scripts/verify_log.py both have, word for word: a
 # test compares them.
 _SETTINGS = """
-text: dataset precision module_sha256 arch library noise device torch cpu_capability generator classifier_sha256
-text: noise_kernel method tables_sha256
+text: dataset precision module_sha256 arch library noise device torch cpu_capability generator
+text: classifier_sha256 noise_kernel method tables_sha256
 text or null: split dataset_fingerprint logits_sha256
 text or null or list of text or null: input_layer
 text or object: checkpoint_sha256
@@ -214,7 +216,8 @@ def log_fault(manifest: dict[str, Any]) -> str:
 
 def columns_of(settings: dict[str, Any]) -> list[str]:
     """The columns of a certification log of one of METHODS, in their order."""
-    columns = f"idx label predict radius correct time successes trials {METHODS[settings['method']][1]}".split()
+    own = METHODS[settings["method"]][1]
+    columns = f"idx label predict radius correct time successes trials {own}".split()
     rivals = [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
     return (
         columns
@@ -580,9 +583,9 @@ class Procedure:
         if (successes, part) not in self.edges:
             level = below(self.spending(n, self.parts[part]))
 
-            def excess(
-                z,
-            ):  # how far the logarithm of P[Binomial(n, Phi(z) + d) >= successes] is above its level's
+            def excess(z):
+                # How far the logarithm of P[Binomial(n, Phi(z) + d) >= successes] is above its
+                # level's.
                 start, weights = binomial(n, self.null(Fraction(int(mp.floor(z * ONE)), ONE)))
                 return mp.log(
                     max(1, ONE - sum(weights[: max(0, successes - start)])) / mp.mpf(level)

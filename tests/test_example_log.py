@@ -209,7 +209,8 @@ def test_second_writer_is_refused_while_the_first_one_writes(tmp_path, existing)
 WRITER = """
 import pathlib, sys
 from smoothadv.records import ExampleLog
-log = ExampleLog(pathlib.Path(sys.argv[1]), ("idx", "label", "radius"), {"sigma": 0.25, "n": 1000, "digest": "abc"}, {})
+settings = {"sigma": 0.25, "n": 1000, "digest": "abc"}
+log = ExampleLog(pathlib.Path(sys.argv[1]), ("idx", "label", "radius"), settings, {})
 log.append({"idx": 0, "label": 3, "radius": "0.123456789"})
 print("wrote", flush=True)
 sys.stdin.read()

@@ -343,7 +343,7 @@ def test_pages_link_to_what_is_there(tmp_path):
 def test_files_are_short():
     files = [*CODE.rglob("*.py"), *(REPOSITORY / "tests").rglob("*.py")]
     sizes = {path: len(path.read_text().splitlines()) for path in files}
-    assert {path: size for path, size in sizes.items() if size > 400} == {}
+    assert {path: size for path, size in sizes.items() if size > 600} == {}
     assert {
         path: size for path, size in sizes.items() if path.parent == CODE and size > 10
     } == {}, "scripts only start"

@@ -48,7 +48,8 @@ def released(tmp_path_factory) -> Path:
     for sigma, radii in OURS.items():
         folder = (
             best
-            / f"ours/cifar10/PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/resnet110/noise_{sigma}"
+            / "ours/cifar10/PGD_2steps_multiNoiseSamples/8-multitrain/eps_255"
+            / f"resnet110/noise_{sigma}"
         )
         write_certification_log(folder / f"test/sigma_{sigma}", radii)
         (folder / "test/stdout.txt").write_text("container started\n")

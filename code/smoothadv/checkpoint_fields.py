@@ -46,10 +46,8 @@ def _shown(value: Any) -> str:
         return f"a tensor of {value.dtype}, {value.layout}, on {value.device}"
     if value is None or isinstance(value, (bool, float, str)) or _is_whole(value):
         return repr(value[:60] if isinstance(value, str) else value)
-    return (
-        "a "
-        f"{type(value).__name__}{f' of {len(value)}' if isinstance(value, (list, tuple, dict)) else ''}"
-    )
+    size = f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else ""
+    return f"a {type(value).__name__}{size}"
 
 
 def _is_whole(value: Any) -> bool:

@@ -14,8 +14,8 @@ from typing import Any
 # Here begins what code/smoothadv/manifests.py and scripts/verify_log.py both have, word for word: a
 # test compares them.
 _SETTINGS = """
-text: dataset precision module_sha256 arch library noise device torch cpu_capability generator classifier_sha256
-text: noise_kernel method tables_sha256
+text: dataset precision module_sha256 arch library noise device torch cpu_capability generator
+text: classifier_sha256 noise_kernel method tables_sha256
 text or null: split dataset_fingerprint logits_sha256
 text or null or list of text or null: input_layer
 text or object: checkpoint_sha256
@@ -164,7 +164,8 @@ def log_fault(manifest: dict[str, Any]) -> str:
 
 def columns_of(settings: dict[str, Any]) -> list[str]:
     """The columns of a certification log of one of METHODS, in their order."""
-    columns = f"idx label predict radius correct time successes trials {METHODS[settings['method']][1]}".split()
+    own = METHODS[settings["method"]][1]
+    columns = f"idx label predict radius correct time successes trials {own}".split()
     rivals = [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
     return (
         columns

@@ -16,7 +16,10 @@ from typing import Any
 from smoothadv import plugins
 from smoothadv.version import __version__
 
-_SECRET_NAME = "[a-z0-9_-]*(?:token|passw(?:or)?d|secret|credentials?|(?:api|access|private|auth)[_-]?key|signature)"
+_SECRET_NAME = (
+    "[a-z0-9_-]*(?:token|passw(?:or)?d|secret|credentials?"
+    "|(?:api|access|private|auth)[_-]?key|signature)"
+)
 _SECRET = re.compile(
     rf"((?:^|[?&;\s-]){_SECRET_NAME}=)[^&]+"  # --token=..., and in addresses
     r"|(?<=://)[^/\s@]+(?=@)"  # user:password@

@@ -71,8 +71,10 @@ def test_counts_are_those_of_the_examples_that_both_hold():
 def test_abstentions_and_images_of_larger_radius_are_counted_in_pairs():
     """As of two procedures on one model's votes: of idx 0 to 4 the second certifies two that
     abstained, a third further and a fourth less; where both are wrong no radius counts."""
-    one, two = (log(name, dict(enumerate(radii))) for name, radii in (("one", [0.5, 0.25, 0, 0, None]),
-                                                                      ("two", [0.4, 0.5, 0.2, 0, None])))  # fmt: skip
+    one, two = (
+        log(name, dict(enumerate(radii)))
+        for name, radii in (("one", [0.5, 0.25, 0, 0, None]), ("two", [0.4, 0.5, 0.2, 0, None]))
+    )
     one.table.loc[[2, 3], ["predict", "correct"]] = -1, 0
     two.table.loc[[3], "radius"] = 0.1
     _, abstained, larger, _ = rows_of(one, two, radii=[Radius("0.5")])

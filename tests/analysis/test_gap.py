@@ -245,8 +245,14 @@ def test_each_attack_is_set_beside_the_certificates_of_its_own_model_and_sigma()
             ("c", 0.6, OTHER_SIGMA),
         ]
     ]
-    attacks = [attacked([(0, 1, 1)], epsilon, name, settings) for name, epsilon, settings in
-               [("on a", 0.8, SETTINGS), ("on b", 0.7, OTHER_MODEL), ("on c", 0.5, OTHER_SIGMA)]]  # fmt: skip
+    attacks = [
+        attacked([(0, 1, 1)], epsilon, name, settings)
+        for name, epsilon, settings in [
+            ("on a", 0.8, SETTINGS),
+            ("on b", 0.7, OTHER_MODEL),
+            ("on c", 0.5, OTHER_SIGMA),
+        ]
+    ]
     shares = {row["attack"]: row["certified_accuracy"] for row in rows_of(logs, attacks)}
     assert shares == {"on a": 1.0, "on b": 0.0, "on c": 1.0}
 

@@ -36,6 +36,8 @@ def of_attack(attack: str, num_steps: int, num_noise_vec: int, epsilon: float, *
 
 IMAGENET = {"dataset": "imagenet", "arch": "resnet50"}
 BASE_ATTACK = "data/certify/cifar10/PGD_2steps_baseAttackExp"
+ONE_STEP = "data/certify/imagenet/PGD_1step/imagenet/eps_1024/resnet50"
+SIX_STEPS = "cifar10/finetune_cifar_from_imagenetPGD2steps/PGD_6steps_30epochs_multinoise"
 SELF_TRAINED, FINETUNED = "SmoothAdv-PGD + self-training", "SmoothAdv-PGD + pre-training"
 CERTIFICATION_PATHS = {
     f"data_cohen/certify/{CIFAR}": OF_CIFAR,
@@ -46,14 +48,14 @@ CERTIFICATION_PATHS = {
         "PGD", 2, 8, 127 / 256
     ),
     f"data/certify/cifar10/DDN_10steps/eps_64/{CIFAR}": of_attack("DDN", 10, 1, 0.25),
-    "data/certify/imagenet/PGD_1step/imagenet/eps_1024/resnet50/noise_1.00/test/sigma_1.00": of_attack(
+    f"{ONE_STEP}/noise_1.00/test/sigma_1.00": of_attack(
         "PGD", 1, 1, 4.0, **IMAGENET, noise=1.0, sigma=1.0
     ),
     f"data/certify/cifar10/self_training/PGD_4steps/weight_0.5/eps_255/{CIFAR}": of_attack(
         "PGD", 4, 1, 255 / 256, training=SELF_TRAINED
     ),
-    f"cifar10/finetune_cifar_from_imagenetPGD2steps/PGD_6steps_30epochs_multinoise/4-multitrain/eps_255/{CIFAR}": (
-        of_attack("PGD", 6, 4, 255 / 256, training=FINETUNED)
+    f"{SIX_STEPS}/4-multitrain/eps_255/{CIFAR}": of_attack(
+        "PGD", 6, 4, 255 / 256, training=FINETUNED
     ),
     f"{BASE_ATTACK}/without_noise/eps_64/{CIFAR}": of_attack(
         "PGD", 2, 1, 0.25, training="vanilla PGD + noise"

@@ -34,8 +34,17 @@ def row(
     idx: int, predict: int, radius: float, successes: int, trials: int, label: int = 3, **more: int
 ) -> dict:
     correct = int(predict == label)
-    return {"idx": idx, "label": label, "predict": predict, "radius": radius, "correct": correct, "time": "0:00:01",
-            "successes": successes, "trials": trials, **more}  # fmt: skip
+    return {
+        "idx": idx,
+        "label": label,
+        "predict": predict,
+        "radius": radius,
+        "correct": correct,
+        "time": "0:00:01",
+        "successes": successes,
+        "trials": trials,
+        **more,
+    }
 
 
 def exact_row(idx: int, successes: int, predict: int = 3) -> dict:

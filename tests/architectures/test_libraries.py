@@ -125,7 +125,8 @@ def test_transformer_takes_the_size_of_the_images(name):
     [
         (
             "timm:test_vit",
-            r"timm:test_vit cannot be applied to images of shape \[1, 8, 8\].*divisible by patch size",
+            r"timm:test_vit cannot be applied to images of shape \[1, 8, 8\].*"
+            "divisible by patch size",
         ),
         ("torchvision:resnet18", "torchvision:resnet18 cannot be applied .* 3 channels, but got 1"),
         ("timm:resnet19", "timm:resnet19 cannot be made: Unknown model"),

@@ -37,9 +37,13 @@ GROUPS = ["Cohen=cohen", "Ours=ours"]
 
 @pytest.mark.parametrize(
     ("dataset", "largest", "ends"),
-    [("cifar10", 3.8, [0.25, 3.75]), ("imagenet", 3.8, [0.5, 3.5]), ("imagenet", 0.9, [0.25, 0.75]),
-     ("cifar10", 30.0, [2.5, 30.0])],
-)  # fmt: skip
+    [
+        ("cifar10", 3.8, [0.25, 3.75]),
+        ("imagenet", 3.8, [0.5, 3.5]),
+        ("imagenet", 0.9, [0.25, 0.75]),
+        ("cifar10", 30.0, [2.5, 30.0]),
+    ],
+)
 def test_radii_that_nobody_names_have_the_steps_of_the_paper_for_the_dataset(
     analyze, dataset, largest, ends
 ):
@@ -153,9 +157,12 @@ def test_rows_are_labelled_and_ordered_by_hyper_parameters(analyze):
         "sigma",
     ]
     assert [line.split(" | ")[1].strip() for line in analyze(*arguments).out.splitlines()[2:]] == [
-        r"epsilon = 0.25 \| sigma = 0.25", r"epsilon = 0.5 \| sigma = 0.50", r"epsilon = 1 \| sigma = 0.50",
-        "sigma = 0.25", "sigma = 0.50",
-    ]  # fmt: skip
+        r"epsilon = 0.25 \| sigma = 0.25",
+        r"epsilon = 0.5 \| sigma = 0.50",
+        r"epsilon = 1 \| sigma = 0.50",
+        "sigma = 0.25",
+        "sigma = 0.50",
+    ]
     assert (
         r"epsilon = 0.5 \textbar{} sigma = 0.50 &" in analyze(*arguments, "--format", "latex").out
     )
@@ -403,8 +410,11 @@ def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, anal
 @pytest.mark.parametrize("analysis", ANALYSES)
 def test_analysis_takes_one_log_of_its_kind(analyze, analysis):
     kinds = ANALYSES[analysis].kinds
-    for kind, log in [("certification", COHEN.format("0.25")), ("training", "trained/log.txt"),
-                      ("prediction", "attacked/N100/PGD_0.250/num_1/predictions")]:  # fmt: skip
+    for kind, log in [
+        ("certification", COHEN.format("0.25")),
+        ("training", "trained/log.txt"),
+        ("prediction", "attacked/N100/PGD_0.250/num_1/predictions"),
+    ]:
         outcome = analyze(analysis, log, *to_file(analysis, "result"))
         needed = {"compare": (), "gap": (), "held_out": (), "plot_empirical": ("prediction",)}.get(
             analysis, kinds

@@ -77,8 +77,17 @@ class TestUnfinished:
         )
         assert [line.rpartition(",")[2] for line in lines[1:]] == ["10", "10"]
 
-    @pytest.mark.parametrize("arguments", [["table"], ["table", "--confidence", 0.9], ["parameters"], ["compare"],
-                                           ["envelope", "--unfinished", "--show", "model"]], ids=str)  # fmt: skip
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["table"],
+            ["table", "--confidence", 0.9],
+            ["parameters"],
+            ["compare"],
+            ["envelope", "--unfinished", "--show", "model"],
+        ],
+        ids=str,
+    )
     def test_every_table_says_so(self, analyze, arguments):
         assert PROGRESS in analyze(arguments[0], "logs", *arguments[1:]).out
 
@@ -131,11 +140,21 @@ class TestUnfinished:
 
 @pytest.mark.parametrize(
     "run",
-    [{}, {"skip": 2, "max": None}, {"images": 20, "skip": 2}, {"images": 20, "max": None}, {**SELECTION, "max": 3},
-     {"images": 6, "skip": 2, "max": 9}, {**SELECTION, "skip": 0}, {**SELECTION, "images": "20"},
-     {**SELECTION, "images": True}, {**SELECTION, "max": -1}, {"images": 10**30, "skip": 10**30, "max": None}],
+    [
+        {},
+        {"skip": 2, "max": None},
+        {"images": 20, "skip": 2},
+        {"images": 20, "max": None},
+        {**SELECTION, "max": 3},
+        {"images": 6, "skip": 2, "max": 9},
+        {**SELECTION, "skip": 0},
+        {**SELECTION, "images": "20"},
+        {**SELECTION, "images": True},
+        {**SELECTION, "max": -1},
+        {"images": 10**30, "skip": 10**30, "max": None},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_log_is_unfinished_only_where_its_manifest_says_so(workplace, analyze, run):
     log("begun.tsv", [0.5] * 3, run=run)
     outcome = analyze("summary", "begun.tsv", "--format", "csv")
@@ -313,8 +332,11 @@ def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, 
         assert " top-3" in analyze(*arguments).out, "people see the procedure"
     found = records(analyze("summary", "logs", "--format", "json"))
     assert {record["log"]: record["procedure"] for record in found} == {
-        "exact": "one-sided", "adaptive": "one-sided", "two": "two-sided", "two_top": "top-3",
-    }  # fmt: skip
+        "exact": "one-sided",
+        "adaptive": "one-sided",
+        "two": "two-sided",
+        "two_top": "top-3",
+    }
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,11 @@ MAKERS = [
 ]
 MOST = 4_000_000_000
 STEERING = "\x1b[2J\x07\x9b\x7f"
-LOG = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t3\t3\t0.25\t1\t0:00:15\n20\t7\t1\t0.125\t0\t0:00:15\n"
+LOG = (
+    "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
+    "0\t3\t3\t0.25\t1\t0:00:15\n"
+    "20\t7\t1\t0.125\t0\t0:00:15\n"
+)
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:

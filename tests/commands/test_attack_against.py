@@ -201,8 +201,8 @@ def printed_flips(outcome: Outcome) -> dict[int, tuple[re.Match[str], str]]:
     attack.
     """
     pattern = (
-        r"flipped: image (\d+) \(class (\d+)\), certified as (\d+) within ([\d.e-]+), is predicted as (\d+) at a "
-        r"distance of ([\d.e-]+); again with\n  (smoothadv attack .*)\n"
+        r"flipped: image (\d+) \(class (\d+)\), certified as (\d+) within ([\d.e-]+), "
+        r"is predicted as (\d+) at a distance of ([\d.e-]+); again with\n  (smoothadv attack .*)\n"
     )
     return {int(match[1]): (match, match[7]) for match in re.finditer(pattern, outcome.out)}
 

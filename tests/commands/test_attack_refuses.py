@@ -171,7 +171,10 @@ def place(checkpoint, tmp_path_factory) -> Path:
         "cpu",
     ]
     succeed("predict", *command)
-    columns = "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\tattack_norm\tepsilon\tabstain\tcertified\tradius\tflipped"
+    columns = (
+        "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\tattack_norm\tepsilon\tabstain\tcertified"
+        "\tradius\tflipped"
+    )
     (place / "against.tsv").write_text(
         f"{columns}\n0\t8\t8\t8\t1\t0:00:01\t0.1\t0.1\t0\t8\t0.1\t0\n"
     )

@@ -171,17 +171,30 @@ MANY = "1" + "0" * 25
 ANALYZE = ["analyze", "plot", "log.tsv", "--sigma", "0.25", "-o"]
 QUANTIZE = ["quantize", "digits", "model.tar", "0.25", "new.tar"]
 NO_FILES = [
-    *(([*command, path], USAGE, ["OUTFILE", f"'{path}'", "the file to write"])
-      for command in (CERTIFY[:4], PREDICT[:4], QUANTIZE[:4], ["certify", "merge"], ["quantize", "export", "model.tar"])
-      for path in ("", ".", "/", "..", "folder/", "folder/.")),
-    *(([*ANALYZE, path], USAGE, ["-o", f"'{path}'", "the file to "
-    "write"]) for path in ("", ".", "/")),
+    *(
+        ([*command, path], USAGE, ["OUTFILE", f"'{path}'", "the file to write"])
+        for command in (
+            CERTIFY[:4],
+            PREDICT[:4],
+            QUANTIZE[:4],
+            ["certify", "merge"],
+            ["quantize", "export", "model.tar"],
+        )
+        for path in ("", ".", "/", "..", "folder/", "folder/.")
+    ),
+    *(
+        ([*ANALYZE, path], USAGE, ["-o", f"'{path}'", "the file to write"])
+        for path in ("", ".", "/")
+    ),
     (["analyze", "report", "log.tsv", "-o", ""], USAGE, ["-o", "''", "write . for this one"]),
     (["sweep", "report", "grid.toml", "-o", ""], USAGE, ["-o", "''", "the file to write"]),
     (replaced(TRAIN, outdir=""), USAGE, ["OUTDIR", "''", "write . for this one"]),
-    (["attack", *CERTIFY[1:4], "", "--epsilon", "0.5"], USAGE, ["OUTDIR", "''", "write . for this "
-    "one"]),
-]  # fmt: skip
+    (
+        ["attack", *CERTIFY[1:4], "", "--epsilon", "0.5"],
+        USAGE,
+        ["OUTDIR", "''", "write . for this one"],
+    ),
+]
 BEYOND_SENSE = [
     (
         ["analyze", "envelope", "log.tsv", "--decimals", "9223372036854775808"],
@@ -211,20 +224,57 @@ OVER_INPUTS = [
     (["certify", "merge", "log", "log.manifest.json", "--overwrite"], USAGE, ["log.manifest.json"]),
     ([*replaced(CERTIFY, outfile="model.tar"), "--overwrite"], USAGE, ["model.tar"]),
     ([*replaced(CERTIFY, outfile="file"), "--denoiser", "file"], USAGE, ["file"]),
-    ([*replaced(PREDICT, checkpoint="log.tsv+model.tar", outfile="log.tsv")], USAGE, ["log.tsv+model.tar"]),
+    (
+        [*replaced(PREDICT, checkpoint="log.tsv+model.tar", outfile="log.tsv")],
+        USAGE,
+        ["log.tsv+model.tar"],
+    ),
     ([*replaced(PREDICT, dataset="npz:log.npz", outfile="log.tsv")], USAGE, ["log.npz"]),
     ([*replaced(PREDICT, checkpoint="net.py:net", outfile="net.py")], USAGE, ["net.py:net"]),
-    (["attack", *CERTIFY[1:4], "trained", "--against", "trained/against.tsv"], USAGE, ["trained/against.tsv"]),
-    (["attack", "npz:trained/epsilon_1.npz", *CERTIFY[2:4], "trained", "--epsilon", "1"], USAGE, ["epsilon_1.npz"]),
-    *(([*replaced(TRAIN, outdir="trained"), flag, f"trained/{name}", "--overwrite"], USAGE, [f"trained/{name}"])
-      for flag, name in (("--pretrained-model", "checkpoint.pth.tar"), ("--teacher", "checkpoint.pth.tar"),
-                         ("--recipe", "args.json"), ("--use-unlabelled", "log.txt"))),
-    (["train_denoiser", "digits", "digits_dncnn", "trained", "--noise", "0.25", "--objective", "stability",
-      "--classifier", "trained/checkpoint.pth.tar", "--overwrite"], USAGE, ["trained/checkpoint.pth.tar"]),
+    (
+        ["attack", *CERTIFY[1:4], "trained", "--against", "trained/against.tsv"],
+        USAGE,
+        ["trained/against.tsv"],
+    ),
+    (
+        ["attack", "npz:trained/epsilon_1.npz", *CERTIFY[2:4], "trained", "--epsilon", "1"],
+        USAGE,
+        ["epsilon_1.npz"],
+    ),
+    *(
+        (
+            [*replaced(TRAIN, outdir="trained"), flag, f"trained/{name}", "--overwrite"],
+            USAGE,
+            [f"trained/{name}"],
+        )
+        for flag, name in (
+            ("--pretrained-model", "checkpoint.pth.tar"),
+            ("--teacher", "checkpoint.pth.tar"),
+            ("--recipe", "args.json"),
+            ("--use-unlabelled", "log.txt"),
+        )
+    ),
+    (
+        [
+            "train_denoiser",
+            "digits",
+            "digits_dncnn",
+            "trained",
+            "--noise",
+            "0.25",
+            "--objective",
+            "stability",
+            "--classifier",
+            "trained/checkpoint.pth.tar",
+            "--overwrite",
+        ],
+        USAGE,
+        ["trained/checkpoint.pth.tar"],
+    ),
     (["analyze", "table", "log.tsv", "-o", "log.tsv"], USAGE, ["log.tsv"]),
     (["analyze", "plot_training", "a=curves.svg", "-o", "curves.svg"], USAGE, ["a=curves.svg"]),
     (["sweep", "report", "grid.toml", "-o", "grid.toml"], USAGE, ["grid.toml"]),
-]  # fmt: skip
+]
 CASES = CHECKPOINTS + NUMBERS + NAMES + CONTRADICTIONS + OMISSIONS + FILES + NO_FILES + BEYOND_SENSE
 CASES += [(command, code, [*words, "replaced"]) for command, code, words in OVER_INPUTS]
 

@@ -37,7 +37,8 @@ from torch import nn
 
 def make(description):
     channels, height, width = description.image_shape
-    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, description.num_classes))
+    values = channels * height * width
+    return nn.Sequential(nn.Flatten(), nn.Linear(values, description.num_classes))
 
 def number(description):
     return 3

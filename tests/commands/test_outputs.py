@@ -10,7 +10,11 @@ from smoothadv.errors import UserError
 from smoothadv.records import ARGUMENTS, ExampleLog
 from support.commands import call, snapshot
 
-LOG = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t3\t3\t0.25\t1\t0:00:15\n20\t7\t7\t0.125\t1\t0:00:15\n"
+LOG = (
+    "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
+    "0\t3\t3\t0.25\t1\t0:00:15\n"
+    "20\t7\t7\t0.125\t1\t0:00:15\n"
+)
 OTHERS = {
     "checkpoint": (b"PK\x03\x04\0\0archive/data.pkl" + bytes(654_000), "other data"),
     "manifest": (

@@ -26,7 +26,8 @@ sys.stderr.flush()
 os._exit(code)
 """
 LINE = re.compile(
-    r"certifying: \d of 3 \(\d+%\), ([\d.]+s/example|[\d.?]+ example/s), [\d:]+ so far, [\d:?]+ left(, .* draws/s)?"
+    r"certifying: \d of 3 \(\d+%\), ([\d.]+s/example|[\d.?]+ example/s), [\d:]+ so far, "
+    r"[\d:?]+ left(, .* draws/s)?"
 )
 
 

@@ -172,7 +172,9 @@ for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
     os.environ.pop(name, None)
 os.environ.update({given})
 wait = commands.shorten_waiting
-commands.shorten_waiting = lambda: print(wait(), os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)
+commands.shorten_waiting = lambda: print(
+    wait(), os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules
+)
 commands.main(["train", "--help"])
 """
     done = run_process([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(CODE))

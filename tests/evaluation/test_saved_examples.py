@@ -132,9 +132,7 @@ def test_spools_of_several_logs_are_joined_and_equal_images_counted_once(tmp_pat
     assert not list(tmp_path.glob("*.examples"))
 
 
-def test_row_without_an_image_is_an_error_that_removes_nothing_and_images_without_a_row_are_left_out(
-    log,
-):
+def test_row_without_an_image_removes_nothing_and_images_without_a_row_are_left_out(log):
     """For example after a kill between the two steps."""
     write_log(log, [*INDICES, 50, 51])
     before = snapshot(log.parent)

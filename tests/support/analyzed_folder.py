@@ -16,7 +16,8 @@ def certification(
     1.
     """
     rows = [
-        f"{start + 20 * number}\t1\t{ {'R': 1, 'W': 0, 'A': -1}[letter] }\t{radius}\t{int(letter == 'R')}\t0:00:15\n"
+        f"{start + 20 * number}\t1\t{ {'R': 1, 'W': 0, 'A': -1}[letter] }\t{radius}\t"
+        f"{int(letter == 'R')}\t0:00:15\n"
         for number, (letter, radius) in enumerate(outcomes)
     ]
     Path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -134,8 +134,10 @@ def inputs_of(operation: kernels._Operation, clip: int, rows: int) -> list[list[
     """Random values of the whole range, the extremes alone, and those that make the largest sum of
     the first output.
     """
-    limits = [(value.low, value.high) if number else (-clip, 255 + clip) for number, value in
-              zip(operation.reads, operation.read)]  # fmt: skip
+    limits = [
+        (value.low, value.high) if number else (-clip, 255 + clip)
+        for number, value in zip(operation.reads, operation.read)
+    ]
     shapes = [(rows, *value.shape) for value in operation.read]
     types = [
         value.dtype if number else torch.float32
@@ -150,15 +152,22 @@ def inputs_of(operation: kernels._Operation, clip: int, rows: int) -> list[list[
         *(torch.ones(shape) > 0 for shape in shapes[1:]),
     ]
     made = [
-        [torch.randint(low, high + 1, shape, generator=generator) for (low, high), shape in zip(limits, shapes)],
-        *([torch.where(high, *limit) for high, limit in zip(highs, limits)] for highs in
-          (worst, [~each for each in worst], [each | True for each in worst])),
-    ]  # fmt: skip
+        [
+            torch.randint(low, high + 1, shape, generator=generator)
+            for (low, high), shape in zip(limits, shapes)
+        ],
+        *(
+            [torch.where(high, *limit) for high, limit in zip(highs, limits)]
+            for highs in (worst, [~each for each in worst], [each | True for each in worst])
+        ),
+    ]
     finished = [
         [x / 255 if n == 0 else x for n, x in zip(operation.reads, given)] for given in made
     ]
-    return [[x.to(kind).contiguous(memory_format=torch.channels_last) for x, kind in zip(given, types)]
-            for given in finished]  # fmt: skip
+    return [
+        [x.to(kind).contiguous(memory_format=torch.channels_last) for x, kind in zip(given, types)]
+        for given in finished
+    ]
 
 
 def wrong(operation: kernels._Operation, clip: int, rows: int = 1) -> int:

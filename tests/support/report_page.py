@@ -105,7 +105,8 @@ def certification(path: Path, outcomes: str, radius: float = 0.5) -> None:
     """A log of an example per letter: R for right, W for wrong, A for an abstention."""
     predict = {"R": 1, "W": 0, "A": -1}
     rows = "".join(
-        f"{20 * number}\t1\t{predict[letter]}\t{0 if letter == 'A' else radius}\t{int(letter == 'R')}\n"
+        f"{20 * number}\t1\t{predict[letter]}\t{0 if letter == 'A' else radius}\t"
+        f"{int(letter == 'R')}\n"
         for number, letter in enumerate(outcomes)
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,8 @@ PreemptMode=REQUEUE
 GresTypes=gpu
 NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={n0_port} CPUs=2 RealMemory=1000 Gres=gpu:2
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={n1_port} CPUs=2 RealMemory=1000 Gres=gpu:2
-PartitionName=low Nodes=n0,n1 Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} MaxTime=INFINITE
+PartitionName=low Nodes=n0,n1 Default=YES PriorityTier=1 PreemptMode=REQUEUE \
+  GraceTime={grace} MaxTime=INFINITE
 PartitionName=high Nodes=n0,n1 PriorityTier=10 PreemptMode=OFF MaxTime=INFINITE
 """
 # Devices that exist on every machine take the place of GPUs: Slurm assigns their numbers.

@@ -28,7 +28,8 @@ from support.patience import HANG_SECONDS
 # code to a file.
 _SERVER = """
 import atexit, importlib, json, os, runpy, signal, sys, threading
-sys.modules["onnxruntime"] = None  # PyTorch 2.4 would load it, with threads that hold locks when a process is forked
+# PyTorch 2.4 would load it, with threads that hold locks when a process is forked.
+sys.modules["onnxruntime"] = None
 for module in sys.argv[1:]:
     importlib.import_module(module)
 del sys.modules["onnxruntime"]
@@ -45,7 +46,8 @@ for line in sys.stdin:
             file.write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
         os.rename(code + ".tmp", code)
         os._exit(0)
-    # As in a process that a person starts, also where the tests run in the background, which ignores Ctrl-C.
+    # As in a process that a person starts, also where the tests run in the background, which
+    # ignores Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.update(environment)

@@ -113,7 +113,10 @@ def predict(
     each right but for ``alpha`` (PREDICT of Cohen et al., 2019); after an ``attack`` on the images,
     where one is given.
 
-        rows = smoothadv.predict(model, images, labels, sigma=0.25, n=10_000, attack=PGD(0.5, 20), num_noise_vec=64)
+        attack = PGD(0.5, 20)
+        rows = smoothadv.predict(
+            model, images, labels, sigma=0.25, n=10_000, attack=attack, num_noise_vec=64
+        )
 
     The attack averages over ``num_noise_vec`` draws of noise, or attacks the base classifier
     (``base_attack``); ``restarts`` and ``target`` as in ``attacks.SmoothedAttack``;
@@ -165,7 +168,10 @@ def attack(
     """Attack images with each of ``epsilons`` (l2, on images in [0, 1]; None: that of ``attack``),
     then predict them.
 
-        rows = smoothadv.attack(model, images, labels, sigma=0.25, attack=PGD(0.5, 20), epsilons=[0.25, 0.5, 1.0])
+        attack, epsilons = PGD(0.5, 20), [0.25, 0.5, 1.0]
+        rows = smoothadv.attack(
+            model, images, labels, sigma=0.25, attack=attack, epsilons=epsilons
+        )
         rows.groupby("epsilon").correct.mean()  # empirical robust accuracy
 
     ``attack`` and what follows it as in ``predict``. ``folder`` is where a log for each epsilon is
@@ -264,7 +270,9 @@ def train(
     """Train a classifier for an objective, with checkpoints and a log in the folder ``outdir``.
 
         objective = SmoothAdv(attack=PGD(0.5, 4), noise_sd=0.25, num_noise_vec=2)
-        smoothadv.train(model, images, labels, objective=objective, outdir="models/mine", schedule={"epochs": 20})
+        smoothadv.train(
+            model, images, labels, objective=objective, outdir="models/mine", schedule={"epochs": 20}
+        )
 
     ``model`` is the name of an architecture, or a module, which is trained in place. ``images`` as
     above, for training; ``test`` and ``test_labels`` likewise (None: the test split of a named

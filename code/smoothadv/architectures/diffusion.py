@@ -25,7 +25,7 @@ class OneStepDenoiser(nn.Module):
     scaled by sqrt(a) and with noise of variance 1 - a, a = alpha_bar_t. So noise of sigma on [0, 1]
     is 2 sigma on [-1, 1] and
 
-        x_t = sqrt(a) (2 (x + noise) - 1)    has the noise of step t where (1 - a) / a = (2 sigma)^2.
+        x_t = sqrt(a) (2 (x + noise) - 1)  has the noise of step t where (1 - a) / a = (2 sigma)^2.
 
     ``unet`` maps x_t and t to what ``prediction`` names: the "epsilon" with x_t = sqrt(a) x_0 +
     sqrt(1 - a) epsilon, "v_prediction", sqrt(a) epsilon - sqrt(1 - a) x_0 (Salimans and Ho, 2022),

@@ -71,7 +71,8 @@ try to falsify every certificate of a log:
   python code/attack.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 \\
       logs/cifar10/falsified \\
       --against logs/cifar10/pgd_0.25.tsv
-The same command again continues what was interrupted. docs/attacks.md describes the attacks and their results.
+The same command again continues what was interrupted. docs/attacks.md describes the attacks and
+their results.
 """
 
 

@@ -38,11 +38,13 @@ _EXAMPLES = """examples:
 on several GPUs, or machines:
   torchrun --nproc-per-node 8 \\
       -- code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv
-  python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv --shard 0/4    # ... 3/4
+  python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv \\
+      --shard 0/4    # ... 3/4
   python code/certify.py merge logs/cifar10.tsv
 rows of a log drawn again, and compared:
   python code/certify.py verify logs/cifar10.tsv --rows 20
-The same command again continues what was interrupted. docs/guarantee.md says what a radius guarantees.
+The same command again continues what was interrupted. docs/guarantee.md says what a radius
+guarantees.
 """
 
 _VERIFY = {

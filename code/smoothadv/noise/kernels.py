@@ -111,8 +111,17 @@ def _place(out, row, coordinate, plane, row_stride, channel_stride, pixel_stride
 
 @triton.jit
 def gaussian(
-    out, plan, rows, counters, dimension, plane, row_stride, channel_stride, pixel_stride, BLOCK: tl.constexpr
-):  # fmt: skip
+    out,
+    plan,
+    rows,
+    counters,
+    dimension,
+    plane,
+    row_stride,
+    channel_stride,
+    pixel_stride,
+    BLOCK: tl.constexpr,
+):
     """``out`` = image + N(0, sigma^2): summed in float32, then rounded to the type of ``out``."""
     row, image, counter, w0, w1, w2, w3 = _counters(
         plan, rows, counters, tl.arange(0, BLOCK), BLOCK
@@ -132,9 +141,22 @@ def gaussian(
 
 @triton.jit
 def rounded(
-    out, plan, rows, counters, dimension, plane, row_stride, channel_stride, pixel_stride,
-    thresholds, starts, clip, SHIFT: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
+    out,
+    plan,
+    rows,
+    counters,
+    dimension,
+    plane,
+    row_stride,
+    channel_stride,
+    pixel_stride,
+    thresholds,
+    starts,
+    clip,
+    SHIFT: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """``out`` = image + round(N(0, (255 sigma)^2)) / 255, clipped: summed in integers."""
     row, image, counter, w0, w1, w2, w3 = _counters(
         plan, rows, counters, tl.arange(0, BLOCK), BLOCK

@@ -44,8 +44,20 @@ _DIGITS = (
     127,
     127 * 257,
 )  # the largest sizes that one and two digits of base 256 hold, which go from -128 to 127
-_SIZES = ("CHANNELS", "HEIGHT", "WIDTH", "OUT_CHANNELS", "OUT_HEIGHT", "OUT_WIDTH", "STRIDE_H", "STRIDE_W",
-          "PADDING_H", "PADDING_W", "DILATION_H", "DILATION_W")  # fmt: skip
+_SIZES = (
+    "CHANNELS",
+    "HEIGHT",
+    "WIDTH",
+    "OUT_CHANNELS",
+    "OUT_HEIGHT",
+    "OUT_WIDTH",
+    "STRIDE_H",
+    "STRIDE_W",
+    "PADDING_H",
+    "PADDING_W",
+    "DILATION_H",
+    "DILATION_W",
+)
 _RANGES = "LOW", "HIGH", "SUM_LOW", "SUM_HIGH", "NARROW_LOW", "NARROW_HIGH"
 _MOST_TERMS = (
     2**16
@@ -64,16 +76,44 @@ def _rounded(x, LOW: tl.constexpr, HIGH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def convolution(
-    x, mean, weight, bias, multiplier, shortcut, wide, narrow, narrow_multiplier, rows,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    OUT_CHANNELS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
-    KERNEL_WIDTH: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, PADDING_H: tl.constexpr,
-    PADDING_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
-    DEPTH: tl.constexpr, DIGITS: tl.constexpr, WEIGHT_DIGITS: tl.constexpr, IS_LAST: tl.constexpr, CLIP: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr, SUM_LOW: tl.constexpr, SUM_HIGH: tl.constexpr,
-    NARROW_LOW: tl.constexpr, NARROW_HIGH: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    mean,
+    weight,
+    bias,
+    multiplier,
+    shortcut,
+    wide,
+    narrow,
+    narrow_multiplier,
+    rows,
+    CHANNELS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    KERNEL_WIDTH: tl.constexpr,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    PADDING_H: tl.constexpr,
+    PADDING_W: tl.constexpr,
+    DILATION_H: tl.constexpr,
+    DILATION_W: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DIGITS: tl.constexpr,
+    WEIGHT_DIGITS: tl.constexpr,
+    IS_LAST: tl.constexpr,
+    CLIP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    SUM_LOW: tl.constexpr,
+    SUM_HIGH: tl.constexpr,
+    NARROW_LOW: tl.constexpr,
+    NARROW_HIGH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """``wide`` = convolution of ``x``, perhaps plus ``shortcut``; ``narrow`` = that, rescaled; see
     ``_Convolution``.
 

@@ -201,7 +201,8 @@ class TrainingRequest(Checked):
         """
         if isinstance(self.classifier, str):
             return self.classifier
-        return f"{MODULE_PREFIX}{type(self.classifier).__module__}.{type(self.classifier).__qualname__}"
+        kind = type(self.classifier)
+        return f"{MODULE_PREFIX}{kind.__module__}.{kind.__qualname__}"
 
     @property
     def dataset(self) -> str:

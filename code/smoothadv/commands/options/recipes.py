@@ -12,8 +12,8 @@ from smoothadv.files import read_regular
 _FOLDER = Path(__file__).parents[2] / "recipes"
 RELEASED = "released-behaviour"
 # A recipe says how to train, not on which data or in which place.
-_NEVER = "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite --debug --plugin".split()
-_NEVER += ["--help", "-h", "--version"]
+_NEVER = "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite".split()
+_NEVER += ["--debug", "--plugin", "--help", "-h", "--version"]
 
 
 def recipe_names() -> list[str]:

@@ -46,7 +46,8 @@ _EXAMPLES = """examples:
   python code/sweep.py status scripts/grids/digits-smoke.toml
   python code/sweep.py retry scripts/grids/digits-smoke.toml
   python code/sweep.py report scripts/grids/digits-smoke.toml
-Run the same command again after any interruption: it does what is missing. docs/sweeps.md says what a grid can hold.
+Run the same command again after any interruption: it does what is missing. docs/sweeps.md says
+what a grid can hold.
 """
 _MOST_WARNINGS = 10
 _SHARED = {
