@@ -1,13 +1,13 @@
 """What a GPU would have to do, counted without one: kernels, bytes, waits of the host and memory.
 
-    python benchmarks/counted_cost.py cases                  # the cases whose ceilings the tests hold
+    python benchmarks/counted_cost.py cases               # the cases whose ceilings the tests hold
     python benchmarks/counted_cost.py vote --arch resnet50 --precision bf16 --shares 1 5 41 \\
         --noise gaussian sound
     python benchmarks/counted_cost.py vote --arch resnet50 --precision integers --noise sound
     python benchmarks/counted_cost.py forward --arch cifar_resnet110 --batch 4096 --operators
     python benchmarks/counted_cost.py update --arch resnet50 --attack DDN --steps 4 --copies 1 \\
         --processes 8 --json
-    python benchmarks/counted_cost.py update --graph         # the host launches its kernels together
+    python benchmarks/counted_cost.py update --graph      # the host launches its kernels together
 
 The code of the commands runs on tensors without data (see counting.py), in seconds. "Bytes" and
 "launches" are the times that these would take alone, at a bandwidth and a duration of a launch that

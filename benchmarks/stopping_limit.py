@@ -2,7 +2,7 @@
 several rules.
 
     python benchmarks/stopping_limit.py --logs released [--rounds 3] [--sigma 0.5]
-    python benchmarks/stopping_limit.py --logs released --patience 6e4 9e4 12e4    # chose the patience
+    python benchmarks/stopping_limit.py --logs released --patience 6e4 9e4 12e4
 
 The inputs are those of adaptive_savings.py, whose docstring tells how their p_A is estimated.
 Printed are, per noise level and overall, the draws per input (selection included), the largest drop

@@ -23,8 +23,9 @@ have, with S at most 1 - Phi(z):
             divided by k
   --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2
             + d; and the `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R
-            is 0; of two hypotheses, each has + d, and z + y >= 2 (R / sigma + e), Phi(m + e) - Phi(m - e) >= 2
-            d, m = (z - y) / 2; top-k: p_A, S and both sides of the inequality may be off by d
+            is 0; of two hypotheses, each has + d, and z + y >= 2 (R / sigma + e), Phi(m + e)
+            - Phi(m - e) >= 2 d, m = (z - y) / 2; top-k: p_A, S and both sides of the inequality may
+            be off by d
 Probabilities are whole numbers of units 2^-160, rounded to the side on which a row fails. No log
 can show that its counts are the classifier's, its draws independent, and N, alpha and the radii
 chosen beforehand. A --ladder and sequential logs take minutes. Exit code 0: all rows hold and no

@@ -270,9 +270,8 @@ def train(
     """Train a classifier for an objective, with checkpoints and a log in the folder ``outdir``.
 
         objective = SmoothAdv(attack=PGD(0.5, 4), noise_sd=0.25, num_noise_vec=2)
-        smoothadv.train(
-            model, images, labels, objective=objective, outdir="models/mine", schedule={"epochs": 20}
-        )
+        how = dict(objective=objective, outdir="models/mine", schedule={"epochs": 20})
+        smoothadv.train(model, images, labels, **how)
 
     ``model`` is the name of an architecture, or a module, which is trained in place. ``images`` as
     above, for training; ``test`` and ``test_labels`` likewise (None: the test split of a named

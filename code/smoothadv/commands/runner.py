@@ -26,8 +26,8 @@ from smoothadv.version import __version__
 
 COMPLETING = "_ARGCOMPLETE"
 """The environment variable that is set where a shell wants to know which words can come next."""
-_READ = """checkpoint classifier denoiser against dataset logs shards grids recipe plugin pretrained_model
-teacher use_unlabelled""".split()
+_READ = """checkpoint classifier denoiser against dataset logs shards grids recipe plugin
+pretrained_model teacher use_unlabelled""".split()
 """The options that name files to read, also as KIND:FILE, FILE:FUNCTION, GROUP=FILE or FILE+FILE.
 """
 _WRITTEN: dict[str, Callable[[Path], Iterable[Path]]] = {
