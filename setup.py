@@ -88,5 +88,5 @@ setup(
         ],
     },
     cmdclass={"build_py": BuildWithGrids},
-    entry_points={"console_scripts": ["smoothadv=smoothadv.commands:main"]},
+    entry_points={"console_scripts": ["smoothadv=smoothadv.cli:main"]},
 )

@@ -26,15 +26,15 @@ SECONDS = 900  # for each of two downloads, so that a slow mirror does not hold 
 TESTS = [
     *(
         "tests/test_core.py",
-        "tests/test_checkpoints.py",
-        "tests/test_readers.py",
+        "tests/checkpoints/test_checkpoints.py",
+        "tests/records/test_readers.py",
         "tests/analysis",
         "tests/datasets",
     ),
     *(
-        "tests/commands/test_analyze.py",
-        "tests/commands/test_certify.py",
-        "tests/commands/test_train.py",
+        "tests/cli/test_analyze.py",
+        "tests/cli/test_certify.py",
+        "tests/cli/test_train.py",
     ),
 ]
 

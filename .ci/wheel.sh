@@ -22,8 +22,8 @@ PATH="$folder/venv/bin:$PATH"
 echo "$libraries" >"$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/libraries.pth"
 
 python - "$folder" <<'PYTHON'
-import sys, smoothadv, smoothadv.sweeps
-for module in (smoothadv, smoothadv.sweeps):
+import sys, smoothadv, smoothadv.sweep
+for module in (smoothadv, smoothadv.sweep):
     assert module.__file__.startswith(sys.argv[1]), f"{module.__file__} is not that of the wheel"
 assert callable(smoothadv.certify)
 PYTHON

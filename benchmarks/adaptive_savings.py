@@ -42,11 +42,11 @@ from pathlib import Path
 import numpy as np
 from scipy import optimize, special, stats
 
-from smoothadv.bounds import certified_radius, radius_probability
-from smoothadv.certification import Certificate, Procedure, Smoothing
-from smoothadv.certification.adaptive import Adaptive
-from smoothadv.certification.on_grid import PAPER_RADII
-from smoothadv.readers import read_certification_log
+from smoothadv.records.readers import read_certification_log
+from smoothadv.statistics import Certificate, Procedure, Smoothing
+from smoothadv.statistics.adaptive import Adaptive
+from smoothadv.statistics.bounds import certified_radius, radius_probability
+from smoothadv.statistics.on_grid import PAPER_RADII
 
 N0, N, N_MAX, ALPHA = 100, 100_000, 125_000, 1e-3
 FIXED_DRAWS = N0 + N

@@ -21,7 +21,7 @@ from training_speed import SIGMA, seconds, settled
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.smoothing.classifier import arrange, default_attack_batch
+from smoothadv.voting.classifier import arrange, default_attack_batch
 
 EPSILON = 0.5
 

@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 from smoothadv.checkpoints import load_classifier
 from smoothadv.noise import GaussianNoise
-from smoothadv.readers import read_examples
-from smoothadv.smoothing.classifier import arrange
+from smoothadv.records.readers import read_examples
+from smoothadv.voting.classifier import arrange
 
 _SEED = 20_190_604
 _BATCH = 500

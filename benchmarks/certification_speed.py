@@ -24,11 +24,11 @@ import torch
 from plain_certification import count_votes, gaussian
 
 from smoothadv.architectures import get_architecture
-from smoothadv.certification import Draws
 from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise
-from smoothadv.smoothing.classifier import PRECISIONS, CompiledClassifier, arrange, default_batch
-from smoothadv.smoothing.voting import Poll, VoteCounter
+from smoothadv.statistics import Draws
+from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, arrange, default_batch
+from smoothadv.voting.counter import Poll, VoteCounter
 
 SIGMA = 0.25
 DATASETS = {"resnet50": "imagenet"}

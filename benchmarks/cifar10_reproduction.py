@@ -22,7 +22,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from smoothadv.commands import main as command
+from smoothadv.cli import main as command
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- cifar10 reproduction: begin -->", "<!-- cifar10 reproduction: end -->"

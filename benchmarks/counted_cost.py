@@ -43,16 +43,16 @@ from torch.overrides import TorchFunctionMode
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
-from smoothadv.certification import Draws
 from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise, derive_generator
 from smoothadv.objectives import OBJECTIVES
-from smoothadv.smoothing.classifier import PRECISIONS, VotingClassifier, arrange
-from smoothadv.smoothing.voting import Poll, VoteCounter
+from smoothadv.statistics import Draws
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.graphed import GraphedUpdate, sgd
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
+from smoothadv.voting.classifier import PRECISIONS, VotingClassifier, arrange
+from smoothadv.voting.counter import Poll, VoteCounter
 
 NOISES: dict[str, type[Noise]] = {"gaussian": GaussianNoise, "sound": RoundedGaussianNoise}
 EPSILON, INTEGERS = 0.5, "integers"
@@ -77,7 +77,7 @@ def network_of(arch: str) -> torch.nn.Module:
 def voter_of(arch: str, precision: str, sound: bool = False) -> VotingClassifier:
     """The network as it votes; with --sound all kernels have to be deterministic."""
     if precision == INTEGERS:
-        from smoothadv.smoothing.integer_kernels import KernelNetwork
+        from smoothadv.exact.kernels import KernelNetwork
 
         voter = arrange(
             quantized(network_of(arch), torch.rand(2, *_shape(arch))), torch.device("cpu")
@@ -223,9 +223,9 @@ def without_values(counted: Counted) -> Iterator[None]:
                 "cpu", *key
             ),
             # Whether folding changes the logits cannot be seen without data.
-            "smoothadv.smoothing.folding.agree": lambda *functions: True,
-            "smoothadv.training.attacked.runs": lambda *calls: True,
-            "smoothadv.training.attacked.are_offered_on": lambda device: True,
+            "smoothadv.voting.folding.agree": lambda *functions: True,
+            "smoothadv.training.folded.runs": lambda *calls: True,
+            "smoothadv.training.folded.are_offered_on": lambda device: True,
             "torch.autocast": lambda device, dtype, **options: Autocast(dtype),
             "torch.equal": lambda *tensors: True,
             "smoothadv.training.graphed.are_offered_on": lambda device: True,
@@ -286,13 +286,9 @@ def as_on_cuda(counted: Counted) -> Iterator[None]:
         for target, replacement in {
             "smoothadv.noise.streams.kernels_on": lambda device: kernels,
             "smoothadv.noise.streams.to_device": to_device,
-            "smoothadv.smoothing.voting.to_device": to_device,
-            "smoothadv.smoothing.voting.to_host": to_host,
-            **(
-                {"smoothadv.smoothing.integer_kernels.launch": launch_integers}
-                if find_spec("triton")
-                else {}
-            ),
+            "smoothadv.voting.counter.to_device": to_device,
+            "smoothadv.voting.counter.to_host": to_host,
+            **({"smoothadv.exact.kernels.launch": launch_integers} if find_spec("triton") else {}),
         }.items():
             stack.enter_context(mock.patch(target, replacement))
         yield

@@ -31,7 +31,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from smoothadv.datasets import get_dataset
-from smoothadv.readers import read_certification_log
+from smoothadv.records.readers import read_certification_log
 
 CODE = Path(__file__).parent.parent / "code"
 SIGMAS = (0.25, 0.5)

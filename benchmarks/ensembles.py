@@ -26,7 +26,7 @@ from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import GaussianNoise
-from smoothadv.smoothing.classifier import VotingClassifier, arrange
+from smoothadv.voting.classifier import VotingClassifier, arrange
 
 RADII = (0.0, 0.25, 0.5, 0.75)
 

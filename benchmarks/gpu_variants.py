@@ -23,16 +23,16 @@ from training_speed import sgd as plain_sgd
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
+from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.datasets import describe_dataset
-from smoothadv.errors import DoubtfulWarning
 from smoothadv.noise import GaussianNoise, training_noise
 from smoothadv.objectives import OBJECTIVES
-from smoothadv.smoothing.classifier import PRECISIONS, CompiledClassifier, arrange
-from smoothadv.smoothing.voting import VoteCounter
 from smoothadv.training.execution import Execution
 from smoothadv.training.graphed import GraphedUpdate, sgd
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Update
+from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, arrange
+from smoothadv.voting.counter import VoteCounter
 
 # (method, T, m) of SmoothAdv's updates.
 UPDATES = {

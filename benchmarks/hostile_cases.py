@@ -195,7 +195,7 @@ class Case(NamedTuple):
 
 def start(words: Sequence[str]) -> int:
     """Run a command in this process; returns its exit code."""
-    return importlib.import_module(f"smoothadv.commands.{words[0]}").main(list(words[1:]))
+    return importlib.import_module(f"smoothadv.cli.{words[0]}").main(list(words[1:]))
 
 
 def prepare(place: Path) -> None:

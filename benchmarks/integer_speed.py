@@ -18,13 +18,13 @@ from functools import partial
 import torch
 from certification_speed import seconds, settled
 
-from smoothadv.architectures.integer_network import IntegerNetwork
+from smoothadv.exact.building import LEVELS, Builder
+from smoothadv.exact.calibration import largest_values
+from smoothadv.exact.network import IntegerNetwork
+from smoothadv.exact.reading import read_network
 from smoothadv.noise import RoundedGaussianNoise
-from smoothadv.quantization.building import LEVELS, Builder
-from smoothadv.quantization.calibration import largest_values
-from smoothadv.quantization.reading import read_network
-from smoothadv.smoothing.classifier import CompiledClassifier, VotingClassifier, arrange
-from smoothadv.smoothing.voting import VoteCounter, check_exact
+from smoothadv.voting.classifier import CompiledClassifier, VotingClassifier, arrange
+from smoothadv.voting.counter import VoteCounter, check_exact
 
 CPU, SHAPE, SIGMA, BASE = torch.device("cpu"), (3, 32, 32), 0.25, "floats, compiled"
 

@@ -29,7 +29,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from smoothadv.datasets import get_dataset
-from smoothadv.readers import read_certification_log
+from smoothadv.records.readers import read_certification_log
 
 SIGMAS, SEEDS, RADII = (0.25, 0.5), (0, 1, 2), (0.0, 0.25, 0.5, 0.75, 1.0)
 EPOCHS, SELECTION_SEED = 30, 100

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from smoothadv.readers import read_certification_log
-from smoothadv.smoothing.classifier import PRECISIONS
+from smoothadv.records.readers import read_certification_log
+from smoothadv.voting.classifier import PRECISIONS
 
 CERTIFY = Path(__file__).parent.parent / "code" / "certify.py"
 REFERENCE = "fp32"

@@ -66,16 +66,16 @@ from adaptive_savings import (
 from scipy import special, stats
 from stopping_programme import Prior, Programme, prior_of
 
-from smoothadv.bounds import radius_probability
-from smoothadv.certification import Procedure, Smoothing, sequential
-from smoothadv.certification.error_spending import (
+from smoothadv.statistics import Procedure, Smoothing, sequential
+from smoothadv.statistics.bounds import radius_probability
+from smoothadv.statistics.error_spending import (
     efficacy_table,
     futility_probability,
     look_schedule,
     predictive_quantile,
     success_upper_bound,
 )
-from smoothadv.certification.on_grid import PAPER_RADII
+from smoothadv.statistics.on_grid import PAPER_RADII
 
 PLAN_MAX, ANYTIME_MAX = 150_000, 200_000
 PLAN = {

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from smoothadv.cpus import shorten_waiting, suitable_threads, usable_cpus
+from smoothadv.base.cpus import shorten_waiting, suitable_threads, usable_cpus
 
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"
 START, END = (

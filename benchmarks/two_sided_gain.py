@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from smoothadv.bounds import certified_radius
-from smoothadv.readers import read_certification_log
-from smoothadv.records import recorded_settings
+from smoothadv.records.logs import recorded_settings
+from smoothadv.records.readers import read_certification_log
+from smoothadv.statistics.bounds import certified_radius
 
 
 def radii_of(log: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

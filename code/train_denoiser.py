@@ -2,7 +2,7 @@
 --help`
 """
 
-from smoothadv.commands import main
+from smoothadv.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main(script=__file__))

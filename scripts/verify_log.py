@@ -64,8 +64,8 @@ FORMS = {
 }  # other columns have whole numbers
 
 
-# Here begins what code/smoothadv/manifests.py and scripts/verify_log.py both have, word for word: a
-# test compares them.
+# Here begins what code/smoothadv/records/manifests.py and scripts/verify_log.py both have, word
+# for word: a test compares them.
 _SETTINGS = """
 text: dataset precision module_sha256 arch library noise device torch cpu_capability generator
 text: classifier_sha256 noise_kernel method tables_sha256

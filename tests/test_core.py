@@ -11,10 +11,10 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from smoothadv.bounds import certified_radius, maximum_radius
+from smoothadv.base.errors import NonFiniteError
 from smoothadv.core import Smooth
-from smoothadv.errors import NonFiniteError
 from smoothadv.noise import GaussianNoise, NoiseStream
+from smoothadv.statistics.bounds import certified_radius, maximum_radius
 from support import models
 from support.models import BIAS, MARGIN, POINT, WEIGHT, Recorder, linear_classifier
 from support.statistical_checks import is_binomial_count, too_many
@@ -234,7 +234,7 @@ def test_the_classifier_votes_in_eval_mode():
 
 
 def test_logits_of_another_shape_or_that_are_not_finite_are_refused():
-    """For the cases see tests/smoothing/test_voting_faults.py."""
+    """For the cases see tests/voting/test_voting_faults.py."""
     for logits, error in (
         (torch.ones(10, 3), "2 classes"),
         (torch.full((10, 2), math.nan), "not finite"),

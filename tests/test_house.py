@@ -20,143 +20,51 @@ from support.imports import cycle, forbidden_imports, graph, modules, part, reac
 
 REPOSITORY = CODE.parent
 SOURCES = modules(CODE)
-# What all the others may import, and what these may: nothing above them.
-FOUNDATION = {
-    "version",
-    "errors",
-    "settings",
-    "registry",
-    "digests",
-    "files",
-    "manifests",
-    "records",
-    "provenance",
-    "readers",
-    "bounds",
-    "choices",
-    "plugins",
-    "progress",
-    "cpus",
-}
+# Each room and those whose names it may use: arrows point down.
+BASE = {"version", "base"}
 ALLOWED = {
-    "": {"api", "plugins", "version"},
     "version": set(),
-    "errors": set(),
-    "settings": {"errors"},
-    "bounds": set(),
-    "choices": set(),
-    "registry": {"errors"},
-    "digests": set(),
-    "plugins": {"digests", "errors", "files", "registry"},
-    "progress": {"errors"},
-    "cpus": set(),
-    "files": {"errors"},
-    "manifests": set(),
-    "records": {"errors", "files", "manifests"},
-    "provenance": {"plugins", "version"},
-    "readers": {"errors", "files", "manifests", "records"},
-    "noise": FOUNDATION | {"devices"},
-    "certification": FOUNDATION,
-    "analysis": FOUNDATION | {"certification"},
-    "devices": FOUNDATION,
-    "datasets": FOUNDATION | {"noise"},
-    "architectures": FOUNDATION | {"datasets"},
-    "memory": FOUNDATION,
-    "attacks": FOUNDATION | {"memory", "noise"},
-    "objectives": FOUNDATION | {"attacks", "noise"},
-    "graphs": FOUNDATION,
-    "smoothing": FOUNDATION
-    | {"architectures", "certification", "devices", "graphs", "memory", "noise"},
-    "core": FOUNDATION | {"architectures", "certification", "noise", "smoothing"},
-    "checkpoint_fields": FOUNDATION,
-    "ensembles": FOUNDATION,
-    "checkpoints": FOUNDATION | {"architectures", "checkpoint_fields", "datasets", "ensembles"},
-    "sweeps": FOUNDATION | {"ensembles"},
-    "scripts": {"commands"},
-    "__main__": {"commands"},
+    "base": {"version"},
+    "records": BASE,
+    "statistics": BASE | {"records"},
+    "noise": BASE,
+    "datasets": BASE | {"noise"},
+    "architectures": BASE | {"datasets"},
+    "checkpoints": BASE | {"architectures", "datasets", "exact", "records"},
+    "attacks": BASE | {"noise"},
+    "objectives": BASE | {"attacks", "noise", "statistics"},
+    "voting": BASE | {"architectures", "exact", "noise", "statistics"},
+    "exact": BASE | {"architectures", "checkpoints", "datasets", "noise", "statistics", "voting"},
+    "core": BASE | {"architectures", "noise", "statistics", "voting"},
+    "analysis": BASE | {"records", "statistics"},
 }
-ALLOWED["evaluation"] = FOUNDATION | {
-    "analysis",
-    "architectures",
-    "attacks",
-    "certification",
-    "checkpoints",
-}
-ALLOWED["evaluation"] |= {"datasets", "devices", "ensembles", "noise", "smoothing"}
-ALLOWED["training"] = FOUNDATION | {
-    "architectures",
-    "attacks",
-    "checkpoints",
-    "datasets",
-    "devices",
-    "graphs",
-    "noise",
-}
-ALLOWED["training"] |= {
-    "certification",
-    "checkpoint_fields",
-    "ensembles",
-    "objectives",
-    "smoothing",
-}
-ALLOWED["quantization"] = FOUNDATION | {
-    "architectures",
-    "checkpoints",
-    "datasets",
-    "graphs",
-    "noise",
-    "smoothing",
-}
-ALLOWED["api"] = FOUNDATION | {
-    "attacks",
-    "checkpoints",
-    "datasets",
-    "devices",
-    "evaluation",
-    "objectives",
-    "training",
-}
-ALLOWED["commands"] = set(ALLOWED) - {"", "scripts", "__main__"}
+_BUILDING = {"architectures", "attacks", "checkpoints", "datasets", "noise", "voting"}
+ALLOWED["training"] = BASE | _BUILDING | {"exact", "objectives", "records", "statistics"}
+ALLOWED["evaluation"] = BASE | _BUILDING | {"analysis", "records", "statistics"}
+ALLOWED["api"] = BASE | _BUILDING | {"evaluation", "objectives", "records", "training"}
+ALLOWED["sweep"] = ALLOWED["training"] | {"analysis", "cli", "evaluation", "training"}
+ALLOWED["cli"] = set(ALLOWED)
+ALLOWED |= {"": BASE | {"api"}, "scripts": {"cli"}, "__main__": {"cli"}}
+WITH_TORCH = {"base.devices", "base.memory"}
 WITHOUT_TORCH = {
-    "version",
-    "errors",
-    "settings",
-    "registry",
-    "choices",
-    "plugins",
-    "progress",
-    "cpus",
-    "digests",
-    "files",
-    "manifests",
-    "records",
-    "provenance",
-    "readers",
-    "evaluation.saved_examples",
-    "evaluation.shards",
-    "bounds",
-    "certification",
-    "analysis",
-    "ensembles",
-    "sweeps",
-    "datasets.description",
-    "commands.merging",
-    "commands.options.components",
-    "commands.options.recipes",
-    "commands.runner",
+    *("version", "base", "records", "statistics", "analysis"),
+    *("evaluation.saved_examples", "evaluation.shards"),
+    *("datasets.description", "sweep.folders", "sweep.grid", "sweep.jobs", "sweep.job_record"),
+    *("sweep.job_execution", "sweep.stages", "sweep.engines", "cli.merging"),
+    *("cli.options.components", "cli.options.recipes", "cli.runner"),
 }
 # Their functions may import torch, but importing them does not: names, requests and help texts do
 # not wait for it.
 LOADED_WITHOUT_TORCH = {
     "smoothadv",
-    "smoothadv.commands",
-    "smoothadv.commands.analyze",
-    "smoothadv.commands.certify",
-    "smoothadv.commands.options.shared",
-    "smoothadv.commands.options.smoothing",
-    "smoothadv.commands.sweep",
+    "smoothadv.cli",
+    "smoothadv.cli.analyze",
+    "smoothadv.cli.certify",
+    "smoothadv.cli.options.shared",
+    "smoothadv.cli.options.smoothing",
+    "smoothadv.sweep",
     "smoothadv.datasets",
-    "smoothadv.evaluation.requests",
+    "smoothadv.evaluation.specs",
 }
 TORCH = {"torch", "torchvision"}
 
@@ -171,7 +79,10 @@ def torch_users(sources: dict[str, str]) -> list[str]:
 
 def is_without_torch(module: str) -> bool:
     """Whether a module, or the part that it is in, must do without torch."""
-    return part(module) in WITHOUT_TORCH or module.removeprefix("smoothadv.") in WITHOUT_TORCH
+    name = module.removeprefix("smoothadv.")
+    return bool({name, name.rpartition(".")[0], part(module)} & WITHOUT_TORCH) and (
+        name not in WITH_TORCH
+    )
 
 
 def objectives_named_by_training(sources: dict[str, str]) -> set[str]:
@@ -195,16 +106,16 @@ def test_imports_follow_the_picture():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("smoothadv.bounds", "from smoothadv.core import Smooth"),
-        ("smoothadv.settings", "import smoothadv.records"),
-        ("smoothadv.certification.exact", "from smoothadv.noise import GaussianNoise"),
+        ("smoothadv.statistics.bounds", "from smoothadv.core import Smooth"),
+        ("smoothadv.base.settings", "import smoothadv.records.logs"),
+        ("smoothadv.statistics.exact", "from smoothadv.noise import GaussianNoise"),
         ("smoothadv.analysis.summary", "def late():\n    from smoothadv import checkpoints"),
         (
             "smoothadv.attacks.pgd",
             "if TYPE_CHECKING:\n    from smoothadv.objectives import Outcome",
         ),
         ("smoothadv.attacks.ddn", "from ..training import train"),
-        ("smoothadv.datasets.digits", "from smoothadv.commands import options"),
+        ("smoothadv.datasets.digits", "from smoothadv.cli import options"),
         (
             "smoothadv.objectives.gaussian",
             "import importlib\nimportlib.import_module('smoothadv.training')",
@@ -226,7 +137,7 @@ def test_imports_have_no_cycles():
     "sources",
     [
         with_line("smoothadv.attacks.shared.geometry", "from smoothadv.attacks.pgd import PGD"),
-        with_line("smoothadv.errors", "def late():\n    from smoothadv.training import job"),
+        with_line("smoothadv.base.errors", "def late():\n    from smoothadv.training import job"),
         {"a": "import b", "b": "import c", "c": "import a"},
     ],
     ids=["within a part", "through many", "of three"],
@@ -242,10 +153,10 @@ def test_statistics_and_analysis_do_without_torch():
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("smoothadv.bounds", "import torch.nn.functional as F"),
-        ("smoothadv.records", "def late():\n    from torch import Tensor"),
-        ("smoothadv.certification.exact", "from smoothadv.noise import GaussianNoise"),
-        ("smoothadv.registry", "import torchvision"),
+        ("smoothadv.statistics.bounds", "import torch.nn.functional as F"),
+        ("smoothadv.records.logs", "def late():\n    from torch import Tensor"),
+        ("smoothadv.statistics.exact", "from smoothadv.noise import GaussianNoise"),
+        ("smoothadv.base.registry", "import torchvision"),
     ],
 )
 def test_torch_is_noticed(module, line):
@@ -445,7 +356,7 @@ def test_requirements_list_what_the_code_imports(built):
 def test_installation_has_the_console_command_and_every_module(built):
     distribution = metadata.Distribution.at(built)
     (command,) = distribution.entry_points.select(group="console_scripts")
-    assert (command.name, command.value) == ("smoothadv", "smoothadv.commands:main")
+    assert (command.name, command.value) == ("smoothadv", "smoothadv.cli:main")
     version = re.search(
         r'^__version__ = "(.+)"$', SOURCES["smoothadv.version"], re.MULTILINE
     ).group(1)

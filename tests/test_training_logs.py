@@ -4,8 +4,8 @@ the same table.
 
 import pytest
 
-from smoothadv.readers import kind_of_log, read_training_log
-from smoothadv.records import TRAINING_COLUMNS
+from smoothadv.records.logs import TRAINING_COLUMNS
+from smoothadv.records.readers import kind_of_log, read_training_log
 from support import refusals
 
 OURS = """epoch time lr epsilon train_loss train_accuracy test_loss test_accuracy

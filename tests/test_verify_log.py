@@ -26,16 +26,16 @@ from scipy import stats
 
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.api.arguments import common_fields
-from smoothadv.bounds import certified_radius
-from smoothadv.certification import PROCEDURES, Smoothing
-from smoothadv.certification.adaptive import Adaptive
-from smoothadv.certification.error_spending import look_schedule
-from smoothadv.errors import UserError
-from smoothadv.evaluation.certifying import certify
-from smoothadv.evaluation.requests import CertifyRequest
+from smoothadv.base.errors import UserError
+from smoothadv.evaluation.certify import certify
 from smoothadv.evaluation.shards import Shard, merge
+from smoothadv.evaluation.specs import CertifyRequest
 from smoothadv.noise import RoundedGaussianNoise
-from smoothadv.records import manifest_path
+from smoothadv.records.logs import manifest_path
+from smoothadv.statistics import PROCEDURES, Smoothing
+from smoothadv.statistics.adaptive import Adaptive
+from smoothadv.statistics.bounds import certified_radius
+from smoothadv.statistics.error_spending import look_schedule
 from support.commands import header, rows
 from support.models import IntervalClassifier
 

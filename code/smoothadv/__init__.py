@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from smoothadv.version import __version__
 
 if TYPE_CHECKING:
-    from smoothadv import plugins
     from smoothadv.api import attack, certify, falsify, predict, train
+    from smoothadv.base import plugins
 
 __all__ = ["__version__", "attack", "certify", "falsify", "plugins", "predict", "train"]
 
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     need no torch.
     """
     if name == "plugins":
-        return importlib.import_module("smoothadv.plugins")
+        return importlib.import_module("smoothadv.base.plugins")
     if name in __all__:
         from smoothadv import api
 

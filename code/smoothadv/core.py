@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from smoothadv.architectures.logits import logits_in
-from smoothadv.bounds import check_alpha
-from smoothadv.certification import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
-from smoothadv.certification.prediction import predict
 from smoothadv.noise import GaussianNoise, NoiseStream
-from smoothadv.smoothing.voting import Poll, VoteCounter
+from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
+from smoothadv.statistics.bounds import check_alpha
+from smoothadv.statistics.prediction import predict
+from smoothadv.voting.counter import Poll, VoteCounter
 
 Outcome = TypeVar("Outcome")
 _NO_LABEL = -2

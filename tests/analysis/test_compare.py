@@ -18,7 +18,7 @@ from smoothadv.analysis.compare import (
 )
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Radius
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from support.certified_logs import log_of
 
 SHARES_OF = ["quantity", "examples", "first", "second", "difference"]

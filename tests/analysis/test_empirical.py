@@ -11,7 +11,7 @@ from smoothadv.analysis.empirical import Empirical, empirical_curve
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import FORMATS
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from support.certified_logs import predicted
 
 KEYS = [

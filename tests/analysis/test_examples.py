@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from support.certified_logs import log_of
 
 KEYS = [

@@ -13,8 +13,8 @@ from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.table_formats import FORMATS
-from smoothadv.bounds import tolerated_false_statements
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
+from smoothadv.statistics.bounds import tolerated_false_statements
 from support.certified_logs import log_of
 
 KEYS = [

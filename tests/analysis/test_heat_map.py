@@ -16,8 +16,8 @@ from matplotlib.text import Text
 from smoothadv.analysis.heat_map import MEASURES, HeatMap
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii
-from smoothadv.certification.on_grid import GRID_COLUMNS
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
+from smoothadv.statistics.on_grid import GRID_COLUMNS
 from support import certified_logs
 
 

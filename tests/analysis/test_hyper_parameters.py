@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis.shared.hyper_parameters import display, parameters_of, released_epsilon
-from smoothadv.records import manifest_path
+from smoothadv.records.logs import manifest_path
 from support.commands import call
 from support.refusals import refusal
 

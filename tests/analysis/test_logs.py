@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smoothadv.analysis.shared.logs import Logs, read_logs
-from smoothadv.errors import UserError
-from smoothadv.records import manifest_path
+from smoothadv.base.errors import UserError
+from smoothadv.records.logs import manifest_path
 from support import refusals
 
 HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"

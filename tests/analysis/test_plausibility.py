@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.plausibility import check_certificates, coarse_digits
-from smoothadv.bounds import certified_radius, maximum_radius
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
+from smoothadv.statistics.bounds import certified_radius, maximum_radius
 from support import refusals
 
 LOG = Path("results/noise_0.50/test/sigma_0.50")

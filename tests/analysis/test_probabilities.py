@@ -13,8 +13,8 @@ from smoothadv.analysis.plot import CertifiedAccuracyPlot
 from smoothadv.analysis.probabilities import Probabilities, with_bounds
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.bounds import certified_radius, lower_confidence_bound
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
+from smoothadv.statistics.bounds import certified_radius, lower_confidence_bound
 
 SIGMA, N, ALPHA = 0.5, 1000, 0.001
 COUNTS = [1000, 990, 800, 600, 400]

@@ -14,10 +14,10 @@ import pytest
 from scipy import special
 
 from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.bounds import certified_radius, failure_upper_bound
-from smoothadv.certification import PROCEDURES, Procedure, Voting
-from smoothadv.readers import read_certification_log
-from smoothadv.records import manifest_path, tsv
+from smoothadv.records.logs import manifest_path, tsv
+from smoothadv.records.readers import read_certification_log
+from smoothadv.statistics import PROCEDURES, Procedure, Voting
+from smoothadv.statistics.bounds import certified_radius, failure_upper_bound
 from support import refusals
 from support.certified_logs import MANIFEST
 from support.commands import call

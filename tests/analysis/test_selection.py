@@ -23,7 +23,7 @@ from smoothadv.analysis.shared.selection import (
     matches,
     restrict,
 )
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from support.certified_logs import log
 
 

@@ -19,13 +19,13 @@ from smoothadv.analysis.shared.hyper_parameters import FIELDS, Parameters, param
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import settings_record
 from smoothadv.objectives.consistency import Consistency
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.macer import Macer
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.records import manifest_path
-from smoothadv.settings import settings_record
+from smoothadv.records.logs import manifest_path
 
 CERTIFIED = {"sigma": 0.25, "N": 100_000, "alpha": 0.001}
 PGD_2, DDN_4 = PGD(0.25, 2), DDN(0.25, 4)

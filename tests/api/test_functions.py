@@ -15,10 +15,10 @@ from torch.utils.data import StackDataset, TensorDataset
 
 import smoothadv
 from smoothadv.attacks.pgd import PGD
+from smoothadv.base.errors import UserError
 from smoothadv.core import Smooth
-from smoothadv.errors import UserError
 from smoothadv.noise import GaussianNoise
-from smoothadv.readers import read_examples
+from smoothadv.records.readers import read_examples
 from support.commands import CODE, call, rows, run_process
 from support.sharding import key_of_log
 

@@ -16,14 +16,14 @@ import smoothadv
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import PlugIn, Stein
 from smoothadv.attacks.pgd import PGD
-from smoothadv.certification import PROCEDURES, Smoothing
-from smoothadv.errors import NonFiniteError, UserError
-from smoothadv.evaluation.requests import CertifyRequest
+from smoothadv.base.errors import NonFiniteError, UserError
+from smoothadv.base.settings import settings_of
+from smoothadv.evaluation.specs import CertifyRequest
 from smoothadv.objectives import OBJECTIVES, DataPolicy
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.settings import settings_of
-from smoothadv.training.request import EvaluationSchedule, Execution, ScheduleChoices
+from smoothadv.statistics import PROCEDURES, Smoothing
+from smoothadv.training.spec import EvaluationSchedule, Execution, ScheduleChoices
 
 NO_NUMBERS = [
     *(

@@ -8,8 +8,8 @@ from scipy.stats import norm
 from torch import nn
 
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
-from smoothadv.errors import UserError
 from support.released import CIFAR_MEAN, CIFAR_STD, CifarResNet
 
 

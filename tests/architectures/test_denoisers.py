@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.denoisers import DENOISERS, Denoised, DnCNN
-from smoothadv.architectures.integer_network import IntegerNetwork
+from smoothadv.base.errors import UserError
 from smoothadv.checkpoints import (
     denoised_classifier,
     load_classifier,
@@ -17,8 +17,8 @@ from smoothadv.checkpoints import (
     read_checkpoint,
 )
 from smoothadv.datasets import describe_dataset
-from smoothadv.errors import UserError
-from smoothadv.smoothing.folding import fold
+from smoothadv.exact.network import IntegerNetwork
+from smoothadv.voting.folding import fold
 from support.released import randomise_batch_norms
 
 

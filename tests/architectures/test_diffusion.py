@@ -14,7 +14,7 @@ from smoothadv.architectures.diffusion import (
     nearest_timestep,
     noise_of,
 )
-from smoothadv.errors import DoubtfulWarning, UserError
+from smoothadv.base.errors import DoubtfulWarning, UserError
 
 ALPHA_BARS = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)
 MEAN, SPREAD = (

@@ -13,10 +13,10 @@ from torch import nn
 
 from smoothadv.architectures import get_architecture, pretrained_architecture
 from smoothadv.architectures.libraries import LIBRARIES, library_network
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
-from smoothadv.errors import UserError
 from smoothadv.evaluation.classifiers import classifier_digest
-from smoothadv.smoothing.classifier import arrange
+from smoothadv.voting.classifier import arrange
 from support.named_networks import NAMES, save_hf, save_onnx, small_network
 
 DIGITS = describe_dataset("digits")

@@ -12,7 +12,7 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein, expected_loss
 from smoothadv.attacks.pgd import PGD
-from smoothadv.errors import NonFiniteError
+from smoothadv.base.errors import NonFiniteError
 from support.models import ConstantClassifier, Recorder
 from support.slow_attacks import (
     batch_noise,

@@ -11,7 +11,7 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein, expected_loss
 from smoothadv.attacks.pgd import PGD
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from support.fragile_models import OUT_OF_MEMORY, Forgetful
 from support.slow_attacks import smooth_network
 

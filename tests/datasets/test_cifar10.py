@@ -8,10 +8,10 @@ import urllib.request
 
 import numpy as np
 import pytest
+from smoothadv.errors import UserError
 from torchvision.datasets import CIFAR10
 
 from smoothadv.datasets import describe_dataset, get_dataset
-from smoothadv.errors import UserError
 from support.refusals import refusal
 
 # The published order, label 0 first.

@@ -3,9 +3,9 @@ state.
 """
 
 import pytest
+from smoothadv.errors import UserError
 
 from smoothadv.datasets import DATASETS, SPLITS, describe_dataset, get_dataset
-from smoothadv.errors import UserError
 from support.refusals import refusal
 
 PLAIN = [name for name in DATASETS if not DATASETS[name].takes_location]

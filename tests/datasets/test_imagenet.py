@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from smoothadv.errors import UserError
 
 from smoothadv.datasets import describe_dataset, get_dataset
-from smoothadv.errors import UserError
 from support.image_files import random_image, save_image
 from support.refusals import refusal
 

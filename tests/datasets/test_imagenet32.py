@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
+from smoothadv.errors import UserError
 
 from smoothadv.datasets import describe_dataset, get_dataset
-from smoothadv.errors import UserError
 from support.traps import Trap
 
 TRAINING_FILES = [f"train_data_batch_{number}" for number in range(1, 11)]

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from smoothadv.errors import UserError
 
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
-from smoothadv.errors import UserError
 from support.named_networks import save_folder
 
 NAMES = (

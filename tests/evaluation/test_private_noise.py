@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import smoothadv
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.errors import UserError
-from smoothadv.evaluation import smoothing_job
+from smoothadv.base.errors import UserError
+from smoothadv.evaluation import setup as smoothing_job
 from smoothadv.evaluation.classifiers import classifier_digest
 from smoothadv.noise import (
     GaussianNoise,

@@ -16,10 +16,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from smoothadv.evaluation.saved_examples import Spool, pack, write_pictures
-from smoothadv.readers import read_examples
-from smoothadv.records import examples_path, pictures_folder, spool_path
+from smoothadv.records.logs import examples_path, pictures_folder, spool_path
+from smoothadv.records.readers import read_examples
 from support.commands import snapshot
 
 SHAPE = (1, 2, 3)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smoothadv.commands.options.smoothing import shard
+from smoothadv.cli.options.smoothing import shard
 from smoothadv.evaluation import shards
 from smoothadv.evaluation.shards import Shard, merge, shard_count, shards_of
-from smoothadv.records import ExampleLog, manifest_path
+from smoothadv.records.logs import ExampleLog, manifest_path
 from support import refusals
 from support.commands import snapshot
 

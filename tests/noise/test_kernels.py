@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from smoothadv.errors import DoubtfulWarning
+from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.noise import kernels_on
 from support.commands import CODE, run_process
 

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from smoothadv.bounds import squared_grey_radius
-from smoothadv.certification import Smoothing
-from smoothadv.certification.exact import Exact
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.noise.rounded import _Ranks
+from smoothadv.statistics import Smoothing
+from smoothadv.statistics.bounds import squared_grey_radius
+from smoothadv.statistics.exact import Exact
 from support import slow_noise
 from support.slow_noise import SIGMAS, clip_of, noisy_grey, thresholds
 from support.statistical_checks import FALSE_ALARM

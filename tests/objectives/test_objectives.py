@@ -10,11 +10,11 @@ import torch
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import Stein
+from smoothadv.base.settings import SettingError, settings_of
 from smoothadv.noise import training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.settings import SettingError, settings_of
 from support.models import Recorder, network_with_state, random_linear_classifier
 
 SIGMA = 0.25

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from smoothadv.objectives import OBJECTIVES, DataPolicy
 
 FALSE_ALARM = 1e-6

@@ -116,7 +116,7 @@ def succeed(name: str, *arguments: object) -> None:
 
 def forget_plugins() -> None:
     """As in a process that has just started, no plug-in is loaded."""
-    if plugins := sys.modules.get("smoothadv.plugins"):
+    if plugins := sys.modules.get("smoothadv.base.plugins"):
         for plugin in plugins.loaded():
             for one in plugin.provides:
                 one.registry.remove(one.name)
@@ -127,7 +127,7 @@ def forget_plugins() -> None:
 def command_main(name: str) -> Callable[[list[str]], int]:
     """The main function of a command, which finds no plug-in loaded."""
     forget_plugins()
-    return importlib.import_module(f"smoothadv.commands.{name}").main
+    return importlib.import_module(f"smoothadv.cli.{name}").main
 
 
 def rows(log: Path) -> list[dict[str, str]]:

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.input_layers import Normalize
-from smoothadv.architectures.integer_network import IntegerNetwork
-from smoothadv.quantization.building import LEVELS, Builder
-from smoothadv.quantization.calibration import largest_values
-from smoothadv.quantization.reading import read_network
+from smoothadv.exact.building import LEVELS, Builder
+from smoothadv.exact.calibration import largest_values
+from smoothadv.exact.network import IntegerNetwork
+from smoothadv.exact.reading import read_network
 from support import slow_integers
 
 CLIP = 383

@@ -15,7 +15,10 @@ import triton
 import triton.language as tl
 
 from smoothadv.architectures import get_architecture
-from smoothadv.architectures.integer_layers import (
+from smoothadv.base.errors import UserError
+from smoothadv.datasets import describe_dataset
+from smoothadv.exact import kernels
+from smoothadv.exact.layers import (
     Convolution,
     Maximum,
     Rescaling,
@@ -23,11 +26,8 @@ from smoothadv.architectures.integer_layers import (
     Total,
     in_float64,
 )
-from smoothadv.architectures.integer_network import IntegerNetwork, Step, digest_of_logits
-from smoothadv.datasets import describe_dataset
-from smoothadv.errors import UserError
-from smoothadv.smoothing import integer_kernels as kernels
-from smoothadv.smoothing.voting import VoteCounter, check_exact
+from smoothadv.exact.network import IntegerNetwork, Step, digest_of_logits
+from smoothadv.voting.counter import VoteCounter, check_exact
 from support.integers import grey_images, quantized
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from pathlib import Path
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from smoothadv.evaluation.saved_examples import read_examples
 toys = DatasetDescription("toys", ("a", "b"), (1, 2, 2), (0.5,), (0.5,), CIFAR_TRAINING)
 readers = {"checkpoint": read_checkpoint, "examples": read_examples}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 
 
 def refusal(

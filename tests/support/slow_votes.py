@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoothadv.certification import Draws
-from smoothadv.smoothing.voting import Poll, VoteCounter
+from smoothadv.statistics import Draws
+from smoothadv.voting.counter import Poll, VoteCounter
 
 CLASSES = 4
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothadv.sweeps.jobs import Job
-from smoothadv.sweeps.stages import Stage, StageProgress
+from smoothadv.sweep.jobs import Job
+from smoothadv.sweep.stages import Stage, StageProgress
 from support.commands import CODE, ENVIRONMENT, finding, succeed
 
 # Two epochs of three updates.
@@ -56,8 +56,8 @@ def write_grid(path: Path, *sweeps: Table, **further: Any) -> Path:
 
 def plans_of(path: Path) -> list:
     """The plans of a grid's jobs, on the CPU, in the working folder."""
-    from smoothadv.commands.sweep.planning import plan_sweep
-    from smoothadv.sweeps.grid import read_grid
+    from smoothadv.sweep.grid import read_grid
+    from smoothadv.sweep.planning import plan_sweep
 
     return plan_sweep(read_grid(path), {"--device": "cpu"})
 
@@ -129,7 +129,7 @@ def is_alive(process: int) -> bool:
 _PRETENDER = """
 import os, sys
 words = sys.orig_argv
-if "pretend" in words and "smoothadv.sweeps.stop_with_parent" not in words:
+if "pretend" in words and "smoothadv.sweep.stop_with_parent" not in words:
     code = 0
     exec(words[words.index("pretend") + 1])
     sys.stdout.flush()
@@ -172,7 +172,7 @@ def pretended_job(folder: Path, *stages: Pretended) -> Job:
 # Reads a pickled job and executes it, as engines do in separate processes.
 _WATCHER = """
 import json, pickle, sys, threading
-from smoothadv.sweeps.job_execution import execute
+from smoothadv.sweep.job_execution import execute
 with open(sys.argv[1], "rb") as file:
     job = pickle.load(file)
 print(execute(job, json.loads(sys.argv[2]), threading.Event(), {}), flush=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from smoothadv.certification import Certificate, Draws, Procedure
+from smoothadv.statistics import Certificate, Draws, Procedure
 
 CLASSES = 4
 

@@ -77,7 +77,7 @@ for line in sys.stdin:
 os._exit(0)
 """
 _COMMANDS = [
-    f"smoothadv.commands.{name}" for name in ("certify", "predict", "attack", "train", "train_pgd")
+    f"smoothadv.cli.{name}" for name in ("certify", "predict", "attack", "train", "train_pgd")
 ]
 # What the commands load when they need it.
 _LATER = ["sklearn.datasets", "torch._dynamo"]
@@ -208,7 +208,7 @@ class WarmProcess:
 
 def patch_stages(warm: WarmProcesses, patch: pytest.MonkeyPatch) -> None:
     """Let the stages of the sweeps of this process be such processes; they do not end with it."""
-    from smoothadv.sweeps import job_execution
+    from smoothadv.sweep import job_execution
 
     def start(
         command: list[str], cwd: Path, env: dict[str, str], stdout: IO[bytes], **_: object

@@ -16,9 +16,9 @@ from smoothadv.datasets.images import InMemoryImages
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training.attacked import attacked_form
 from smoothadv.training.evaluate import COLUMNS, NOT_EVALUATED, EvaluationSchedule, evaluate
 from smoothadv.training.execution import Execution
+from smoothadv.training.folded import attacked_form
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address
 from support.models import Recorder

@@ -14,7 +14,7 @@ from torch import nn
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import plug_in
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import CompiledForSizes, Execution
 from smoothadv.training.processes import Processes

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.errors import DoubtfulWarning
+from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv

@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
-from smoothadv.architectures.integer_layers import Convolution
-from smoothadv.architectures.integer_network import IntegerNetwork
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import describe_dataset
-from smoothadv.training.integers import TrainedIntegers
+from smoothadv.exact.layers import Convolution
+from smoothadv.exact.network import IntegerNetwork
+from smoothadv.exact.training import TrainedIntegers
 from support.commands import call, refused, rows, succeed, timeless
 from support.integers import grey_images, quantized
 from support.stopping import after_update, send

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from smoothadv.errors import UserError
+from smoothadv.base.errors import UserError
 from smoothadv.training.graphed import optimizer_of
 from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule, Step, steps_of_epoch
 

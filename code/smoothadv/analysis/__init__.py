@@ -14,7 +14,7 @@ from typing import ClassVar
 from smoothadv.analysis.shared.figure_style import Figure
 from smoothadv.analysis.shared.logs import Logs
 from smoothadv.analysis.shared.table_formats import Table
-from smoothadv.registry import Registry, discover
+from smoothadv.base.registry import Registry, discover
 
 
 class Analysis(ABC):

@@ -14,10 +14,10 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import refuse_other_images
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
-from smoothadv.certification.on_grid import LABEL_AWARE
-from smoothadv.errors import UserError, warn
-from smoothadv.readers import DataFrame
-from smoothadv.settings import any_seed, probability, setting
+from smoothadv.base.errors import UserError, warn
+from smoothadv.base.settings import any_seed, probability, setting
+from smoothadv.records.readers import DataFrame
+from smoothadv.statistics.on_grid import LABEL_AWARE
 
 _RESAMPLES = 4_000
 

@@ -15,10 +15,10 @@ from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import radius_column
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
-from smoothadv.bounds import binomial_interval
-from smoothadv.errors import UserError
-from smoothadv.records import DENOISER
-from smoothadv.settings import one_of, probability, setting
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import one_of, probability, setting
+from smoothadv.records.logs import DENOISER
+from smoothadv.statistics.bounds import binomial_interval
 
 _ACCURACY, _ABSTENTION = _SHOWN = ("empirical_accuracy", "abstention_rate")
 

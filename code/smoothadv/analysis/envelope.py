@@ -11,7 +11,7 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import AtRadii, radius_column
 from smoothadv.analysis.shared.selection import Choosing, are_alike, grouping, groups_of
 from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
-from smoothadv.settings import one_of, setting
+from smoothadv.base.settings import one_of, setting
 
 _FACTS = ("certified_accuracy", "abstention_rate", "clean_accuracy")
 _SHOWN = (*_FACTS, "model")

@@ -14,11 +14,11 @@ from smoothadv.analysis.empirical import attack_radius
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.selection import refuse_other_images, refuse_several
 from smoothadv.analysis.shared.table_formats import Table, columns_of
-from smoothadv.certification import ABSTAIN
-from smoothadv.errors import UserError, warn
-from smoothadv.readers import DataFrame, read_examples
-from smoothadv.records import examples_path
-from smoothadv.settings import positive_int, setting
+from smoothadv.base.errors import UserError, warn
+from smoothadv.base.settings import positive_int, setting
+from smoothadv.records.logs import examples_path
+from smoothadv.records.readers import DataFrame, read_examples
+from smoothadv.statistics import ABSTAIN
 
 _TALLEST_PICTURE = 96
 

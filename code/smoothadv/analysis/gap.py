@@ -12,11 +12,11 @@ from smoothadv.analysis.empirical import attack_radius, model_of
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.procedure import top_k_of
 from smoothadv.analysis.shared.table_formats import Annotated, Column, Table, columns_of
-from smoothadv.bounds import binomial_interval, tolerated_false_statements
-from smoothadv.errors import UserError
-from smoothadv.readers import DataFrame
-from smoothadv.records import CLASS, numbered
-from smoothadv.settings import probability, setting
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import probability, setting
+from smoothadv.records.logs import CLASS, numbered
+from smoothadv.records.readers import DataFrame
+from smoothadv.statistics.bounds import binomial_interval, tolerated_false_statements
 
 _FALSE_ALARM = 0.001
 _SHARED = ("dataset", "split", "sigma")

@@ -19,8 +19,8 @@ from smoothadv.analysis.shared.log_statistics import average_certified_radius
 from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import AtRadii, radius_text
 from smoothadv.analysis.shared.selection import Choosing, hyper_parameter, refuse_several
-from smoothadv.errors import UserError
-from smoothadv.settings import one_of, setting
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import one_of, setting
 
 if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh

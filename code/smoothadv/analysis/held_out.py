@@ -12,8 +12,8 @@ from smoothadv.analysis.shared.logs import Log, Logs, grouped
 from smoothadv.analysis.shared.radii import AtRadii
 from smoothadv.analysis.shared.selection import Choosing
 from smoothadv.analysis.shared.table_formats import Cell, Column, Table, columns_of
-from smoothadv.errors import UserError
-from smoothadv.settings import probability, setting
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import probability, setting
 
 
 @ANALYSES.register("held_out")

@@ -25,8 +25,8 @@ from smoothadv.analysis.shared.log_statistics import accuracy, accuracy_curve, s
 from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.radii import Bands, Norm, round_numbers
 from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, refuse_several
-from smoothadv.errors import UserError, warn
-from smoothadv.settings import one_of, probability, setting
+from smoothadv.base.errors import UserError, warn
+from smoothadv.base.settings import one_of, probability, setting
 
 _RADIUS, _P_A = "radius", "p_A"
 _POINTS = 1500

@@ -14,8 +14,8 @@ from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.analysis.shared.procedure import procedure_of, radii_follow_from_counts
 from smoothadv.analysis.shared.selection import with_facts
 from smoothadv.analysis.shared.table_formats import Cell, Column, Table
-from smoothadv.bounds import lower_confidence_bound
-from smoothadv.errors import UserError, warn
+from smoothadv.base.errors import UserError, warn
+from smoothadv.statistics.bounds import lower_confidence_bound
 
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _LEVELS = (0.5, 0.9, 0.99, 0.999)

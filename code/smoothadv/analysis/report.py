@@ -35,9 +35,9 @@ from smoothadv.analysis.shared.table_formats import (
     titles,
 )
 from smoothadv.analysis.summary import Summary
-from smoothadv.errors import UserError
-from smoothadv.provenance import without_secrets
-from smoothadv.settings import setting
+from smoothadv.base.errors import UserError
+from smoothadv.base.provenance import without_secrets
+from smoothadv.base.settings import setting
 from smoothadv.version import __version__
 
 _MOST_CURVES = 8

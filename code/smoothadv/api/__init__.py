@@ -25,20 +25,24 @@ import torch
 from smoothadv.api import arguments
 from smoothadv.api.arguments import CommonOptions, FilePath, Model, torch_settings_kept
 from smoothadv.attacks import GradientAttack
+from smoothadv.base.devices import usable_device
+from smoothadv.base.errors import UserError
+from smoothadv.base.progress import progress_hidden
+from smoothadv.base.settings import checked
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.given import GivenImages
 from smoothadv.datasets.images import ImageDataset
-from smoothadv.devices import usable_device
-from smoothadv.errors import UserError
-from smoothadv.evaluation import attacking, certifying, falsifying, predicting, requests
+from smoothadv.evaluation import attack as attacking
+from smoothadv.evaluation import certify as certifying
+from smoothadv.evaluation import falsify as falsifying
+from smoothadv.evaluation import predict as predicting
+from smoothadv.evaluation import specs as requests
 from smoothadv.evaluation.classifiers import trained_on_logits
 from smoothadv.objectives import Objective
-from smoothadv.progress import progress_hidden
-from smoothadv.readers import read_certification_log, read_prediction_log
-from smoothadv.settings import checked
+from smoothadv.records.readers import read_certification_log, read_prediction_log
 from smoothadv.training.job import Trained
 from smoothadv.training.job import train as train_as_requested
-from smoothadv.training.request import ScheduleChoices, TrainingRequest
+from smoothadv.training.spec import ScheduleChoices, TrainingRequest
 
 if TYPE_CHECKING:
     import pandas as pd

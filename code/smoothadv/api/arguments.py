@@ -13,15 +13,15 @@ from typing import Any, TypedDict
 import torch
 
 from smoothadv.attacks import GradientAttack
+from smoothadv.base.devices import usable_device
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import checked, checked_list, perturbation_size, up_to_a_million
 from smoothadv.checkpoints import read_members
 from smoothadv.datasets.given import described, first_image, items_of
 from smoothadv.datasets.images import ImageDataset
-from smoothadv.devices import usable_device
-from smoothadv.errors import UserError
 from smoothadv.evaluation.classifiers import count_classes
 from smoothadv.evaluation.named_networks import class_names_of, is_named
-from smoothadv.evaluation.requests import AttackPlan
-from smoothadv.settings import checked, checked_list, perturbation_size, up_to_a_million
+from smoothadv.evaluation.specs import AttackPlan
 
 Model = str | os.PathLike[str] | torch.nn.Module
 FilePath = str | os.PathLike[str]

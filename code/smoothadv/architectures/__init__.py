@@ -14,14 +14,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from smoothadv import plugins
 from smoothadv.architectures.input_layers import INPUT_LAYERS, build_input_layer
 from smoothadv.architectures.libraries import LIBRARIES, library_network
 from smoothadv.architectures.logits import try_on
+from smoothadv.base import plugins
+from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.registry import Registry, discover
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.errors import UserError, first_line
-from smoothadv.registry import Registry, discover
 
 ARCHITECTURES: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("architecture")
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.base.registry import Registry
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.registry import Registry
 
 DENOISERS: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("denoiser")
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from smoothadv.base.errors import UserError
+from smoothadv.base.registry import Registry
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.errors import UserError
-from smoothadv.registry import Registry
 
 
 class Center(nn.Module):

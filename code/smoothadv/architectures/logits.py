@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.errors import UserError, first_line
+from smoothadv.base.errors import UserError, first_line
 
 
 def logits_in(output: Any) -> torch.Tensor:

@@ -3,8 +3,8 @@
 from torch import nn
 
 from smoothadv.architectures import ARCHITECTURES
+from smoothadv.base.errors import UserError
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.errors import UserError
 
 
 @ARCHITECTURES.register("resnet50")

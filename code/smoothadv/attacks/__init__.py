@@ -17,7 +17,7 @@ common; ``SmoothedAttack`` attacks the smoothed classifier itself, with noise, r
 
 from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
 from smoothadv.attacks.shared.smoothed_attack import SmoothedAttack
-from smoothadv.registry import Registry, discover
+from smoothadv.base.registry import Registry, discover
 
 __all__ = ["ATTACKS", "GradientAttack", "Problem", "SmoothedAttack"]
 

@@ -10,7 +10,7 @@ import torch
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.shared.geometry import l2_norm, per_example, project_box, quantize, unit
 from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
-from smoothadv.settings import number, positive_float, setting
+from smoothadv.base.settings import number, positive_float, setting
 
 _levels = number(
     int, "a number of grey levels from 2 to 65,536, like 256", lambda v: 2 <= v <= 65_536

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from smoothadv.errors import UserError
-from smoothadv.settings import Checked, checked_field, number, positive_noise_level
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import Checked, checked_field, number, positive_noise_level
 
 
 @dataclass(frozen=True)

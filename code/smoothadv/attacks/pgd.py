@@ -14,7 +14,7 @@ from smoothadv.attacks.shared.geometry import (
     unit,
 )
 from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
-from smoothadv.settings import positive_float, setting
+from smoothadv.base.settings import positive_float, setting
 
 
 @ATTACKS.register("PGD")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from smoothadv.base.errors import UserError
+from smoothadv.base.registry import Registry, discover
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.errors import UserError
-from smoothadv.registry import Registry, discover
 
 if TYPE_CHECKING:
     from smoothadv.datasets import images

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription
-from smoothadv.errors import UserError
 
 _CLASSES = (
     "airplane",

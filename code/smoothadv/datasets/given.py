@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UserError, first_line
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
 from smoothadv.datasets.images import Batches, Indices, fingerprint_of
-from smoothadv.digests import digest
-from smoothadv.errors import UserError, first_line
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256

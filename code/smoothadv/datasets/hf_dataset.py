@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UserError, first_line
 from smoothadv.datasets import DATASETS, ImageDataset, Source
 from smoothadv.datasets.description import (
     CIFAR_TRAINING,
@@ -23,8 +25,6 @@ from smoothadv.datasets.description import (
 )
 from smoothadv.datasets.image_files import File, Image, Made, read_image, read_pixels
 from smoothadv.datasets.preparation import split_location
-from smoothadv.digests import digest
-from smoothadv.errors import UserError, first_line
 
 _SPLITS = {"train": ("train",), "test": ("test", "validation")}
 

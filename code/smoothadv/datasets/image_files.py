@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
-from smoothadv.digests import digest
-from smoothadv.errors import UserError
-from smoothadv.files import cached, check_regular
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import cached, check_regular
 
 if TYPE_CHECKING:
     import PIL.Image

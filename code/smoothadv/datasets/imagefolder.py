@@ -11,7 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from smoothadv.cpus import usable_cpus
+from smoothadv.base.cpus import usable_cpus
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import read_regular
+from smoothadv.base.progress import Progress
 from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
 from smoothadv.datasets.description import (
     CIFAR_TRAINING,
@@ -22,10 +26,6 @@ from smoothadv.datasets.description import (
 )
 from smoothadv.datasets.image_files import Image, Made, read_image, read_pixels, remembered, stamp
 from smoothadv.datasets.preparation import split_location
-from smoothadv.digests import digest
-from smoothadv.errors import UserError
-from smoothadv.files import read_regular
-from smoothadv.progress import Progress
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 

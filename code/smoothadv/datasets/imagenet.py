@@ -4,10 +4,10 @@ import os
 from functools import cache
 from pathlib import Path
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
 from smoothadv.datasets.description import photographs
 from smoothadv.datasets.preparation import Preparation
-from smoothadv.errors import UserError
 
 _CLASSES = 1000
 _FOLDERS = {"train": "train", "test": "val"}

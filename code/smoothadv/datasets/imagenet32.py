@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
 from smoothadv.datasets.description import (
     CIFAR_MEAN,
@@ -12,7 +13,6 @@ from smoothadv.datasets.description import (
     TrainingDefaults,
 )
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
-from smoothadv.errors import UserError
 
 _CLASSES = 1000
 _DESCRIPTION = DatasetDescription(

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from smoothadv.cpus import usable_cpus
+from smoothadv.base.cpus import usable_cpus
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UserError
 from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.image_files import Image, read_image
 from smoothadv.datasets.preparation import Preparation
-from smoothadv.digests import digest
-from smoothadv.errors import UserError
 from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]

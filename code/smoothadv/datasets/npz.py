@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import check_regular, read_array_header, refuse_to_inflate
 from smoothadv.datasets import DATASETS, ImageDataset, Source
 from smoothadv.datasets.description import (
     CIFAR_TRAINING,
@@ -16,8 +18,6 @@ from smoothadv.datasets.description import (
 )
 from smoothadv.datasets.image_files import Image, Made
 from smoothadv.datasets.preparation import split_location
-from smoothadv.errors import UserError
-from smoothadv.files import check_regular, read_array_header, refuse_to_inflate
 
 _NAMES = {
     "train": (("x_train", "y_train"), ("train_images", "train_labels")),

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets.image_files import MOST_PIXELS, Image
-from smoothadv.errors import UserError
 
 if TYPE_CHECKING:
     import torch

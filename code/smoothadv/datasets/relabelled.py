@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import torch
 
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UserError
 from smoothadv.datasets.images import Batches, ImageDataset, Indices, Item
-from smoothadv.digests import digest
-from smoothadv.errors import UserError
 
 
 class RelabelledImages:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import read_array_header, refuse_to_inflate
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
-from smoothadv.errors import UserError
-from smoothadv.files import read_array_header, refuse_to_inflate
 
 _IMAGES = ("data", "images")
 _LABELS = ("extrapolated_targets", "labels")

@@ -12,6 +12,9 @@ import torch
 
 from smoothadv.architectures.logits import logits_in, try_on
 from smoothadv.attacks.estimators import frozen
+from smoothadv.base.digests import digest, file_digest
+from smoothadv.base.errors import UserError, warn
+from smoothadv.base.members import Members
 from smoothadv.checkpoints import (
     ADDRESS,
     bytes_of,
@@ -21,10 +24,7 @@ from smoothadv.checkpoints import (
     recorded_input_layer,
 )
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.digests import digest, file_digest
-from smoothadv.ensembles import Members
-from smoothadv.errors import UserError, warn
-from smoothadv.records import DENOISER
+from smoothadv.records.logs import DENOISER
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import torch
 
-from smoothadv import plugins
 from smoothadv.architectures import chosen_architecture, names_network, user_network
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.attacks.estimators import Stein
+from smoothadv.base import plugins
+from smoothadv.base.errors import UsageError, UserError
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.datasets.preparation import prepared_name, split_location
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
-from smoothadv.errors import UsageError, UserError
 from smoothadv.evaluation.classifiers import BaseClassifier, count_classes, from_module
-from smoothadv.evaluation.requests import EvaluationRequest
+from smoothadv.evaluation.specs import EvaluationRequest
 from smoothadv.noise import derive_generator
 
 _OF_PHOTOGRAPHS = ("imagefolder", "hf-dataset")

@@ -22,10 +22,10 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from smoothadv.errors import UserError
-from smoothadv.files import append_whole, read_array_header, write_atomically
-from smoothadv.readers import read_examples, read_prediction_log
-from smoothadv.records import examples_path, pictures_folder, spool_path
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import append_whole, read_array_header, write_atomically
+from smoothadv.records.logs import examples_path, pictures_folder, spool_path
+from smoothadv.records.readers import read_examples, read_prediction_log
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothadv import records
-from smoothadv.errors import UserError
-from smoothadv.files import read_regular, refuse_to_replace, reserved, write_json, write_text
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import read_regular, refuse_to_replace, reserved, write_json, write_text
+from smoothadv.records import logs as records
 
 _SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
 _EXAMPLES_PER_SHARD, _MOST_SHARDS = 8, 256

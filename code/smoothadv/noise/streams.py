@@ -16,8 +16,8 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from smoothadv.devices import to_device
-from smoothadv.errors import first_line, warn
+from smoothadv.base.devices import to_device
+from smoothadv.base.errors import first_line, warn
 from smoothadv.noise.philox import Words, philox
 
 _MOST = 2**32

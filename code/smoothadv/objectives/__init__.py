@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.base.registry import Registry, discover
+from smoothadv.base.settings import Checked
 from smoothadv.noise import training_noise
 from smoothadv.objectives.shared.policy import DataPolicy as DataPolicy
-from smoothadv.registry import Registry, discover
-from smoothadv.settings import Checked
 
 _NOTHING = torch.empty(0)
 Some = TypeVar("Some", bound="Batch")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from smoothadv.attacks.noise_attacks import until_misclassified
+from smoothadv.base.settings import non_negative_int, positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, Batch
 from smoothadv.objectives.shared.copies import CopiesObjective
 from smoothadv.objectives.shared.policy import DataPolicy
 from smoothadv.objectives.shared.weights import nearest, resolve
-from smoothadv.settings import non_negative_int, positive_float, positive_int, setting
 
 _STEPS = {0.25: 3, 0.5: 6, 1.0: 4}
 _STEP_SIZE = {0.25: 0.25, 0.5: 0.25, 1.0: 0.5}

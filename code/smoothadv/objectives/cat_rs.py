@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.attacks.noise_attacks import from_targets
+from smoothadv.base.settings import perturbation_size, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, Batch, Outcome
 from smoothadv.objectives.shared.copies import CopiesObjective
 from smoothadv.objectives.shared.weights import resolve, weight
-from smoothadv.settings import perturbation_size, positive_int, setting
 
 _PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from smoothadv.attacks import GradientAttack
+from smoothadv.base.settings import checked_field, non_negative_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, mean_cross_entropy
-from smoothadv.objectives.shared.attacked import AttackedObjective
+from smoothadv.objectives.shared.smoothadv_base import AttackedObjective
 from smoothadv.objectives.shared.weights import resolve, weight
-from smoothadv.settings import checked_field, non_negative_float, positive_int, setting
 
 _PAPER = {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.base.registry import Registry
+from smoothadv.base.settings import positive_noise_level, setting
 from smoothadv.objectives import Batch, Objective, Outcome
-from smoothadv.registry import Registry
-from smoothadv.settings import positive_noise_level, setting
 
 DENOISING: Registry[type[Objective]] = Registry("objective of denoisers")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from smoothadv.base.settings import number, setting
 from smoothadv.objectives import OBJECTIVES, Batch, Outcome, mean_cross_entropy
 from smoothadv.objectives.shared.copies import CopiesObjective
-from smoothadv.settings import number, setting
 
 
 @OBJECTIVES.register("distillation")

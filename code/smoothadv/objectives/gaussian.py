@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from smoothadv.base.settings import noise_level, setting
 from smoothadv.objectives import OBJECTIVES, Objective
-from smoothadv.settings import noise_level, setting
 
 
 @OBJECTIVES.register("gaussian")

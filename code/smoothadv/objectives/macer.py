@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from smoothadv.attacks import GradientAttack
+from smoothadv.base.settings import checked_field, positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES
-from smoothadv.objectives.shared.attacked import AttackedObjective
+from smoothadv.objectives.shared.smoothadv_base import AttackedObjective
 from smoothadv.objectives.shared.weights import resolve, weight
-from smoothadv.settings import checked_field, positive_float, positive_int, setting
 
 _PAPER = {0.25: 12.0, 0.5: 6.0, 1.0: 12.0}
 _TINY = 1e-10

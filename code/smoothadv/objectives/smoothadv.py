@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from smoothadv.attacks import GradientAttack
+from smoothadv.base.settings import checked_field, setting
 from smoothadv.objectives import OBJECTIVES, Outcome
-from smoothadv.objectives.shared.attacked import AttackedObjective
-from smoothadv.settings import checked_field, setting
+from smoothadv.objectives.shared.smoothadv_base import AttackedObjective
 
 
 @OBJECTIVES.register("smoothadv")

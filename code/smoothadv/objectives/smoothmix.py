@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.shared.geometry import per_example, project_ball
+from smoothadv.base.settings import non_negative_float, positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, Batch, Outcome, mean_cross_entropy
 from smoothadv.objectives.shared.copies import CopiesObjective
 from smoothadv.objectives.shared.weights import resolve
-from smoothadv.settings import non_negative_float, positive_float, positive_int, setting
 
 _PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
 

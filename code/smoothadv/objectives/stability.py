@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from smoothadv.base.settings import noise_level, setting
 from smoothadv.noise import training_noise
 from smoothadv.objectives import OBJECTIVES, Objective, mean_cross_entropy
 from smoothadv.objectives.shared.weights import resolve, weight
-from smoothadv.settings import noise_level, setting
 
 _PAPER = {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}
 

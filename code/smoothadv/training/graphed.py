@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import cuda
 
-from smoothadv.errors import UserError, first_line, warn
+from smoothadv.base.errors import UserError, first_line, warn
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.update import Inputs, Update
 

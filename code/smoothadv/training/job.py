@@ -13,6 +13,11 @@ import torch
 
 from smoothadv.architectures import LIBRARIES, get_architecture, pretrained_architecture
 from smoothadv.architectures.denoisers import DENOISERS
+from smoothadv.base.devices import default_device, device_name, device_of_process
+from smoothadv.base.digests import file_digest
+from smoothadv.base.errors import UsageError, UserError, warn
+from smoothadv.base.provenance import provenance
+from smoothadv.base.settings import describe
 from smoothadv.checkpoints import (
     INTEGER,
     digest_of,
@@ -26,19 +31,14 @@ from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.datasets.preparation import split_location
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
-from smoothadv.devices import default_device, device_name, device_of_process
-from smoothadv.digests import file_digest
-from smoothadv.errors import UsageError, UserError, warn
+from smoothadv.exact.training import trained_integers
 from smoothadv.noise import derive_generator
-from smoothadv.provenance import provenance
-from smoothadv.settings import describe
 from smoothadv.training.graphed import layer_groups
-from smoothadv.training.integers import trained_integers
 from smoothadv.training.loop import Job, TrainingRun
 from smoothadv.training.processes import join_processes
-from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule
+from smoothadv.training.spec import TrainingRequest
 from smoothadv.training.teacher import Teacher, library_teacher, load_teacher
 
 

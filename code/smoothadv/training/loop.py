@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoothadv.base.errors import NonFiniteError, Terminated, UserError
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import Batches, ImageDataset
-from smoothadv.errors import NonFiniteError, Terminated, UserError
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
 from smoothadv.training.evaluate import NOT_EVALUATED, evaluate
@@ -19,9 +19,9 @@ from smoothadv.training.graphed import GraphedUpdate, are_offered_on, optimizer_
 from smoothadv.training.interruption import Interruption
 from smoothadv.training.processes import Processes
 from smoothadv.training.progress import Board, TrainingProgress
-from smoothadv.training.request import TrainingRequest
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule, Step, steps_of_epoch
+from smoothadv.training.spec import TrainingRequest
 from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update, means, no_sums
 from smoothadv.training.votes import count_votes

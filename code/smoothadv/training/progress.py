@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from smoothadv.errors import UserError
-from smoothadv.progress import Progress, warn_of_hours
+from smoothadv.base.errors import UserError
+from smoothadv.base.progress import Progress, warn_of_hours
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.checkpoint_fields import require_resumable
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import lock, refuse_to_replace, write_json, write_text
 from smoothadv.checkpoints import is_module, misfit, network_keys, read_checkpoint, save_checkpoint
-from smoothadv.errors import UserError
-from smoothadv.files import lock, refuse_to_replace, write_json, write_text
+from smoothadv.checkpoints.fields import require_resumable
+from smoothadv.exact.training import state_fields
 from smoothadv.objectives import DataPolicy
-from smoothadv.records import (
+from smoothadv.records.logs import (
     ARGUMENTS,
     CHECKPOINT,
     TRAINING_COLUMNS,
@@ -25,7 +26,6 @@ from smoothadv.records import (
     differing_fields,
     tsv,
 )
-from smoothadv.training.integers import state_fields
 
 _LARGEST_WEIGHT = 1e6
 """Of a training image: a normal quantile is never near this."""

@@ -15,14 +15,14 @@ from torch import nn
 from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.architectures.logits import try_on
+from smoothadv.base.digests import digest, file_digest
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import cached
+from smoothadv.base.members import members_of
 from smoothadv.checkpoints import digest_of, load_classifier
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.datasets.relabelled import matched_classes
-from smoothadv.digests import digest, file_digest
-from smoothadv.ensembles import members_of
-from smoothadv.errors import UserError
-from smoothadv.files import cached
 from smoothadv.noise import GaussianNoise
 from smoothadv.training.processes import Processes
 from smoothadv.training.votes import count_votes

@@ -7,12 +7,12 @@ from collections.abc import Callable, Generator, Iterator
 import numpy as np
 import torch
 
-from smoothadv.certification import Draws
+from smoothadv.base.progress import Progress
 from smoothadv.datasets.images import ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose
-from smoothadv.progress import Progress
-from smoothadv.smoothing.voting import Poll, VoteCounter
+from smoothadv.statistics import Draws
 from smoothadv.training.processes import Processes
+from smoothadv.voting.counter import Poll, VoteCounter
 
 _IMAGES_AT_A_TIME = 512
 

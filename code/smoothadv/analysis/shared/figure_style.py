@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 import numpy as np
 
 from smoothadv.analysis.shared.radii import round_numbers
-from smoothadv.errors import UserError, shown
+from smoothadv.base.errors import UserError, shown
 
 if TYPE_CHECKING:
     from matplotlib import axes, figure, lines

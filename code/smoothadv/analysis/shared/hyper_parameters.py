@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from smoothadv.errors import UserError
-from smoothadv.records import DENOISER, manifest_beside
+from smoothadv.base.errors import UserError
+from smoothadv.records.logs import DENOISER, manifest_beside
 
 ParameterValue = str | float | int | bool | None
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from smoothadv.bounds import binomial_interval
-from smoothadv.certification.on_grid import LABEL_AWARE
-from smoothadv.readers import DataFrame
+from smoothadv.records.readers import DataFrame
+from smoothadv.statistics.bounds import binomial_interval
+from smoothadv.statistics.on_grid import LABEL_AWARE
 
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _MOST_COLUMNS = 12

@@ -20,10 +20,10 @@ from smoothadv.analysis.shared.procedure import (
     with_method,
 )
 from smoothadv.analysis.shared.table_formats import Label
-from smoothadv.errors import UserError, shown
-from smoothadv.progress import Progress
-from smoothadv.readers import READERS, DataFrame, kind_of_log, resembles_log
-from smoothadv.records import images_selected, is_manifest, is_shard_folder
+from smoothadv.base.errors import UserError, shown
+from smoothadv.base.progress import Progress
+from smoothadv.records.logs import images_selected, is_manifest, is_shard_folder
+from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log
 
 Warn = Callable[[str], None]
 Item = TypeVar("Item")

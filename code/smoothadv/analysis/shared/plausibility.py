@@ -11,15 +11,15 @@ import numpy as np
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
 from smoothadv.analysis.shared.procedure import is_on_grid, procedure_of, radii_follow_from_counts
-from smoothadv.bounds import maximum_radius
-from smoothadv.certification import ABSTAIN, Procedure, Smoothing
-from smoothadv.certification.adaptive import LADDER
-from smoothadv.certification.exact import Exact
-from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure
-from smoothadv.certification.two_sided import RIVAL, TwoSided
-from smoothadv.errors import UserError
-from smoothadv.manifests import METHODS
-from smoothadv.readers import DataFrame
+from smoothadv.base.errors import UserError
+from smoothadv.records.manifests import METHODS
+from smoothadv.records.readers import DataFrame
+from smoothadv.statistics import ABSTAIN, Procedure, Smoothing
+from smoothadv.statistics.adaptive import LADDER
+from smoothadv.statistics.bounds import maximum_radius
+from smoothadv.statistics.exact import Exact
+from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure
+from smoothadv.statistics.two_sided import RIVAL, TwoSided
 
 _OTHER_ALPHA = 0.01
 _FEWEST_TO_JUDGE = 20

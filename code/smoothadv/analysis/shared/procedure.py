@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.certification import PROCEDURES, Procedure
-from smoothadv.certification.exact import Exact
-from smoothadv.certification.on_grid import GRID_COLUMNS, LABEL_AWARE
-from smoothadv.certification.top_k import RIVALS
-from smoothadv.certification.two_sided import RIVAL
-from smoothadv.readers import DataFrame
-from smoothadv.records import CLASS, numbered
+from smoothadv.records.logs import CLASS, numbered
+from smoothadv.records.readers import DataFrame
+from smoothadv.statistics import PROCEDURES, Procedure
+from smoothadv.statistics.exact import Exact
+from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE
+from smoothadv.statistics.top_k import RIVALS
+from smoothadv.statistics.two_sided import RIVAL
 
 
 def procedure_of(table: DataFrame, parameters: Parameters) -> type[Procedure] | None:

@@ -14,9 +14,9 @@ import numpy as np
 from smoothadv.analysis.shared.log_statistics import BANDS, certified_accuracies, default_radii
 from smoothadv.analysis.shared.logs import Log
 from smoothadv.analysis.shared.table_formats import Column
-from smoothadv.bounds import certified_accuracy_deduction, l2_radius_for, linf_radius
-from smoothadv.errors import UserError
-from smoothadv.settings import SettingError, one_of, probability, setting
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import SettingError, one_of, probability, setting
+from smoothadv.statistics.bounds import certified_accuracy_deduction, l2_radius_for, linf_radius
 
 NORMS = ("l2", "linf")
 # So many that all radii at sigma = 1 and n = 100,000 have them: the steps of the paper's Table 2.

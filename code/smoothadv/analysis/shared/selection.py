@@ -10,8 +10,8 @@ from typing import Any
 from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
 from smoothadv.analysis.shared.logs import Log, Logs, grouped, sizes_of
 from smoothadv.analysis.shared.table_formats import Cell, Column, Label, Table
-from smoothadv.errors import UserError
-from smoothadv.settings import one_of, setting
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import one_of, setting
 
 _FEWEST_TO_RECOGNISE = 20  # fewer rows may be equal by chance
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from smoothadv.errors import shown
-from smoothadv.registry import Registry
+from smoothadv.base.errors import shown
+from smoothadv.base.registry import Registry
 
 CellValue = str | int | float | None
 

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.input_layers import Normalize
+from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.registry import Registry, discover
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
-from smoothadv.errors import UserError, first_line
-from smoothadv.registry import Registry, discover
 
 T = TypeVar("T")
 

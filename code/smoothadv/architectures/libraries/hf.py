@@ -5,10 +5,10 @@ Hugging Face hub.
 from typing import Any
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UserError, warn
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.preparation import SQUASH, Preparation
-from smoothadv.digests import digest
-from smoothadv.errors import UserError, warn
 
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
 _WITHOUT_CROP = 384

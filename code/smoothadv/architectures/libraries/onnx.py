@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
+from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.files import read_regular
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.errors import UserError, first_line
-from smoothadv.files import read_regular
 
 
 class OnnxNetwork(nn.Module):

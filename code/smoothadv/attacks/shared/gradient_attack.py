@@ -22,7 +22,7 @@ from smoothadv.attacks.estimators import (
 )
 from smoothadv.attacks.shared.geometry import Randomness, project_ball, project_box
 from smoothadv.attacks.shared.micro_batches import FixedShape
-from smoothadv.settings import (
+from smoothadv.base.settings import (
     Checked,
     checked_field,
     l2_norm,

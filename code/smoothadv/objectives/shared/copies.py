@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from smoothadv.base.settings import noise_level, positive_int, setting
 from smoothadv.objectives import Objective
-from smoothadv.settings import noise_level, positive_int, setting
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,15 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 
-from smoothadv.bounds import lower_confidence_bound
-from smoothadv.errors import UserError
-from smoothadv.settings import Checked, checked_field, non_negative_int, positive_int, share_of_one
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import (
+    Checked,
+    checked_field,
+    non_negative_int,
+    positive_int,
+    share_of_one,
+)
+from smoothadv.statistics.bounds import lower_confidence_bound
 
 _ALPHA = 0.1
 _LEAST_SHARE = 0.75

@@ -5,7 +5,7 @@ term.
 from collections.abc import Mapping
 from typing import Any
 
-from smoothadv.settings import non_negative_float, setting
+from smoothadv.base.settings import non_negative_float, setting
 
 
 def weight() -> Any:

@@ -1,0 +1,1 @@
+"""What every room may use: errors, settings, registries, files, plug-ins, progress, devices."""

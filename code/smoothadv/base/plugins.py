@@ -1,0 +1,297 @@
+"""Plug-ins: a user's own files and modules that register datasets, architectures, attacks,
+objectives and the like.
+
+A command loads those that ``--plugin FILE_OR_MODULE`` names, and those that installed distributions
+declare as entry points of the group ``smoothadv.base.plugins``. In Python, ``load`` does the same.
+Records name the plug-ins that took part, each with a digest of its source code. No torch, unless a
+plug-in imports it.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UsageError, UserError, warn
+from smoothadv.base.files import read_regular
+from smoothadv.base.registry import REGISTRATIONS, Registration, Registry
+
+GROUP = "smoothadv.base.plugins"
+"""The entry-point group in which a distribution names its plug-in modules."""
+FUNCTIONS: Registry[Callable[..., Any]] = Registry("architecture")
+"""The functions that plug-ins called FILE.py:FUNCTION are, by these names, in which FILE is without
+folders.
+"""
+_FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)")
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plug-in that is loaded.
+
+    ``name`` is that of the file, like "mine.py", or of the module; ``source`` is the path of the
+    file as given, or the module. ``sha256`` is that of the file; for a module in a package, of all
+    Python files of the package. ``is_installed`` if an entry point names it. ``provides`` has what
+    it registered.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    is_installed: bool
+    provides: tuple[Registration, ...]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint says of it."""
+        provides = [f"{one.registry.kind} '{one.name}'" for one in self.provides]
+        return {"name": self.name, "sha256": self.sha256, "provides": provides}
+
+
+_loaded: dict[str, Plugin] = {}  # by its name
+
+
+def load(name: str | Path, is_installed: bool = False) -> Plugin:
+    """Import a plug-in, a file or a module by its dotted name, and so register what it defines.
+
+    FILE.py:FUNCTION is a plug-in, too, which registers this function as the architecture of this
+    name.
+
+    A plug-in that is loaded already is not imported again. UsageError if there is no such file or
+    module; UserError, and nothing stays registered, if it raises an exception, registers nothing,
+    takes a name that is taken, or if another plug-in of its name is loaded, or another version of
+    it.
+    """
+    source, registered = str(name), len(REGISTRATIONS)
+    called, sha256, module, run = (
+        _found_file(source) if is_file_name(source) else _found_module(source)
+    )
+    if known := _loaded.get(called):
+        if known.sha256 != sha256:
+            reason = f"{known.source} is loaded, whose name is the same and whose code is not"
+            raise UserError(
+                f"plug-in {source} cannot be loaded: {reason}; start Python again, or rename the "
+                "file"
+            )
+        return known
+    if module in sys.modules:
+        reason = f"it was imported before, or another module '{module}' was"
+        raise UserError(f"plug-in {called} registers nothing: {reason}")
+    try:
+        run()
+        provides = tuple(filter(_is_foreign, REGISTRATIONS[registered:]))
+        if not provides:
+            raise UserError(
+                f"plug-in {called} registers nothing; docs/plugins.md shows what it must hold"
+            )
+    except (Exception, SystemExit) as error:
+        for one in filter(_is_foreign, REGISTRATIONS[registered:]):
+            one.registry.remove(one.name)
+        sys.modules.pop(module, None)
+        raise _failure(called, error) from error
+    return _loaded.setdefault(called, Plugin(called, source, sha256, is_installed, provides))
+
+
+def load_installed() -> None:
+    """Load the plug-ins of installed distributions; a warning for each that cannot be loaded."""
+    for entry in metadata.entry_points(group=GROUP):
+        try:
+            load(entry.module, is_installed=True)
+        except UserError as error:
+            warn(f"{error} (an installed distribution declares this plug-in)")
+
+
+def loaded() -> tuple[Plugin, ...]:
+    """The plug-ins that are loaded, in the order of their loading."""
+    return tuple(_loaded.values())
+
+
+def used(names: Mapping[str, str | None], components: Iterable[Any] = ()) -> list[Plugin]:
+    """The loaded plug-ins that register one of ``names``, by kind as in {"dataset": "digits"}, or
+    of ``components``.
+
+    A component stands for its class too, and for the components that its fields hold, as an
+    objective holds an attack.
+    """
+    objects = [part for component in components for part in _parts(component)]
+
+    def takes_part(one: Registration) -> bool:
+        name = names.get(one.registry.kind) or ""
+        return one.name in (name, name.partition(":")[0]) or any(
+            part is one.component for part in objects
+        )
+
+    return [plugin for plugin in _loaded.values() if any(map(takes_part, plugin.provides))]
+
+
+def digests(plugins: Iterable[Plugin]) -> dict[str, dict[str, str]]:
+    """{"plugins": {name: SHA-256}} for the records that must agree when work is continued; empty
+    without plug-ins.
+    """
+    found = {plugin.name: plugin.sha256 for plugin in plugins}
+    return {"plugins": found} if found else {}
+
+
+def words() -> list[str]:
+    """The options that load the same plug-ins again; installed ones need none."""
+    return [
+        word
+        for plugin in _loaded.values()
+        if not plugin.is_installed
+        for word in ("--plugin", plugin.source)
+    ]
+
+
+def missing(kind: str, name: str, recorded: Any) -> str:
+    """Which plug-in of a checkpoint's record provides ``name`` and is not loaded, as a sentence; ""
+    if none.
+    """
+    for record in _providers(kind, name, recorded):
+        place = f"PATH/{record['name']}" if is_file_name(record["name"]) else record["name"]
+        plugin = f"the plug-in {record['name']} (sha256 {record['sha256'][:12]})"
+        return f"{kind} '{name}' is from {plugin}, which is not loaded: add --plugin {place}"
+    return ""
+
+
+def changed(recorded: Any) -> list[Plugin]:
+    """The plug-ins that are loaded in another version than the settings of a log record."""
+    before = recorded if isinstance(recorded, dict) else {}
+    return [
+        plugin for plugin in loaded() if before.get(plugin.name, plugin.sha256) != plugin.sha256
+    ]
+
+
+def changed_provider(kind: str, name: str, recorded: Any) -> list[Plugin]:
+    """The plug-ins that provide ``name`` in another version than a checkpoint records."""
+    return changed({one["name"]: one["sha256"] for one in _providers(kind, name, recorded)})
+
+
+def is_file_name(name: str) -> bool:
+    """Whether ``--plugin NAME`` means a file, not a module."""
+    return (
+        name.endswith(".py")
+        or "/" in name
+        or os.sep in name
+        or os.path.isfile(name)
+        or names_function(name)
+    )
+
+
+def names_function(name: str) -> bool:
+    """Whether ``name`` is FILE.py:FUNCTION."""
+    return _FUNCTION.fullmatch(name) is not None
+
+
+def _providers(kind: str, name: str, recorded: Any) -> Iterator[dict[str, Any]]:
+    """The well-formed entries of a checkpoint's record of plug-ins, which may hold anything, that
+    provide ``name``.
+    """
+    for entry in recorded if isinstance(recorded, list) else []:
+        match entry:
+            case {"name": str(), "sha256": str(), "provides": [*provides]} if (
+                f"{kind} '{name}'" in provides
+            ):
+                yield entry
+
+
+def _parts(component: Any) -> Iterator[Any]:
+    """A component, its class, and the parts of what its fields hold."""
+    yield component
+    yield type(component)
+    if dataclasses.is_dataclass(component) and not isinstance(component, type):
+        for field in dataclasses.fields(component):
+            yield from _parts(getattr(component, field.name))
+
+
+_Found = tuple[str, str, str, Callable[[], object]]
+"""A plug-in before its import: its name, the digest of its code, its module's name, and what
+imports it.
+"""
+
+
+def _found_module(name: str) -> _Found:
+    """A module by its dotted name; UsageError if there is none."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    except Exception as error:  # of the package around the module
+        raise _failure(name, error) from error
+    if spec is None:
+        hint = f"; for the file write {name}.py" if os.path.isfile(f"{name}.py") else ""
+        raise UsageError(f"--plugin: there is no module '{name}' on Python's path{hint}")
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if not folders and (not spec.has_location or spec.origin is None):
+        raise UsageError(f"--plugin: {name} is a part of Python")
+    if not folders and "." not in name:
+        code = Path(str(spec.origin)).read_bytes()
+    else:
+        folders = folders or [Path(str(spec.origin)).parent]
+        files = [(folder, file) for folder in folders for file in sorted(folder.rglob("*.py"))]
+        contents = [
+            (file.relative_to(folder).as_posix(), file.read_bytes()) for folder, file in files
+        ]
+        code = b"".join(f"{path} {len(content)}\n".encode() + content for path, content in contents)
+    return name, digest([code]), name, lambda: importlib.import_module(name)
+
+
+def _found_file(name: str) -> _Found:
+    """A file, read once, so that its digest is that of the code that runs; UsageError if there is
+    none.
+    """
+    named = _FUNCTION.fullmatch(name)
+    path = Path(named[1] if named else name).resolve()
+    if os.path.isdir(path):  # unlike Path's, no OSError for a name that is too long
+        raise UsageError(f"--plugin: {name} is a folder: name a file in it, or a module")
+    try:
+        content = read_regular(path)
+    except OSError as error:
+        raise UsageError(
+            f"{'' if named else '--plugin: '}{name} cannot be read: {error.strerror}"
+        ) from error
+    display = f"{path.name}:{named[2]}" if named else path.name
+    module = ModuleType(display if named else path.stem)
+    module.__file__ = str(path)
+
+    def run() -> None:
+        sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
+        sys.path.append(str(path.parent))  # where processes that this one spawns look for it
+        exec(compile(content, path, "exec", dont_inherit=True), vars(module))
+        if named:
+            function = getattr(module, named[2], None)
+            if not callable(function):
+                raise UserError(
+                    f"plug-in {display} cannot be loaded: the file defines no such function"
+                )
+            FUNCTIONS.register(display)(function)
+
+    return display, digest([content]), module.__name__, run
+
+
+def _is_foreign(one: Registration) -> bool:
+    """Whether a plug-in registered it, not a part of this package that the plug-in was the first to
+    import.
+    """
+    return one.registry is FUNCTIONS or one.module.partition(".")[0] != __name__.partition(".")[0]
+
+
+def _failure(name: str, error: BaseException) -> UserError:
+    """What went wrong while a plug-in was imported, in one line."""
+    if isinstance(error, UserError) and str(error).startswith(f"plug-in {name} "):
+        return error
+    file, trace = name.partition(":")[0], traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if Path(frame.filename).name == file]
+    line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    text = next(iter(str(error.msg if isinstance(error, SyntaxError) else error).splitlines()), "")
+    where = f", line {line}" if line is not None else ""
+    return UserError(f"plug-in {name}{where}: {type(error).__name__}: {text}")

@@ -1,0 +1,102 @@
+"""Registries: they map the names that a command line uses to components."""
+
+import difflib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from smoothadv.base.errors import UserError
+
+Component = TypeVar("Component")
+
+PLUGIN_HINT = "; --plugin FILE adds your own"
+"""How an error message about an unknown name ends."""
+
+
+class UnknownNameError(UserError, KeyError):
+    """A name that is not registered; the message lists the registered names."""
+
+
+def did_you_mean(name: str, known: Iterable[str], shown: str = "'{}'") -> str:
+    """A hint like " (did you mean 'PGD'?)" if ``name`` resembles a known one; else ""."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {shown.format(close[0])}?)" if close else ""
+
+
+class Registry(Mapping[str, Component]):
+    """A mapping from name to component that refuses duplicates.
+
+    ``kind`` is the word that error messages use ("attack", "dataset", ...).
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._components: dict[str, Component] = {}
+
+    def register(self, name: str) -> Callable[[Component], Component]:
+        """Decorator that adds a component under ``name``; ValueError if the name is taken."""
+        module = sys._getframe(1).f_globals.get("__name__", "")
+
+        def add(component: Component) -> Component:
+            if name in self._components:
+                raise ValueError(f"{self.kind} '{name}' is already registered")
+            self._components[name] = component
+            REGISTRATIONS.append(Registration(self, name, component, module))
+            return component
+
+        return add
+
+    def remove(self, name: str) -> None:
+        """Forget the component registered as ``name``; UnknownNameError if there is none."""
+        self[name]
+        del self._components[name]
+
+    def __getitem__(self, name: str) -> Component:
+        """The component registered as ``name``; UnknownNameError if there is none."""
+        try:
+            return self._components[name]
+        except (KeyError, TypeError):  # TypeError: a name read from a file may have any type
+            hint, known = did_you_mean(str(name), self._components), ", ".join(self._components)
+            raise UnknownNameError(
+                f"unknown {self.kind} '{name}'{hint}; known: {known}{PLUGIN_HINT}"
+            ) from None
+
+    def require(self, name: str) -> str:
+        """Return ``name`` if it is registered; UnknownNameError otherwise."""
+        self[name]
+        return name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._components)
+
+    def __len__(self) -> int:
+        return len(self._components)
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A ``component`` that a ``module`` registered as ``name`` in ``registry``."""
+
+    registry: Registry[Any]
+    name: str
+    component: Any
+    module: str
+
+
+REGISTRATIONS: list[Registration] = []
+"""Whatever was registered, in any registry, in this order; also what was removed since."""
+
+
+def discover(package: str, path: list[str], without: Collection[str] = ()) -> None:
+    """Import every module of a package, so that each file's registrations take effect.
+
+    A package calls ``discover(__name__, __path__)`` at the end of its ``__init__``: to add a
+    component, add one file. The modules ``without`` are not imported: they register nothing and
+    take long to load.
+    """
+    for module in pkgutil.iter_modules(path):
+        if module.name not in without:
+            importlib.import_module(f"{package}.{module.name}")

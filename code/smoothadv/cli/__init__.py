@@ -1,0 +1,83 @@
+"""Commands, one per entry point; ``smoothadv NAME ...`` and ``python code/NAME.py ...`` are the
+same code.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+
+from smoothadv.base.cpus import shorten_waiting
+from smoothadv.base.errors import shown
+from smoothadv.base.registry import did_you_mean
+from smoothadv.version import __version__
+
+COMMANDS = {
+    "train": "train a classifier under Gaussian noise (the baseline)",
+    "train_pgd": "train a classifier with SmoothAdv",
+    "train_denoiser": "train a denoiser to put before a classifier: denoised smoothing",
+    "quantize": "make a network of integers of a trained one, the same on all machines",
+    "certify": "certify a smoothed classifier on test images: a log of radii",
+    "predict": "predict with a smoothed classifier, on clean or attacked images",
+    "attack": "attack a smoothed classifier on test images, or try to falsify its certificates",
+    "analyze": "turn logs into summaries, tables and plots",
+    "sweep": "train, certify and attack grids of models",
+}
+
+
+def usage() -> str:
+    """The help text of the console command."""
+    lines = [f"  {name:14s} {what}" for name, what in COMMANDS.items()]
+    end = (
+        "`smoothadv COMMAND --help` lists a command's options, `smoothadv --version` prints the "
+        "version."
+    )
+    return "\n".join(["usage: smoothadv COMMAND ...\n\ncommands:", *lines, f"\n{end}"])
+
+
+def _words_to_complete() -> list[str]:
+    """The whole words before the cursor, where the shell asks how to go on; answers itself if no
+    command is there.
+    """
+    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].rpartition(" ")[0].split()[1:]
+    if not words:
+        from smoothadv.cli.runner import complete
+
+        parser = argparse.ArgumentParser()
+        parser.add_argument("command", choices=COMMANDS)
+        complete(parser, 1)
+    return words
+
+
+def main(arguments: list[str] | None = None, script: str = "") -> int:
+    """The console command ``smoothadv NAME ...``; ``script`` is the path of a code/NAME.py, which
+    says the name.
+    """
+    arguments = (
+        [*([Path(script).stem] if script else []), *sys.argv[1:]]
+        if arguments is None
+        else arguments
+    )
+    if "_ARGCOMPLETE" in os.environ:
+        arguments = _words_to_complete()
+    if arguments[:1] in (["-h"], ["--help"]):
+        print(usage())
+        return 0
+    if arguments[:1] == ["--version"]:
+        print(f"smoothadv {__version__}")
+        return 0
+    if not arguments or arguments[0] not in COMMANDS:
+        found = "no command given"
+        if arguments:
+            found = f"unknown command '{shown(arguments[0])}'{did_you_mean(arguments[0], COMMANDS)}"
+        print(f"error: {found}; known: {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        shorten_waiting()
+        # Imported only now: `smoothadv --help` must not wait for torch.
+        command = importlib.import_module(f"smoothadv.cli.{arguments[0]}")
+        return command.main(arguments[1:])
+    except KeyboardInterrupt:  # while the libraries load, which takes seconds
+        print("\ninterrupted", file=sys.stderr)
+        return 130

@@ -1,0 +1,63 @@
+"""How certify, predict and attack run, and their subcommand ``merge``: the shards of a log become
+the log.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from smoothadv.base.settings import output_file
+from smoothadv.cli.options.components import add_options
+from smoothadv.cli.runner import Body, Parser, run
+from smoothadv.evaluation.saved_examples import pack
+from smoothadv.evaluation.shards import Shard, WrittenLog, merge, shards_of
+
+_MERGE: dict[str, tuple[Any, ...]] = {
+    "outfile OUTFILE": (output_file, "log to write: the OUTFILE for which the shards were made"),
+    "shards [SHARD...]": (Path, "shard logs (default: those in OUTFILE.shards)", []),
+    "--overwrite": (None, "replace OUTFILE if it exists"),
+}
+
+
+def is_finished(log: WrittenLog, shard: Shard | None, command: str) -> bool:
+    """Whether a log is whole; says what to do next if only a ``shard`` of it is."""
+    if shard is not None:
+        print(
+            f"shard {shard} is done: {shard.path(log.path)}; when all shards are done, `python "
+            f"code/{command}.py merge {log.path}` joins them, and then this command without "
+            "--shard prints a summary"
+        )
+    return log.is_whole
+
+
+def evaluation_main(
+    command: str, make_parser: Callable[[], Parser], body: Body, arguments: Sequence[str]
+) -> int:
+    """Run a command that evaluates, or its subcommand ``merge``, with these ``arguments``; returns
+    the exit code.
+    """
+    if arguments and arguments[0] == "merge":
+        return run(f"{command} merge", lambda: merge_parser(command), _merge, arguments[1:])
+    hint = "every finished example is in the log; run the same command again to continue"
+    return run(command, make_parser, body, arguments, interrupted=hint)
+
+
+def merge_parser(command: str) -> Parser:
+    """The parser of the subcommand ``merge`` of ``command``."""
+    parser = Parser(
+        prog=f"{command} merge",
+        description="Join the shards of a log. Refuses gaps, overlaps, unfinished shards and mixed "
+        "settings.",
+        epilog=f"examples:\n  python code/{command}.py merge logs/cifar10.tsv\n"
+        f"  python code/{command}.py merge logs/cifar10.tsv node1/*.tsv node2/*.tsv\n",
+    )
+    add_options(parser, _MERGE)
+    return parser
+
+
+def _merge(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+    shards = options.shards or shards_of(options.outfile)
+    rows = merge(options.outfile, shards, options.overwrite)
+    pack(options.outfile, shards)
+    print(f"{options.outfile}: {rows} examples from {len(shards)} shards, which can be removed now")

@@ -1,0 +1,75 @@
+"""Recipes: named files of training options. Options on the command line override them."""
+
+import argparse
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import read_regular
+from smoothadv.cli.runner import Parser
+
+_FOLDER = Path(__file__).parents[2] / "recipes"
+RELEASED = "released-behaviour"
+# A recipe says how to train, not on which data or in which place.
+_NEVER = "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite".split()
+_NEVER += ["--debug", "--plugin", "--help", "-h", "--version"]
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package, for --recipe."""
+    return sorted(path.stem for path in _FOLDER.glob("*.txt") if path.stem != RELEASED)
+
+
+def recipe_words(name: str) -> list[str]:
+    """The words in a recipe, given its name or the path of a file; UserError if there is no such
+    file.
+    """
+    path = _FOLDER / f"{name}.txt"
+    path = path if path.is_file() else Path(name)
+    try:
+        return shlex.split(read_regular(path).decode(), comments=True)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"--recipe: '{name}' is neither one of {', '.join(recipe_names())} nor a file of "
+            f"options ({error})"
+        ) from error
+
+
+def with_recipe(
+    parser: Parser,
+    options: argparse.Namespace,
+    name: str,
+    readable: Callable[[argparse.Namespace], set[str]],
+) -> argparse.Namespace:
+    """The options, with those of a recipe added where the command line does not give them.
+
+    Of the settings of components, whose destinations are their flags, only those in
+    ``readable(options)`` are added, since a recipe may serve several objectives and attacks. A
+    usage error where it has options of other commands.
+    """
+    words = recipe_words(name)
+    if (
+        "--warmup" in words and "--warmup" not in parser._option_string_actions
+    ):  # of a denoiser, which is not attacked
+        place = words.index("--warmup")
+        del words[place : place + 2]
+    with parser.reading(f"recipe {name}"):
+        for word in words:
+            if word.partition("=")[0] in _NEVER:
+                parser.error(f"{word.partition('=')[0]} is no part of a recipe")
+        recipe = vars(
+            parser.parse_args([options.dataset, options.arch, str(options.outdir), *words])
+        )
+    # A switch that is not on the command line is False; another option is None or has no attribute.
+    missing = {
+        name
+        for name, value in vars(options).items()
+        if value is None or value is parser.get_default(name) is False
+    }
+    given = {name: value for name, value in vars(options).items() if name not in missing}
+    known = readable(argparse.Namespace(**{**recipe, **given}))
+    taken = {
+        name: value for name, value in recipe.items() if not name.startswith("--") or name in known
+    }
+    return argparse.Namespace(**{**vars(options), **taken, **given})

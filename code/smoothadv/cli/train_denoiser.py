@@ -1,0 +1,32 @@
+"""train_denoiser: a denoiser that makes a classifier without noise in its training one that can be
+smoothed.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from smoothadv.cli.runner import Parser
+from smoothadv.cli.train import train_command, training_parser
+
+_EXAMPLES = """examples:
+  python code/train_denoiser.py digits digits_dncnn models/denoiser --noise 0.25 --recipe denoiser
+  python code/train_denoiser.py cifar10 dncnn models/cifar10/denoiser_0.25 --noise 0.25 \\
+      --recipe denoiser
+  python code/train_denoiser.py cifar10 dncnn models/cifar10/stability_0.25 --noise 0.25 \\
+      --objective stability \\
+      --classifier models/cifar10/clean/checkpoint.pth.tar --optimizer adamw --lr 1e-4 \\
+      --pretrained-model models/cifar10/denoiser_0.25/checkpoint.pth.tar
+docs/denoised.md says how it is used.
+"""
+
+
+def make_parser(arguments: Sequence[str]) -> Parser:
+    """The parser of the command ``train_denoiser``."""
+    description = (
+        "Train a denoiser (Salman et al., 2020): behind it, a classifier trained without noise is "
+        "certified."
+    )
+    return training_parser("train_denoiser", description, _EXAMPLES, "mse", arguments)
+
+
+main = partial(train_command, "train_denoiser", make_parser)

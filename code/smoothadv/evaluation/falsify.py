@@ -1,0 +1,301 @@
+"""Attempts to falsify certificates: attacks within the radii of a log, and whether too many
+certificates prove false.
+
+An image *flips* if it is certified and PREDICT returns another class for an attacked image within
+the certified radius. Then either the certificate is false, which has probability at most the
+certificate's alpha, or PREDICT returned a class that is not the smoothed classifier's, which has
+probability at most PREDICT's alpha. So, before any noise is drawn, an image flips with probability
+at most the sum of both alphas, independently of the other images. If every certificate holds its
+alpha, the number of flips exceeds a quantile of a binomial distribution with at most the given
+probability of a false alarm. The binomial distribution counts all images of the log, also those
+without a certificate: the share of false certificates among the issued ones has no bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.analysis.shared.plausibility import rounded_by
+from smoothadv.analysis.shared.procedure import top_k_of
+from smoothadv.base import plugins
+from smoothadv.base.digests import file_digest
+from smoothadv.base.errors import UserError, warn
+from smoothadv.base.settings import settings_record
+from smoothadv.evaluation.attack import chosen_images, refuse_file_as_folder
+from smoothadv.evaluation.log import Example, write_log
+from smoothadv.evaluation.predict import PredictionPolls, fit_to_job
+from smoothadv.evaluation.setup import (
+    SmoothingJob,
+    prepare,
+    recorded_number,
+    warn_of_few_draws,
+)
+from smoothadv.evaluation.shards import WrittenLog
+from smoothadv.evaluation.specs import FalsifyRequest
+from smoothadv.noise import Purpose
+from smoothadv.records import logs as records
+from smoothadv.records.readers import read_prediction_log
+from smoothadv.statistics import ABSTAIN
+from smoothadv.statistics.bounds import tolerated_false_statements
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SAME = (
+    "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma "
+    "precision"
+).split()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A certificate of an image with ``label``: its class ``certified`` holds in the closed l2 ball
+    of ``radius``.
+    """
+
+    label: int
+    certified: int
+    radius: float
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """The certificates of a log, ``claims``, by index; ``images`` are the indices of all its rows,
+    also of abstentions.
+
+    Each image got a false certificate with probability at most ``alpha``. Attacks stay within
+    ``fraction`` of each radius. ``settings`` are the manifest's, None without one. A class is
+    certified to stay among the ``top_k`` first.
+    """
+
+    path: Path
+    images: list[int]
+    claims: dict[int, Claim]
+    alpha: float
+    fraction: float
+    settings: dict[str, Any] | None
+    top_k: int = 1
+
+    def restricted_to(self, skip: int, most: int | None) -> Certificates:
+        """Only the certificates of the first ``most`` images whose index ``skip`` divides;
+        UserError if there are none.
+
+        Images without a certificate count too: the selection must not depend on which images are
+        certified.
+        """
+        images = [index for index in self.images if index % skip == 0][:most]
+        claims = {index: self.claims[index] for index in images if index in self.claims}
+        if not claims:
+            raise UserError(f"{self.path} certifies none of the images that --skip and --max leave")
+        return dataclasses.replace(self, images=images, claims=claims)
+
+    @property
+    def sound(self) -> bool:
+        """Whether the log was made with --sound: for images of 8 bits, with noise in whole grey
+        levels.
+        """
+        return bool((self.settings or {}).get("sound"))
+
+    @property
+    def batch(self) -> int | None:
+        """The noisy images per forward pass that made the log; None if unknown."""
+        return (self.settings or {}).get("batch")
+
+    def check_job(self, job: SmoothingJob) -> None:
+        """UserError unless the certificates were made for the classifier and the images that are to
+        be attacked.
+        """
+        last, classes = max(self.claims), job.dataset.description.num_classes
+        largest = max(claim.certified for claim in self.claims.values())
+        if last >= len(job.dataset) or largest >= classes or self.top_k >= max(2, classes):
+            sets = f" among the {self.top_k} most probable" * (self.top_k > 1)
+            raise UserError(
+                f"{self.path} certifies something else: it has image {last} and class "
+                f"{largest}{sets}, {job.settings['dataset']} has {len(job.dataset)} images of "
+                f"{classes} classes"
+            )
+        if self.settings is None:
+            warn(
+                f"{self.path} has no manifest: whether it certifies this checkpoint at this sigma "
+                "cannot be checked"
+            )
+            return
+        recorded, now = (
+            {name: record.get(name) for name in _SAME} for record in (self.settings, job.settings)
+        )
+        if records.LOGITS in self.settings and self.batch is not None:
+            is_here = self.settings.get("device") == job.settings.get(
+                "device"
+            )  # elsewhere its batch may not fit
+            recorded |= {records.LOGITS: self.settings[records.LOGITS], "sound": self.sound}
+            now |= {
+                records.LOGITS: job.logits_digest(self.batch) if is_here else "unknown",
+                "sound": self.sound,
+            }
+        difference = records.differing_settings(recorded, now)
+        if difference:
+            raise UserError(f"{self.path} certifies something else: {difference}")
+        records.warn_of_other_logits(self.path, recorded, now)
+        for plugin in plugins.changed(self.settings.get("plugins")):
+            warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
+
+
+def read_certificates(request: FalsifyRequest) -> Certificates:
+    """The certificates in the log ``request.against``; UserError where there is none or the log
+    cannot be true.
+    """
+    path, stated = request.against, {"sigma": request.sigma}
+    if not path.is_file():
+        raise UserError(f"{path} is no file: name one certification log")
+    (log,) = read_logs([str(path)], ("certification",), {}, warn).certification
+    if (
+        log.parameters.get("sigma") is None
+    ):  # then the request's sigma counts, and the radii must be possible at it
+        (log,) = read_logs([str(path)], ("certification",), stated, warn).certification
+    for note in log.notes:
+        warn(f"{path}: {note}")
+    sigma, manifest = log.parameters.get("sigma"), log.parameters.manifest
+    if sigma != request.sigma:
+        raise UserError(f"{path} certifies something else: sigma was {sigma}, now {request.sigma}")
+    radii = log.table.radius.to_numpy()
+    radii = np.maximum(radii - rounded_by(radii), 0.0)
+    columns = (log.table[name].tolist() for name in ("idx", "label", "predict"))
+    claims = {
+        idx: Claim(label, certified, radius)
+        for idx, label, certified, radius in zip(*columns, radii.tolist())
+        if certified != ABSTAIN and radius > 0
+    }
+    if not claims:
+        raise UserError(
+            f"{path} certifies no image within a radius above 0: there is nothing to attack"
+        )
+    settings, top_k = (
+        None if manifest is None else manifest["settings"],
+        max(1, top_k_of(log.table, log.parameters)),
+    )
+    images, alpha = log.table.idx.tolist(), log.parameters.alpha
+    return Certificates(path, images, claims, alpha, request.fraction, settings, top_k)
+
+
+@dataclass(frozen=True)
+class CertificatePolls(PredictionPolls):
+    """Attacks away from the certified class, within a fraction of the radius; PREDICT then uses
+    fresh draws.
+    """
+
+    certificates: Certificates = field(kw_only=True)
+    votes: ClassVar[Purpose] = Purpose.ATTACKED_VOTES
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*records.FALSIFICATION_COLUMNS, *super().columns[len(records.ATTACK_COLUMNS) :])
+
+    def aim(self, example: Example) -> tuple[int, float]:
+        claim = self.certificates.claims[example.index]
+        if claim.label != example.label:
+            raise UserError(
+                f"{self.certificates.path} certifies something else: image {example.index} has "
+                f"class {claim.label} there, {example.label} in {self.job.settings['dataset']}"
+            )
+        return claim.certified, self.certificates.fraction * claim.radius
+
+    def outcome(self, example: Example, predicted: int, columns: dict[str, Any]) -> dict[str, Any]:
+        claim = self.certificates.claims[example.index]
+        flipped = (
+            predicted not in (ABSTAIN, claim.certified) and columns["attack_norm"] < claim.radius
+        )
+        return {"certified": claim.certified, "radius": claim.radius, "flipped": int(flipped)}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of attacks on certificates: the flips, as rows of the log, and how many flips are
+    ``tolerated``.
+    """
+
+    flips: pd.DataFrame
+    tolerated: int
+    sentence: str
+
+    @property
+    def refutes(self) -> bool:
+        """Whether there are more flips than are credible if every certificate holds its alpha."""
+        return len(self.flips) > self.tolerated
+
+
+def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
+    """Attack each certificate of ``request.against``; the log in ``request.outdir`` is written as
+    by ``write_log``.
+
+    ``verdict`` judges a whole log.
+    """
+    refuse_file_as_folder(request.outdir)
+    path = request.outdir / records.FALSIFICATION_LOG
+    certificates = read_certificates(request)
+    warn_of_few_draws(request, certificates.top_k)
+    if certificates.sound:  # votes in batches of another shape might be those of another function
+        batch = request.batch or recorded_number(request, path, "batch") or certificates.batch
+        if certificates.batch not in (None, batch):
+            raise UserError(
+                f"{request.against} was made with --sound and --batch {certificates.batch}, not "
+                f"{batch}"
+            )
+        request = dataclasses.replace(request, batch=batch)
+    job = prepare(request, path, sound=certificates.sound)
+    certificates.check_job(job)
+    certificates = certificates.restricted_to(request.skip, request.maximum)
+    indices = sorted(certificates.claims)
+    if request.only is not None:
+        indices = chosen_images(request.only, indices, f"{request.against} certifies no image")
+    job = dataclasses.replace(job, indices=indices)
+    attack = fit_to_job(request.attack, job)
+    polls = CertificatePolls(job, attack, certificates.top_k, certificates=certificates)
+    without_epsilon = {**settings_record(attack.attack), "epsilon": None}  # each image has its own
+    against = {
+        "sha256": file_digest(request.against),
+        "fraction": request.fraction,
+        "alpha": certificates.alpha,
+    }
+    about, settings = (
+        f"attacking {request.against.name}",
+        {"attack": without_epsilon, "against": against},
+    )
+    plan = polls.plan(
+        about,
+        settings,
+        title="falsified",
+        scores=lambda row: bool(row["flipped"]),
+        keeps_images=True,
+    )
+    return write_log(job, plan), certificates
+
+
+def verdict(
+    request: FalsifyRequest,
+    certificates: Certificates,
+    table: pd.DataFrame | None = None,
+    named: object = None,
+) -> Verdict:
+    """Judge ``certificates`` by the whole log of ``falsify``; ``table`` holds the log's rows (None:
+    read them).
+
+    The sentence is about ``named`` (None: that log).
+    """
+    path = request.outdir / records.FALSIFICATION_LOG
+    table = read_prediction_log(path) if table is None else table
+    flips = table[table.flipped == 1]
+    chance = certificates.alpha + request.alpha
+    tolerated = tolerated_false_statements(len(certificates.images), chance, request.false_alarm)
+    sentence = (
+        f"{named or path}: {len(table)} certificates attacked at {certificates.fraction:.10g} of "
+        f"their radii, {len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; of "
+        f"{len(certificates.images)} images up to {tolerated} flips are credible at alpha "
+        f"{certificates.alpha:g} + {request.alpha:g}"
+    )
+    return Verdict(flips, tolerated, sentence)

@@ -1,0 +1,510 @@
+"""Networks of integers on CUDA: Triton kernels that read and write values of one or two bytes,
+channels last.
+
+Integers are the same in every type that holds them, so the logits are those of the definition to
+the last bit. A convolution, the sum with a shortcut and the rescaling of the result are one kernel:
+an implicit matrix product of digits in int8, whose sums in int32 are exact. A sum that float32 must
+divide into parts is below 2^31, too (``Convolution.bound``), and is rounded once, as the definition
+says: from int32 to float32, to the nearest even. The product with the multiplier and the rounding
+behind it are float32 operations, which the compiler must not fuse.
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+from torch.nn import functional as F
+
+from smoothadv.base.errors import first_line, warn
+from smoothadv.base.memory import is_out_of_memory
+from smoothadv.exact.layers import (
+    Convolution,
+    IntegerLayer,
+    Rescaling,
+    Sum,
+    in_float64,
+)
+from smoothadv.exact.network import WHITE, IntegerNetwork, random_integers
+
+_WHOLE = tl.constexpr(2.0**23)
+"""From here to 2^24 float32 holds the integers and nothing between them: a sum in this range is
+rounded to one.
+"""
+_BLOCK_ROWS = 128
+_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32)
+_DIGITS = (
+    127,
+    127 * 257,
+)  # the largest sizes that one and two digits of base 256 hold, which go from -128 to 127
+_SIZES = (
+    "CHANNELS",
+    "HEIGHT",
+    "WIDTH",
+    "OUT_CHANNELS",
+    "OUT_HEIGHT",
+    "OUT_WIDTH",
+    "STRIDE_H",
+    "STRIDE_W",
+    "PADDING_H",
+    "PADDING_W",
+    "DILATION_H",
+    "DILATION_W",
+)
+_RANGES = "LOW", "HIGH", "SUM_LOW", "SUM_HIGH", "NARROW_LOW", "NARROW_HIGH"
+_MOST_TERMS = (
+    2**16
+)  # times 2^7 * 2^7: sums of products of digits stay below 2^31, where some instructions saturate
+
+
+@triton.jit
+def _rounded(x, LOW: tl.constexpr, HIGH: tl.constexpr):
+    """clamp(rne(x)) of float32, as int32: clamped first, which gives the same, to at most 2^23 in
+    size.
+    """
+    x = tl.minimum(tl.maximum(x, LOW), HIGH)
+    whole = tl.where(x < 0, -_WHOLE, _WHOLE)
+    return ((x + whole) - whole).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def convolution(
+    x,
+    mean,
+    weight,
+    bias,
+    multiplier,
+    shortcut,
+    wide,
+    narrow,
+    narrow_multiplier,
+    rows,
+    CHANNELS: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    KERNEL_WIDTH: tl.constexpr,
+    STRIDE_H: tl.constexpr,
+    STRIDE_W: tl.constexpr,
+    PADDING_H: tl.constexpr,
+    PADDING_W: tl.constexpr,
+    DILATION_H: tl.constexpr,
+    DILATION_W: tl.constexpr,
+    DEPTH: tl.constexpr,
+    DIGITS: tl.constexpr,
+    WEIGHT_DIGITS: tl.constexpr,
+    IS_LAST: tl.constexpr,
+    CLIP: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    SUM_LOW: tl.constexpr,
+    SUM_HIGH: tl.constexpr,
+    NARROW_LOW: tl.constexpr,
+    NARROW_HIGH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """``wide`` = convolution of ``x``, perhaps plus ``shortcut``; ``narrow`` = that, rescaled; see
+    ``_Convolution``.
+
+    A row of the matrix product is a pixel of the result, a column one of its channels, and a term
+    (tap, channel) one of the DEPTH inputs of a sum. With a ``mean``, ``x`` is the image.
+    """
+    COLUMNS: tl.constexpr = (OUT_CHANNELS + BLOCK_N - 1) // BLOCK_N
+    block = tl.program_id(0)
+    row = (block // COLUMNS) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = (block % COLUMNS) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row = row < rows
+    pixel = row % (OUT_HEIGHT * OUT_WIDTH)
+    top = (pixel // OUT_WIDTH) * STRIDE_H - PADDING_H
+    left = (pixel % OUT_WIDTH) * STRIDE_W - PADDING_W
+    image = (row // (OUT_HEIGHT * OUT_WIDTH)).to(tl.int64)
+    start = ((image * HEIGHT + top) * WIDTH + left) * CHANNELS
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
+    for first in range(0, DEPTH, BLOCK_K):
+        term = first + tl.arange(0, BLOCK_K)
+        if CHANNELS % BLOCK_K == 0:  # one tap: a number
+            tap = first // CHANNELS
+            down, right = (tap // KERNEL_WIDTH) * DILATION_H, (tap % KERNEL_WIDTH) * DILATION_W
+            y, z = (top + down)[:, None], (left + right)[:, None]
+            channel = first % CHANNELS + tl.arange(0, BLOCK_K)
+        else:
+            tap = term // CHANNELS
+            down, right = (tap // KERNEL_WIDTH) * DILATION_H, (tap % KERNEL_WIDTH) * DILATION_W
+            y, z = top[:, None] + down[None, :], left[:, None] + right[None, :]
+            channel = term % CHANNELS
+        # Terms whole the last tap have weights of 0.
+        is_inside = (y >= 0) & (y < HEIGHT) & (z >= 0) & (z < WIDTH) & is_row[:, None]
+        offset = (down * WIDTH + right) * CHANNELS + channel
+        value = tl.load(x + (start[:, None] + offset[None, :]), is_inside, 0)
+        if mean is not None:
+            value = _rounded(value * 255.0, -CLIP, 255 + CLIP) - tl.load(mean + channel)[None, :]
+            value = tl.where(is_inside, value, 0)
+        if x.dtype.element_ty == tl.uint8:
+            value = (value ^ 128).to(
+                tl.int8
+            )  # minus 128, which ``bias`` makes good; also outside, where 0 is read
+        own = weight + column[None, :] * DEPTH + term[:, None]
+        if DIGITS * WEIGHT_DIGITS == 1:
+            total = tl.dot(value, tl.load(own), total, out_dtype=tl.int32)
+        else:
+            value = value.to(tl.int32)
+            for digit in tl.static_range(DIGITS):
+                low = value.to(tl.int8)  # the last eight bits, with sign
+                value = (value - low.to(tl.int32)) >> 8
+                for of_weight in tl.static_range(WEIGHT_DIGITS):
+                    part = tl.load(own + of_weight * (COLUMNS * BLOCK_N * DEPTH))
+                    total += tl.dot(low, part, out_dtype=tl.int32) << (8 * (digit + of_weight))
+    total += tl.load(bias + column)[None, :]
+    scaled = total.to(tl.float32) * tl.load(multiplier + column)[None, :]
+    place = row.to(tl.int64)[:, None] * OUT_CHANNELS + column[None, :]
+    keep = is_row[:, None] & (column < OUT_CHANNELS)[None, :]
+    if IS_LAST:
+        tl.store(wide + place, scaled, keep)
+    else:
+        result = _rounded(scaled, LOW, HIGH)
+        if shortcut is not None:
+            result += tl.load(shortcut + place, keep, 0).to(tl.int32)
+            result = tl.minimum(tl.maximum(result, SUM_LOW), SUM_HIGH)
+        if wide is not None:
+            tl.store(wide + place, result.to(wide.dtype.element_ty), keep)
+        if narrow is not None:
+            result = _rounded(
+                result.to(tl.float32) * tl.load(narrow_multiplier), NARROW_LOW, NARROW_HIGH
+            )
+            tl.store(narrow + place, result.to(narrow.dtype.element_ty), keep)
+
+
+def launch(kernel: Any, blocks: int, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel in so many programs, on the current stream of the device of its first
+    argument.
+    """
+    with torch.cuda.device_of(arguments[0]):  # Triton launches on the current device
+        kernel[(blocks,)](*arguments, **constants, enable_fp_fusion=False)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value of the network: maps of ``shape`` [C, H, W] of integers in low..high; logits have low
+    > high.
+    """
+
+    shape: tuple[int, ...]
+    low: int
+    high: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The narrowest type."""
+        fitting = (
+            kind
+            for kind in _TYPES
+            if self.low >= torch.iinfo(kind).min and self.high <= torch.iinfo(kind).max
+        )
+        return torch.float32 if self.high < self.low else next(fitting)
+
+    @property
+    def digits(self) -> int:
+        """How many digits hold these integers, 0 if two do not; one those of 0..255, after 128 was
+        subtracted.
+        """
+        return 1 if self.dtype == torch.uint8 else _digits(max(-self.low, self.high))
+
+
+def _digits(size: float) -> int:
+    return next((number for number, most in enumerate(_DIGITS, 1) if size <= most), 0)
+
+
+class _Operation(nn.Module):
+    """Reads the values ``reads`` of a network of integers and makes the values ``makes``: numbers
+    of ``values``.
+
+    Value 0 is the images. The first of ``layers`` reads the first values, each other one the result
+    before it and what is left of the values. What is made are the last results. This class has the
+    layers compute them, in float32.
+    """
+
+    layers: Any
+    bias: torch.Tensor
+
+    def __init__(
+        self,
+        network: IntegerNetwork,
+        layers: list[IntegerLayer],
+        values: list[_Value],
+        reads: list[int],
+        makes: list[int],
+    ) -> None:
+        super().__init__()
+        self.layers, self.reads, self.makes, self.entrance = (
+            nn.ModuleList(layers),
+            reads,
+            makes,
+            network.entrance,
+        )
+        self.read, self.made = (
+            [values[number] for number in numbers] for numbers in (reads, makes)
+        )
+
+    def defined(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        """What the definition makes of the values, float32."""
+        floats = (
+            x.float() if number else self.entrance(x) for number, x in zip(self.reads, values)
+        )
+        results: list[torch.Tensor] = []
+        for layer in self.layers:
+            given = results[-1:]
+            given += [next(floats) for _ in range(layer.ARGUMENTS - len(given))]
+            results.append(layer(*given))
+        return results[-len(self.makes) :]
+
+    def forward(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        found = zip(self.defined(*values), self.made)
+        return [x.to(made.dtype).contiguous(memory_format=torch.channels_last) for x, made in found]
+
+
+class _Convolution(_Operation):
+    """A Convolution, with the Sum and the Rescaling behind it where there are such layers, by one
+    kernel.
+    """
+
+    def __init__(self, network: IntegerNetwork, *given: Any) -> None:
+        super().__init__(network, *given)
+        (layer, *others), before = self.layers, self.read[0]
+        outputs, inputs, height, width = layer.weight.shape
+        columns = min(128, max(16, 1 << (outputs - 1).bit_length()))
+        terms, depth = inputs * height * width, 64 if inputs % 64 == 0 else 32
+        # A row for each output, the channels of one tap after those of another; zeros fill the
+        # blocks.
+        weight = layer.weight.permute(0, 2, 3, 1).reshape(outputs, terms).to(torch.int64)
+        bias, fill = layer.bias.to(torch.int64), -outputs % columns
+        if before.dtype == torch.uint8:
+            bias = bias + 128 * weight.sum(1)
+        weight, digits = F.pad(weight, (0, -terms % depth, 0, fill)), list[torch.Tensor]()
+        for _ in range(_digits(float(layer.weight.abs().max()))):
+            digits.append((weight + 128) % 256 - 128)
+            weight = (weight - digits[-1]) // 256
+        self.register_buffer("weight", torch.stack(digits).to(torch.int8))
+        self.register_buffer("bias", F.pad(bias, (0, fill)).to(torch.int32))
+        self.register_buffer("multiplier", F.pad(layer.multiplier, (0, fill)))
+        self.register_buffer(
+            "mean", None if self.reads[0] else network.mean.flatten().to(torch.int32)
+        )
+        self.rescaling = others[-1] if others and isinstance(others[-1], Rescaling) else None
+        self.has_wide = len(self.makes) > (self.rescaling is not None)
+        sizes = *before.shape, *self.made[0].shape, *layer.stride, *layer.padding, *layer.dilation
+        ranges = [
+            limit for each in (layer, *others[:1], *others[-1:]) for limit in (each.low, each.high)
+        ]
+        self.constants = {
+            **dict(zip((*_SIZES, *_RANGES), (*sizes, *ranges, *ranges[-2:], *ranges[-2:]))),
+            **{
+                "KERNEL_WIDTH": width,
+                "DEPTH": terms + -terms % depth,
+                "IS_LAST": layer.is_last,
+                "CLIP": network.clip,
+            },
+            **{
+                "DIGITS": before.digits,
+                "WEIGHT_DIGITS": len(digits),
+                "num_warps": 4 if self.reads[0] and columns < 128 else 8,
+            },
+            **{"BLOCK_M": _BLOCK_ROWS, "BLOCK_N": columns, "BLOCK_K": depth},
+        }
+
+    def forward(self, *values: torch.Tensor) -> list[torch.Tensor]:
+        x, shortcut = values[0], values[1] if len(values) > 1 else None
+        empty = partial(torch.empty, device=x.device, memory_format=torch.channels_last)
+        made = [empty((len(x), *value.shape), dtype=value.dtype) for value in self.made]
+        rows = made[0].numel() // made[0].shape[1]
+        blocks = -(-rows // self.constants["BLOCK_M"]) * (
+            len(self.bias) // self.constants["BLOCK_N"]
+        )
+        narrow = (None, None) if self.rescaling is None else (made[-1], self.rescaling.multiplier)
+        results = made[0] if self.has_wide else None, *narrow
+        launch(
+            *(
+                convolution,
+                blocks,
+                x,
+                self.mean,
+                self.weight,
+                self.bias,
+                self.multiplier,
+                shortcut,
+                *results,
+                rows,
+            ),
+            **self.constants,
+        )
+        return made
+
+
+def _values(network: IntegerNetwork) -> list[_Value]:
+    """The values of a network, by number; their ranges are proven."""
+    most = int(network.sizes[0])
+    maps = [network.entrance(network.mean.new_zeros(1, *network.image_shape))]
+    values = [_Value(tuple(maps[0].shape[1:]), -most, most)]
+    for number, layer, inputs in network._steps():
+        maps.append(layer(*(maps[used] for used in inputs)))
+        most, is_positive = int(network.sizes[number]), values[inputs[0]].low >= 0
+        low, high = getattr(layer, "low", 0 if is_positive else -most), getattr(layer, "high", most)
+        values.append(_Value(tuple(maps[-1].shape[1:]), max(low, -most), min(high, most)))
+    return values
+
+
+def _is_suitable(layer: IntegerLayer, before: _Value) -> bool:
+    """Whether the kernel computes a convolution, or a rescaling, of this value."""
+    if (
+        not isinstance(layer, (Convolution, Rescaling))
+        or max(-layer.low, layer.high) > _WHOLE.value
+    ):
+        return False
+    if isinstance(layer, Rescaling):
+        return True
+    is_small = layer.groups == 1 and layer.weight[0].numel() <= _MOST_TERMS
+    return bool(is_small and before.digits and _digits(float(layer.weight.abs().max())))
+
+
+class KernelNetwork(nn.Module):
+    """A network of integers, by these kernels: maps images [B, C, H, W], float32, to logits [B, K].
+    No gradients.
+
+    It shares the layers of the ``network``, whose values have the same numbers here, and leaves
+    those as they are that have no kernel.
+    """
+
+    operations: Any
+
+    def __init__(self, network: IntegerNetwork) -> None:
+        super().__init__()
+        values, steps = (
+            _values(network),
+            {number: (layer, inputs) for number, layer, inputs in network._steps()},
+        )
+        kinds = {
+            number: type(layer)
+            for number, (layer, of) in steps.items()
+            if _is_suitable(layer, values[of[0]])
+        }
+        readers = Counter(used for inputs in network.inputs for used in inputs)
+        # Of the convolutions that a sum alone reads, the last one takes the sum along; what makes a
+        # value rescales it, too, for the first one of its readers that does.
+        makers = {number: number for number, kind in kinds.items() if kind is Convolution}
+        for number, (layer, inputs) in steps.items():
+            own = [used for used in inputs if makers.get(used) == used and readers[used] == 1]
+            if isinstance(layer, Sum) and own and 0 not in inputs:
+                makers[number] = makers.pop(max(own))
+        rescaled = {
+            steps[number][1][0]: number
+            for number, kind in reversed(kinds.items())
+            if kind is Rescaling
+        }
+        rescaled = {number: rescaled[number] for number in rescaled.keys() & makers.keys()}
+        done = {*rescaled.values(), *makers.values()} - makers.keys()
+        self.clip, self.operations = network.clip, nn.ModuleList()
+        for number, (_, inputs) in steps.items():
+            if number in done:
+                continue
+            first, others = (
+                makers.get(number, number),
+                [rescaled[number]] if number in rescaled else [],
+            )
+            layers = [steps[each][0] for each in dict.fromkeys((first, number, *others))]
+            reads = [
+                *steps[first][1],
+                *(used for used in inputs if first != number and used != first),
+            ]
+            makes = [number] * (not others or readers[number] > 1) + others
+            kind = _Convolution if number in makers else _Operation
+            self.operations.append(kind(network, layers, values, reads, makes))
+
+    @torch.compiler.disable
+    def forward(
+        self, images: torch.Tensor, look: Callable[..., None] = lambda *seen: None
+    ) -> torch.Tensor:
+        """The logits; ``look`` is called with each operation, what it read and what it made."""
+        values = {0: images.contiguous(memory_format=torch.channels_last)}
+        last = {
+            used: index
+            for index, operation in enumerate(self.operations)
+            for used in operation.reads
+        }
+        for index, operation in enumerate(self.operations):
+            read = [values[used] for used in operation.reads]
+            made = operation(*read)
+            look(operation, read, made)
+            values = {used: x for used, x in values.items() if last.get(used, -1) > index}
+            values |= zip(operation.makes, made)
+        # No integer says that the image held a NaN.
+        return made[0].flatten(1).masked_fill(images.amax((1, 2, 3)).isnan()[:, None], math.nan)
+
+    @torch.inference_mode()
+    def inexact_layer(self, images: torch.Tensor) -> int | None:
+        """The number of a value that is not as defined here, None if there is none, in batches like
+        ``images``.
+
+        As ``IntegerNetwork.inexact_layer``: each operation is given what it reads of the images,
+        and random integers of the whole range. What it makes is compared with the definition, in
+        float64, in the first and the last row.
+        """
+        inexact: list[int] = []
+
+        def compare(
+            operation: _Operation, read: list[torch.Tensor], made: list[torch.Tensor]
+        ) -> None:
+            ranges = [
+                (of.low, of.high) if n else (-self.clip, WHITE + self.clip)
+                for n, of in zip(operation.reads, operation.read)
+            ]
+            random = [random_integers(1, x, *limits) for x, limits in zip(read, ranges)]
+            random = [x if number else x / WHITE for x, number in zip(random, operation.reads)]
+            for given, found in ((read, made), (random, operation(*random))):
+                with in_float64(operation.layers):
+                    expected = operation.defined(*(_ends(x) for x in given))
+                pairs = zip(operation.makes, found, expected)
+                inexact.extend(
+                    number
+                    for number, one, other in pairs
+                    if not torch.equal(_ends(one).float(), other)
+                )
+
+        self(images, compare)
+        return min(inexact, default=None)
+
+
+def _ends(x: torch.Tensor) -> torch.Tensor:
+    """The first and the last row, or the only one."""
+    return x[:: max(1, len(x) - 1)]
+
+
+def fast_form(network: IntegerNetwork, device: torch.device) -> KernelNetwork | None:
+    """The same network by these kernels, for inference; None, with a warning, where they do not
+    run.
+
+    ``voting.check_exact`` says whether it computes exactly.
+    """
+    if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    try:
+        with torch.inference_mode():
+            form = KernelNetwork(network).eval()
+            form(network.probe_images().to(device))
+    except Exception as error:  # a compiler may fail with any exception
+        if is_out_of_memory(error):
+            raise
+        warn(
+            f"Triton's kernels for integers do not run here, which costs speed: {first_line(error)}"
+        )
+        return None
+    return form

@@ -1,0 +1,218 @@
+"""Makes a checkpoint of integers of a trained one, and compares the votes of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from smoothadv.base.digests import file_digest
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import refuse_to_replace, reserved
+from smoothadv.base.progress import Progress
+from smoothadv.base.provenance import provenance
+from smoothadv.checkpoints import (
+    INTEGER,
+    classifier_from_members,
+    read_members,
+    recorded_input_layer,
+    save_checkpoint,
+)
+from smoothadv.datasets import get_dataset
+from smoothadv.datasets.images import ImageDataset
+from smoothadv.exact.building import LEVELS, Builder
+from smoothadv.exact.calibration import largest_values
+from smoothadv.exact.network import WHITE, IntegerNetwork
+from smoothadv.exact.reading import FloatNetwork, read_network
+from smoothadv.noise import Purpose, RoundedGaussianNoise
+from smoothadv.statistics.bounds import certified_radius
+from smoothadv.voting.classifier import VotingClassifier, arrange
+
+_PASS = 64  # images at a time
+_KEPT = ("epoch", "dataset", "noise_sd", "recipe", "plugins")
+_ALPHA = 0.001
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeRequest:
+    """Make the checkpoint of integers ``outfile`` of the trained ``checkpoint``, for noise of
+    ``sigma``.
+
+    ``calibration`` noisy training images decide the ranges of values; on ``held_out`` others the
+    votes of both networks are compared, with ``draws`` draws each. ``seed`` is that of the noise;
+    ``input_layer`` and ``data_dir`` are as in EvaluationRequest.
+    """
+
+    dataset: str
+    checkpoint: Path
+    sigma: float
+    outfile: Path
+    calibration: int = 512
+    held_out: int = 200
+    draws: int = 200
+    seed: int = 0
+    input_layer: str | None = None
+    data_dir: str | None = None
+    overwrite: bool = False
+    command: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How the integers vote beside the float network, on ``images`` training images without a part
+    in calibration.
+
+    ``agreement`` is the share of equal votes; ``certified`` has the certified accuracies at some
+    radii: (radius, of the float network, of the integers), from ``draws`` draws at alpha = 0.001,
+    the most frequent class selected.
+    """
+
+    images: int
+    draws: int
+    agreement: float
+    certified: list[tuple[float, float, float]]
+
+
+def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
+    """Write the checkpoint; UserError where files do not fit or the network has no integer form."""
+    refuse_to_replace(request.outfile, "checkpoint", b"pk")
+    members = read_members(request.checkpoint)
+    if members.mean is not None or INTEGER in members.contents[0]:
+        kind = (
+            "an ensemble: quantize its members"
+            if members.mean is not None
+            else "of integers already"
+        )
+        raise UserError(f"{request.checkpoint} is {kind}")
+    images = get_dataset(request.dataset, "train", request.data_dir)
+    if len(images) < 2:
+        raise UserError(
+            f"{request.dataset} has one training image: some decide the ranges, others compare the "
+            "votes"
+        )
+    classifier = classifier_from_members(members, images.description, request.input_layer)
+    noise = RoundedGaussianNoise(request.sigma, request.seed)
+    shape = images.description.image_shape
+    float_network = read_network(classifier, shape)
+    chosen = _spaced(len(images), request.calibration)
+    rest = np.setdiff1d(np.arange(len(images)), chosen)
+    batches = _calibration_batches(float_network, images, chosen, noise)
+    shown = Progress(batches, "calibrating", -(-len(chosen) // _PASS), delay=2)
+    with reserved(request.outfile, request.overwrite):
+        network = (
+            Builder(float_network, largest_values(float_network, shown, LEVELS), shape, noise.clip)
+            .build()
+            .eval()
+        )
+        network.set_probe()
+        comparison = _compare(
+            (arrange(classifier, torch.device("cpu")), network),
+            images,
+            rest[_spaced(len(rest), request.held_out)],
+            noise,
+            request.draws,
+        )
+        _save(request, members.contents[0], images, network, comparison)
+    return network, comparison
+
+
+def _spaced(available: int, wanted: int) -> np.ndarray:
+    """At most ``wanted`` indices below ``available``, evenly spaced; half of those available at
+    most.
+    """
+    count = max(1, min(wanted, available // 2))
+    return np.arange(count) * available // count
+
+
+def _noisy(
+    images: ImageDataset, index: int, noise: RoundedGaussianNoise, draws: int, purpose: Purpose
+) -> torch.Tensor:
+    """Noisy copies [draws, C, H, W] of an image; UserError where it is not of 8 bits."""
+    try:
+        return noise.stream(index, "cpu", purpose).noisy(draws, images[index][0])
+    except ValueError as error:
+        raise UserError(
+            f"integers are for 8-bit images; of {images.description.name}, example {index}: {error}"
+        ) from error
+
+
+def _calibration_batches(
+    network: FloatNetwork, images: ImageDataset, indices: np.ndarray, noise: RoundedGaussianNoise
+) -> Iterator[torch.Tensor]:
+    """What the float network would read if its input layer subtracted whole grey levels, float64
+    [B, C, H, W].
+    """
+    mean = (network.mean * WHITE).round() / WHITE
+    for start in range(0, len(indices), _PASS):
+        some = indices[start : start + _PASS]
+        noisy = torch.cat(
+            [_noisy(images, int(index), noise, 1, Purpose.CALIBRATION) for index in some]
+        ).double()
+        yield (noisy - mean.view(-1, 1, 1)) / network.std.view(-1, 1, 1)
+
+
+@torch.inference_mode()
+def _compare(
+    networks: tuple[VotingClassifier, IntegerNetwork],
+    images: ImageDataset,
+    indices: Iterable[int],
+    noise: RoundedGaussianNoise,
+    draws: int,
+) -> Comparison:
+    """Votes of the float network and of the integers on the same noisy images."""
+    equal, radii = 0, []
+    chosen = [int(index) for index in indices]
+    for index in Progress(chosen, "comparing votes", delay=2):
+        noisy, label = _noisy(images, index, noise, draws, Purpose.EVALUATION), images[index][1]
+        votes = [
+            torch.cat([network(part).argmax(1) for part in noisy.split(_PASS)])
+            for network in networks
+        ]
+        equal += int((votes[0] == votes[1]).sum())
+        radii.append([_radius(each, int(label), noise.sigma) for each in votes])
+    reached = [noise.sigma * share for share in (0, 0.5, 1, 1.5)]
+    of_both = np.array(radii)
+    certified = [(radius, *(of_both >= radius).mean(0).tolist()) for radius in reached]
+    return Comparison(len(chosen), draws, equal / (draws * len(chosen)), certified)
+
+
+def _radius(votes: torch.Tensor, label: int, sigma: float) -> float:
+    """The certified radius of the most frequent class; -1 for an abstention or a wrong class."""
+    counts = votes.bincount()
+    top = int(counts.argmax())
+    radius = certified_radius(int(counts[top]), len(votes), sigma, _ALPHA)
+    return -1.0 if radius is None or top != label else radius
+
+
+def _save(
+    request: QuantizeRequest,
+    source: dict[str, Any],
+    images: ImageDataset,
+    network: IntegerNetwork,
+    comparison: Comparison,
+) -> None:
+    description = images.description
+    record, tensors = network.stored()
+    made = {
+        "from_sha256": file_digest(request.checkpoint),
+        "dataset_fingerprint": images.fingerprint(),
+        "sigma": request.sigma,
+        "calibration": request.calibration,
+        "seed": request.seed,
+        "agreement": comparison.agreement,
+        **provenance(request.command),
+    }
+    content = {
+        **{name: source[name] for name in _KEPT if name in source},
+        "arch": f"{INTEGER}:{source['arch']}",
+        "input_layer": recorded_input_layer(source, request.checkpoint, request.input_layer),
+        "classes": list(description.class_names),
+        "image_shape": list(description.image_shape),
+        INTEGER: {**record, "made": made},
+        "state_dict": tensors,
+    }
+    save_checkpoint(request.outfile, content)

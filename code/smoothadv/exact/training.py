@@ -1,0 +1,130 @@
+"""Networks of integers in training: each pass rounds their weights, with the gradient of the
+identity.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from smoothadv.base.errors import UserError, warn
+from smoothadv.checkpoints import INTEGER, load_classifier
+from smoothadv.datasets.description import DatasetDescription
+from smoothadv.exact.layers import Convolution, rounded
+from smoothadv.exact.network import IntegerNetwork, Step
+from smoothadv.noise import RoundedGaussianNoise
+
+_TYPICAL = 4
+"""What a convolution reads is about its largest input divided by this."""
+
+
+class _Rounded(nn.Module):
+    """The integers, at most ``largest`` in size, nearest to a parameter in ``unit``s."""
+
+    def __init__(self, unit: float, largest: float) -> None:
+        super().__init__()
+        self.unit, self.largest = unit, largest
+
+    def forward(self, parameter: torch.Tensor) -> torch.Tensor:
+        integers = rounded(parameter / self.unit)
+        # A clamp would have no gradient at its limits, where each channel has a weight.
+        return integers.detach().clamp(-self.largest, self.largest) + (integers - integers.detach())
+
+    def right_inverse(self, integers: torch.Tensor) -> torch.Tensor:
+        return integers * self.unit
+
+
+class TrainedIntegers(IntegerNetwork):
+    """``network`` with parameters that are rounded to its weights and biases; its scales and ranges
+    are kept.
+
+    A parameter is an integer times a power of 2, such that the weights of a layer are as large as
+    He et al. (2015) initialize them: the learning rates of other networks then suit. No weight
+    becomes larger than the largest one of its layer was, and the sums are proven to be exact anew
+    when ``integers`` are made.
+    """
+
+    # The record that these would write and compare changes with the weights.
+    get_extra_state = nn.Module.get_extra_state
+    set_extra_state = nn.Module.set_extra_state
+
+    def __init__(self, network: IntegerNetwork) -> None:
+        steps = [Step(layer, inputs) for _, layer, inputs in network._steps()]
+        super().__init__(network.image_shape, network.clip, network.mean.flatten(), steps)
+        for layer in self.layers:
+            if isinstance(layer, Convolution):
+                deviation = max(float(layer.weight.square().mean().sqrt()), 1.0)
+                unit = 2.0 ** round(math.log2(math.sqrt(2 / layer.weight[0].numel()) / deviation))
+                # A parameter of the bias counts inputs of typical size.
+                of_bias = unit * 2.0 ** -round(math.log2(max(layer.largest_input / _TYPICAL, 1)))
+                _train(layer, "weight", unit, float(layer.weight.abs().max()))
+                _train(layer, "bias", of_bias, 2.0**22)
+
+    def integers(self) -> IntegerNetwork:
+        """The network of integers that this one is now, on the CPU; ValueError where a sum may not
+        be exact.
+        """
+        steps = []
+        for _, layer, inputs in self._steps():
+            settings, tensors = layer.stored()
+            if isinstance(layer, Convolution):
+                tensors |= {
+                    "weight": layer.weight.detach().cpu(),
+                    "bias": layer.bias.detach().cpu(),
+                }
+                steps.append(Step(Convolution(settings, tensors), inputs))
+            else:
+                steps.append(Step(type(layer)(settings, tensors), inputs))
+        return IntegerNetwork(self.image_shape, self.clip, self.mean.cpu().flatten(), steps).eval()
+
+
+def _train(layer: Convolution, name: str, unit: float, largest: float) -> None:
+    integers = layer._buffers.pop(name)
+    assert integers is not None
+    layer.register_parameter(name, nn.Parameter(integers))
+    parametrize.register_parametrization(layer, name, _Rounded(unit, largest))
+
+
+def trained_integers(
+    content: dict[str, Any], path: Path, arch: str, noise_sd: float, description: DatasetDescription
+) -> TrainedIntegers:
+    """The network in a checkpoint of integers of ``arch``, to be trained; UserError where it is of
+    something else.
+
+    A warning tells of noise that exceeds what ranges were chosen for.
+    """
+    if content["arch"] != (wanted := f"{INTEGER}:{arch}"):
+        raise UserError(
+            f"--finetune-quantized: {path} holds a {content['arch']}, expected {wanted}, as "
+            "quantize makes it"
+        )
+    network = load_classifier(path, description)
+    assert isinstance(network, IntegerNetwork)
+    if network.clip < (needed := RoundedGaussianNoise(noise_sd, 0).clip):
+        warn(
+            f"{path} clamps noise at {network.clip} grey levels, and --noise {noise_sd:g} has "
+            f"{needed}: quantize for it"
+        )
+    return TrainedIntegers(network)
+
+
+def state_fields(model: nn.Module) -> dict[str, Any]:
+    """The fields of a checkpoint that hold the weights of ``model``: of integers also ``trained``,
+    its parameters.
+    """
+    if not isinstance(model, TrainedIntegers):
+        return {"state_dict": model.state_dict()}
+    try:
+        network = model.integers()
+    except ValueError as error:
+        raise UserError(
+            f"--finetune-quantized: {error} with the weights that were trained: try a smaller --lr"
+        ) from error
+    network.set_probe()
+    record, tensors = network.stored()
+    return {"state_dict": tensors, INTEGER: record, "trained": model.state_dict()}

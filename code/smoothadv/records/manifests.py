@@ -1,0 +1,281 @@
+"""What a manifest may hold, and what the rows of a certification log must satisfy under it. No
+torch.
+
+The stand-alone scripts/verify_log.py has the same text, as it imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from statistics import NormalDist
+from typing import Any
+
+# Here begins what code/smoothadv/records/manifests.py and scripts/verify_log.py both have, word
+# for word: a test compares them.
+_SETTINGS = """
+text: dataset precision module_sha256 arch library noise device torch cpu_capability generator
+text: classifier_sha256 noise_kernel method tables_sha256
+text or null: split dataset_fingerprint logits_sha256
+text or null or list of text or null: input_layer
+text or object: checkpoint_sha256
+object: denoiser against plugins shard
+object or null: attack
+object or null or list of object or null: training
+flag: compiled pretrained folded fused tf32 sound label_aware ladder images_saved base_attack
+number 5e-324 to 10: sigma
+number 5e-324 to 0.9999999999999999: alpha alpha_share
+list of number 0 to 1e300: radii
+list of number -1e300 to 1e300: mean std
+whole 1 to 4000000000: N0
+whole 1 to 1000000000000000000: N
+whole 1 to 1000000: batch attack_batch
+whole 1 to 100000: top_k
+whole 1 to 2000000000: num_classes threads
+whole 0 to 340282366920938463463374607431768211455: seed restarts
+whole 0 to 340282366920938463463374607431768211455 or null: num_noise_vec
+whole 0 to 2000000000 or text or null: target
+"""
+_RUN = """
+text: device started smoothadv python platform denoiser
+text or null: checkpoint git_commit logits_sha256
+list of text: command
+object: packages
+list of object: plugins
+whole 0 to 4000000000000000000: first_row images shard
+whole 1 to 2000000000: skip torch_threads
+whole 1 to 4000000000000000000 or null: max
+list of whole 1 to 2000000000: image_shape
+whole 1 to 1000000: batch attack_batch
+list of whole 0 to 340282366920938463463374607431768211455: seeds
+"""
+SETTINGS, RUN = (
+    {
+        name: form
+        for form, _, names in (line.partition(": ") for line in table.split("\n"))
+        for name in names.split()
+    }
+    for table in (_SETTINGS, _RUN)
+)
+KINDS = {
+    "text": "str",
+    "flag": "bool",
+    "object": "dict",
+    "null": "NoneType",
+    "whole": "int",
+    "number": "int float",
+}
+NEEDED = (
+    "dataset split dataset_fingerprint arch input_layer num_classes sigma alpha seed noise N0 N "
+    "method sound"
+)
+METHODS = {  # the settings and the columns of each procedure that not all have
+    "exact": ("", ""),
+    "two-sided": ("alpha_share", "rival"),
+    "top-k": ("alpha_share top_k", ""),
+    "adaptive": ("radii label_aware ladder tables_sha256", "samples level looks"),
+    "sequential": ("radii label_aware alpha_share tables_sha256", "samples level looks rival"),
+}
+
+
+def fits(value: Any, form: str) -> bool:
+    """Whether a value in a manifest has a form, like those above; true and false are no numbers."""
+    kinds, _, each = form.partition("list of ")
+    if type(value) is list:
+        return bool(each) and all(fits(one, each) for one in value)
+    for kind, *ends in map(str.split, filter(None, kinds.split(" or "))):
+        if type(value).__name__ in KINDS[kind].split():
+            number = int if kind == "whole" else float
+            return not ends or bool(number(ends[0]) <= value <= number(ends[2]))
+    return False
+
+
+def manifest_fault(manifest: Any) -> str:
+    """What is impossible in a manifest: no settings and runs, or a value of another form; "" if
+    nothing is.
+    """
+    parts = (
+        [manifest.get("settings"), manifest.get("runs")]
+        if fits(manifest, "object")
+        else [None, None]
+    )
+    if not fits(parts[0], "object") or not fits(parts[1], "list of object"):
+        return "holds no settings and runs"
+    for part, forms in [
+        (manifest["settings"], SETTINGS),
+        *((run, RUN) for run in manifest["runs"]),
+    ]:
+        for name, value in part.items():
+            if name in forms and not fits(value, forms[name]):
+                return f"states the {name} {ascii(value)[:60]}, not {forms[name]}"
+    return ""
+
+
+def images_of(settings: dict[str, Any], run: dict[str, Any]) -> range:
+    """The indices of the images that a run selects, or of those in a shard."""
+    part = settings.get("shard", {"index": 0, "count": 1})
+    return range(0, run["images"], run["skip"])[: run["max"]][part["index"] :: part["count"]]
+
+
+def log_fault(manifest: dict[str, Any]) -> str:
+    """What a certification log's settings, or its last run, lack, have too much or contradict; ""
+    if nothing.
+    """
+    settings, run = manifest["settings"], (manifest["runs"] or [{}])[-1]
+    if settings.get("method") not in METHODS:
+        return f"names no method, one of {', '.join(METHODS)}"
+    own = METHODS[settings["method"]][0].split()
+    others = {name for names, _ in METHODS.values() for name in names.split()}.difference(own) | {
+        "attack",
+        "against",
+    }
+    foreign = [name for name in settings if name not in SETTINGS or name in others]
+    known, needed = {**settings, **run}, f"{NEEDED} images skip max image_shape".split()
+    lacking = [name for name in [*needed, *own] if name not in known]
+    if lacking or foreign:
+        return (
+            f"lacks {lacking[0]!r}" if lacking else f"states {foreign[0]!r}, which no such log has"
+        )
+    whole, radii = images_of({}, run), settings.get("radii", [0])
+    part = {
+        "index": 0,
+        "count": 1,
+        "examples": [whole.start, whole.stop, whole.step],
+        **settings.get("shard", {}),
+    }
+    lengths, (index, count) = (
+        {len(part), len(settings.get("shard", part))},
+        (part["index"], part["count"]),
+    )
+    contradictions = {
+        "noise that is not that of its sound": settings["noise"]
+        != "Rounded" * settings["sound"] + "GaussianNoise",
+        "radii that do not ascend from 0": radii[:1] != [0]
+        or any(a >= b for a, b in zip(radii, radii[1:])),
+        "an N above 4000000000": settings["N"] > 4 * 10**9,
+        "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
+        "an impossible shard": lengths != {3}
+        or not fits([index, count], "list of whole 0 to 1000000000")
+        or index >= count,
+        "a shard of other images": part["examples"] != [whole.start, whole.stop, whole.step],
+    }
+    return next((f"has {fault}" for fault, holds in contradictions.items() if holds), "")
+
+
+def columns_of(settings: dict[str, Any]) -> list[str]:
+    """The columns of a certification log of one of METHODS, in their order."""
+    own = METHODS[settings["method"]][1]
+    columns = f"idx label predict radius correct time successes trials {own}".split()
+    rivals = [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
+    return (
+        columns
+        + rivals
+        + ["label_aware"] * settings.get("label_aware", False)
+        + ["squared_radius"] * settings["sound"]
+    )
+
+
+def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, Any]:
+    """What must hold of a row, or of each row if ``row`` has arrays, by what is wrong else. A <= B
+    is: if A, then B.
+
+    So much follows from the counts and the manifest without statistics, but for radii beyond what
+    any counts show.
+    """
+    classes, n, grid = settings["num_classes"], settings["N"], settings.get("radii")
+    idx, label, predict, radius, correct, _, successes, trials = (
+        row.get(name) for name in columns_of(settings)[:8]
+    )
+    claims, rivals = (
+        predict >= 0,
+        [row[name] for name in columns_of(settings) if name.startswith("rival")],
+    )
+    others, order, m = (
+        trials - successes - sum(rivals),
+        [trials - successes, *rivals],
+        row.get("squared_radius", 0),
+    )
+    # All draws are successes; the sum of the bounds on the rivals of a set adds Phi^-1(1 - 1 / k) <
+    # 5 at most.
+    z = -NormalDist().inv_cdf(min(1 - 2**-53, -math.expm1(math.log(settings["alpha"]) / n))) + 5 * (
+        "top_k" in settings
+    )
+    checks = {
+        "its image is not among those selected": (images.start <= idx)
+        & (idx < images.stop)
+        & ((idx - images.start) % images.step == 0),
+        "its label or predict is no class": (0 <= label)
+        & (label < classes)
+        & (-1 <= predict)
+        & (predict < classes),
+        "correct is not whether predict is the label": correct == (predict == label),
+        "an abstention has predict -1 and radius 0": (radius >= 0) & (claims | (radius == 0)),
+        "no draws show so large a radius": radius <= settings["sigma"] * max(0, z) * (1 + 1e-9),
+        # The pigeonhole principle: of the other classes, none has more votes than the last of the
+        # rivals.
+        "its counts are impossible": (0 <= successes)
+        & (0 <= order[-1])
+        & (trials <= n)
+        & (0 <= others)
+        & (others <= (classes - 1 - len(rivals)) * [trials, *rivals][-1]),
+        "its rivals do not descend": sum((a < b) * 1 for a, b in zip(order, order[1:])) == 0,
+        "its class does not lead the rival": (claims & (rivals != []) & (settings["alpha"] <= 0.5))
+        <= (successes > sum(rivals[-1:])),
+        "it is a certificate of no trials, or of a number that decides nothing": claims
+        <= ((trials == n) if grid is None else (trials > 0)),
+        "squared_radius is not below (255 R)^2": ((0 <= m) & (m < (255 * radius) ** 2))
+        | ((m == 0) & (radius == 0)),
+    }
+    if grid is not None:
+        drawn, looks, aware = (
+            row["samples"] - settings["N0"],
+            row["looks"],
+            row.get("label_aware", 0),
+        )
+        checks |= {
+            "trials, samples and looks disagree": (trials <= drawn)
+            & (drawn <= n)
+            & (claims | (trials == drawn))
+            & (0 <= looks)
+            & (looks <= drawn)
+            & ((looks > 0) == (drawn > 0)),
+            "level is not that of its radius": row["level"] + 1
+            == claims * sum((r <= radius * (1 + 1e-15)) * 1 for r in grid),
+            "label_aware is not whether its class was wrong": (
+                (claims & settings["label_aware"]) <= (predict == label)
+            )
+            & (((aware == 1) & (drawn == 0)) | (aware == 0)),
+        }
+    return checks
+
+
+# Here ends it.
+
+
+def prediction_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """As ``row_checks``, of arrays, of a log of predictions, clean or under attack, or of attacks
+    on certificates.
+    """
+    classes, label, predict = settings.get("num_classes", 2**31), row["label"], row["predict"]
+    wanted, norm = row.get("certified", label), row.get("attack_norm", 0)
+    of_set = [row[name] for name in row if name.startswith("class_")] or [predict]
+    known = [label, *(row[name] for name in ("basePredict", "certified", "target") if name in row)]
+    among, flips = sum((c == wanted) * 1 for c in of_set) > 0, (predict >= 0) & (predict != wanted)
+    return {
+        "its label, basePredict, certified or target is no class": sum(
+            ((c < 0) | (c >= classes)) * 1 for c in known
+        )
+        == 0,
+        "its classes are no set of classes": sum(((c < -1) | (c >= classes)) * 1 for c in of_set)
+        + sum((a == b) & (a >= 0) | ((a < 0) != (b < 0)) for a, b in combinations(of_set, 2))
+        == 0,
+        "predict is not the class wanted, or the first, of a set": (among & (predict == wanted))
+        | ((among == 0) & (predict == of_set[0])),
+        "abstain is not whether predict is -1": row.get("abstain", predict == -1)
+        == (predict == -1),
+        # It was computed in float32.
+        "attack_norm is not from 0 to epsilon": (0 <= norm)
+        & (norm <= row.get("epsilon", 0) * (1 + 1e-5) + 1e-6),
+        "flipped is not whether another class is within radius": row.get("flipped", flips)
+        == (flips & (norm < row.get("radius", math.inf))),
+    }

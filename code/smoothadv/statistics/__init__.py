@@ -1,0 +1,230 @@
+"""Certification procedures: from counts of noisy votes to a class and a radius. No torch.
+
+A procedure sees the classifier only through the votes that it requests, so that the caller may pack
+the draws of several images into one batch. To add a procedure, add one file that registers it in
+``PROCEDURES``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from smoothadv.base.registry import Registry, discover
+from smoothadv.base.settings import Checked
+from smoothadv.records.logs import COUNT_COLUMNS
+from smoothadv.statistics.bounds import certified_radius, check_alpha, check_sigma
+
+ABSTAIN = -1
+"""The class that stands for "no statement" in results and logs."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """A request for the votes of ``count`` >= 0 fresh draws; the answer is int64 [K], the votes for
+    each class.
+
+    With ``is_settled``, counting stops at the first draw with whose vote ``is_settled(counts)`` is
+    true of the counts so far, and the answer holds fewer than ``count`` votes; once true, it must
+    stay so whatever the further votes.
+    """
+
+    count: int
+    is_settled: Callable[[np.ndarray], bool] | None = None
+
+
+Voting = Generator[Draws, np.ndarray, "Certificate"]
+"""A procedure's generator for one input: it yields requests, receives the votes and returns its
+certificate.
+"""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a procedure states about one input.
+
+    ``prediction`` is a class in 0..K-1 or ABSTAIN; ``radius`` is the l2 radius, on images in [0,
+    1], of the closed ball that the statement is about, 0 if abstaining; ``successes`` of ``trials``
+    estimation draws voted for the selected class. ``details`` holds the procedure's own columns of
+    a log.
+    """
+
+    prediction: int
+    radius: float
+    successes: int
+    trials: int
+    details: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """The settings that all procedures share: the noise and the sample sizes.
+
+    ``sigma`` > 0 is the noise's standard deviation, ``noise_distance`` its total variation distance
+    from a Gaussian on one image (0: the noise is treated as one); ``n0`` draws select the class,
+    ``n`` is the number, or the largest number, of draws that estimate its probability; ``alpha`` is
+    the probability of a false statement per input. ValueError on impossible values.
+    """
+
+    sigma: float
+    n0: int
+    n: int
+    alpha: float
+    noise_distance: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_sigma(self.sigma)
+        if self.n0 < 1 or self.n < 1:
+            raise ValueError(f"n0 and n must be at least 1, got {self.n0} and {self.n}")
+        check_alpha(self.alpha)
+        if not 0 <= self.noise_distance <= 0.05:
+            raise ValueError(f"noise_distance must lie in 0..0.05, got {self.noise_distance}")
+
+
+@dataclass(frozen=True)
+class Procedure(Checked, ABC):
+    """A certification procedure with its settings: ``PROCEDURES[name](smoothing, **settings)``.
+
+    A subclass is a frozen dataclass; the fields that ``settings.setting`` makes become options of
+    certify.
+
+    Formal guarantee: the probability, over the draws, of returning a class and a radius such that
+    the smoothed classifier is not that class throughout the closed ball of that radius is at most
+    alpha (docs/guarantee.md has the proofs). It holds for each input by itself. It is void if draws
+    are reused, if a setting is chosen after the draws, or if the run is repeated until its result
+    pleases.
+    """
+
+    default_n: ClassVar[int]
+    """--N where the user names none."""
+    on_grid: ClassVar[bool] = False
+    """Whether radii are decided on a grid only: each is then a lower bound on what the same draws
+    could certify.
+    """
+    fixed_sample: ClassVar[bool] = False
+    """Whether every radius is ``radius_from`` the counts in its row, over exactly n draws."""
+    one_sided: ClassVar[bool] = False
+    """Whether a radius R states that p_A >= Phi(R / sigma) and no more: the votes for other classes
+    are not used.
+    """
+    smoothing: Smoothing
+
+    @classmethod
+    def least_draws(cls, alpha: float) -> int | None:
+        """The smallest n that can certify anything at level ``alpha``; None where that depends on
+        other settings.
+        """
+        return None
+
+    @classmethod
+    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """The columns that ``radius_from`` reads in a log with these settings: successes, trials,
+        then rivals' votes.
+
+        KeyError, TypeError or ValueError where a setting is missing or impossible.
+        """
+        return COUNT_COLUMNS
+
+    @classmethod
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        """Of a fixed sample, the radius that the ``counts`` in a row of a log certify; None for an
+        abstention.
+
+        ``settings`` are those that the log records: sigma, alpha and the procedure's own; and the
+        ``noise_distance`` of ``Smoothing``, 0 where they lack it. KeyError, TypeError or ValueError
+        where one is missing or impossible.
+        """
+        distance = settings.get("noise_distance", 0.0)
+        return certified_radius(
+            counts["successes"], counts["trials"], settings["sigma"], settings["alpha"], distance
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the procedure adds to a log: the keys of ``Certificate.details``."""
+        return ()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What decides the numbers in addition to the fields; it is recorded with the settings of a
+        log.
+        """
+        return {}
+
+    @cached_property
+    def largest_radius(self) -> float | None:
+        """The radius of an input whose every draw is a success; None if not even that certifies."""
+        voting = self.votes(0)
+        request = next(voting)
+        while True:
+            try:
+                request = voting.send(np.array([request.count]))
+            except StopIteration as end:
+                return None if end.value.prediction == ABSTAIN else float(end.value.radius)
+
+    @abstractmethod
+    def votes(self, label: int) -> Voting:
+        """Certify one input, whose true class is ``label`` (negative: unknown).
+
+        The label may decide which class the statement is about, or, in benchmarks, that none is
+        needed.
+        """
+
+
+@dataclass(frozen=True)
+class FixedSample(Procedure):
+    """Selects a class by n0 votes, then certifies ``radius_from`` the counts of n fresh votes.
+
+    Counting stops as soon as only an abstention is possible: no decision changes, but its counts
+    are partial.
+    """
+
+    default_n: ClassVar[int] = 100_000
+    fixed_sample: ClassVar[bool] = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.counts(vars(self))[len(COUNT_COLUMNS) :]
+
+    def candidate(self, selection: np.ndarray, label: int) -> int:
+        """The class that the statement is about, by the votes [K] of the selection; the smallest
+        class among ties.
+        """
+        return int(selection.argmax())
+
+    def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
+        """The counts of other classes that the radius depends on, one for each of ``columns``."""
+        return []
+
+    def votes(self, label: int) -> Voting:
+        n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
+        columns = self.counts(settings)
+        selection = yield Draws(self.smoothing.n0)
+        candidate = self.candidate(selection, label)
+
+        def radius(successes: int, votes: np.ndarray) -> float | None:
+            return self.radius_from(
+                dict(zip(columns, [successes, n, *self.rivals(votes, candidate)])), settings
+            )
+
+        def must_abstain(votes: np.ndarray) -> bool:
+            most = n - int(votes.sum() - votes[candidate])
+            return radius(most, votes) is None
+
+        estimation = yield Draws(n, must_abstain)
+        successes, trials = int(estimation[candidate]), int(estimation.sum())
+        found = radius(successes, estimation) if trials == n else None
+        details = dict(zip(self.columns, self.rivals(estimation, candidate)))
+        return Certificate(
+            *((ABSTAIN, 0.0) if found is None else (candidate, found)), successes, trials, details
+        )
+
+
+PROCEDURES: Registry[type[Procedure]] = Registry("certification procedure")
+
+discover(__name__, __path__)

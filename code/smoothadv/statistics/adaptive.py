@@ -1,0 +1,101 @@
+"""Sequential certification on a grid of radii: as many draws as the decision needs, at the same
+level alpha.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from smoothadv.base.digests import digest
+from smoothadv.base.settings import setting
+from smoothadv.statistics import PROCEDURES
+from smoothadv.statistics.error_spending import (
+    futility_table,
+    look_schedule,
+    success_upper_bound,
+)
+from smoothadv.statistics.on_grid import GridProcedure, cached_tables
+
+LADDER = 100
+"""Steps of the fine grid per sigma."""
+_EARLY, _GAMMA = 0.5, 0.01
+
+
+@PROCEDURES.register("adaptive")
+@dataclass(frozen=True)
+class Adaptive(GridProcedure):
+    """Decide, for a grid of radii, which of them are certified; stop as soon as that is known or
+    out of reach.
+
+    n0 votes select a class c. The draws for c are then counted at the looks of an exact
+    error-spending table with a row for each radius r_j, whose null hypothesis is p_A <= Phi(r_j /
+    sigma). The radius returned is the largest whose row was crossed; the procedure gives up where
+    the next row is out of reach.
+
+    The formal guarantee holds however early the procedure stops: a false statement needs the row of
+    one fixed radius to be crossed, the smallest r_j with Phi(r_j / sigma) >= p_A.
+    """
+
+    one_sided: ClassVar[bool] = True
+    ladder: bool = setting(
+        False,
+        help="also test a fine grid of radii, sigma/100 apart, with the same draws: finer radii in "
+        "the log",
+    )
+
+    @cached_property
+    def looks(self) -> np.ndarray:
+        return look_schedule(
+            [*map(self.null, self.radii)], self.smoothing.n, self.smoothing.alpha, _EARLY
+        )
+
+    def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
+        row = int((votes[candidate] >= self._efficacy[:, look]).sum()) - 1
+        return float(self._grid[row]) if row >= 0 else -1.0
+
+    def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
+        row, successes = int(np.searchsorted(self._grid, following)), int(votes[candidate])
+        last = int(self._efficacy[row, -1])
+        if look < 0:
+            return bool(
+                self.smoothing.n * success_upper_bound(successes, self.smoothing.n0, _GAMMA) < last
+            )
+        return last > self.smoothing.n or successes <= self._futility[row, look]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"tables_sha256": digest([self.looks, self._efficacy, self._futility])}
+
+    @cached_property
+    def _grid(self) -> np.ndarray:
+        """All radii with a row, ascending, as float64."""
+        radii = set(self.radii)
+        if self.ladder:
+            sigma = self.smoothing.sigma
+            # n_max successes in a row reject no p beyond alpha^(1 / n_max).
+            top = (
+                math.sqrt(
+                    2 * math.log(max(2.0, self.smoothing.n / -math.log(self.smoothing.alpha)))
+                )
+                + 1
+            )
+            radii |= {sigma * step / LADDER for step in range(math.ceil(top * LADDER))}
+        return np.array(sorted(radii))
+
+    @cached_property
+    def _efficacy(self) -> np.ndarray:
+        """The fewest votes that reject each hypothesis at each look: int64 [J, L]; rows are those
+        of ``_grid``.
+        """
+        return cached_tables(
+            [[*map(self.null, self._grid)]], self.looks, [self.smoothing.alpha], _EARLY
+        )[0]
+
+    @cached_property
+    def _futility(self) -> np.ndarray:
+        return futility_table(self._efficacy[:, -1], self.looks, _GAMMA)

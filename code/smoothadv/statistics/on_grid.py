@@ -1,0 +1,147 @@
+"""Procedures that decide, at several looks at the votes, which radii of a grid are certified."""
+
+from __future__ import annotations
+
+import io
+import json
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from smoothadv.base.digests import digest
+from smoothadv.base.files import cached
+from smoothadv.base.settings import non_negative_float, setting
+from smoothadv.statistics import ABSTAIN, Certificate, Draws, Procedure, Voting
+from smoothadv.statistics.bounds import radius_probability
+from smoothadv.statistics.error_spending import efficacy_table
+from smoothadv.statistics.two_sided import RIVAL, strongest_rival
+
+PAPER_RADII = tuple(0.25 * step for step in range(10))
+"""0 and the columns of the paper's CIFAR-10 tables."""
+SMALLEST_ALPHA = 1e-9
+"""Each look reserves an error of 1e-12 against rounding, which would use up a smaller alpha."""
+_VERSION = 3  # of the tables in the cache
+GRID_COLUMNS = ("samples", "level", "looks")
+LABEL_AWARE = "label_aware"
+"""Columns of a log. samples counts all draws, level is the number of the largest radius that was
+certified (-1: none), looks counts the looks; LABEL_AWARE is 1 where the class selected was not the
+label. successes and trials are the counts at the look that certified the radius: later looks, for a
+larger radius, may have a smaller share of successes."""
+
+
+@dataclass(frozen=True)
+class GridProcedure(Procedure):
+    """Selects a class by n0 votes, then looks at the votes of fresh draws until the next radius is
+    out of reach.
+    """
+
+    on_grid: ClassVar[bool] = True
+    default_n: ClassVar[int] = 125_000
+    further_columns: ClassVar[tuple[str, ...]] = ()
+    radii: tuple[float, ...] = setting(
+        None,
+        help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for "
+        "the dataset)",
+        parse=non_negative_float,
+        many=True,
+    )
+    label_aware: bool = setting(
+        False,
+        help="for benchmarks only: stop if the selected class is not the true class; the log "
+        "records it",
+    )
+
+    def __post_init__(self) -> None:
+        radii = PAPER_RADII if self.radii is None else self.radii
+        if self.smoothing.alpha < SMALLEST_ALPHA:
+            name = type(self).__name__.lower()
+            raise ValueError(
+                f"alpha must be at least {SMALLEST_ALPHA:g} for {name}, got "
+                f"{self.smoothing.alpha:g}"
+            )
+        # One order, one description: the same radii in another order are the same procedure.
+        object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, radii)})))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*GRID_COLUMNS, *self.further_columns, *((LABEL_AWARE,) if self.label_aware else ()))
+
+    @property
+    @abstractmethod
+    def looks(self) -> np.ndarray:
+        """The numbers of draws at which the votes are looked at: int64 [L], ascending, the last one
+        is n.
+        """
+
+    @abstractmethod
+    def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
+        """The largest radius that ``votes`` [K] certify for the candidate at this look; negative if
+        they certify none.
+
+        Over the draws, some look certifies a radius at which the candidate is not certain with
+        probability <= alpha.
+        """
+
+    @abstractmethod
+    def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
+        """Whether the radius ``following`` is too unlikely to be certified at a later look for
+        drawing on.
+
+        ``look`` is -1 for the votes of the selection. No answer can make a statement false.
+        """
+
+    def null(self, radius: float) -> float:
+        """The largest p_A for which a radius is not certified by p_A alone."""
+        return radius_probability(
+            float(radius), self.smoothing.sigma, self.smoothing.noise_distance
+        )
+
+    def votes(self, label: int) -> Voting:
+        selection = yield Draws(self.smoothing.n0)
+        candidate = int(selection.argmax())
+        skipped = self.label_aware and candidate != label
+        votes = deciding = np.zeros_like(selection)
+        drawn, looks, best = 0, 0, -1.0
+        if not skipped and not self.is_futile(selection, candidate, -1, 0.0):
+            for look, n in enumerate(self.looks):
+                votes = votes + (yield Draws(int(n) - drawn))
+                drawn, looks = int(n), look + 1
+                if (radius := self.certified(votes, candidate, look)) > best or best < 0:
+                    best, deciding = max(radius, -1.0), votes
+                following = next((r for r in self.radii if r > best), None)
+                if (
+                    following is None
+                    or n == self.looks[-1]
+                    or self.is_futile(votes, candidate, look, following)
+                ):
+                    break
+        level = sum(radius <= best for radius in self.radii) - 1
+        details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + drawn, level, looks)))
+        if RIVAL in self.further_columns:
+            details[RIVAL] = strongest_rival(deciding, candidate)
+        if self.label_aware:
+            details[LABEL_AWARE] = int(skipped)
+        statement = (candidate, best) if best >= 0 else (ABSTAIN, 0.0)
+        return Certificate(*statement, int(deciding[candidate]), int(deciding.sum()), details)
+
+
+def cached_tables(
+    nulls: Sequence[Sequence[float]], looks: np.ndarray, levels: Sequence[float], early: float
+) -> list[np.ndarray]:
+    """The ``efficacy_table`` of each of ``nulls`` at its level, from this user's cache; missing or
+    damaged, built.
+    """
+
+    def built() -> bytes:
+        content = io.BytesIO()
+        tables = [efficacy_table(each, looks, level, early) for each, level in zip(nulls, levels)]
+        np.save(content, np.concatenate(tables))
+        return content.getvalue()
+
+    parameters = json.dumps([_VERSION, nulls, looks.tolist(), levels, early])
+    name = "tables-" + digest([parameters])[:32]
+    rows = np.load(io.BytesIO(cached(name, built)), allow_pickle=False)
+    return np.split(rows, np.cumsum([len(each) for each in nulls])[:-1])

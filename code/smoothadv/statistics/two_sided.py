@@ -1,0 +1,75 @@
+"""CERTIFY with a bound on the strongest rival: both sides of Theorem 1 of Cohen et al. (2019), from
+the same votes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smoothadv.base.settings import number, setting
+from smoothadv.records.logs import COUNT_COLUMNS
+from smoothadv.statistics import PROCEDURES, FixedSample
+from smoothadv.statistics.bounds import two_sided_radius
+
+DEFAULT_SHARE = 0.9
+RIVAL = "rival"
+"""Column of a log: the largest count of another class among the estimation draws."""
+
+
+def share_setting() -> float:
+    """The field that tells how alpha is divided between the bounds on p_A and on the rivals."""
+    return setting(
+        DEFAULT_SHARE,
+        help="the share of alpha that the lower bound on p_A may spend, fixed before any draw; the "
+        "upper bound on the rivals has the rest",
+        parse=number(float, "a share above 0 and below 1", lambda v: 0 < v < 1),
+    )
+
+
+def check_share(alpha_share: float, alpha: float) -> None:
+    """ValueError unless both parts of alpha are above 0."""
+    if not (0 < alpha_share < 1 and alpha_share * alpha > 0 and (1 - alpha_share) * alpha > 0):
+        raise ValueError(f"alpha_share must lie strictly between 0 and 1, got {alpha_share}")
+
+
+def strongest_rival(votes: np.ndarray, candidate: int) -> int:
+    """The largest count in ``votes`` [K] of a class other than ``candidate``; 0 if there is
+    none.
+    """
+    return int(np.delete(votes, candidate).max(initial=0))
+
+
+@PROCEDURES.register("two-sided")
+@dataclass(frozen=True)
+class TwoSided(FixedSample):
+    """Select a class by n0 votes, then bound its probability, and that of its rivals, by n fresh
+    votes.
+
+    With c the most frequent of the n0 votes, k its count among the n and b the largest count of
+    another class, returns c with radius ``bounds.two_sided_radius(k, b, n, ...)``, or abstains.
+    That may be positive also where p_A < 1/2, if no rival is as probable.
+
+    Formal guarantee: that of ``Procedure``; docs/guarantee.md has the proof.
+    """
+
+    alpha_share: float = share_setting()
+
+    def __post_init__(self) -> None:
+        check_share(self.alpha_share, self.smoothing.alpha)
+
+    @classmethod
+    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*COUNT_COLUMNS, RIVAL)
+
+    @classmethod
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        successes, rival, trials = (counts[name] for name in ("successes", RIVAL, "trials"))
+        levels = settings["alpha"], settings["alpha_share"], settings.get("noise_distance", 0.0)
+        return two_sided_radius(successes, rival, trials, settings["sigma"], *levels)
+
+    def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
+        return [strongest_rival(votes, candidate)]

@@ -1,0 +1,70 @@
+"""Engines find machines for jobs, one engine per file. They only schedule: the files on the disk
+decide what is done.
+
+An engine is a frozen dataclass derived from ``Engine``, in ``ENGINES``; its settings are options of
+``sweep run``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from smoothadv.base.registry import Registry, discover
+from smoothadv.base.settings import positive_int, setting
+from smoothadv.sweep.jobs import Job
+
+ReportEnd = Callable[[Job, str], None]
+"""An engine calls this once for each job that it has finished with; the text is how the job ended,
+like "done".
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a sweep is started: its ``name``, its ``folder`` of logs, and the names of the ``gpus``
+    visible here.
+
+    ``wants_gpus`` is False if the user asked for the CPU.
+    """
+
+    name: str
+    folder: Path
+    gpus: tuple[str, ...] = ()
+    wants_gpus: bool = True
+
+
+@dataclass(frozen=True)
+class Engine(ABC):
+    """Finds machines for jobs. ``jobs`` is how many it runs at a time (None: as many as the
+    machines have room for).
+    """
+
+    jobs: int | None = setting(
+        None,
+        parse=positive_int,
+        help="jobs that run at a time (default: local: one per GPU, or per group of GPUs if a job "
+        "has several processes, or one if there are no GPUs; slurm, ray: as many as the machines "
+        "have room for)",
+    )
+
+    @abstractmethod
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
+        """Have every job executed; returns when all have ended or, if detached, when all are in the
+        queue.
+
+        The ``jobs`` are those that are not complete. ``report_end`` is called as each ends, with
+        "busy" if another process works on it. Each process of a job gets a GPU of its own if there
+        are GPUs. Before KeyboardInterrupt leaves this method, the stages that run here are asked to
+        stop, and waited for.
+        """
+
+    def already_has(self, jobs: Iterable[Job]) -> set[str]:
+        """The keys of those ``jobs`` that an earlier call has put into the engine's queue and that
+        are still there.
+        """
+        return set()
+
+
+ENGINES: Registry[type[Engine]] = Registry("engine")
+discover(__name__, __path__)

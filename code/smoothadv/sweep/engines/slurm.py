@@ -1,0 +1,260 @@
+"""slurm: an array of jobs, submitted with submitit; a job is requeued if it is preempted or reaches
+its time limit.
+"""
+
+import contextlib
+import io
+import os
+import shlex
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import SettingError, positive_int, setting
+from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, Site
+from smoothadv.sweep.job_execution import DONE, FAILED, STOPPED, execute, stage_environment
+from smoothadv.sweep.job_record import BusyError
+from smoothadv.sweep.jobs import Job
+
+_POLL_SECONDS = 2.0
+_QUESTIONS, _PAUSE_SECONDS = 10, 15.0
+_CPUS_BESIDE_A_GPU = 8
+# How long a job whose stage was stopped waits for Slurm to end it, before it requeues itself.
+_TAKEN_SECONDS = 120.0
+_ALWAYS = 1_000_000
+# Exit codes of a stage that was killed, for lack of memory or by a person: it would be killed
+# again.
+_KILLED = (-9, 128 + 9)
+_LARGEST_ARRAY = 1000  # Slurm accepts no more unless its MaxArraySize is larger
+
+
+_GPU_OPTIONS = {"gpus", "gpus_per_node", "gpus_per_task", "gres"}
+_REFUSED_OPTIONS = {
+    "time": "write --minutes",
+    "partition": "write --partition",
+    "cpus_per_task": "write --cpus",
+    **dict.fromkeys(
+        "array error job_name nodes ntasks ntasks_per_node open_mode output requeue signal".split(),
+        "the sweep sets this itself",
+    ),
+}
+
+
+def _key_value(text: str) -> str:
+    if "=" not in text.strip("="):
+        raise SettingError(f"'{text}' is not KEY=VALUE, like account=vision or constraint=a100")
+    key = text.partition("=")[0].replace("-", "_")
+    if key in _REFUSED_OPTIONS:
+        raise SettingError(f"'{text}': {_REFUSED_OPTIONS[key]}")
+    return text
+
+
+@ENGINES.register("slurm")
+@dataclass(frozen=True)
+class Slurm(Engine):
+    """a Slurm cluster whose nodes share this folder: an array of jobs that are requeued when they
+    are preempted
+    """
+
+    partition: str | None = setting(
+        None, parse=str, help="Slurm's partition (default: the cluster's)"
+    )
+    minutes: int = setting(
+        1440,
+        parse=positive_int,
+        help="time limit of a job; then it is requeued and continues from its checkpoint",
+    )
+    cpus: int | None = setting(
+        None,
+        parse=positive_int,
+        help=f"CPUs per process (default: {_CPUS_BESIDE_A_GPU} with a GPU, else the grid's threads "
+        "or 1)",
+    )
+    sbatch: list[str] | None = setting(
+        None,
+        parse=_key_value,
+        many=True,
+        help="further options of sbatch as KEY=VALUE, like account=vision, or gpus-per-node=a100:1 "
+        "for a kind of GPU",
+    )
+    detach: bool = setting(False, help="return as soon as the jobs are in the queue")
+
+    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
+        submitit = _submitit()
+        before = {job.key: job.record.read() for job in jobs}
+        executor = submitit.SlurmExecutor(folder=site.folder / "slurm", max_num_timeout=_ALWAYS)
+        executor.update_parameters(**self._parameters(jobs, site))
+        ids: dict[str, str] = {}
+        for start in range(0, len(jobs), _LARGEST_ARRAY):
+            some = jobs[start : start + _LARGEST_ARRAY]
+            for job, identity in zip(some, _submit(submitit, executor, some)):
+                ids[job.key] = identity
+                _note_queued(job, identity, before[job.key])
+        if not self.detach:
+            self._wait(list(jobs), ids, report_end)
+
+    def _parameters(self, jobs: Sequence[Job], site: Site) -> dict[str, Any]:
+        """The parameters that submitit gives to sbatch."""
+        processes = max(job.processes for job in jobs)
+        threads = max(job.threads or 1 for job in jobs)
+        cpus = self.cpus or (_CPUS_BESIDE_A_GPU if site.wants_gpus else threads)
+        further = {
+            key.replace("-", "_"): value
+            for key, value in (item.split("=", 1) for item in self.sbatch or [])
+        }
+        parameters = {
+            "job_name": f"smoothadv-{site.name}",
+            "time": self.minutes,
+            "nodes": 1,
+            "ntasks_per_node": 1,
+            "cpus_per_task": cpus * processes,
+            "array_parallelism": self.jobs or len(jobs),
+            "additional_parameters": {"requeue": True, **further},
+            "stderr_to_stdout": True,
+            # The processes find this package even if it is not installed.
+            "setup": [f"export PYTHONPATH={shlex.quote(stage_environment(jobs[0])['PYTHONPATH'])}"],
+            "srun_args": [
+                "--cpu-bind=none"
+            ],  # else Slurm 22.05 and later bind all processes to one core
+        }
+        if self.partition:
+            parameters["partition"] = self.partition
+        if site.wants_gpus and not further.keys() & _GPU_OPTIONS:
+            parameters["gpus_per_node"] = processes
+        return parameters
+
+    @staticmethod
+    def _wait(jobs: list[Job], ids: dict[str, str], report_end: ReportEnd) -> None:
+        """Report each job when it has left the queue; its record on the disk says how it ended."""
+        while jobs:
+            queue = _queue(_QUESTIONS)
+            for job in [job for job in jobs if ids[job.key] not in queue]:
+                jobs.remove(job)
+                state = job.record.read().get("state", STOPPED)
+                # The record of a job that was killed still says "running".
+                report_end(job, state if state in (DONE, FAILED) else STOPPED)
+            if jobs:
+                time.sleep(_POLL_SECONDS)
+
+    def already_has(self, jobs: Iterable[Job]) -> set[str]:
+        submitted = [job for job in jobs if job.record.read().get("engine") == "slurm"]
+        queue = _queue() if submitted else set()
+        return {job.key for job in submitted if job.record.read().get("id") in queue}
+
+
+def _submitit() -> Any:
+    """The package ``submitit``; UserError if it, or one of Slurm's programs, is missing."""
+    for command in ("sbatch", "srun", "squeue"):
+        if shutil.which(command) is None:
+            raise UserError(
+                f"there is no {command} here: --engine slurm is for a machine that submits to Slurm"
+            )
+    try:
+        import submitit
+    except ImportError as error:
+        raise UserError(
+            '--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit'
+        ) from error
+    return submitit
+
+
+def _submit(submitit: Any, executor: Any, jobs: Sequence[Job]) -> list[str]:
+    """Submit an array of jobs; returns their ids. UserError with sbatch's message if it refuses."""
+    try:
+        # submitit prints sbatch's message on standard error, but the UserError below has it.
+        with contextlib.redirect_stderr(io.StringIO()):
+            return [str(handle.job_id) for handle in executor.map_array(Attempt(), jobs)]
+    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
+        messages = [
+            line.removeprefix("sbatch: error: ")
+            for line in str(error).splitlines()
+            if "error: " in line
+        ]
+        raise UserError(
+            f"sbatch refused: {'; '.join(messages) or ' '.join(str(error).split())}"
+        ) from error
+
+
+def _queue(questions: int = 1) -> set[str]:
+    """The ids of all jobs in Slurm's queue; asks so often while Slurm's controller may be busy or
+    restarting.
+    """
+    try:
+        done = subprocess.run(
+            ["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True
+        )
+    except FileNotFoundError:
+        raise UserError(
+            "there is no squeue here: --engine slurm is for a machine that submits to Slurm"
+        ) from None
+    except subprocess.CalledProcessError as error:
+        if questions > 1:
+            time.sleep(_PAUSE_SECONDS)
+            return _queue(questions - 1)
+        raise UserError(f"squeue: {' '.join(error.stderr.split()) or 'failed'}") from None
+    return set(done.stdout.split())
+
+
+def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:
+    """Record the id under which the job waits, unless it has begun already."""
+    with contextlib.suppress(BusyError), job.record.claim(patience=0):
+        if job.record.read() == before:
+            job.record.write("queued", engine="slurm", id=identity)
+
+
+class Attempt:
+    """What Slurm runs for each job; when the job is preempted, submitit calls ``checkpoint`` and
+    requeues the job.
+    """
+
+    def __init__(self) -> None:
+        self._stop: threading.Event | None = None
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, job: Job) -> str:
+        """Execute the job in another thread, so that this one is free to handle Slurm's signals."""
+        outcome: list[str] = []
+        self._stop = threading.Event()
+        origin = {"engine": "slurm", "id": _job_id()}
+        stop = self._stop
+        self._thread = threading.Thread(
+            target=lambda: outcome.append(execute(job, {}, stop, origin))
+        )
+        self._thread.start()
+        self._watch()
+        if (
+            outcome == [STOPPED]
+            and not stop.is_set()
+            and job.record.read().get("exit") not in _KILLED
+        ):
+            # Slurm is about to take the machine: it has sent SIGTERM to every process, which
+            # submitit ignores.
+            time.sleep(_TAKEN_SECONDS)
+            subprocess.run(["scontrol", "requeue", _job_id()], check=True)
+            time.sleep(_TAKEN_SECONDS)
+        return outcome[0] if outcome else FAILED
+
+    def _watch(self) -> None:
+        assert self._thread is not None
+        while self._thread.is_alive():
+            time.sleep(0.1)
+
+    def checkpoint(self, job: Job) -> Any:
+        """Let the running stage save; returns what submitit submits again: the same job."""
+        import submitit
+
+        if self._stop is not None:
+            self._stop.set()
+            self._watch()
+        return submitit.helpers.DelayedSubmission(Attempt(), job)
+
+
+def _job_id() -> str:
+    """Slurm's id of the job that this process belongs to; "?" outside Slurm."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID", "?")

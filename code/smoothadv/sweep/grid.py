@@ -1,0 +1,350 @@
+"""The file that describes a sweep: fixed options, swept options, ensembles, and the evaluations
+that follow.
+
+docs/sweeps.md shows all that a grid can hold. "{noise}" in a text is replaced by the value of that
+option of the same model, written as in the names of folders.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import read_toml
+from smoothadv.base.members import MEANS
+from smoothadv.base.plugins import is_file_name
+from smoothadv.base.registry import did_you_mean
+from smoothadv.sweep.folders import NAMED_OPTIONS, fill_placeholders
+
+Options = dict[str, Any]
+# An installed package has in it what a clone has in scripts/grids.
+_FOLDERS = Path(__file__).parents[1] / "grids", Path(__file__).parents[3] / "scripts" / "grids"
+MOST_MODELS = 10_000
+"""So many models a grid may describe, unless its reader allows more."""
+_KEYS = {
+    **dict.fromkeys(("about", "models", "logs"), "text"),
+    **dict.fromkeys(("processes", "threads"), "whole number"),
+    **{"plugins": "list of texts", "fixed": "table"},
+    **dict.fromkeys(("sweep", "ensemble", "certify", "attack"), "list of tables"),
+}
+# Options that the sweep itself, or its command line, gives to every command.
+_NEVER = tuple(
+    "outdir outfile checkpoint resume overwrite data-dir device shard debug help plugin "
+    "version".split()
+)
+_NEVER_IN_EVALUATIONS = ("dataset", "against", "only", "png")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of a grid: the ``options`` of its training, the names of the ``swept`` ones, and
+    its ``group``.
+
+    ``source`` says where in the file the model is described, for messages.
+    """
+
+    options: Options
+    swept: tuple[str, ...]
+    group: str
+    source: str
+
+
+@dataclass(frozen=True)
+class EnsembleTable:
+    """An [[ensemble]] table: the models of the group ``of`` that differ in nothing but options in
+    ``over`` are members.
+
+    ``mean`` is one of smoothadv.base.members.MEANS. ``group`` and ``source`` as in ``Model``.
+    """
+
+    of: str
+    over: tuple[str, ...]
+    mean: str
+    group: str
+    source: str
+
+
+@dataclass(frozen=True)
+class EvaluationTable:
+    """A [[certify]] or [[attack]] table: the ``options`` of an evaluation that is made at each of
+    the ``sigmas``.
+
+    A sigma of None stands for the noise of the training. ``name`` is a part of the names of its
+    logs. It is for the models of ``groups``, or those among them that are the best by the logs of
+    another table, ``best``. ``source`` says where in the file the table is, for messages.
+    """
+
+    command: str
+    options: Options
+    sigmas: tuple[Any, ...]
+    name: str
+    groups: tuple[str, ...]
+    source: str
+    best: EvaluationTable | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A sweep as its file describes it: ``models`` and ``logs`` are folders, ``trained`` lists the
+    models.
+
+    ``plugins`` are what --plugin takes: modules, and files relative to the working folder.
+    ``formula`` says how the number of models comes about, like "2 noise x 3 epsilon + 2 noise".
+    """
+
+    path: Path
+    about: str
+    models: Path
+    logs: Path
+    processes: int
+    threads: int | None
+    trained: list[Model]
+    evaluations: list[EvaluationTable] = field(default_factory=list)
+    ensembles: list[EnsembleTable] = field(default_factory=list)
+    plugins: tuple[str, ...] = ()
+    formula: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def shipped_grids() -> dict[str, Path]:
+    """The files of the grids that come with this project, by name."""
+    return {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.toml"))}
+
+
+def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
+    """The grid in a file, or the one of that name that comes with this project, where there is no
+    such file.
+
+    UserError if that is missing, no TOML or no grid, or describes more than ``most_models``.
+    """
+    shipped = shipped_grids()
+    path = path if path.is_file() else shipped.get(str(path), path)
+    try:
+        content = read_toml(path)
+    except IsADirectoryError:
+        raise UserError(
+            f"{path} is a folder: name a grid in it, a file like digits-smoke.toml"
+        ) from None
+    except FileNotFoundError:
+        hint = did_you_mean(path.stem, shipped)
+        raise UserError(
+            f"grid {path} does not exist{hint}; those of this project are {', '.join(shipped)}"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"grid {path} is no TOML: {error}") from None
+    _check_keys(path, content)
+    trained = list(_models(path, content, most_models))
+    groups = tuple(dict.fromkeys(model.group for model in trained))
+    ensembles = list(_ensemble_tables(path, content, groups))
+    groups = tuple(dict.fromkeys([*groups, *(ensemble.group for ensemble in ensembles)]))
+    return Grid(
+        path=path,
+        about=content.get("about", path.stem),
+        models=Path(content.get("models", Path("models") / path.stem)),
+        logs=Path(content.get("logs", Path("logs") / path.stem)),
+        processes=content.get("processes", 1),
+        threads=content.get("threads"),
+        trained=trained,
+        evaluations=_evaluation_tables(path, content, groups),
+        ensembles=ensembles,
+        formula=" + ".join(
+            _product({**content.get("fixed", {}), **table}) for table in content["sweep"]
+        ),
+        plugins=tuple(
+            str(path.parent / name) if is_file_name(name) else name
+            for name in content.get("plugins", [])
+        ),
+    )
+
+
+def _check_keys(path: Path, content: Options) -> None:
+    for key, value in content.items():
+        if key not in _KEYS:
+            raise UserError(f"grid {path}: '{key}' is no part of a grid; known: {', '.join(_KEYS)}")
+        if not _is_a(_KEYS[key], value):
+            raise UserError(f"grid {path}: '{key}' is to be a {_KEYS[key]}, found {value!r}")
+    if not content.get("sweep"):
+        raise UserError(f"grid {path}: has no [[sweep]], so there is nothing to train")
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    if kind == "whole number":
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if kind == "list of texts":
+        return isinstance(value, list) and all(isinstance(text, str) for text in value)
+    if kind == "list of tables":
+        return isinstance(value, list) and all(isinstance(table, dict) for table in value)
+    return isinstance(value, {"text": str, "table": dict}[kind])
+
+
+def _models(path: Path, content: Options, most: int) -> Iterator[Model]:
+    fixed, total = content.get("fixed", {}), 0
+    _check_options(f"grid {path}, [fixed]", fixed, _NEVER)
+    for number, table in enumerate(content["sweep"], start=1):
+        source = f"grid {path}, [[sweep]] {number}"
+        group = _group(table, path.stem.replace("=", "-"), source)
+        swept_here = {key: value for key, value in table.items() if key != "group"}
+        _check_options(source, swept_here, _NEVER)
+        combined = {**fixed, **swept_here}
+        axes = {key: _listed(value) for key, value in combined.items()}
+        for key in ("dataset", "arch"):
+            if key not in axes:
+                raise UserError(f"{source}: names no '{key}'; give one here or under [fixed]")
+        total += math.prod(map(len, axes.values()))
+        if total > most:  # a few short lists describe millions of models
+            found = f"{total:,}" if total < 10**18 else "more than 10^18"
+            raise UserError(
+                f"{source}: {found} models are more than {most:,}: --max-models raises this bound"
+            )
+        swept = tuple(key for key, values in combined.items() if isinstance(values, list))
+        for values in itertools.product(*axes.values()):
+            model = dict(zip(axes, values))
+            yield Model(fill_placeholders(model, model, source), swept, group, source)
+
+
+def _product(table: Options) -> str:
+    return (
+        " x ".join(f"{len(value)} {key}" for key, value in table.items() if isinstance(value, list))
+        or "1"
+    )
+
+
+def _group(table: Options, default: str, source: str) -> str:
+    group = table.get("group", default)
+    if not isinstance(group, str) or not group or "=" in group:
+        raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
+    return group
+
+
+def _known_group(named: Any, groups: tuple[str, ...], source: str) -> str:
+    if named not in groups:
+        raise UserError(f"{source}: there is no group {named!r}; there are {', '.join(groups)}")
+    return named
+
+
+def _ensemble_tables(
+    path: Path, content: Options, groups: tuple[str, ...]
+) -> Iterator[EnsembleTable]:
+    for number, table in enumerate(content.get("ensemble", []), start=1):
+        source = f"grid {path}, [[ensemble]] {number}"
+        if unknown := [key for key in table if key not in ("of", "over", "group", "mean")]:
+            raise UserError(
+                f"{source}: {unknown[0]!r} is no part of an ensemble; known: of, over, group, mean"
+            )
+        of, mean = _known_group(table.get("of"), groups, source), table.get("mean", MEANS[0])
+        group = _group(table, f"{of} ensemble", source)
+        if group in groups:
+            raise UserError(f"{source}: the group {group!r} is that of single models: name another")
+        over = tuple(map(str, _listed(table.get("over", "seed"))))
+        if named := [option for option in over if option in NAMED_OPTIONS - {"arch"}]:
+            raise UserError(
+                f"{source}: members cannot differ in {', '.join(named)}, which is in the name of a "
+                "folder"
+            )
+        if mean not in MEANS:
+            raise UserError(f"{source}: 'mean' is to be one of {', '.join(MEANS)}, found {mean!r}")
+        yield EnsembleTable(of, over, mean, group, source)
+
+
+def _evaluation_tables(
+    path: Path, content: Options, groups: tuple[str, ...]
+) -> list[EvaluationTable]:
+    tables: list[EvaluationTable] = []
+    for command in ("certify", "attack"):
+        for number, table in enumerate(content.get(command, []), start=1):
+            source = f"grid {path}, [[{command}]] {number}"
+            _check_options(source, table, (*_NEVER, *_NEVER_IN_EVALUATIONS))
+            options = {
+                key: value
+                for key, value in table.items()
+                if key not in ("sigma", "name", "group", "best")
+            }
+            best = _chooser(table["best"], tables, source) if "best" in table else None
+            default = list(best.groups if best else groups)
+            chosen = tuple(
+                _known_group(group, groups, source)
+                for group in _listed(table.get("group", default))
+            )
+            if best and (others := set(chosen) - set(best.groups)):
+                raise UserError(
+                    f"{source}: {best.source}, which chooses the best, is not about "
+                    f"{sorted(others)[0]!r}"
+                )
+            sigmas = tuple(_listed(table.get("sigma", [None])))
+            tables.append(
+                EvaluationTable(
+                    command, options, sigmas, str(table.get("name", "")), chosen, source, best
+                )
+            )
+    return tables
+
+
+def _chooser(name: Any, tables: Sequence[EvaluationTable], source: str) -> EvaluationTable:
+    """The table whose logs choose the best models, a log of each: that of this name, or, for True,
+    the only one.
+    """
+    known = [
+        table
+        for table in tables
+        if table.command == "certify" and not table.best and len(table.sigmas) == 1
+    ]
+    found = [table for table in known if name is True or table.name == name]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(repr(table.name) for table in known) or "none"
+    raise UserError(
+        f"{source}: 'best' is {name!r}, expected the name of an earlier [[certify]] that makes a "
+        f"log of every model ({names}), or true where there is one"
+    )
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _check_options(source: str, table: Mapping[str, Any], never: tuple[str, ...]) -> None:
+    """UserError if a key is one of ``never``, or a value is none that a grid can hold."""
+    for key, value in table.items():
+        if key in never:
+            raise UserError(
+                f"{source}: '{key}' is set by the sweep itself, or on its command line: leave it "
+                "out"
+            )
+        values = _listed(value)
+        if not values:
+            raise UserError(f"{source}: '{key}' is an empty list, which leaves nothing to train")
+        for single in values:
+            if not isinstance(single, (str, int, float)):
+                raise UserError(
+                    f"{source}: '{key}' has a value that is no text, number, true or false: "
+                    f"{single!r}"
+                )
+        if len(set(map(str, values))) < len(values):
+            raise UserError(f"{source}: '{key}' names a value twice: {values}")
+
+
+def option_words(table: Mapping[str, Any], known: Mapping[str, bool], source: str) -> list[str]:
+    """The options in a ``table`` as words of a command line.
+
+    True gives the switch, false its opposite or nothing, a list several values. ``known`` has the
+    flags of the command, and whether each takes a value. UserError if a flag that takes a value is
+    given true or false.
+    """
+    words: list[str] = []
+    for key, value in table.items():
+        if isinstance(value, bool):
+            if known.get(f"--{key}"):
+                raise UserError(f"{source}: '{key}' takes a value, found {str(value).lower()}")
+            opposite = [f"--no-{key}"] if f"--no-{key}" in known else []
+            words += [f"--{key}"] if value else opposite
+        else:
+            words += [f"--{key}", *map(str, _listed(value))]
+    return words

@@ -1,0 +1,182 @@
+"""Runs what is missing of one job: each incomplete stage in a process of its own, with its output
+in the job's log.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from smoothadv.base.provenance import without_secrets
+from smoothadv.sweep.job_record import BusyError
+from smoothadv.sweep.jobs import Job
+from smoothadv.sweep.stages import EvaluationStage, Stage, unmet_need
+
+PACKAGE_ROOT = Path(__file__).parents[2]
+_POLL_SECONDS = 0.1
+# How long to wait for another attempt at the job, whose machine may be lost.
+_PATIENCE_SECONDS = 90.0
+_LAST_BYTES = 4096
+_REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+DONE, STOPPED, FAILED, BUSY, BLOCKED = "done", "stopped", "failed", "busy", "blocked"
+
+
+def execute(
+    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any]
+) -> str:
+    """Run the incomplete stages of a job; returns how that ended, and the job's record says the
+    same.
+
+    DONE, STOPPED or FAILED; BUSY if another process works on the job, BLOCKED (in the record
+    STOPPED) if a file that it needs is missing. Stages get the environment of this process plus
+    ``environment``. When ``stop`` is set, the running stage gets a SIGTERM. ``origin`` is what the
+    record says of the engine. A stage that somebody ended by a signal is STOPPED: another call
+    continues it.
+    """
+    try:
+        with job.record.claim(_PATIENCE_SECONDS, stop) as lock:
+            return _execute(job, environment, stop, origin, lock)
+    except BusyError:
+        return BUSY
+    except OSError as error:
+        line = f"{error.filename or 'input/output'}: {error.strerror or error}"
+        try:
+            job.record.write(FAILED, line=line, **origin)
+        except OSError:  # the record's own folder or disk cannot be written
+            print(f"warning: {job.name}: {line}", file=sys.stderr)
+        return FAILED
+
+
+def _execute(
+    job: Job,
+    environment: Mapping[str, str],
+    stop: threading.Event,
+    origin: Mapping[str, Any],
+    lock: int,
+) -> str:
+    record = job.record
+
+    def end(kind: str, stage: Stage, line: str, **facts: Any) -> str:
+        record.write(kind, stage=stage.title, line=line, **origin, **facts)
+        return kind
+
+    # Check all stages before the first starts: else a conflict would appear only after days of
+    # training.
+    for stage in job.stages:
+        if conflict := stage.progress().conflict:
+            return end(FAILED, stage, conflict)
+    for stage in job.stages:
+        if stage.progress().is_complete:
+            continue
+        if missing := [reason for path in stage.needs if (reason := unmet_need(path))]:
+            end(STOPPED, stage, missing[0])
+            return BLOCKED
+        if stop.is_set():
+            return end(STOPPED, stage, "")
+        record.write("running", stage=stage.title, **origin)
+        if isinstance(stage, EvaluationStage):
+            stage.prepare()
+        code = _run(job, stage, environment, stop, lock)
+        if code != 0:
+            line = last_line(record.log)
+            kind = STOPPED if stop.is_set() or _is_by_request(code, line) else FAILED
+            if kind == FAILED and code < 0:
+                line = f"ended by signal {-code}, {signal.strsignal(-code)}; before: {line}"
+            return end(kind, stage, line, exit=code)
+        if not stage.progress().is_complete:
+            return end(FAILED, stage, f"ended at {stage.progress()}")
+    record.write(DONE, **origin)
+    return DONE
+
+
+def _is_by_request(code: int, line: str) -> bool:
+    """Whether somebody asked the process to end; torchrun says so only in its last ``line``.
+
+    A signal that a process causes itself, like SIGSEGV, is no request: it would come again.
+    """
+    number = -code if code < 0 else code - 128
+    return (
+        number in {getattr(signal, name, None) for name in _REQUESTS} or "SignalException" in line
+    )
+
+
+def _run(
+    job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int
+) -> int:
+    """Run a stage until it ends; returns its exit code, minus the signal's number if a signal ended
+    it.
+
+    The stage inherits the descriptor ``lock``: if it outlives this process while it saves, the job
+    stays locked.
+    """
+    launcher = ["-m"]
+    if job.processes > 1:  # the "--" keeps torchrun from reading what is meant for the stage
+        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(job.processes)]
+        launcher = ["-m", *torchrun, "-m", "--"]
+    record = job.record
+    with record.log.open("ab") as log:
+        now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        shown = shlex.join(["python", *launcher, "smoothadv", *without_secrets(stage.words)])
+        log.write(f"== {now} on {socket.gethostname()}\n$ {shown}\n".encode())
+        log.flush()
+        stopped_with_parent = [
+            sys.executable,
+            "-m",
+            "smoothadv.sweep.stop_with_parent",
+            str(os.getpid()),
+        ]
+        process = subprocess.Popen(
+            [*stopped_with_parent, sys.executable, *launcher, "smoothadv", *stage.words],
+            cwd=job.cwd,
+            env={**os.environ, **stage_environment(job), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[lock],
+            # Ctrl-C reaches the sweep only, which then asks every stage to stop
+            start_new_session=True,
+        )
+        try:
+            return _wait(process, stop)
+        except BaseException:  # an interruption: the stage must not continue alone
+            process.terminate()
+            process.wait()
+            raise
+
+
+def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
+    """Wait for a process to end, and send it SIGTERM once ``stop`` is set; returns its exit
+    code.
+    """
+    while not stop.is_set():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(_POLL_SECONDS)
+    process.terminate()
+    return process.wait()
+
+
+def stage_environment(job: Job) -> dict[str, str]:
+    """The environment variables that every stage of a job gets, wherever it runs."""
+    paths = [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")]
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    return variables if job.threads is None else {**variables, "OMP_NUM_THREADS": str(job.threads)}
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not blank; "" if there is none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

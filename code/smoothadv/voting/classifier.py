@@ -1,0 +1,232 @@
+"""The base classifier in the form that votes: the same function, arranged to run fast on batches of
+one fixed shape.
+
+These changes affect only the rounding of the logits. But rounding decides which classifier exactly
+is certified, so the changes are recorded in a log's settings.
+"""
+
+import copy
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from smoothadv.architectures.ensemble import Ensemble
+from smoothadv.base.errors import UserError, warn
+from smoothadv.base.memory import batch_that_suits
+from smoothadv.exact import engine as integer_engine
+from smoothadv.exact.network import IntegerNetwork
+from smoothadv.noise import Noise, Purpose
+from smoothadv.voting.epilogues import ConvolutionReLU, are_offered_on, runs
+from smoothadv.voting.folding import fold
+from smoothadv.voting.graphs import call_compiled, let_compiler_choose_alike
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# The most images in a pass of an attack; the number of noisy images above which a CPU gains
+# nothing.
+_MOST_EXAMPLES, _ENOUGH_FOR_A_CPU = 64, 16
+
+
+class VotingClassifier(nn.Module):
+    """Maps noisy images [B, C, H, W], float32, to logits [B, K], float32, in the given precision.
+
+    The sum of image and noise is computed in float32 and then rounded: rounding the noise itself
+    would certify another noise distribution. ``is_folded`` tells whether batch normalization was
+    folded. Without gradients, ``fast``, the same function, takes the classifier's place, if there
+    is one.
+    """
+
+    fast: nn.Module | None
+
+    def __init__(self, classifier: nn.Module, dtype: torch.dtype, is_folded: bool) -> None:
+        super().__init__()
+        self.classifier, self.dtype, self.is_folded, self.fast = classifier, dtype, is_folded, None
+
+    def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
+        form = self.classifier if self.fast is None or torch.is_grad_enabled() else self.fast
+        return form(noisy_images.to(self.dtype)).float()
+
+    def use(self, form: nn.Module | None) -> None:
+        """Make ``form`` the fast one."""
+        self.fast = form
+
+    def use_fast_form(self, check: Callable[[Any], None]) -> None:
+        """Make a faster form of a network of integers the fast one, if there is one and ``check``
+        raises no UserError.
+
+        Otherwise ``check``, given None then, is of the classifier itself.
+        """
+        if (network := self.integers) is None:
+            return
+        if self.fast is None:
+            self.use(_fast_form(network, network.mean.device))
+        try:
+            check(self.fast)
+        except UserError:
+            if self.fast is None:
+                raise
+            if not isinstance(self.fast, IntegerNetwork):
+                warn(
+                    "the kernels for integers compute something else here: float32 votes, which "
+                    "costs speed"
+                )
+            self.use(None)
+            check(None)
+
+    @property
+    def integers(self) -> IntegerNetwork | None:
+        """The classifier where it is a network of integers, one function on all machines; else
+        None.
+        """
+        return self.classifier if type(self.classifier) is IntegerNetwork else None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a convolution is one call with the ReLU behind it."""
+        return any(isinstance(layer, ConvolutionReLU) for layer in self.classifier.modules())
+
+    def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
+        """What votes, the largest of each row: float32 [B, K]; the logits, or the sum of an
+        ensemble's probabilities.
+
+        With ``consensus``, members that cannot change a row's vote are left out of its sum.
+        """
+        if isinstance(self.classifier, Ensemble) and self.classifier.mean == "probabilities":
+            return self.classifier.summed_probabilities(noisy_images.to(self.dtype), consensus)
+        return self(noisy_images)
+
+
+def _fast_form(network: IntegerNetwork, device: torch.device) -> nn.Module | None:
+    """A form of a network of integers for this device that has ``inexact_layer``, too; None where
+    there is none.
+    """
+    if device.type != "cuda":
+        return integer_engine.fast_form(network, device)
+    try:
+        from smoothadv.exact import kernels as integer_kernels
+    except ImportError:  # without Triton
+        return None
+    return integer_kernels.fast_form(network, device)
+
+
+def arrange(
+    classifier: nn.Module,
+    device: torch.device,
+    example: torch.Tensor | None = None,
+    precision: str = "fp32",
+) -> VotingClassifier:
+    """A copy of ``classifier`` (maps images [B, C, H, W] to logits) on ``device``, in eval mode,
+    arranged for speed.
+
+    Batch normalization, and the input layer's division, are folded into convolutions, unless that
+    changes the logits of ``example``, an image [C, H, W], by more than rounding. On a GPU, sums and
+    ReLUs are computed with the convolution before them, where cuDNN can. Tensors are channels-last;
+    ``precision`` of weights and activations is a name in PRECISIONS.
+    """
+    images = None if example is None else example.cpu().double().unsqueeze(0)
+    dtype = PRECISIONS[precision]
+    if precision != "fp32" and any(
+        isinstance(part, IntegerNetwork) for part in classifier.modules()
+    ):
+        raise UserError(
+            f"a network of integers is computed exactly, in fp32, not in {precision}: leave "
+            "--precision out"
+        )
+    for epilogues in (True, False) if are_offered_on(device) else (False,):
+        # Folding in float64 on the CPU changes nothing within the digits of float32.
+        original = copy.deepcopy(classifier).eval().requires_grad_(False).cpu().double()
+        folded = fold(original, images, epilogues)
+        voting = VotingClassifier(
+            folded.to(dtype).to(device), dtype, is_folded=folded is not original
+        )
+        voting = voting.eval().to(memory_format=torch.channels_last)
+        if voting.is_fused and (images is None or runs(voting, images.float().to(device))):
+            break
+    return voting
+
+
+class CompiledClassifier(VotingClassifier):
+    """A classifier compiled, at its first batch, for the shape of that batch, with its weights as
+    constants.
+
+    UserError at the first batch if there is no compiler.
+    """
+
+    def __init__(self, voting: VotingClassifier) -> None:
+        import torch._inductor.config as inductor
+
+        super().__init__(voting.classifier, voting.dtype, voting.is_folded)
+        inductor.freezing = True
+        let_compiler_choose_alike(voting)
+        # In a tuple: its weights are registered already, as those of ``classifier``.
+        self._compiled = (torch.compile(voting, dynamic=False), voting)
+
+    def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
+        return call_compiled(self._compiled[0], noisy_images)
+
+    def use(self, form: nn.Module | None) -> None:
+        super().use(form)
+        self._compiled[1].use(form)  # another form is compiled at its first batch
+
+    def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
+        return self(noisy_images)  # all members in one graph
+
+
+def default_batch(
+    classifier: nn.Module,
+    image_shape: tuple[int, ...],
+    device: torch.device,
+    of_total: bool = False,
+    with_gradient: bool = False,
+    noise: Noise | None = None,
+) -> int:
+    """A batch of noisy images for ``classifier`` that suits the device: see
+    ``memory.batch_that_suits``.
+
+    ``with_gradient`` is for gradients with respect to the images, which keep activations in memory.
+    ``noise`` is what is drawn for each batch, which takes several times the memory of the images.
+    """
+
+    @torch.inference_mode(not with_gradient)
+    def work(images: torch.Tensor) -> None:
+        if noise is not None:
+            noise.stream(0, device, Purpose.SELF_CHECK).fill(images, torch.zeros_like(images[0]), 0)
+        logits = classifier(images.requires_grad_(with_gradient))
+        if with_gradient:
+            torch.autograd.grad(logits.sum(), images)
+
+    return batch_that_suits(work, image_shape, device, of_total)
+
+
+def default_attack_batch(
+    classifier: nn.Module,
+    image_shape: tuple[int, ...],
+    device: torch.device,
+    copies: int,
+    of_total: bool = False,
+) -> int:
+    """As ``default_batch``, for attacks on images with ``copies`` noisy copies each."""
+    # With more images in a pass, an interruption loses more work and processes share the images
+    # less evenly.
+    fitting = default_batch(classifier, image_shape, device, of_total, with_gradient=True)
+    batch = min(fitting, _MOST_EXAMPLES * copies)
+    # A CPU gains nothing from larger passes, and in a pass of one image no place can stay empty.
+    return min(batch, max(copies, _ENOUGH_FOR_A_CPU)) if device.type == "cpu" else batch
+
+
+def make_deterministic() -> None:
+    """Make this process use only kernels whose results depend on nothing but their inputs and
+    shapes.
+
+    Call it before the first use of CUDA. An operation without such a kernel raises a RuntimeError
+    later.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # No code here reads memory before writing it. mypy does not see this attribute, which torch
+    # sets at import.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True

@@ -1,0 +1,378 @@
+"""Counts votes: the draws of several images share batches of one fixed shape.
+
+Kernels may round differently for another shape, so every forward pass has the same shape, with
+padding where there are too few draws. Then it does not matter which draws share a batch: an image's
+votes are a function of its noise stream.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from smoothadv.base.devices import to_device, to_host
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import NonFiniteError, UserError
+from smoothadv.base.memory import within_memory
+from smoothadv.exact.network import IntegerNetwork, digest_of_logits
+from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator
+from smoothadv.statistics import Draws
+
+_PROBED_AT_ONCE = 64
+_ONE = (1, 1, 1)
+
+
+@dataclass(frozen=True)
+class Poll:
+    """An image [C, H, W] whose votes are counted: ``voting`` requests votes until it returns,
+    ``stream`` makes noise.
+
+    The caller recognizes the poll's result by ``tag``.
+    """
+
+    image: torch.Tensor
+    stream: NoiseStream
+    voting: Generator[Draws, np.ndarray, Any]
+    tag: Any = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """The ``outcome`` that a poll's ``voting`` returned, and the poll's share of the time that the
+    batches took.
+    """
+
+    tag: Any
+    outcome: Any
+    seconds: float
+
+
+class _OpenPoll:
+    """An unfinished poll: its current request, the votes counted for it, and the draws already put
+    into batches.
+    """
+
+    def __init__(self, poll: Poll, num_classes: int) -> None:
+        self.poll, self.num_classes = poll, num_classes
+        poll.stream.noise.check_image(poll.image)
+        self.image = to_device(poll.image, poll.stream.device).contiguous()
+        self.seconds, self.closed, self.outcome = 0.0, False, None
+        self.round, self._next_draw = -1, 0
+        self._proceed(None)
+
+    def _proceed(self, answer: np.ndarray | None) -> None:
+        """Answer the current request and take the next one; when ``voting`` returns, the poll is
+        closed.
+        """
+        self.round += 1
+        self.wanted = 0
+        self.counts = np.zeros(self.num_classes, dtype=np.int64)
+        try:
+            self.request = (
+                next(self.poll.voting) if answer is None else self.poll.voting.send(answer)
+            )
+        except StopIteration as end:
+            self.closed, self.outcome = True, end.value
+            return
+        self.wanted = self.request.count
+        self._next_draw = self.poll.stream.reserve(self.wanted)
+        if self.wanted == 0:
+            self._proceed(self.counts)
+
+    def hand_out(self, most: int) -> tuple[int, int]:
+        """Take up to ``most`` of the draws that are still needed: the number of the first one, and
+        how many.
+        """
+        count = min(most, self.wanted)
+        first, self._next_draw = self._next_draw, self._next_draw + count
+        self.wanted -= count
+        return first, count
+
+    def receive(self, round_: int, votes: np.ndarray) -> None:
+        """Count the votes, in order, of draws taken in ``round_``; the votes of a finished round
+        are ignored.
+        """
+        if round_ != self.round or self.closed:
+            return
+        is_settled = self.request.is_settled or (lambda counts: False)
+
+        def counts_after(number: int) -> np.ndarray:
+            return self.counts + np.bincount(votes[:number], minlength=self.num_classes)
+
+        decided = is_settled(counts_after(len(votes)))
+        if decided:
+            # Count exactly up to the vote that decides: otherwise the counts would depend on the
+            # batch.
+            numbers = range(1, len(votes) + 1)
+            votes = votes[
+                : numbers[
+                    bisect_left(numbers, True, key=lambda number: is_settled(counts_after(number)))
+                ]
+            ]
+        self.counts = counts_after(len(votes))
+        if decided or self.counts.sum() == self.request.count:
+            self._proceed(self.counts)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """The rows start..stop-1 of a batch: draws of one open poll, numbered from ``first``."""
+
+    owner: _OpenPoll
+    round: int
+    first: int
+    start: int
+    stop: int
+
+
+class VoteCounter:
+    """Counts the votes of ``classifier``, which maps noisy images [B, C, H, W] to logits [B,
+    num_classes].
+
+    ``batch`` is the number of noisy images per forward pass, ``dtype`` the float type to which the
+    sums of image and noise are rounded. When memory runs out, the batch is halved and
+    ``on_smaller_batch`` is called with the new one; with ``keep_batch`` that is a UserError
+    instead. ``on_batch`` is called with the number of draws after every batch.
+    """
+
+    def __init__(
+        self,
+        classifier: Callable[[torch.Tensor], torch.Tensor],
+        num_classes: int,
+        batch: int,
+        device: torch.device,
+        keep_batch: bool = False,
+        on_smaller_batch: Callable[[int], None] = lambda batch: None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if batch < 1:
+            raise ValueError(f"the batch must be at least 1, got {batch}")
+        self.classifier, self.num_classes, self.batch, self.device = (
+            classifier,
+            num_classes,
+            batch,
+            device,
+        )
+        self.keep_batch, self.on_smaller_batch, self.dtype = keep_batch, on_smaller_batch, dtype
+        self.on_batch: Callable[[int], None] = lambda draws: None
+        self._buffer: torch.Tensor | None = None
+        # An accelerator works on the next batch while the votes of this one are counted.
+        self._depth = 1 if device.type == "cpu" else 2
+
+    def run(self, polls: Iterable[Poll]) -> Iterator[Result]:
+        """The results of ``polls``, in their order. A batch takes draws of earlier polls first,
+        then of later ones.
+
+        NonFiniteError if a logit is NaN or infinite; ValueError if the classifier has other than
+        num_classes classes.
+        """
+        waiting: Iterator[Poll] = iter(polls)
+        open_polls: deque[_OpenPoll] = deque()
+        in_flight: deque[tuple[list[_Share], Callable[[], torch.Tensor]]] = deque()
+        last = time.perf_counter()
+        while True:
+            while len(in_flight) < self._depth and (shares := self._plan(open_polls, waiting)):
+                in_flight.append((shares, self._launch(shares)))
+            idle = not in_flight
+            if in_flight:
+                shares, votes = in_flight.popleft()
+                counted = votes().numpy()  # waits for this batch, not for the next
+                now = time.perf_counter()
+                self._distribute(shares, counted, now - last)
+                last = now
+            while open_polls and open_polls[0].closed:
+                done = open_polls.popleft()
+                yield Result(done.poll.tag, done.outcome, done.seconds)
+            if idle:
+                return
+
+    def _plan(self, open_polls: deque[_OpenPoll], waiting: Iterator[Poll]) -> list[_Share]:
+        """Choose the draws of the next batch; starts further polls if the batch has room for
+        them.
+        """
+        shares: list[_Share] = []
+        filled = 0
+
+        def take(owner: _OpenPoll) -> None:
+            nonlocal filled
+            first, count = owner.hand_out(self.batch - filled)
+            if count:
+                shares.append(_Share(owner, owner.round, first, filled, filled + count))
+                filled += count
+
+        for owner in open_polls:
+            take(owner)
+        while filled < self.batch and (poll := next(waiting, None)) is not None:
+            open_polls.append(_OpenPoll(poll, self.num_classes))
+            take(open_polls[-1])
+        return shares
+
+    def _distribute(self, shares: list[_Share], votes: np.ndarray, seconds: float) -> None:
+        invalid = int((votes == self.num_classes).sum())
+        if invalid:
+            raise NonFiniteError(
+                f"the base classifier returned logits that are not finite for {invalid} of "
+                f"{len(votes)} noisy images: its weights are broken, training diverged, or "
+                "--precision fp16 overflowed"
+            )
+        for share in shares:
+            share.owner.seconds += seconds * (share.stop - share.start) / len(votes)
+            share.owner.receive(share.round, votes[share.start : share.stop])
+        self.on_batch(len(votes))
+
+    def _launch(self, shares: list[_Share]) -> Callable[[], torch.Tensor]:
+        """Start a batch and the copy of its votes: returns a function that waits for them, int32
+        [draws].
+        """
+
+        def votes() -> torch.Tensor:
+            rows = shares[-1].stop
+            parts = [
+                self._forward(shares, start, self.batch) for start in range(0, rows, self.batch)
+            ]
+            return torch.cat(parts)[:rows]
+
+        return to_host(within_memory(votes, self._halve))
+
+    @torch.inference_mode()
+    def logits_digest(self, image_shape: tuple[int, ...]) -> str:
+        """A SHA-256, in hexadecimal, of the logits for a fixed batch of images [C, H, W] of random
+        grey levels.
+
+        Different digests show that two processes vote with different functions. It depends on the
+        batch, which is halved where memory runs out.
+        """
+
+        def logits() -> torch.Tensor:
+            generator = derive_generator(
+                "cpu", Purpose.SELF_CHECK
+            )  # on the CPU, so that all devices get equal images
+            buffer = self._batch_buffer(image_shape)
+            for rows in buffer.split(_PROBED_AT_ONCE):
+                grey = torch.randint(0, 256, rows.shape, generator=generator, dtype=torch.uint8)
+                rows.copy_(grey.float().div_(255))
+            return self.classifier(buffer).float().cpu().contiguous()
+
+        return digest([within_memory(logits, self._halve).numpy()])
+
+    @torch.inference_mode()
+    def _forward(self, shares: list[_Share], start: int, rows: int) -> torch.Tensor:
+        """The votes of the rows start..start+rows-1 of a plan, padded: int32 [batch]; num_classes
+        marks no vote.
+        """
+        image = shares[0].owner.image
+        buffer = self._batch_buffer(image.shape)
+        batch = []
+        for share in shares:
+            low, high = max(share.start, start), min(share.stop, start + rows)
+            if low < high:
+                owner = share.owner
+                if owner.image.shape != image.shape:
+                    raise ValueError(
+                        f"images of shapes {tuple(image.shape)} and {tuple(owner.image.shape)}"
+                    )
+                batch.append(
+                    Rows(
+                        owner.poll.stream, owner.image, share.first + low - share.start, high - low
+                    )
+                )
+        shares[0].owner.poll.stream.noise.fill(buffer, batch)
+        logits = self.classifier(buffer)
+        if logits.shape != (len(buffer), self.num_classes):
+            raise ValueError(
+                f"the base classifier returned shape {tuple(logits.shape)} for {len(buffer)} "
+                f"images and {self.num_classes} classes"
+            )
+        return logits.argmax(1).where(logits.isfinite().all(1), self.num_classes).int()
+
+    def _batch_buffer(self, image_shape: tuple[int, ...]) -> torch.Tensor:
+        shape = (self.batch, *image_shape)
+        if self._buffer is None or self._buffer.shape != shape:
+            self._buffer = torch.empty(
+                shape, dtype=self.dtype, device=self.device, memory_format=torch.channels_last
+            )
+        return self._buffer
+
+    def _halve(self, reason: str) -> None:
+        """Continue with half the batch; draws keep their numbers, so none is lost or repeated."""
+        if self.keep_batch or self.batch == 1:
+            raise UserError(
+                f"out of memory with --batch {self.batch}: give a smaller one ({reason})"
+            )
+        self._buffer = None
+        self.batch //= 2
+        self.on_smaller_batch(self.batch)
+
+
+@torch.inference_mode()
+def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStream) -> None:
+    """Spot check: UserError unless noisy images get the same logits again, also in other rows,
+    beside other images.
+
+    Certificates for the executed arithmetic need a classifier whose logits depend on one image
+    only. One batch of noisy copies of ``image`` [C, H, W] can show that they depend on more, and
+    cannot show that they never do.
+    """
+    draws = (stream.noisy(counter.batch, image) for _ in range(2))
+    images, others = (noisy.to(counter.dtype, memory_format=torch.channels_last) for noisy in draws)
+    logits = counter.classifier(images)
+    # CUDA's roll returns channels first, and for another layout a compiler would make another
+    # classifier.
+    rolled_images = images.roll(1, 0).to(memory_format=torch.channels_last)
+    again, rolled = counter.classifier(images), counter.classifier(rolled_images)
+    others[::2] = images[::2]
+    if not torch.equal(logits, again):
+        raise UserError(
+            "the base classifier gives different logits for the same batch: on this device it is "
+            "not deterministic"
+        )
+    if not torch.equal(logits[::2], counter.classifier(others)[::2]):
+        raise UserError(
+            "the base classifier's logits for an image depend on the other images in a batch"
+        )
+    if not torch.equal(logits.roll(1, 0), rolled):
+        raise UserError(
+            "the base classifier's logits depend on an image's row in the batch at --batch "
+            f"{counter.batch}: choose another batch (a multiple of 16, or 1)"
+        )
+
+
+@torch.inference_mode()
+def check_exact(counter: VoteCounter, network: IntegerNetwork, form: Any = None) -> None:
+    """UserError unless the counter's batches have the logits of ``network`` as computed in float64,
+    as far as seen.
+
+    What votes is ``form`` (None: the network itself), which is looked at layer by layer. A compiled
+    form shows nothing but its logits: those of another batch must be the network's, too.
+    """
+    images = network.probe_images().to(
+        counter.device, counter.dtype, memory_format=torch.channels_last
+    )
+    rows = torch.arange(
+        -(-len(images) // counter.batch) * counter.batch, device=counter.device
+    ) % len(images)
+    logits = torch.cat([counter.classifier(images[some]) for some in rows.split(counter.batch)])
+    first, batch = logits[: len(images)], images[rows[: counter.batch]]
+    generator = torch.Generator().manual_seed(0)
+    grey, contrast, noise = (
+        torch.rand(len(batch), *more, generator=generator) for more in (_ONE, _ONE, batch.shape[1:])
+    )
+    varied = (grey + contrast * (noise - 0.5)).to(batch)  # from flat images to noise
+    if (
+        not torch.equal(logits, first[rows])
+        or digest_of_logits(first) != network.probe
+        or (form or network).inexact_layer(batch) is not None
+        or not torch.equal(counter.classifier(varied), network(varied))
+    ):
+        raise UserError(
+            "the kernels of this machine do not compute this network of integers exactly, so that "
+            f"it is another classifier here: choose another --batch than {counter.batch}, leave "
+            "--compile out, or use the CPU"
+        )

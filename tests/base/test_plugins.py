@@ -1,0 +1,229 @@
+"""Plug-ins: what is loaded, what a digest covers, what is wrong with a plug-in, and what other
+processes find of it.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from smoothadv.base import plugins
+from smoothadv.base.errors import DoubtfulWarning, UsageError, UserError
+from smoothadv.objectives import OBJECTIVES
+from support.commands import CODE, run_process
+
+OBJECTIVE = """
+from dataclasses import dataclass
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.objectives.gaussian import Gaussian
+
+@OBJECTIVES.register("mine")
+@dataclass(frozen=True)
+class Mine(Gaussian):
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the working folder and on Python's path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path
+
+
+def written(path: str, text: str = OBJECTIVE) -> Path:
+    """A file with a plug-in."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+    return Path(path)
+
+
+def test_file_is_loaded_under_the_digest_of_its_bytes():
+    plugin = plugins.load(written("mine.py"))
+    assert (plugin.name, plugin.source) == ("mine.py", "mine.py")
+    assert plugin.sha256 == hashlib.sha256(OBJECTIVE.encode()).hexdigest()
+    assert plugin.record["provides"] == ["objective 'mine'"]
+    assert plugins.loaded() == (plugin,) and "mine" in OBJECTIVES
+
+
+@pytest.mark.parametrize("again", ["mine.py", "./mine.py", "../{folder}/mine.py"])
+def test_loading_twice_is_harmless(workplace, again):
+    plugin = plugins.load(written("mine.py"))
+    assert plugins.load(again.format(folder=workplace.name)) is plugin
+    assert len(plugins.loaded()) == 1
+
+
+def test_module_of_a_package_has_the_digest_of_the_whole_package():
+    contents = {"__init__.py": "", "part/helper.py": "NAME = 'mine'"}
+    contents["smoothing.py"] = "from pack_of_mine.part.helper import NAME\n" + OBJECTIVE.replace(
+        '"mine"', "NAME"
+    )
+    for path, text in contents.items():
+        written(f"pack_of_mine/{path}", text)
+    plugin = plugins.load("pack_of_mine.smoothing")
+    assert (plugin.name, plugin.source) == ("pack_of_mine.smoothing", "pack_of_mine.smoothing")
+    listed = "".join(f"{path} {len(text)}\n{text}" for path, text in contents.items())
+    assert plugin.sha256 == hashlib.sha256(listed.encode()).hexdigest() and "mine" in OBJECTIVES
+
+
+@pytest.mark.parametrize(
+    "name, changed", [("mine.py", "mine.py"), ("one/mine.py", "two/mine.py"), ("mine", "mine.py")]
+)
+def test_other_code_under_a_name_that_is_loaded_is_refused(name, changed):
+    """The same file after a change, and another file; that of a module is read again, too."""
+    written(name if name.endswith(".py") else f"{name}.py")
+    plugin = plugins.load(name)
+    written(changed, OBJECTIVE.replace('"mine"', '"newer"'))
+    again = changed if name.endswith(".py") else name
+    with pytest.raises(
+        UserError,
+        match=f"plug-in {again} cannot be loaded: {name} is loaded, whose name is the same",
+    ):
+        plugins.load(again)
+    assert plugins.loaded() == (plugin,) and "newer" not in OBJECTIVES
+
+
+def test_those_are_used_whose_names_or_components_take_part():
+    mine = plugins.load(written("mine.py"))
+    plugins.load(written("other.py", OBJECTIVE.replace('"mine"', '"other"')))
+    objective = OBJECTIVES["mine"](noise_sd=0.25)
+    assert plugins.used({}, [objective]) == plugins.used({"objective": "mine"}) == [mine]
+    assert (
+        plugins.used({"dataset": "mine", "objective": "gaussian"}, [OBJECTIVES["gaussian"](0.25)])
+        == []
+    )
+    assert (
+        plugins.digests([mine]) == {"plugins": {"mine.py": mine.sha256}}
+        and plugins.digests([]) == {}
+    )
+    assert plugins.words() == ["--plugin", "mine.py", "--plugin", "other.py"]
+
+
+TAKEN = OBJECTIVE.replace('"mine"', '"gaussian"')
+FAULTS = {
+    "exception": (OBJECTIVE + "\n1 / 0", ["plug-in bad.py, line 11", "ZeroDivisionError"]),
+    "import": (
+        "import nothing_of_this_name",
+        ["plug-in bad.py, line 1", "No module named 'nothing_of_this_name'"],
+    ),
+    "syntax": ("x = (", ["plug-in bad.py, line 1", "SyntaxError"]),
+    "exit": ("raise SystemExit(0)", ["plug-in bad.py, line 1", "SystemExit"]),
+    "several lines": ("raise ValueError('first\\nsecond')", ["plug-in bad.py, line 1", "first"]),
+    "name taken": (
+        OBJECTIVE + TAKEN,
+        ["plug-in bad.py, line", "objective 'gaussian' is already registered"],
+    ),
+    "nothing": ("x = 1", ["plug-in bad.py registers nothing"]),
+}
+
+
+@pytest.mark.parametrize("text, words", FAULTS.values(), ids=FAULTS)
+def test_fault_is_one_line_that_names_the_plugin_and_leaves_nothing(text, words):
+    before = set(OBJECTIVES)
+    for _ in range(2):  # the second time as the first
+        with pytest.raises(UserError) as error:
+            plugins.load(written("bad.py", text))
+        assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+    assert set(OBJECTIVES) == before and plugins.loaded() == ()
+    assert plugins.load(written("bad.py")).provides, "once it is mended, it can be loaded"
+
+
+@pytest.mark.parametrize(
+    "name, word",
+    [
+        ("gone.py", "gone.py cannot be read"),
+        ("folder/", "is a folder"),
+        ("gone_module", "no module 'gone_module'"),
+        ("gone.module", "no module 'gone.module'"),
+        ("here", "write here.py"),
+        ("sys", "is a part of Python"),
+        ("", "no module ''"),
+    ],
+)
+def test_plugin_that_does_not_exist_is_a_usage_error(monkeypatch, name, word):
+    Path("folder").mkdir()
+    written("here.py")
+    monkeypatch.setattr(
+        sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))]
+    )
+    with pytest.raises(UsageError, match="--plugin") as error:
+        plugins.load(name)
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["early_plugin", "early_plugin.py"])
+def test_module_that_was_imported_before_is_refused_since_what_it_registered_is_unknown(name):
+    written("early_plugin.py", "x = 1")
+    early = __import__("early_plugin")
+    with pytest.raises(UserError, match="registers nothing: it was imported before"):
+        plugins.load(name)
+    assert sys.modules.pop("early_plugin") is early
+
+
+def declare(module: str) -> None:
+    """A distribution that declares a plug-in, installed in the working folder."""
+    written("mine-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    written("mine-1.0.dist-info/entry_points.txt", f"[smoothadv.base.plugins]\nmine = {module}\n")
+
+
+def test_entry_points_are_loaded_once_and_need_no_option():
+    declare("installed_plugin")
+    written("installed_plugin.py")
+    plugins.load_installed()
+    plugins.load_installed()
+    (plugin,) = plugins.loaded()
+    assert plugin.is_installed and plugin.name == "installed_plugin" and "mine" in OBJECTIVES
+    assert plugins.words() == [] and plugins.load("installed_plugin") is plugin
+
+
+@pytest.mark.parametrize("text", [None, "1 / 0"], ids=["missing", "exception"])
+def test_entry_point_that_cannot_be_loaded_is_a_warning(text):
+    declare("broken_plugin")
+    if text is not None:
+        written("broken_plugin.py", text)
+    with pytest.warns(DoubtfulWarning, match="broken_plugin.*an installed distribution declares"):
+        plugins.load_installed()
+    assert plugins.loaded() == ()
+
+
+SPAWNING = """
+import torch
+from smoothadv.base import plugins
+from torch.utils.data import DataLoader
+
+if __name__ == "__main__":
+    plugin = plugins.load("images.py")
+    images = plugin.provides[0].component
+    loader = DataLoader(images(), num_workers=1, multiprocessing_context="spawn")
+    print(sum(batch.item() for batch in loader))
+"""
+IMAGES = """
+from dataclasses import dataclass
+from smoothadv.datasets import DATASETS
+
+@DATASETS.register("numbers")
+@dataclass(frozen=True)
+class Numbers:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+"""
+
+
+def test_package_has_the_plugins_without_an_import_of_their_own(workplace):
+    written("mine.py")
+    program = "import smoothadv; print(smoothadv.base.plugins.load('mine.py').name)"
+    done = run_process([sys.executable, "-c", program], workplace, PYTHONPATH=str(CODE))
+    assert (done.returncode, done.stdout) == (0, "mine.py\n"), done.stderr
+
+
+def test_worker_process_that_is_spawned_can_unpickle_what_a_plugin_file_defines(workplace):
+    written("images.py", IMAGES)
+    written("program.py", SPAWNING)
+    done = run_process([sys.executable, "program.py"], workplace, PYTHONPATH=str(CODE))
+    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr

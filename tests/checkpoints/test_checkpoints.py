@@ -1,0 +1,370 @@
+"""Checkpoints: the released files give the released models' logits, and our own come back as they
+were saved.
+
+A missing, damaged, dangerous or unsuitable file gives an error of one line; a failed save loses
+nothing.
+"""
+
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet50
+
+from smoothadv.architectures import get_architecture
+from smoothadv.base.digests import file_digest
+from smoothadv.base.errors import UserError
+from smoothadv.checkpoints import load_classifier, save_checkpoint
+from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
+from support import refusals, released
+from support.released import InputLayer, blocky_images, cifar_classifier, save_released_checkpoint
+from support.traps import Trap
+
+INPUT_LAYERS = ["normalize", "center"]
+
+
+@torch.inference_mode()
+def logits_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
+    return model(images)
+
+
+def assert_same_classifier(
+    ours: nn.Module, released: nn.Module, images: torch.Tensor, unlike: nn.Module
+) -> None:
+    """Equal logits to 1e-4, on images for which the logits of ``unlike`` differ by a hundred times
+    more.
+    """
+    expected = logits_of(released, images)
+    assert (logits_of(unlike, images) - expected).abs().max() > 1e-2
+    assert (expected - expected[0]).abs().max() > 1e-2  # and the logits differ between images
+    torch.testing.assert_close(logits_of(ours, images), expected, rtol=0, atol=1e-4)
+    assert not any(module.training for module in ours.modules())
+
+
+@pytest.mark.parametrize(
+    "zipped", [True, False], ids=["today's format", "the published files' format"]
+)
+@pytest.mark.parametrize("input_layer", INPUT_LAYERS)
+def test_released_cifar_checkpoint_gives_the_released_logits(tmp_path, input_layer, zipped):
+    released = cifar_classifier(110, 10, input_layer)
+    path = save_released_checkpoint(
+        tmp_path / "checkpoint.pth.tar", released, "cifar_resnet110", zipped
+    )
+    other = cifar_classifier(110, 10, "center" if input_layer == "normalize" else "normalize")
+    assert_same_classifier(
+        load_classifier(path, "cifar10", input_layer), released, blocky_images(4), other
+    )
+
+
+@pytest.mark.parametrize(
+    "arch, depth, dataset, classes",
+    [("cifar_resnet20", 20, "cifar10", 10), ("imagenet32_resnet110", 110, "imagenet32", 1000)],
+)
+def test_other_released_architectures_of_small_images_give_the_released_logits(
+    tmp_path, arch, depth, dataset, classes
+):
+    released = cifar_classifier(depth, classes, "normalize")
+    path = save_released_checkpoint(tmp_path / "checkpoint.pth.tar", released, arch)
+    other = cifar_classifier(depth, classes, "normalize", seed=1)
+    assert_same_classifier(
+        load_classifier(path, dataset, "normalize"), released, blocky_images(4), other
+    )
+
+
+@pytest.fixture
+def released_imagenet(tmp_path):
+    """A path for a 100 MB file, which does not outlive the test."""
+    path = tmp_path / "checkpoint.pth.tar"
+    yield path
+    path.unlink()
+
+
+def imagenet_classifier(input_layer: str) -> nn.Sequential:
+    """The released ImageNet form: the input layer, then torchvision's ResNet-50 in a
+    DataParallel.
+    """
+    torch.manual_seed(0)
+    first = InputLayer(input_layer, released.IMAGENET_MEAN, released.IMAGENET_STD)
+    model = nn.Sequential(first, nn.DataParallel(resnet50()))
+    released.randomise_batch_norms(model)
+    return model.eval()
+
+
+def test_released_imagenet_checkpoint_gives_the_released_logits(released_imagenet):
+    released = imagenet_classifier("center")
+    assert len(released.state_dict()) == 320 and "1.module.fc.bias" in released.state_dict()
+    save_released_checkpoint(released_imagenet, released, "resnet50", momentum=False)
+    ours = load_classifier(released_imagenet, "imagenet", "center")
+    assert_same_classifier(
+        ours, released, blocky_images(2, side=64), imagenet_classifier("normalize")
+    )
+
+
+@pytest.mark.parametrize("prefix", ["module.", ""])
+def test_data_parallel_outside_the_input_layer_is_seen_through(tmp_path, prefix):
+    released = cifar_classifier(20, 10, "normalize")
+    state = {prefix + key: value for key, value in released.state_dict().items()}
+    torch.save(
+        {"epoch": 1, "arch": "cifar_resnet20", "state_dict": state, "optimizer": {}},
+        tmp_path / "file",
+    )
+    other = cifar_classifier(20, 10, "normalize", seed=1)
+    ours = load_classifier(tmp_path / "file", "cifar10", "normalize")
+    assert_same_classifier(ours, released, blocky_images(4), other)
+
+
+def test_released_checkpoint_needs_an_input_layer_and_the_error_says_how_to_choose(tmp_path):
+    path = save_released_checkpoint(
+        tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20"
+    )
+    with pytest.raises(UserError) as error:
+        load_classifier(path, "cifar10")
+    message = str(error.value)
+    assert str(path) in message and "--input-layer" in message and "\n" not in message
+    # The mapping that the authors published.
+    center, normalize = message.split("but those", 1)
+    assert "'center'" in center and "imagenet/" in center and "cifar10/" in center
+    for folder in (
+        "imagenet32/",
+        "cifar10/finetune_cifar_from_imagenetPGD2steps/",
+        "cifar10/self_training/",
+    ):
+        assert folder in normalize
+    assert "'normalize'" in normalize
+
+
+def own_checkpoint(path, model: nn.Module, **recorded):
+    """Save a model as training does: with the released entries and those that only smoothadv
+    records.
+    """
+    content = {
+        "epoch": 3,
+        "arch": "cifar_resnet20",
+        "state_dict": model.state_dict(),
+        "optimizer": {},
+        "input_layer": "center",
+        "mean": list(released.CIFAR_MEAN),
+        "std": list(released.CIFAR_STD),
+        **recorded,
+    }
+    save_checkpoint(path, content)
+    return path
+
+
+def trained_looking(arch: str, description, input_layer: str) -> nn.Module:
+    torch.manual_seed(3)
+    model = get_architecture(arch, description, input_layer)
+    released.randomise_batch_norms(model)
+    return model.eval()
+
+
+@pytest.mark.parametrize("input_layer", INPUT_LAYERS)
+@pytest.mark.parametrize("asked", [None, "the same"])
+def test_own_checkpoint_comes_back_without_being_told_its_input_layer(tmp_path, input_layer, asked):
+    model = trained_looking("cifar_resnet20", "cifar10", input_layer)
+    path = own_checkpoint(tmp_path / "run" / "checkpoint.pth.tar", model, input_layer=input_layer)
+    loaded = load_classifier(path, "cifar10", asked and input_layer)
+    assert torch.equal(logits_of(loaded, blocky_images(4)), logits_of(model, blocky_images(4)))
+
+
+def test_contradicting_the_recorded_input_layer_is_refused(tmp_path):
+    path = own_checkpoint(tmp_path / "file", trained_looking("cifar_resnet20", "cifar10", "center"))
+    with pytest.raises(UserError, match="'center', not 'normalize'"):
+        load_classifier(path, "cifar10", "normalize")
+
+
+def test_recorded_constants_win_over_the_datasets(tmp_path):
+    mean, std = (0.3, 0.4, 0.6), (0.5, 0.25, 0.125)
+    model = trained_looking("cifar_resnet20", "cifar10", "normalize")
+    path = own_checkpoint(
+        tmp_path / "file", model, input_layer="normalize", mean=list(mean), std=list(std)
+    )
+    images = blocky_images(4)
+    centered = images - torch.tensor(mean).reshape(3, 1, 1)
+    expected = logits_of(model[1], centered / torch.tensor(std).reshape(3, 1, 1))
+    assert (logits_of(model, images) - expected).abs().max() > 1e-2
+    torch.testing.assert_close(
+        logits_of(load_classifier(path, "cifar10"), images), expected, rtol=0, atol=1e-4
+    )
+
+
+WITHOUT_CONSTANTS = DatasetDescription(
+    "imagefolder:tests only", tuple("0123456789"), (3, 32, 32), None, None, CIFAR_TRAINING
+)
+
+
+def test_own_checkpoint_brings_the_constants_that_a_dataset_lacks(tmp_path):
+    model = trained_looking("cifar_resnet20", "cifar10", "center")
+    path = own_checkpoint(tmp_path / "file", model)
+    loaded = load_classifier(path, WITHOUT_CONSTANTS)
+    assert torch.equal(logits_of(loaded, blocky_images(4)), logits_of(model, blocky_images(4)))
+
+
+def test_released_checkpoint_cannot_do_without_the_datasets_constants(tmp_path):
+    path = save_released_checkpoint(
+        tmp_path / "file", cifar_classifier(20, 10, "center"), "cifar_resnet20"
+    )
+    with pytest.raises(UserError, match="imagefolder:tests only.*train"):
+        load_classifier(path, WITHOUT_CONSTANTS, "center")
+
+
+def test_saved_file_is_a_released_checkpoint_for_the_released_code(tmp_path):
+    model = trained_looking("cifar_resnet20", "cifar10", "center")
+    content = torch.load(own_checkpoint(tmp_path / "file", model), weights_only=True)
+    assert {"epoch", "arch", "state_dict", "optimizer"} <= content.keys()
+    released = cifar_classifier(20, 10, "center", seed=9)
+    released.load_state_dict(content["state_dict"])
+    images = blocky_images(4)
+    torch.testing.assert_close(
+        logits_of(released, images), logits_of(model, images), rtol=0, atol=1e-4
+    )
+
+
+def test_saved_imagenet_model_has_the_released_keys(released_imagenet):
+    ours = get_architecture("resnet50", "imagenet", "center")
+    save_checkpoint(
+        released_imagenet,
+        {
+            "epoch": 1,
+            "arch": "resnet50",
+            "state_dict": ours.state_dict(),
+            "optimizer": {},
+            "input_layer": "center",
+        },
+    )
+    saved = torch.load(released_imagenet, weights_only=True)["state_dict"]
+    assert saved.keys() == imagenet_classifier("center").state_dict().keys()
+    loaded = load_classifier(released_imagenet, "imagenet").state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in ours.state_dict().items())
+
+
+def test_saving_does_not_change_what_it_was_given(tmp_path):
+    model = trained_looking("cifar_resnet20", "cifar10", "center")
+    content = {
+        "epoch": 1,
+        "arch": "resnet50",
+        "state_dict": model.state_dict(),
+        "optimizer": {},
+        "history": [math.pi],
+    }
+    keys = list(content["state_dict"])
+    save_checkpoint(tmp_path / "file", content)
+    assert list(content["state_dict"]) == keys
+    assert torch.load(tmp_path / "file", weights_only=True)["history"] == [math.pi]
+
+
+def refusal(path, dataset: str = "cifar10") -> str:
+    return refusals.refusal(load_classifier, path, dataset, "center", names=path)
+
+
+def small_checkpoint(path, zipped: bool = True, **changes):
+    """A released checkpoint of a ResNet-20 for CIFAR-10, with the given entries replaced."""
+    save_released_checkpoint(path, cifar_classifier(20, 10, "center"), "cifar_resnet20", zipped)
+    if changes:
+        torch.save({**torch.load(path, weights_only=True), **changes}, path)
+    return path
+
+
+def test_missing_file_or_folder_is_named(tmp_path):
+    assert "does not exist" in refusal(tmp_path / "nothing.pth.tar")
+    assert str(tmp_path / "checkpoint.pth.tar") in refusal(tmp_path), "the file that is meant"
+
+
+CONTENTS = {
+    "empty": b"",
+    "text": b"epoch\ttime\tlr\n0\t1.5\t0.1\n" * 10,
+    "binary": bytes(range(256)) * 10,
+    "HTML of a failed download": b"<!DOCTYPE html>\n<html>\n<body>404</body>\n</html>\n",
+    "pickled dict without tensors": pickle.dumps({"a": 1}),
+    "pickled object": pickle.dumps(UserError("x")),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS)
+def test_file_that_is_no_checkpoint(tmp_path, content):
+    (tmp_path / "checkpoint.pth.tar").write_bytes(content)
+    refusal(tmp_path / "checkpoint.pth.tar")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("share", [0.001, 0.3, 0.9, 0.999])
+def test_truncated_file(tmp_path, zipped, share):
+    path = small_checkpoint(tmp_path / "checkpoint.pth.tar", zipped)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    assert "damaged" in refusal(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_checkpoint_that_would_run_a_command_is_refused_before_it_runs(tmp_path, zipped):
+    path, sprung = tmp_path / "checkpoint.pth.tar", tmp_path / "sprung"
+    content = torch.load(small_checkpoint(path), weights_only=True)
+    torch.save({**content, "history": [Trap(sprung)]}, path, _use_new_zipfile_serialization=zipped)
+    refusal(path)
+    assert not sprung.exists()
+    # The file is no dud: loading it without the precaution runs the command.
+    torch.load(path, weights_only=False)
+    assert sprung.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"net": {}, "epoch": 1}, [1, 2], torch.zeros(3), {}],
+    ids=["MACER's", "list", "tensor", "nothing"],
+)
+def test_something_else_saved_by_torch(tmp_path, content):
+    torch.save(content, tmp_path / "checkpoint.pth.tar")
+    assert "arch" in refusal(tmp_path / "checkpoint.pth.tar").partition("lacks")[2]
+
+
+def test_deeper_weights_than_the_architecture_has(tmp_path):
+    path = tmp_path / "checkpoint.pth.tar"
+    save_released_checkpoint(path, cifar_classifier(26, 10, "center"), "cifar_resnet20")
+    assert "36 unknown" in refusal(path)
+
+
+MISFITS = [
+    # ResNet-110 has 3 x 15 blocks more, of 12 entries each.
+    ({"arch": "cifar_resnet110"}, "cifar10", ["not a cifar_resnet110", "540 weights missing"]),
+    ({"arch": "wide_resnet"}, "cifar10", ["'wide_resnet'", "cifar_resnet110"]),
+    ({}, "imagenet32", ["1000 classes", "fc.weight", "[10, 64]"]),
+    ({}, "digits", ["1x8x8", "conv1.weight", "[16, 3, 3, 3]"]),
+    ({"input_layer": "center", "mean": [0.5] * 3, "std": [0.5] * 3}, "digits", ["1x8x8"]),
+    # The weights would fit: the classes are only in another order, and the network takes images of
+    # any size.
+    ({"classes": ["cat", "dog"]}, "cifar10", ["classes", "cat, dog", "cifar10"]),
+    ({"image_shape": [3, 16, 16]}, "cifar10", ["image_shape", "3, 16, 16", "cifar10"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "dataset", "words"), MISFITS)
+def test_checkpoint_of_other_networks_or_images_is_refused_with_what_differs(
+    tmp_path, changes, dataset, words
+):
+    message = refusal(small_checkpoint(tmp_path / "checkpoint.pth.tar", **changes), dataset)
+    assert all(word in message for word in words)
+
+
+def test_save_of_something_unsavable_leaves_the_old_file(tmp_path):
+    path = small_checkpoint(tmp_path / "checkpoint.pth.tar")
+    before = path.read_bytes()
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
+        save_checkpoint(path, {**torch.load(path, weights_only=True), "history": lambda: None})
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pth.tar"]
+
+
+def test_digest_of_a_file_is_its_sha256(tmp_path):
+    # FIPS 180-2, appendix B.3: one million times the letter a, which is more than one read.
+    (tmp_path / "file").write_bytes(b"a" * 1_000_000)
+    assert (
+        file_digest(tmp_path / "file")
+        == "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0"
+    )
+    # Two megabytes and one byte: more than two blocks of whatever power of two.
+    (tmp_path / "file").write_bytes(b"\0" * (2**21 + 1))
+    first = file_digest(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"\0" * 2**21 + b"\1")
+    assert file_digest(tmp_path / "file") != first

@@ -1,0 +1,218 @@
+"""analyze from end to end on small logs written by hand: values, formats, figures, and how logs are
+found.
+"""
+
+import csv
+import io
+import json
+import math
+import shlex
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from support.commands import call, run_process, script, start_process
+from support.patience import HANG_SECONDS
+
+# Ours: full precision. 3 of 6 correct, 1 of 6 abstains.
+OURS = """idx\tlabel\tpredict\tradius\tcorrect\ttime
+0\t3\t3\t0.25\t1\t0:00:00.080910
+1\t8\t-1\t0.0\t0\t0:00:00.078819
+2\t0\t0\t0.61581565369520011\t1\t0:00:00.073724
+3\t2\t7\t0.75\t0\t0:00:00.090568
+4\t1\t1\t0.12499999999999999\t1\t0:00:00.099749
+5\t7\t9\t0.1\t0\t0:00:00.099749
+"""
+# Released: six columns, few digits, gaps in idx. 3 of 4 correct, nobody abstains.
+RELEASED = """idx\tlabel\tpredict\tradius\tcorrect\ttime
+0\t3\t3\t1.91\t1\t0:00:15
+20\t7\t7\t0.5000\t1\t0:00:15.123456
+40\t4\t2\t0.0513\t0\t0:00:15.123456
+60\t5\t5\t9.76e-05\t1\t0:00:15.123456
+"""
+MANIFEST = (
+    '{"settings": {"sigma": 0.25, "N": 100000, "alpha": 0.001, "method": "exact"}, "runs": []}'
+)
+DIFFERENT_IMAGES = (
+    "warning: the logs are not all on the same test images (4 to 6 examples): they differ by "
+    "chance too\n"
+)
+SUMMARY_COLUMNS = [
+    "log",
+    "examples",
+    "clean_accuracy",
+    "average_certified_radius",
+    "abstention_rate",
+]
+OURS_ROW = [3 / 6, (0.25 + 0.61581565369520011 + 0.12499999999999999) / 6, 1 / 6]
+RELEASED_ROW = [3 / 4, (1.91 + 0.5 + 9.76e-05) / 4, 0.0]
+
+
+@pytest.fixture
+def logs(workplace: Path) -> Path:
+    """The working folder, with two logs below results/."""
+    (workplace / "results/nested").mkdir(parents=True)
+    (workplace / "results/ours.tsv").write_text(OURS)
+    (workplace / "results/ours.tsv.manifest.json").write_text(MANIFEST)
+    (workplace / "results/nested/sigma_0.50").write_text(RELEASED)
+    return workplace
+
+
+@pytest.fixture
+def analyze(logs, capsys):
+    return lambda *arguments: call(capsys, "analyze", *arguments)
+
+
+def table_of(text: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(text)))
+
+
+def test_summary_values_are_fractions_of_full_precision(analyze):
+    """acc(r) counts R >= r: the radius 0.25 itself counts at 0.25, the one just below 0.125 does
+    not at 0.125.
+    """
+    outcome = analyze(
+        "summary",
+        "results/ours.tsv",
+        "results/nested/*",
+        "--radii",
+        0.125,
+        0.25,
+        0.5,
+        "--format",
+        "csv",
+    )
+    header, ours, released = table_of(outcome.out)
+    assert header == [*SUMMARY_COLUMNS, "0.125", "0.25", "0.5"]
+    assert [ours[1], released[1]] == ["6", "4"]
+    assert [float(field) for field in ours[2:]] == pytest.approx(
+        [*OURS_ROW, 2 / 6, 2 / 6, 1 / 6], rel=1e-15
+    )
+    assert [float(field) for field in released[2:]] == pytest.approx(
+        [*RELEASED_ROW, 0.5, 0.5, 0.5], rel=1e-15
+    )
+
+
+def test_markdown_is_in_percent(analyze):
+    lines = analyze(
+        "summary", "results/ours.tsv", "--radii", 0.25, "--format", "markdown"
+    ).out.splitlines()
+    header, rule, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert set("".join(rule)) == {"-", ":"}
+    percent = [name for name in header if "%" in name]
+    assert len(percent) == 2, "clean accuracy and abstention rate say their unit"
+    assert row == ["ours", "6", "50.0", "0.165", "16.7", "33.3"]
+
+
+def test_best_of_a_column_is_bold(analyze):
+    text = analyze("table", "results", "--radii", 0, 1, 5).out
+    released, ours = (line for line in text.splitlines() if "sigma" in line or "ours" in line)
+    assert "**75.0**" in released and "**25.0**" in released
+    assert "**" not in ours
+    assert text.count("**") == 4, "nobody is best where nothing is certified"
+
+
+def test_output_files_decide_their_formats(analyze, logs):
+    formats = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json", "txt": "markdown"}
+    outcome = analyze(
+        "summary", "results", *(word for ending in formats for word in ("-o", f"new/t.{ending}"))
+    )
+    assert (outcome.code, outcome.out) == (0, "")
+    for ending, format in formats.items():
+        assert (logs / f"new/t.{ending}").read_text() == analyze(
+            "summary", "results", "--format", format
+        ).out
+
+
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("output", ["plots/curves.png", "plots/curves.pdf", "plots/curves"])
+def test_plot_writes_png_and_pdf(analyze, logs, output):
+    outcome = analyze("plot", "results", "-o", output)
+    assert outcome.code == 0 and "curves.png" in outcome.out and "curves.pdf" in outcome.out
+    assert "both FILE.png and FILE.pdf are written" in " ".join(
+        analyze("plot", "--help").out.split()
+    ), "said before"
+    assert sorted(path.name for path in (logs / "plots").iterdir()) == ["curves.pdf", "curves.png"]
+    height, width, _ = pixels(logs / "plots/curves.png").shape
+    assert width >= 1000 and height >= 600
+    document = (logs / "plots/curves.pdf").read_bytes()
+    assert (
+        document.startswith(b"%PDF-")
+        and document.rstrip().endswith(b"%%EOF")
+        and len(document) > 5000
+    )
+
+
+def test_svg_is_written_as_named_and_replaces_no_other_file(analyze, logs):
+    drawings = []
+    for _ in range(2):
+        assert (
+            analyze("plot", "results", "-o", "plots/curves.svg").out == "wrote plots/curves.svg\n"
+        )
+        assert [path.name for path in (logs / "plots").iterdir()] == ["curves.svg"]
+        drawings.append((logs / "plots/curves.svg").read_text())
+    assert drawings[0] == drawings[1] and ElementTree.fromstring(drawings[0]).tag.endswith("}svg")
+    (logs / "plots/curves.svg").write_text("mine")
+    assert analyze("plot", "results", "-o", "plots/curves.svg").code == 1
+    assert (logs / "plots/curves.svg").read_text() == "mine"
+
+
+def test_equal_logs_give_equal_files(analyze, logs):
+    for name in ("one", "two"):
+        analyze("plot", "results", "-o", name)
+    for kind in ("png", "pdf"):
+        assert (logs / f"one.{kind}").read_bytes() == (logs / f"two.{kind}").read_bytes()
+
+
+def test_summary_agrees_with_certify(analyze, logs, checkpoint, capsys):
+    """The line that certify prints at its end agrees with what analyze reads from the log."""
+    options = ["out.tsv", "--N", 50, "--max", 10, "--device", "cpu"]
+    printed = call(capsys, "certify", "digits", checkpoint, 0.25, *options).out
+    (record,) = json.loads(analyze("summary", "out.tsv", "--format", "json").out)
+    assert math.isfinite(record["average_certified_radius"])
+    assert f"average certified radius {record['average_certified_radius']:.3f}" in printed
+
+
+def test_reader_that_stops_early_is_no_error(logs):
+    """As in `analyze ... | head`: the pipe is closed before anything is written."""
+    process = start_process(script("analyze", "summary", "results/ours.tsv"), logs)
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=HANG_SECONDS) == 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_errors(logs, closed):
+    """As in `analyze ... >&-`: the process has no standard output at all. A warning needs another
+    place than it.
+    """
+    command = f"{shlex.join(script('analyze', 'summary', 'results', '--radii', 0))} {closed}"
+    result = run_process(["/bin/sh", "-c", command], logs)
+    assert (result.returncode, result.stderr) == (0, DIFFERENT_IMAGES if closed == ">&-" else "")
+    assert (
+        (result.stdout == "")
+        if ">&- " in f"{closed} " and closed != "2>&-"
+        else result.stdout.startswith("| ")
+    )
+
+
+def test_file_takes_no_place_of_a_closed_stream(logs):
+    """Python and libraries print to these places by their numbers. A plug-in that registers nothing
+    is refused.
+    """
+    (logs / "look.py").write_text(
+        "import os\nfrom smoothadv.sweep.engines import ENGINES\n"
+        "places = [os.path.realpath(f'/dev/fd/{place}') for place in range(3)]\n"
+        "if places == ['/dev/null'] * 3:\n    ENGINES.register('none')(object)\n"
+    )
+    words = script("analyze", "summary", "results", "-o", "out.md", "--plugin", "look.py")
+    assert run_process(["/bin/sh", "-c", f"{shlex.join(words)} <&- >&- 2>&-"], logs).returncode == 0
+    assert len((logs / "out.md").read_text().splitlines()) == 4

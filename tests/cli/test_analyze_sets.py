@@ -1,0 +1,500 @@
+"""analyze on logs that cannot be pooled: unfinished ones, and logs of different images, each said
+to be what it is.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from smoothadv.analysis import report
+from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot
+from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.base.errors import UserError
+from smoothadv.records.logs import manifest_path
+from support.analyzed_folder import records
+from support.commands import call
+
+SELECTION = {"images": 20, "skip": 2, "max": None}  # ten images
+PROGRESS = "3 of 10, unfinished"
+
+
+def log(path: str, radii: list[float], idx=None, run=SELECTION, attack=None, **settings) -> Path:
+    """A log of ours on every second image: right within each radius, or an abstention where it is
+    0.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    idx = list(idx or range(0, 2 * len(radii), 2))
+    rows = [
+        f"{i}\t1\t{1 if radius else -1}\t{radius}\t{int(radius > 0)}\n"
+        for i, radius in zip(idx, radii)
+    ]
+    path.write_text("idx\tlabel\tpredict\tradius\tcorrect\n" + "".join(rows))
+    if attack is not None:
+        rows = [row.split("\t") for row in rows]
+        path.write_text(
+            "idx\tlabel\tpredict\tcorrect\n" + "".join("\t".join(row[:3] + row[4:]) for row in rows)
+        )
+        settings["attack"] = {"name": "PGD", "epsilon": attack}
+    known = {
+        "dataset": "digits",
+        "split": "test",
+        "dataset_fingerprint": "ab",
+        "sigma": 0.5,
+        "N": 1000,
+        "alpha": 0.001,
+    }
+    content = {"settings": {**known, "checkpoint_sha256": path.name, **settings}, "runs": [run]}
+    manifest_path(path).write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def analyze(workplace, capsys):
+    return lambda *arguments: call(capsys, "analyze", *arguments)
+
+
+@pytest.fixture
+def unfinished() -> None:
+    """A finished log, half of it certified within 0.25, and an unfinished one whose every image is
+    within 0.5.
+    """
+    log("logs/whole.tsv", [0.25] * 5 + [0.0] * 5)
+    log("logs/begun.tsv", [0.5] * 3)
+
+
+@pytest.mark.usefixtures("workplace", "unfinished")
+class TestUnfinished:
+    def test_summary_says_so_to_people_and_keeps_names_for_programs(self, analyze):
+        outcome = analyze("summary", "logs", "--radii", 0.25)
+        assert f"begun ({PROGRESS})" in outcome.out and f"logs/begun.tsv: {PROGRESS}" in outcome.err
+        assert outcome.out.count("unfinished") == 1
+        lines = analyze("summary", "logs", "--radii", 0.25, "--format", "csv").out.splitlines()
+        assert lines[0].endswith("abstention_rate,0.25,selected") and lines[1].startswith(
+            "begun,3,1.0,"
+        )
+        assert [line.rpartition(",")[2] for line in lines[1:]] == ["10", "10"]
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["table"],
+            ["table", "--confidence", 0.9],
+            ["parameters"],
+            ["compare"],
+            ["envelope", "--unfinished", "--show", "model"],
+        ],
+        ids=str,
+    )
+    def test_every_table_says_so(self, analyze, arguments):
+        assert PROGRESS in analyze(arguments[0], "logs", *arguments[1:]).out
+
+    def test_curves_and_page_say_so(self, analyze):
+        figure = CertifiedAccuracyPlot()(read_logs(["logs"]))
+        assert sorted(PROGRESS in line.get_label() for line in figure.axes[0].lines) == [
+            False,
+            True,
+        ]
+        assert analyze("report", "logs", "-o", "a.html").code == 0
+        page = Path("a.html").read_text()
+        warnings, _, sections = page.partition("</ul>")
+        assert PROGRESS in warnings and "Best log by radius<" in sections.replace(
+            ", digits, 10 images", ""
+        )
+        assert sections.count(f"begun ({PROGRESS})") >= 3, "all logs, provenance, hyper-parameters"
+
+    def test_best_is_chosen_without_it_unless_asked(self, analyze):
+        options = ["envelope", "logs", "--radii", 0.25, "--format", "json"]
+        (row,) = records(analyze(*options))
+        assert (row["certified_accuracy"], row["models"], row["examples"]) == (0.5, 1, 10)
+        both = {
+            row["examples"]: row["certified_accuracy"]
+            for row in records(analyze(*options, "--unfinished"))
+        }
+        assert both == {10: 0.5, 3: 1.0}, "its three images are no other log's"
+        curves = EnvelopePlot()(read_logs(["logs"])).axes[0].lines
+        assert [curve.get_ydata()[0] for curve in curves] == [50]
+        log("attacked/whole.tsv", [0.1] * 9 + [0.0], attack=0.25)
+        log("attacked/begun.tsv", [0.1] * 3, attack=0.25)
+        (row,) = records(analyze("empirical", "attacked", "--format", "json"))
+        assert row["empirical_accuracy"] == 0.9
+        log("logs/other.tsv", [0.5] * 3, sigma=1.0)
+        outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
+        assert outcome.code == 0 and "logs/other.tsv: 3 of 10" in outcome.err, (
+            "else it were of other images"
+        )
+
+    @pytest.mark.parametrize("analysis", ["envelope", "plot_envelope", "heat_map"])
+    def test_alone_it_is_refused_with_the_flag_that_takes_it(self, analyze, analysis):
+        files = [] if analysis == "envelope" else ["-o", "a"]
+        options = ["--columns", "alpha"] if analysis == "heat_map" else []
+        outcome = analyze(analysis, "logs/begun.tsv", *files, *options)
+        assert (
+            outcome.code == 1
+            and f"logs/begun.tsv: {PROGRESS}; --unfinished" in outcome.err.splitlines()[-1]
+        )
+        assert analyze(analysis, "logs/begun.tsv", *files, *options, "--unfinished").code == 0
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {},
+        {"skip": 2, "max": None},
+        {"images": 20, "skip": 2},
+        {"images": 20, "max": None},
+        {**SELECTION, "max": 3},
+        {"images": 6, "skip": 2, "max": 9},
+        {**SELECTION, "skip": 0},
+        {**SELECTION, "images": "20"},
+        {**SELECTION, "images": True},
+        {**SELECTION, "max": -1},
+        {"images": 10**30, "skip": 10**30, "max": None},
+    ],
+    ids=str,
+)
+def test_log_is_unfinished_only_where_its_manifest_says_so(workplace, analyze, run):
+    log("begun.tsv", [0.5] * 3, run=run)
+    outcome = analyze("summary", "begun.tsv", "--format", "csv")
+    assert "unfinished" not in outcome.err and "selected" not in outcome.out
+
+
+def test_manifest_follows_what_certify_selects_but_not_what_it_refuses(
+    workplace, analyze, checkpoint, capsys
+):
+    def certify(*selection: object) -> int:
+        options = ["a.tsv", "--N", 50, "--device", "cpu", "--skip", *selection]
+        return call(capsys, "certify", "digits", checkpoint, 0.25, *options).code
+
+    assert (certify(100, "--max", 3), certify(70)) == (0, 1)
+    assert "unfinished" not in analyze("summary", "a.tsv").err
+    Path("a.tsv").write_text("".join(Path("a.tsv").read_text().splitlines(keepends=True)[:3]))
+    assert "a.tsv: 2 of 3, unfinished" in analyze("summary", "a.tsv").err
+    assert certify(100, "--max", 2) == 0 and "unfinished" not in analyze("summary", "a.tsv").err
+
+
+def groups(outcome) -> dict[str, tuple[int, float]]:
+    return {row["group"]: (row["models"], row["certified_accuracy"]) for row in records(outcome)}
+
+
+ENVELOPE = ["envelope", "G=logs", "--radii", 0.25, "--format", "json"]
+FIVE = {**SELECTION, "max": 5}
+
+
+def test_a_few_images_or_another_dataset_win_no_envelope(workplace, analyze):
+    log("logs/ten.tsv", [0.5] * 7 + [0.0] * 3)
+    log("logs/ten2.tsv", [0.5] * 6 + [0.0] * 4)
+    log("logs/five.tsv", [0.5] * 5, run=FIVE)
+    log("logs/cifar.tsv", [0.5] * 8 + [0.0] * 2, dataset="cifar10", dataset_fingerprint="cd")
+    assert groups(analyze(*ENVELOPE)) == {
+        "G, cifar10, 10 images": (1, 0.8),
+        "G, digits, 10 images": (2, 0.7),
+        "G, digits, 5 images": (1, 1.0),
+    }
+    assert "**" not in analyze(*ENVELOPE[:-2]).out, "none of them is the best of all"
+    labels = [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
+    assert sorted(labels) == sorted(groups(analyze(*ENVELOPE)))
+    outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
+    assert (
+        outcome.code == 1
+        and "digits, 5 images; digits, 10 images; name those of one set" in outcome.err
+    )
+    assert (
+        analyze("heat_map", "logs/ten.tsv", "logs/ten2.tsv", "--columns", "alpha", "-o", "map").code
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    "changed", [{"dataset_fingerprint": "cd"}, {"idx": range(1, 21, 2)}, {"split": "validation"}]
+)
+def test_sets_that_look_alike_are_numbered(workplace, analyze, changed):
+    log("logs/one.tsv", [0.5] * 7 + [0.0] * 3)
+    log("logs/two.tsv", [0.5] * 10, **changed)
+    outcome = analyze(*ENVELOPE)
+    assert groups(outcome) == {
+        "G, digits, 10 images": (1, 0.7),
+        "G, digits, 10 images (set 2)": (1, 1.0),
+    }
+    assert "not all on the same test images" in outcome.err
+
+
+@pytest.mark.parametrize("changed", [{}, {"dataset_fingerprint": "cd"}, {"split": "validation"}])
+def test_compare_says_how_many_examples_both_logs_hold(workplace, analyze, changed):
+    """That others are of other images does not matter then, unless it is the data that differ."""
+    log("ten.tsv", [0.5] * 7 + [0.0] * 3)
+    log("five.tsv", [0.5] * 5, run=FIVE, **changed)
+    outcome = analyze("compare", "ten.tsv", "five.tsv", "--format", "json")
+    common, *others = outcome.err.splitlines()[::-1]
+    assert common == "warning: only the 5 examples that both logs hold, of 10 and 5, are compared"
+    assert ["not all on the same test images" in line for line in others] == [True] * len(changed)
+    assert {row["examples"] for row in records(outcome)} == {5}
+    log("another_ten.tsv", [0.4] * 10)
+    assert "examples" not in analyze("compare", "ten.tsv", "another_ten.tsv").err
+
+
+def test_different_n_and_alpha_are_told_and_pooled(workplace, analyze):
+    log("logs/one.tsv", [0.5] * 7 + [0.0] * 3)
+    log("logs/two.tsv", [0.5] * 10, N=10000, alpha=0.01)
+    outcome = analyze(*ENVELOPE)
+    assert groups(outcome) == {"G": (2, 1.0)}
+    assert (
+        "differ in n: 1,000, 10,000" in outcome.err
+        and "differ in alpha: 0.001, 0.01" in outcome.err
+    )
+
+
+def test_released_logs_of_a_dataset_are_pooled_as_in_the_paper(workplace, analyze):
+    for name, radii in (("a", [0.5] * 10), ("b", [0.5] * 5), ("c", [0.5, 0.0])):
+        manifest_path(log(f"logs/digits/{name}/sigma_0.50", radii)).unlink()
+    outcome = analyze(*ENVELOPE)
+    assert (
+        groups(outcome) == {"G": (3, 1.0)}
+        and "(2 to 10 examples): they differ by chance" in outcome.err
+    )
+    log("logs/ours.tsv", [0.5] * 9 + [0.0])
+    assert groups(analyze(*ENVELOPE)) == {
+        "G, digits, 10 images": (2, 1.0),
+        "G, digits, 2 to 5 images": (2, 1.0),
+    }
+
+
+def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, analyze):
+    """Five images certified beside an attack on ten: attacked below certified accuracy."""
+    log("certified/ten.tsv", [0.5] * 7 + [0.0] * 3)
+    log("certified/five.tsv", [0.5] * 5, run=FIVE)
+    log("attacked/ten.tsv", [0.5] * 8 + [0.0] * 2, attack=0.25)
+    arguments = ["certified", "attacked"]
+    with pytest.warns(UserWarning, match="images that were attacked: certified/five.tsv"):
+        lines = EmpiricalPlot()(read_logs(arguments, EmpiricalPlot.kinds)).axes[0].lines
+    assert [line.get_ydata()[0] for line in lines] == [70, 80]
+    log("attacked/five.tsv", [0.5] * 2 + [0.0] * 3, run=FIVE, attack=0.25)
+    with pytest.raises(
+        UserError,
+        match="beside certified accuracy needs logs of the same images, not of digits, 5 im",
+    ):
+        EmpiricalPlot()(read_logs(arguments, EmpiricalPlot.kinds))
+    sections = list(report.Report()._sections(read_logs(arguments, report.Report.kinds)))
+    titles = ["Certified accuracy", "Best log by radius", "Accuracy under attack", "Examples"]
+    expected = [
+        (title, name) for name in ("digits, 5 images", "digits, 10 images") for title in titles
+    ]
+    assert [(section.title, section.images) for section in sections] == [
+        *expected,
+        ("Provenance", ""),
+    ]
+    parts = [part for section in sections for part in section.parts if part["kind"] == "figure"]
+    seen = [part["figure"] for part in parts if "under" in part["caption"]]
+    drawn = [[line.get_ydata()[0] for line in figure.axes[0].lines] for figure in seen]
+    assert drawn == [[100, 40], [70, 80]], "each attack with the certificates of its images"
+
+
+@pytest.mark.parametrize("analysis", ["compare", "examples"])
+def test_images_of_different_datasets_are_not_paired(workplace, analyze, analysis):
+    log("a.tsv", [0.5] * 10)
+    log("b.tsv", [0.5] * 10, dataset="cifar10", dataset_fingerprint="cd")
+    outcome = analyze(analysis, "a.tsv", "b.tsv")
+    assert outcome.code == 1 and "not on the same images" in outcome.err.splitlines()[-1]
+
+
+TWO_SIDED = {"method": "two-sided", "alpha_share": 0.9}
+
+
+@pytest.fixture
+def of_two_procedures(workplace) -> list[str]:
+    """The names of the procedures of four logs: two are one-sided, of which one is on a grid, and
+    two certify more.
+    """
+    log("logs/exact.tsv", [0.5] * 6 + [0.0] * 4, method="exact")
+    log("logs/adaptive.tsv", [0.5] * 7 + [0.0] * 3, method="adaptive")
+    log("logs/two.tsv", [0.5] * 9 + [0.0], **TWO_SIDED)
+    log("logs/two_top.tsv", [0.5] * 10, top_k=3, method="top-k", alpha_share=0.9)
+    return ["one-sided", "two-sided", "top-3"]
+
+
+def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, analyze):
+    outcome = analyze(*ENVELOPE)
+    expected = dict(
+        zip([f"G, {name}" for name in of_two_procedures], [(2, 0.7), (1, 0.9), (1, 1.0)])
+    )
+    assert groups(outcome) == expected
+    assert (
+        "warning: logs of several procedures are kept apart (one-sided; two-sided; top-3)"
+        in outcome.err
+    )
+    assert "differ in procedure: adaptive, exact, top-k, two-sided" in outcome.err
+    labels = [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
+    assert sorted(labels) == sorted(expected)
+    for arguments in (ENVELOPE[:-2], ["summary", "logs"], ["table", "logs"]):
+        assert "**" not in analyze(*arguments).out, "none of them is the best of all"
+        assert " top-3" in analyze(*arguments).out, "people see the procedure"
+    found = records(analyze("summary", "logs", "--format", "json"))
+    assert {record["log"]: record["procedure"] for record in found} == {
+        "exact": "one-sided",
+        "adaptive": "one-sided",
+        "two": "two-sided",
+        "two_top": "top-3",
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments", [["heat_map", "logs", "--columns", "N", "-o", "map"], ["examples", "logs"]]
+)
+def test_a_choice_of_the_procedure_is_asked_for(of_two_procedures, analyze, arguments):
+    outcome = analyze(*arguments)
+    found = (
+        f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one pro"
+    )
+    assert outcome.code == 1 and found in outcome.err.splitlines()[-1]
+    assert analyze(*arguments, "--where", "method=exact").code == 0
+
+
+def test_one_procedure_needs_no_name(of_two_procedures, analyze):
+    """Radii on a grid prove the same as exact ones, and what a manifest does not name is exact."""
+    Path("logs/two.tsv").unlink()
+    Path("logs/two_top.tsv").unlink()
+    outcome = analyze(*ENVELOPE)
+    assert groups(outcome) == {"G": (2, 0.7)} and "kept apart" not in outcome.err
+    assert "differ in procedure: adaptive, exact" in outcome.err
+    manifest_path(log("logs/released/digits/sigma_0.50", [0.5] * 10)).unlink()
+    assert sum(models for models, _ in groups(analyze(*ENVELOPE)).values()) == 3
+    assert "procedure" not in records(analyze("summary", "logs", "--format", "json"))[0]
+
+
+@pytest.mark.usefixtures("of_two_procedures")
+def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
+    for name, columns, cells in (
+        ("two", "\trival", "\t7"),
+        ("two_top", "\trival_1\trival_2", "\t7\t6"),
+    ):
+        lost = Path(f"logs/{name}.tsv")
+        manifest_path(lost).unlink()
+        header, *lines = lost.read_text().splitlines()
+        lost.write_text("\n".join([header + columns, *(line + cells for line in lines)]) + "\n")
+    logs = [f"logs/{name}.tsv" for name in ("exact", "two", "two_top")]
+    assert [each.procedure for each in read_logs(logs).certification] == [
+        "one-sided",
+        "two-sided",
+        "top-2",
+    ]
+
+
+def test_report_keeps_procedures_apart(of_two_procedures, analyze):
+    assert analyze("report", "logs", "-o", "page.html").code == 0
+    page = Path("page.html").read_text()
+    for name in of_two_procedures:
+        assert f"Worst, {name}" in page and f"logs, {name}" in page
+    assert "logs of several procedures are kept apart (one-sided; two-sided; top-3)" in page
+    bands = "Certified accuracy of each log; bands: 95 %, for all radii at once"
+    assert f"<figcaption>{bands}" in page and "<figcaption>Images by their lower bound of" in page
+    assert "Lower bounds of p_A, 0 if wrong, beside the average radius" in page
+
+
+EXACT = tuple(stats.binomtest(4, 10).proportion_ci(0.975, method="exact"))
+
+
+def test_bands_for_all_radii_at_once_are_called_so(workplace, analyze):
+    """Of 10 images, 4 certified: sqrt(ln 40 / 20) to either side; or the exact interval at 0.05 /
+    2.
+    """
+    options = [
+        "table",
+        log("one.tsv", [0.5] * 4 + [0.0] * 6),
+        "--radii",
+        0,
+        0.5,
+        "--confidence",
+        0.95,
+        "--bands",
+    ]
+    for kind, ends, title in [
+        ("dkw", (0.0, 0.829469), "all radii"),
+        ("clopper-pearson", EXACT, "all these radii"),
+    ]:
+        (record,) = records(analyze(*options, kind, "--format", "json"))
+        assert (record["0.5_low"], record["0.5_high"]) == pytest.approx(ends, abs=1e-6)
+        assert f"l2 radius, 95% bands for {title} at once" in analyze(*options, kind).out
+        assert (
+            f"l2 radius, 95\\% bands for {title} at once"
+            in analyze(*options, kind, "--format", "latex").out
+        )
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (
+            ["table", "--confidence", 0.9, "--bands", "wide"],
+            "'wide' is not known; known: bootstrap, dkw",
+        ),
+        (["table", "--bands", "dkw"], "--bands dkw needs --confidence LEVEL"),
+        (
+            ["table", "--confidence", 0.9, "--bands", "clopper-pearson"],
+            "--bands clopper-pearson needs --radii",
+        ),
+        (["plot", "-o", "x", "--of", "p_A", "--norm", "linf"], "--of p_A draws no radii"),
+    ],
+)
+def test_bands_and_curves_that_cannot_be_are_usage_errors(workplace, analyze, arguments, message):
+    outcome = analyze(arguments[0], log("one.tsv", [0.5] * 4), *arguments[1:])
+    assert (
+        outcome.code == 2 and message in outcome.err.splitlines()[-1] and not Path("x.png").exists()
+    )
+
+
+EVERY_TENTH, EVERY_THIRD = range(0, 60, 10), range(0, 60, 3)
+IN_BOTH = len({*EVERY_TENTH} & {*EVERY_THIRD})
+
+
+def certified(path: str, idx: range, count: int, model: str, **settings) -> None:
+    """A finished log in which the first ``count`` images are certified at 0.4."""
+    radii = [0.4 if number < count else 0.0 for number in range(len(idx))]
+    log(
+        path,
+        radii,
+        idx,
+        {"images": 60, "skip": 1, "max": len(idx)},
+        checkpoint_sha256=model,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        {},
+        {"another sigma": {"sigma": 0.75}, "and another": {"sigma": 1.0}},
+        {"of top 3": {"method": "top-k", "top_k": 3, "idx": range(60)}},
+        {"of other data": {"dataset": "corrupted", "dataset_fingerprint": "cd", "idx": range(60)}},
+    ],
+    ids=str,
+)
+def test_held_out_is_of_the_images_procedure_and_data_of_the_choice(analyze, further):
+    """Further logs of the two best of three models change nothing, though there are more of them,
+    or of more images.
+    """
+    for number, model in enumerate("abc"):
+        certified(f"logs/{model}/all.tsv", EVERY_TENTH, 4 - number, model)
+    for model in "ab":
+        certified(
+            f"logs/{model}/more.tsv",
+            EVERY_THIRD,
+            20,
+            model,
+            dataset_fingerprint=None if model == "a" else "ab",
+        )
+        for name, settings in further.items():
+            certified(
+                f"logs/{model}/{name}.tsv",
+                **{"idx": EVERY_THIRD, "count": 60, "model": model, **settings},
+            )
+    (row,) = records(analyze("held_out", "A=logs", "--radii", 0.25, "--format", "json"))
+    assert (row["model"], row["models"], row["chosen"]) == ("a/all", 3, 4 / 6), row
+    assert (row["held_out"], row["held_out_examples"]) == (1, len(EVERY_THIRD) - IN_BOTH), row
+    lowered = ["held_out", "A=logs", "--radii", 0.25, "--high-probability", 0.5, "--format", "json"]
+    (row,) = records(analyze(*lowered))
+    assert 0 < row["held_out"] < 1 and row["difference"] is row["low"] is None, (
+        "deductions differ with the images"
+    )

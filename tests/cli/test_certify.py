@@ -1,0 +1,168 @@
+"""certify from end to end: the log's columns and numbers, reproducibility, resuming, and what it
+refuses.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+
+from smoothadv.records.readers import read_certification_log
+from support.commands import call, header, refused, rows, snapshot, succeed, timeless
+
+RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
+N, ALPHA, SIGMA, EXAMPLES = 100, 0.001, 0.5, 40
+
+
+@pytest.fixture(scope="module")
+def log(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty examples under more noise than the classifier was trained for: right, wrong and
+    abstaining.
+    """
+    path = tmp_path_factory.mktemp("logs") / "digits.tsv"
+    succeed(
+        "certify", "digits", checkpoint, SIGMA, path, "--N", N, "--max", EXAMPLES, "--device", "cpu"
+    )
+    return path
+
+
+@pytest.fixture
+def certify(checkpoint, workplace, capsys):
+    """Certify the shared classifier with few draws; returns what the command did."""
+
+    few = ["--N", 20, "--device", "cpu"]
+    return lambda outfile, *options, sigma=0.25, model=checkpoint: call(
+        capsys, "certify", "digits", model, sigma, outfile, *few, *options
+    )
+
+
+def test_rows_are_consistent(log):
+    """The reader refuses others: it is right where the prediction is the label, and abstains with
+    radius 0.
+    """
+    table = read_certification_log(log)
+    assert {*table.correct} == {0, 1} and -1 in {*table.predict}, (
+        "each is needed for this test to say anything"
+    )
+    assert {*table.predict} <= {*range(-1, 10)}
+    for row in rows(log):
+        hours, minutes, seconds = row["time"].split(":")
+        assert 3600 * int(hours) + 60 * int(minutes) + float(seconds) > 0
+
+
+def test_radii_follow_from_the_counts(log):
+    """sigma * Phi^-1(p), p the Clopper-Pearson bound; or an abstention where p < 1/2. Never rounded
+    up.
+    """
+    for row in rows(log):
+        successes, trials = int(row["successes"]), int(row["trials"])
+        assert trials == N or trials < N and row["predict"] == "-1"
+        failure = stats.beta.isf(ALPHA, trials - successes + 1, successes) if successes else 1.0
+        if failure > 0.5:
+            assert row["predict"] == "-1"
+        else:
+            exact = SIGMA * stats.norm.isf(failure)
+            assert exact * (1 - 1e-7) <= float(row["radius"]) <= exact * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "indices"),
+    [
+        (["--skip", 50], range(0, 359, 50)),
+        (["--skip", 7, "--max", 3], [0, 7, 14]),
+        (["--max", 2], [0, 1]),
+        (["--skip", 100, "--max", -1], [0, 100, 200, 300]),
+        (["--skip", 100, "--max", 99], [0, 100, 200, 300]),
+        (["--split", "train", "--skip", 400], [0, 400, 800, 1200]),
+    ],
+)
+def test_skip_is_a_stride_and_max_counts_examples(certify, workplace, options, indices):
+    assert certify("out.tsv", *options).code == 0
+    assert [int(row["idx"]) for row in rows(workplace / "out.tsv")] == list(indices)
+
+
+def test_manifest_says_what_made_the_log(log, checkpoint):
+    manifest = json.loads(log.with_name("digits.tsv.manifest.json").read_text())
+    digest = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
+    settings = {
+        "dataset": "digits",
+        "split": "test",
+        "arch": "digits_resnet8",
+        "input_layer": "normalize",
+    }
+    settings |= {"sigma": SIGMA, "N0": 100, "N": N, "alpha": ALPHA, "seed": 0, "method": "exact"}
+    settings |= {"checkpoint_sha256": digest, "num_classes": 10}
+    assert settings.items() <= manifest["settings"].items()
+    assert {"dataset_fingerprint"} <= manifest["settings"].keys()
+    (run,) = manifest["runs"]
+    assert {"started", "command", "git_commit", "python", "smoothadv", "packages"} <= run.keys()
+    assert (run["skip"], run["max"], run["device"], run["first_row"]) == (1, EXAMPLES, "cpu", 0)
+    assert run["command"][:3] == ["smoothadv", "certify", "digits"]
+
+
+@pytest.mark.parametrize("option", ["--overwrite", "--resume"])
+def test_log_never_takes_the_place_of_the_checkpoint(certify, workplace, checkpoint, option):
+    model = workplace / "model.tar"
+    model.write_bytes(checkpoint.read_bytes())
+    assert certify("model.tar", "--max", 1, option, model=model).code in (1, 2)
+    assert model.read_bytes() == checkpoint.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["sigma_0.25", "log.tsv.gz", "deep/er/log.tar"])
+def test_log_may_have_any_name(certify, workplace, name):
+    assert certify(name, "--max", 1).code == 0
+    assert header(workplace / name)[:6] == RELEASED_COLUMNS
+
+
+def test_resuming_on_fewer_images_than_there_are_is_refused(certify, workplace):
+    certify("out.tsv", "--max", 3)
+    before = snapshot(workplace)
+    assert refused(certify("out.tsv", "--resume", "--max", 1), "example 1")
+    assert snapshot(workplace) == before
+
+
+def test_released_checkpoint_certifies_like_ours_once_its_input_layer_is_told(
+    certify, workplace, checkpoint
+):
+    """The shared classifier as the released code would have saved it: four keys."""
+    content, released = torch.load(checkpoint, weights_only=True), workplace / "released.pth.tar"
+    torch.save(
+        {key: content[key] for key in ("epoch", "arch", "state_dict", "optimizer")}, released
+    )
+    assert refused(
+        certify("theirs.tsv", "--max", 5, model=released), "--input-layer", "center", "normalize"
+    )
+    assert not (workplace / "theirs.tsv").exists()
+    certify("ours.tsv", "--max", 5)
+    assert certify("theirs.tsv", "--max", 5, "--input-layer", "normalize", model=released).code == 0
+    assert timeless(workplace / "theirs.tsv") == timeless(workplace / "ours.tsv")
+    certify("wrong.tsv", "--max", 5, "--input-layer", "center", model=released)
+    assert timeless(workplace / "wrong.tsv") != timeless(workplace / "ours.tsv")
+
+
+@pytest.mark.parametrize(("draws", "warned"), [(9, True), (10, False)])
+def test_too_few_draws_are_warned_about(certify, draws, warned):
+    """alpha^(1/n) >= 1/2 from n = 10 on at alpha = 0.001: with fewer draws every image abstains."""
+    outcome = certify("out.tsv", "--max", 1, "--N", draws)
+    assert outcome.code == 0
+    assert (
+        (outcome.err.startswith("warning: ") and "--N 10 " in outcome.err)
+        == warned
+        == bool(outcome.err)
+    )
+
+
+def test_another_sigma_than_in_training_is_warned_about(certify):
+    outcome = certify("out.tsv", "--max", 1, sigma=1.0)
+    assert outcome.code == 0 and outcome.err.startswith("warning: ") and "0.25" in outcome.err
+
+
+def test_broken_weights_are_reported_not_certified(certify, workplace, checkpoint):
+    content = torch.load(checkpoint, weights_only=True)
+    content["state_dict"]["1.fc.bias"][3] = torch.nan
+    torch.save(content, "broken.pth.tar")
+    assert refused(certify("out.tsv", "--max", 2, model=workplace / "broken.pth.tar"), "finite")
+    assert not (workplace / "out.tsv").exists() or rows(workplace / "out.tsv") == []

@@ -1,0 +1,243 @@
+"""Denoised smoothing from the command line: training denoisers, and certifying, attacking and
+verifying behind them.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import smoothadv
+from smoothadv.architectures.denoisers import DENOISERS
+from smoothadv.checkpoints import load_classifier, load_denoiser
+from smoothadv.datasets import describe_dataset
+from support.commands import call, refused, rows, snapshot, succeed, timeless
+from support.sharding import manifest_of
+from support.stopping import AT_ONCE, after_update, send
+from support.weights import read, same_state
+
+SMALL = ["--device", "cpu", "--noise", 0.25, "--recipe", "denoiser", "--batch", 64]
+QUICK = ["--device", "cpu", "--N", 200, "--max", 6]
+
+
+@pytest.fixture(scope="module")
+def denoiser(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("denoiser")
+    succeed("train_denoiser", "digits", "digits_dncnn", folder / "run", *SMALL, "--epochs", 3)
+    return folder / "run/checkpoint.pth.tar"
+
+
+def test_denoiser_learns_and_the_log_knows_no_accuracies(denoiser):
+    *_, last = rows(denoiser.parent / "log.txt")
+    assert float(last["test_loss"]) < 0.6 * 0.25**2, (
+        "the identity has sigma^2; of seven seeds each has 0.30 to 0.37"
+    )
+    assert all(math.isnan(float(value)) for name, value in last.items() if "accuracy" in name)
+    content = read(denoiser.parent)
+    facts = {"arch": "digits_dncnn", "denoiser": True, "noise_sd": 0.25, "image_shape": [1, 8, 8]}
+    assert {name: content[name] for name in facts} == facts and content["recipe"]["objective"][
+        "name"
+    ]
+
+
+def test_stability_starts_from_a_denoiser_and_counts_what_the_classifier_sees(
+    denoiser, checkpoint, workplace, capsys
+):
+    behind = [
+        "--classifier",
+        checkpoint,
+        "--objective",
+        "stability",
+        "--pretrained-model",
+        denoiser,
+    ]
+    outcome = call(
+        capsys, "train_denoiser", "digits", "digits_dncnn", "run", *SMALL, "--epochs", 1, *behind
+    )
+    assert outcome.code == 0 and f"starting from {denoiser} with all of its layers" in outcome.out
+    assert f"certify.py digits {checkpoint}" in outcome.out.replace(
+        "smoothadv certify", "certify.py"
+    )
+    (row,) = rows(workplace / "run/log.txt")
+    assert all(
+        0.5 < float(row[name]) <= 1
+        for name in ("train_accuracy", "test_accuracy", "test_clean_accuracy")
+    )
+    network = load_classifier(checkpoint, "digits")
+    model, _ = load_denoiser("run/checkpoint.pth.tar", describe_dataset("digits"))
+    images, labels = zip(
+        *map(smoothadv.datasets.get_dataset("digits", "test").__getitem__, range(359))
+    )
+    with torch.inference_mode():
+        hits = network(model(torch.stack(images))).argmax(1) == torch.tensor(labels)
+    assert float(row["test_clean_accuracy"]) == pytest.approx(
+        float(hits.double().mean()), abs=0.003
+    )
+
+
+def test_recipes_of_classifiers_serve_denoisers(workplace):
+    succeed(
+        "train_denoiser",
+        "digits",
+        "digits_dncnn",
+        "run",
+        "--noise",
+        0.25,
+        "--recipe",
+        "smoke",
+        "--device",
+        "cpu",
+    )
+    assert len(rows(Path("run/log.txt"))) == 2, "its --warmup is of attacks, and left out"
+
+
+@pytest.mark.parametrize("objective", ["mse", "stability"])
+def test_stopped_training_ends_like_an_undisturbed_one(
+    objective, checkpoint, workplace, monkeypatch
+):
+    options = [*SMALL, "--steps-per-epoch", 5, "--evaluate-images", 20, "--objective", objective]
+    options += ["--classifier", checkpoint] if objective == "stability" else []
+    with monkeypatch.context() as patch:
+        after_update(patch, 8, send, torch.optim.AdamW)
+        stopped = ["digits", "unet", "stopped", *options, "--epochs", 2, *AT_ONCE, "--resume"]
+        assert smoothadv.cli.main(["train_denoiser", *map(str, stopped)]) == 143
+    assert (read(Path("stopped"))["epoch"], read(Path("stopped"))["step"]) == (1, 3)
+    succeed("train_denoiser", *stopped)
+    succeed("train_denoiser", "digits", "unet", "whole", *options, "--epochs", 2)
+    assert same_state(Path("stopped"), Path("whole"))
+    assert timeless(Path("stopped/log.txt")) == timeless(Path("whole/log.txt"))
+
+
+def test_log_behind_a_denoiser_is_that_of_the_composed_module(denoiser, checkpoint, workplace):
+    succeed("certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK, "--denoiser", denoiser)
+    settings = manifest_of(Path("log.tsv"))["settings"]
+    assert (
+        settings["denoiser"]["arch"] == "digits_dncnn" and len(settings["denoiser"]["sha256"]) == 64
+    )
+    succeed("certify", "digits", checkpoint, 0.25, "plain.tsv", *QUICK)
+    assert "denoiser" not in manifest_of(Path("plain.tsv"))["settings"], "older logs go on"
+    options = {"sigma": 0.25, "n": 200, "maximum": 6, "device": "cpu"}
+    table = smoothadv.certify(checkpoint, "digits", denoiser=denoiser, **options)
+    assert [f"{count}" for count in table.successes] == [
+        row["successes"] for row in rows(Path("log.tsv"))
+    ]
+    # Other noise, of the same distribution: whatever the model, two frequencies of 200 draws of one
+    # class are 0.25 apart at 5 standard errors, of any of six images with a probability of 4e-6.
+    parts = (
+        load_denoiser(denoiser, describe_dataset("digits"))[0],
+        load_classifier(checkpoint, "digits"),
+    )
+    module = smoothadv.certify(torch.nn.Sequential(*parts), "digits", **options)
+    both = (module.predict == table.predict) & (table.predict >= 0)
+    assert both.any(), "an image that both certify is needed for this test to say anything"
+    assert np.abs(module.successes - table.successes)[both].max() < 0.25 * 200
+
+
+def test_log_can_be_verified_and_attacked_without_a_contradiction(
+    denoiser, checkpoint, workplace, capsys
+):
+    """False alarms, whatever the model: 0.001 of all runs, as the command judges flips."""
+    succeed("certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK, "--denoiser", denoiser)
+    outcome = call(capsys, "certify", "verify", "log.tsv", "--rows", 3, "--device", "cpu")
+    assert outcome.code == 0 and "all are equal" in outcome.out
+    attack = [
+        "digits",
+        checkpoint,
+        0.25,
+        "out",
+        "--N",
+        100,
+        "--num-steps",
+        3,
+        "--num-noise-vec",
+        4,
+        "--device",
+        "cpu",
+    ]
+    outcome = call(capsys, "attack", *attack, "--against", "log.tsv", "--denoiser", denoiser)
+    assert outcome.code == 0, outcome
+    assert all(float(row["attack_norm"]) > 0 for row in rows(Path("out/against.tsv"))), (
+        "gradients pass through it"
+    )
+    outcome = call(capsys, "attack", *attack, "--against", "log.tsv", "--overwrite")
+    assert refused(outcome, "log.tsv certifies something else", "denoiser.sha256 was")
+
+
+def test_another_denoiser_does_not_continue_a_log_and_an_ensemble_may_stand_behind_it(
+    denoiser, checkpoint, workplace, capsys
+):
+    pair = f"{checkpoint}+copy.pth.tar"
+    content = torch.load(checkpoint, weights_only=True)
+    torch.save({**content, "epoch": 99}, "copy.pth.tar")
+    succeed("certify", "digits", pair, 0.25, "log.tsv", *QUICK, "--denoiser", denoiser)
+    torch.save({**torch.load(denoiser, weights_only=True), "epoch": 99}, "other.pth.tar")
+    outcome = call(
+        capsys, "certify", "digits", pair, 0.25, "log.tsv", *QUICK, "--denoiser", "other.pth.tar"
+    )
+    assert refused(outcome, "log.tsv", "denoiser.sha256 was") and len(rows(Path("log.tsv"))) == 6
+    assert refused(
+        call(capsys, "certify", "digits", pair, 0.25, "log.tsv", *QUICK), "denoiser.sha256 was"
+    )
+
+
+def test_denoiser_of_other_noise_is_warned_about_and_the_classifiers_noise_is_not(
+    denoiser, checkpoint, workplace, capsys
+):
+    outcome = call(
+        capsys, "predict", "digits", checkpoint, 0.5, "log.tsv", *QUICK, "--denoiser", denoiser
+    )
+    assert outcome.code == 0
+    assert (
+        outcome.err
+        == "warning: the denoiser was trained with noise 0.25; it is being smoothed with 0.5\n"
+    )
+
+
+def test_what_does_not_fit_is_one_line_and_leaves_nothing(denoiser, checkpoint, workplace, capsys):
+    of_colour = torch.load(denoiser, weights_only=True)
+    of_colour["state_dict"] = DENOISERS["digits_dncnn"](describe_dataset("cifar10")).state_dict()
+    torch.save(
+        {name: value for name, value in of_colour.items() if name != "image_shape"},
+        "colour.pth.tar",
+    )
+    torch.save({**of_colour, "image_shape": [3, 32, 32]}, "shape.pth.tar")
+    torch.save({**of_colour, "denoiser": "yes"}, "field.pth.tar")
+    before = snapshot(workplace)
+    certify = ["certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK, "--denoiser"]
+    train = ["train_denoiser", "digits", "digits_dncnn", "run", *SMALL]
+    for command, words in [
+        ([*certify, checkpoint], ["is no denoiser"]),
+        (
+            [*certify, "colour.pth.tar"],
+            ["colour.pth.tar is not a digits_dncnn for dataset 'digits'"],
+        ),
+        ([*certify, "shape.pth.tar"], ["trained with image_shape [3, 32, 32]"]),
+        ([*certify, "field.pth.tar"], ["its denoiser is 'yes', expected True or False"]),
+        ([*certify, "diffusers:nowhere"], ["diffusers"]),
+        (
+            ["certify", "digits", denoiser, 0.25, "log.tsv"],
+            [f"{denoiser} is a denoiser: name it with --denoiser"],
+        ),
+        (["quantize", "digits", denoiser, 0.25, "out.pth.tar"], ["is a denoiser"]),
+        ([*train, "--pretrained-model", checkpoint], ["is no denoiser"]),
+        ([*train, "--classifier", denoiser], ["is a denoiser"]),
+        ([*train, "--classifier", "timm:x"], ["the weights of timm:x cannot be had"]),
+        (
+            ["quantize", "digits", "timm:x", 0.25, "out.pth.tar"],
+            ["timm:x does not exist: no network by name can"],
+        ),
+    ]:
+        assert refused(call(capsys, *command), *words), command
+    for command, words in [
+        ([*train, "--objective", "stability"], ["needs a --classifier CHECKPOINT"]),
+        ([*train, "--noise", 0], ["--noise"]),
+        ([*train, "--pretrained"], ["unknown option --pretrained"]),
+        (
+            ["train_denoiser", "digits", "digits_resnet8", "run", "--noise", 0.25],
+            ["unknown denoiser"],
+        ),
+    ]:
+        assert refused(call(capsys, *command), *words, code=2), command
+    assert snapshot(workplace) == before

@@ -1,0 +1,187 @@
+"""Every way into the program: scripts, console command, help texts, and the command lines of the
+documentation.
+"""
+
+import importlib
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import smoothadv.cli
+from smoothadv.cli import COMMANDS
+from support.commands import CODE, run_process, script
+
+REPOSITORY = CODE.parent
+SCRIPTS = sorted(path.stem for path in CODE.glob("*.py"))
+
+
+def documented_commands(text: str) -> list[str]:
+    """The lines `python code/X.py ...` of a text, each joined with the lines that its backslash
+    continues on.
+
+    A line that leaves the start to torchrun, or to the console command, is given as if it did not.
+    """
+    joined = re.sub(r"\\\n\s*", "", text)
+    joined = re.sub(
+        r"^( *)torchrun (--\S+ \d+ )*(-- )?code/", r"\1python code/", joined, flags=re.MULTILINE
+    )
+    joined = re.sub(r"^( *)smoothadv (\w+) ", r"\1python code/\2.py ", joined, flags=re.MULTILINE)
+    return [line.strip() for line in joined.splitlines() if line.strip().startswith("python code/")]
+
+
+def help_text(name: str, monkeypatch, capsys) -> str:
+    """What `python code/NAME.py --help` prints; the script runs as __main__, in this process."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as exit_request:
+        runpy.run_path(str(CODE / f"{name}.py"), run_name="__main__")
+    captured = capsys.readouterr()
+    assert (exit_request.value.code, captured.err) == (0, "")
+    return captured.out
+
+
+# What a command does first after it has validated its command line.
+FIRST_STEPS = {
+    "train": ["training.job.get_dataset"],
+    "train_pgd": ["training.job.get_dataset"],
+    "train_denoiser": ["training.job.get_dataset"],
+    "quantize": ["quantization.request.quantize", "quantization.export.export"],
+    "certify": ["evaluation.certify.prepare", "evaluation.verify.verify"],
+    "predict": ["evaluation.predict.prepare"],
+    "attack": ["evaluation.attack.warn_of_few_draws", "evaluation.falsify.read_certificates"],
+    "analyze": ["commands.analyze.read_logs"],
+    "sweep": ["commands.sweep.command.read_grid"],
+}
+
+
+class Accepted(Exception):
+    """The command line is valid."""
+
+
+def accept(*arguments, **options):
+    raise Accepted
+
+
+@pytest.fixture
+def validate(monkeypatch):
+    """Give a documented command line to its command, which goes no further than to accept it."""
+
+    def give(line: str) -> None:
+        python, path, *arguments = shlex.split(line, comments=True)
+        assert python == "python" and (REPOSITORY / path).is_file()
+        name = Path(path).stem
+        command = importlib.import_module(f"smoothadv.cli.{name}")
+        for step in FIRST_STEPS[name]:
+            monkeypatch.setattr(f"smoothadv.{step}", accept)
+        if arguments[0] == "merge":
+            monkeypatch.setattr("smoothadv.cli.merging.merge", accept)
+        with pytest.raises(Accepted):
+            code = command.main(arguments)
+            pytest.fail(f"exit code {code}: {line}")
+
+    return give
+
+
+def test_scripts_and_console_command_have_the_same_commands():
+    assert sorted(COMMANDS) == SCRIPTS
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_answers_help_with_examples(name, monkeypatch, capsys):
+    text = help_text(name, monkeypatch, capsys)
+    assert text.startswith("usage: ") and "\nexamples:\n" in text
+    assert documented_commands(text), "an example is a line to copy"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_examples_of_the_help_are_valid(name, monkeypatch, capsys, validate):
+    lines = documented_commands(help_text(name, monkeypatch, capsys))
+    assert f"code/{name}.py" in lines[0], "commands that use what it makes may follow"
+    for line in lines:
+        validate(line)
+
+
+DOCUMENTS = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documented_commands_are_valid(document, validate, monkeypatch, tmp_path):
+    """A page's plug-in is its first program."""
+    monkeypatch.chdir(tmp_path)
+    text = document.read_text()
+    for name in re.findall(r"--plugin ([a-z]+\.py)", text):
+        Path(name).write_text(
+            re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+        )
+    for line in documented_commands(text):
+        validate(line)
+
+
+def test_grid_of_a_new_objective_is_accepted_with_its_plugin(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = (REPOSITORY / "docs" / "new_objective.md").read_text()
+    for name, language in [("averaged.py", "python"), ("equal_cost.toml", "toml")]:
+        Path(name).write_text(
+            re.search(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+        )
+    assert smoothadv.cli.main(["sweep", "status", "equal_cost.toml"]) == 0
+    assert "equal_cost: 9 jobs: 9 waiting" in capsys.readouterr().out
+
+
+def test_documented_commands_are_found_with_their_continuations():
+    text = (
+        "$ ls\n  python code/a.py x \\\n      --y 1\npython code/b.py\nsmoothadv c d\nNot python "
+        "code/c.py here.\n"
+    )
+    assert documented_commands(text) == [
+        "python code/a.py x --y 1",
+        "python code/b.py",
+        "python code/c.py d",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python code/train.py digits digits_resnet8 models/x --nois 0.25",
+        "python code/train_pgd.py digits digits_resnet8 models/x --noise 0.25 --attack PGD",
+        "python code/analyze.py summry logs",
+    ],
+    ids=["misspelt option", "missing option", "misspelt subcommand"],
+)
+def test_invalid_documented_command_is_noticed(line, validate):
+    with pytest.raises(pytest.fail.Exception):
+        validate(line)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_console_command_dispatches(name, capsys):
+    assert smoothadv.cli.main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: smoothadv {name} ")
+
+
+def test_console_help_lists_the_commands(capsys):
+    assert smoothadv.cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(re.search(rf"^\s+{name}\s", text, re.MULTILINE) for name in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["tarin"], []], ids=["misspelt", "nothing"])
+def test_console_command_lists_its_commands(arguments, capsys):
+    assert smoothadv.cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert (
+        captured.err.startswith("error: ") and captured.err.count("\n") == 1 and captured.out == ""
+    )
+    assert all(name in captured.err for name in [*arguments, *COMMANDS])
+    assert ("(did you mean 'train'?)" in captured.err) == bool(arguments)
+
+
+def test_script_process_ends_with_the_commands_exit_code(tmp_path):
+    done = run_process(script("analyze", "summary", "nowhere.tsv"), tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: nowhere.tsv ") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

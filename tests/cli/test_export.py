@@ -1,0 +1,213 @@
+"""quantize export: the logits of an ONNX model are those of the network of integers, and what is
+refused.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smoothadv.checkpoints import integer_network, read_checkpoint, save_checkpoint
+from smoothadv.datasets import get_dataset
+from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Sum, Total
+from smoothadv.exact.network import IntegerNetwork, Step
+from smoothadv.noise import Purpose, RoundedGaussianNoise
+from support.commands import call, refused, snapshot, succeed
+
+onnx = pytest.importorskip("onnx", reason="onnx is not installed: there is no export")
+onnxruntime = pytest.importorskip(
+    "onnxruntime", reason="onnxruntime is not installed: nothing runs the export"
+)
+SHAPE = (3, 19, 15)
+
+
+@pytest.fixture(scope="module")
+def digits(checkpoint, tmp_path_factory) -> Path:
+    """A checkpoint of integers, of digits at noise of 0.25."""
+    path = tmp_path_factory.mktemp("integers") / "digits.pth.tar"
+    succeed(
+        "quantize",
+        "digits",
+        checkpoint,
+        0.25,
+        path,
+        "--calibration",
+        64,
+        "--held-out",
+        2,
+        "--draws",
+        2,
+    )
+    return path
+
+
+def convolution(
+    outputs: int, inputs: int, size: int, largest: int, reach: int, **settings: object
+) -> Convolution:
+    """Random weights up to ``largest``; the multiplier brings results to about ``reach``, for
+    inputs of 8 bits.
+    """
+    weight = torch.randint(
+        -largest, largest + 1, (outputs, inputs // settings.get("groups", 1), size, size)
+    )
+    usual = 100 * largest * weight[0].numel() ** 0.5
+    multiplier = torch.full((outputs,), reach / usual) * (1 + torch.rand(outputs))
+    if not settings.keys() & {"high"}:
+        multiplier = torch.full((outputs,), 2.0**-10)
+    bias = torch.randint(-1000, 1000, (outputs,))
+    return Convolution(settings, {"weight": weight, "bias": bias, "multiplier": multiplier})
+
+
+def network_of_all_layers() -> IntegerNetwork:
+    """Max-pooling whose size is rounded up, groups, dilation, unequal strides, a shortcut, a sum of
+    several parts.
+    """
+    torch.manual_seed(5)
+    pooling = {"kernel": (3, 2), "stride": (2, 2), "padding": (1, 0), "ceil_mode": 1}
+    steps = [
+        Step(
+            convolution(
+                10, 3, 3, 127, 100, high=255, padding=(2, 1), stride=(1, 2), dilation=(1, 2)
+            ),
+            (0,),
+        ),
+        Step(Maximum(pooling, {}), (1,)),
+        Step(convolution(10, 10, 3, 4000, 300, low=-(2**14), high=2**14, padding=(1, 1)), (2,)),
+        Step(Rescaling({"high": 2**14}, {"multiplier": torch.tensor([1.37])}), (2,)),
+        Step(Sum({"low": -300, "high": 600}, {}), (3, 4)),
+        Step(convolution(4, 10, 1, 127, 200, low=-200, high=200, groups=2), (5,)),
+        Step(Total({"kernel": (11, 4)}, {}), (6,)),
+        Step(convolution(7, 4, 1, 255, 0), (7,)),
+    ]
+    network = IntegerNetwork(SHAPE, 383, torch.tensor([100, 120, 90]), steps).eval()
+    network.set_probe()
+    return network
+
+
+@pytest.fixture(scope="module")
+def all_layers(tmp_path_factory) -> Path:
+    """A checkpoint of ``network_of_all_layers``."""
+    path, (record, tensors) = (
+        tmp_path_factory.mktemp("all") / "integers.pth.tar",
+        network_of_all_layers().stored(),
+    )
+    content = {
+        "epoch": 1,
+        "arch": "integer:all",
+        "classes": list("abcdefg"),
+        "image_shape": list(SHAPE),
+    }
+    save_checkpoint(path, {**content, "integer": record, "state_dict": tensors})
+    return path
+
+
+def noisy_images(name: str) -> torch.Tensor:
+    """256 images: of digits with noise, or random grey levels, a few of them beyond what is
+    clipped.
+    """
+    if name == "all_layers":
+        levels = np.random.default_rng(0).integers(-500, 756, (256, *SHAPE))
+        return torch.from_numpy(levels).float() / 255
+    images, noise = get_dataset("digits", "test"), RoundedGaussianNoise(0.25, 0)
+    streams = [
+        (noise.stream(index, "cpu", Purpose.EVALUATION), images[index][0]) for index in range(128)
+    ]
+    return torch.cat([stream.noisy(2, image) for stream, image in streams])
+
+
+@pytest.mark.parametrize("name", ["digits", "all_layers"])
+def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
+    """However it optimizes the graph, which must leave multipliers apart: taken into weights, they
+    rarely show.
+    """
+    checkpoint, out = request.getfixturevalue(name), tmp_path / "new" / "integers.onnx"
+    done = call(capsys, "quantize", "export", checkpoint, out)
+    assert (
+        done.code == 0
+        and f"{onnxruntime.__version__} computes the probe's logits exactly" in done.out
+    )
+    content = read_checkpoint(checkpoint)
+    facts = content["image_shape"], len(content["classes"])
+    network, images = integer_network(content, checkpoint, *facts), noisy_images(name)
+    with torch.inference_mode():
+        expected = network(images)
+    assert len(expected.unique(dim=0)) > 250
+    assert name == "digits" or max(getattr(layer, "parts", 1) for layer in network.layers) > 2
+    for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        options.optimized_model_filepath, options.log_severity_level = str(tmp_path / level), 3
+        session = onnxruntime.InferenceSession(out, options, providers=["CPUExecutionProvider"])
+        found = np.concatenate(
+            [session.run(None, {"images": some.numpy()})[0] for some in images.split(100)]
+        )
+        assert torch.equal(torch.from_numpy(found), expected), level
+        graphs = [onnx.load(path).graph.node for path in (out, tmp_path / level)]
+        written, executed = ([node.op_type for node in graph].count("Mul") for graph in graphs)
+        assert written == executed > 2, level
+
+
+def test_model_says_what_it_is(digits, tmp_path):
+    succeed("quantize", "export", digits, tmp_path / "integers.onnx")
+    model = onnx.load(tmp_path / "integers.onnx")
+    facts = {each.key: each.value for each in model.metadata_props}
+    content = torch.load(digits, weights_only=True)
+    assert (facts["definition"], json.loads(facts["classes"])) == ("1", content["classes"])
+    assert facts["probe"] == content["integer"]["probe"] and len(facts["checkpoint_sha256"]) == 64
+    assert {(each.domain, each.version) for each in model.opset_import} == {("", 13)}
+
+
+@pytest.mark.parametrize("name", ["3.weight", "2.multiplier", "mean"])
+def test_changed_checkpoint_is_noticed_and_nothing_written(digits, tmp_path, capsys, name):
+    content = torch.load(digits, weights_only=True)
+    content["state_dict"][name] = changed = content["state_dict"][name].contiguous()
+    changed.view(-1)[0] += 1
+    torch.save(content, tmp_path / "other.pth.tar")
+    before, done = (
+        snapshot(tmp_path),
+        call(capsys, "quantize", "export", tmp_path / "other.pth.tar", tmp_path / "o"),
+    )
+    assert refused(done, "not written", "the checkpoint's probe") and snapshot(tmp_path) == before
+
+
+def test_without_the_packages(digits, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "integers.onnx"
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert (
+        "onnxruntime is not installed, so no logits"
+        in call(capsys, "quantize", "export", digits, out).out
+    )
+    written = out.read_bytes()
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    assert refused(
+        call(capsys, "quantize", "export", digits, out, "--overwrite"),
+        'pip install "smoothadv[onnx]"',
+    )
+    assert out.read_bytes() == written
+
+
+def test_only_a_model_is_replaced_and_only_if_asked(digits, checkpoint, tmp_path, capsys):
+    out, other, pipe = tmp_path / "integers.onnx", tmp_path / "notes.txt", tmp_path / "pipe"
+    succeed("quantize", "export", digits, out)
+    written = out.read_bytes()
+    assert refused(call(capsys, "quantize", "export", digits, out), out, "--overwrite")
+    assert (
+        call(capsys, "quantize", "export", digits, out, "--overwrite").code == 0
+        and out.read_bytes() == written
+    )
+    other.write_text("dear diary")
+    os.mkfifo(pipe)
+    for path in (other, pipe, tmp_path):
+        assert refused(call(capsys, "quantize", "export", digits, path, "--overwrite"), path)
+    assert refused(
+        call(capsys, "quantize", "export", digits, digits, "--overwrite"), digits, code=2
+    )
+    assert refused(
+        call(capsys, "quantize", "export", checkpoint, out, "--overwrite"),
+        "lacks the fields integer",
+    )
+    assert other.read_text() == "dear diary" and set(tmp_path.iterdir()) == {out, other, pipe}

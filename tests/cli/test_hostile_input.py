@@ -1,0 +1,272 @@
+"""Files made to harm: what steers a terminal is shown as escapes, and nothing keeps a command
+waiting or computing.
+"""
+
+import json
+import os
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import ImageFile
+
+from smoothadv.base.errors import shown
+from support.commands import Outcome, call
+from support.sweeping import write_grid
+
+ESCAPES = "\x1b[2J\x07\u202e"
+CERTIFY = [
+    "certify",
+    "digits",
+    "model.tar",
+    "0.25",
+    "out.tsv",
+    "--N",
+    "20",
+    "--max",
+    "1",
+    "--device",
+    "cpu",
+]
+LOG = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.1\t1\t0:00:01\n"
+SETTINGS = {"dataset": "digits", "sigma": 0.25, "N": 20, "alpha": 0.001}
+
+
+def assert_harmless(outcome: Outcome) -> None:
+    text = (outcome.out + outcome.err).replace("\n", "")
+    assert text.isprintable() and "Traceback" not in text
+    assert max(map(len, [*outcome.out.splitlines(), *outcome.err.splitlines()])) < 2100
+    assert outcome.err == "" or (outcome.err.count("\n") == 1 and outcome.err.startswith("error: "))
+
+
+def doctored(source: Path, **entries: object) -> None:
+    torch.save({**torch.load(source, weights_only=True), **entries}, "model.tar")
+
+
+def write_log(settings: dict[str, object], runs: object = (), name: str = "log.tsv") -> None:
+    Path(name).write_text(LOG)
+    Path(f"{name}.manifest.json").write_text(json.dumps({"settings": settings, "runs": runs}))
+
+
+ESCAPED = {
+    "architecture": (lambda source: doctored(source, arch=ESCAPES), CERTIFY),
+    "long architecture": (lambda source: doctored(source, arch="x" * 2**20), CERTIFY),
+    "classes": (lambda source: doctored(source, classes=[ESCAPES] * 10), CERTIFY),
+    "setting": (
+        lambda source: write_log({"sigma": ESCAPES}, name="out.tsv"),
+        [*CERTIFY, "--resume"],
+    ),
+    "sigma": (
+        lambda source: write_log({**SETTINGS, "sigma": ESCAPES}),
+        ["analyze", "summary", "log.tsv"],
+    ),
+    "cell": (
+        lambda source: write_log({**SETTINGS, "arch": f"{ESCAPES}\n|"}),
+        ["analyze", "parameters", "log.tsv"],
+    ),
+    "csv": (
+        lambda source: write_log(SETTINGS),
+        ["analyze", "envelope", f"{ESCAPES}=log.tsv", "--format", "csv"],
+    ),
+    "column": (
+        lambda source: Path("log.tsv").write_text(f"{ESCAPES}\t{LOG}"),
+        ["analyze", "summary", "log.tsv"],
+    ),
+    "file name": (lambda source: None, ["analyze", "summary", f"a\n{ESCAPES}"]),
+    "long file name": (lambda source: None, ["analyze", "summary", "x" * 2**20]),
+    "bytes that are no text": (
+        lambda source: None,
+        ["analyze", "summary", os.fsdecode(b"\xff\xfe")],
+    ),
+    "output": (lambda source: doctored(source), [*CERTIFY[:4], f"a\n{ESCAPES}", *CERTIFY[5:]]),
+    "command": (lambda source: None, ["analyze", ESCAPES, "log.tsv"]),
+    "option": (lambda source: None, [*CERTIFY, f"--{ESCAPES}"]),
+    "value": (lambda source: None, [*CERTIFY, "--N", ESCAPES]),
+    "plug-in": (lambda source: None, [*CERTIFY, "--plugin", f"{ESCAPES}.py"]),
+    "long plug-in": (lambda source: None, [*CERTIFY, "--plugin", "x" * 2**20]),
+    "long plug-in file": (lambda source: None, [*CERTIFY, "--plugin", "x" * 2**20 + ".py"]),
+    "page": (
+        lambda source: write_log({**SETTINGS, "arch": "\ud800"}),
+        ["analyze", "report", "log.tsv", "-o", "a"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ESCAPED)
+def test_no_escape_code_reaches_the_terminal(name, checkpoint, workplace, capsys):
+    prepare, command = ESCAPED[name]
+    prepare(checkpoint)
+    assert_harmless(call(capsys, *command))
+
+
+def test_neither_a_library_that_warns_of_a_name_nor_debug_shows_an_escape_code(workplace, capsys):
+    write_log(SETTINGS)
+    outcome = call(capsys, "analyze", "plot", f"{ESCAPES}=log.tsv", "-o", "plot.png")
+    assert outcome.code == 0 and (outcome.out + outcome.err).replace("\n", "").isprintable()
+    outcome = call(capsys, "analyze", "summary", ESCAPES, "--debug")
+    assert (
+        "Traceback" in outcome.err and (outcome.out + outcome.err).replace("\n", "").isprintable()
+    )
+
+
+def test_text_is_shown_as_it_is_but_for_what_steers_a_terminal():
+    assert shown("aé–日本 '\\") == "aé–日本 '\\" and shown("٣", plain=True) == "\\u0663"
+    assert shown("a\n\x1b[2J\x9b\u202e\u2028\ud800") == "a\\n\\x1b[2J\\x9b\\u202e\\u2028\\ud800"
+    assert (
+        shown("a" * 90 + "b" * 10, 40) == "a" * 27 + "..." + "b" * 10
+        and shown("a" * 9999, None) == "a" * 9999
+    )
+
+
+def pipe(path: Path) -> None:
+    """A named pipe in which nobody writes; whoever opens it to read waits for a moment and then
+    finds nothing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+
+    def end_at_once() -> None:
+        while True:
+            os.close(os.open(path, os.O_WRONLY))
+
+    threading.Thread(target=end_at_once, daemon=True).start()
+
+
+TRAIN = ["train", "imagefolder:images", "digits_resnet8", "run", "--epochs", "1", "--noise", "0.25"]
+PIPES = {
+    "log": ("log.tsv", ["analyze", "summary", "log.tsv"]),
+    "manifest": ("log.tsv.manifest.json", ["analyze", "summary", "log.tsv"]),
+    "resumed manifest": ("out.tsv.manifest.json", [*CERTIFY, "--resume"]),
+    "checkpoint": ("model.tar", CERTIFY),
+    "image": ("images/train/a/1.png", TRAIN),
+    "grid": ("grid.toml", ["sweep", "plan", "grid.toml"]),
+    "plug-in": ("mine.py", [*CERTIFY, "--plugin", "mine.py"]),
+    "recipe": ("mine.txt", [*TRAIN[:4], "--recipe", "mine.txt"]),
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_nobody_waits_for_what_a_pipe_never_says(name, checkpoint, workplace, capsys):
+    place, command = PIPES[name]
+    doctored(checkpoint)
+    write_log(SETTINGS)
+    write_log(SETTINGS, name="out.tsv")
+    Path(place).unlink(missing_ok=True)
+    pipe(Path(place))
+    outcome = call(capsys, *command)
+    assert_harmless(outcome)
+    assert outcome.code in (1, 2) and "regular file" in outcome.err.replace(
+        "does not exist", "is no regular file"
+    )
+
+
+def nested(depth: int) -> str:
+    return json.dumps({"settings": SETTINGS, "runs": []}).replace("0.25", "[" * depth + "]" * depth)
+
+
+MANIFESTS = {
+    "runs of numbers": json.dumps({"settings": SETTINGS, "runs": [1, "a"]}),
+    "runs of other fields": json.dumps(
+        {"settings": SETTINGS, "runs": [{"packages": "a"}, {"command": None}]}
+    ),
+    "runs that are text": json.dumps({"settings": SETTINGS, "runs": "abc"}),
+    "nesting": nested(990),
+    "nesting that no parser bears": nested(100_000),
+    "two GB": None,
+}
+
+
+@pytest.mark.parametrize("content", MANIFESTS.values(), ids=MANIFESTS)
+@pytest.mark.parametrize(
+    "command", [[*CERTIFY, "--resume"], ["analyze", "report", "out.tsv"]], ids=["certify", "report"]
+)
+def test_a_manifest_of_something_else_gets_one_line(
+    content, command, checkpoint, workplace, capsys
+):
+    doctored(checkpoint)
+    write_log(SETTINGS, name="out.tsv")
+    manifest = Path("out.tsv.manifest.json")
+    if content is None:
+        os.truncate(manifest, 2 << 30)  # sparse: it takes no space
+    else:
+        manifest.write_text(content)
+    outcome = call(capsys, *command)
+    assert_harmless(outcome)
+    if outcome.code:  # the report leaves out what is no run
+        assert "out.tsv" in outcome.err
+
+
+def picture(width: int, height: int) -> bytes:
+    """A PNG of one bit per pixel, all 0, as it is written without the pixels in memory."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            len(content).to_bytes(4, "big")
+            + kind
+            + content
+            + zlib.crc32(kind + content).to_bytes(4, "big")
+        )
+
+    packer = zlib.compressobj(9)
+    pixels = (
+        b"".join(packer.compress(bytes(1 + (width + 7) // 8)) for _ in range(height))
+        + packer.flush()
+    )
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([1, 0, 0, 0, 0])
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("position", ["0.png", "1.png"])
+def test_a_picture_of_144_megapixels_is_not_decoded(position, workplace, capsys, monkeypatch):
+    """Whether it is the first or has another size than the first."""
+    for name in ("0.png", "1.png"):
+        path = Path("images/train/a") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(12_000, 12_000) if name == position else picture(8, 8))
+    decoded, load = [], ImageFile.ImageFile.load
+    monkeypatch.setattr(
+        ImageFile.ImageFile, "load", lambda image: decoded.append(image.size) or load(image)
+    )
+    outcome = call(capsys, *TRAIN)
+    assert_harmless(outcome)
+    assert outcome.code == 1 and "12000x12000" in outcome.err and (12_000, 12_000) not in decoded
+    assert position == "0.png" or set(decoded) == {(8, 8)}
+
+
+def test_the_bound_on_pixels_can_be_moved(workplace, capsys, monkeypatch):
+    path = Path("images/test/a/0.png")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(picture(16_000, 12_000))  # more than Pillow opens by itself
+    from smoothadv.datasets.image_files import open_image
+
+    for bound, words in [("10", "more than 10"), ("many", "SMOOTHADV_MAX_PIXELS is 'many'")]:
+        monkeypatch.setenv("SMOOTHADV_MAX_PIXELS", bound)
+        assert words in call(capsys, *TRAIN).err
+    monkeypatch.setenv("SMOOTHADV_MAX_PIXELS", "200000000")
+    with open_image(path) as image:
+        assert image.size == (16_000, 12_000)
+
+
+def test_a_grid_of_millions_of_models_is_refused_at_once(workplace, capsys):
+    options = {f"option-{number}": list(range(10)) for number in range(8)}
+    write_grid(
+        Path("mine.toml"),
+        {"noise": 0.25, **options},
+        fixed={"dataset": "digits", "arch": "digits_resnet8"},
+    )
+    outcome = call(capsys, "sweep", "plan", "mine.toml")
+    assert_harmless(outcome)
+    assert (
+        outcome.code == 1 and "100,000,000 models" in outcome.err and "--max-models" in outcome.err
+    )
+
+
+@pytest.mark.parametrize(("most", "code"), [("2", 1), ("3", 0)])
+def test_the_bound_on_models_can_be_moved(most, code, workplace, capsys):
+    write_grid(Path("mine.toml"), {"noise": [0.25, 0.5]}, {"noise": 1.0})
+    outcome = call(capsys, "sweep", "plan", "mine.toml", "--no-cost", "--max-models", most)
+    assert outcome.code == code

@@ -1,0 +1,84 @@
+"""--image-size: photographs of several sizes in the commands, and what these say and record."""
+
+import pytest
+
+from smoothadv.records.logs import recorded_settings
+from support.commands import call, refused, rows, succeed, timeless
+from support.image_files import random_image, save_image
+
+SMOOTHING = ["--N", "20", "--device", "cpu"]
+
+
+def test_photographs_are_trained_on_and_certified_after_resizing(workplace, capsys):
+    for number in range(12):
+        place = f"photos/{'train' if number < 8 else 'test'}/{'ab'[number % 2]}/{number}.png"
+        save_image(workplace / place, random_image(number, 20 + number, 40 - number))
+    of_training = ["--noise", "0.25", "--epochs", "1", "--batch", "4", "--device", "cpu"]
+    photos, model = (
+        ["imagefolder:photos", "--image-size", "8,9"],
+        ["run/checkpoint.pth.tar", "0.25"],
+    )
+    trained = call(capsys, "train", photos[0], "digits_resnet8", "run", *photos[1:], *of_training)
+    assert trained.code == 0 and " imagefolder:photos@8,9 run/" in trained.out
+    assert trained.err.count("radii are those of the resized images") == 1, "once in a process"
+    for log, (dataset, *size) in {
+        "option.tsv": photos,
+        "name.tsv": ["imagefolder:photos@8,9"],
+    }.items():
+        succeed("certify", dataset, *model, log, "--N0", "10", *SMOOTHING, *size)
+        assert recorded_settings(workplace / log)["dataset"] == "imagefolder:photos@8,9"
+    assert (
+        timeless(workplace / "option.tsv") == timeless(workplace / "name.tsv")
+        and len(rows(workplace / log)) == 4
+    )
+    attack = ["--attack", "PGD", "--epsilon", "0.5", "--num-steps", "1"]
+    succeed("predict", photos[0], *model, "p.tsv", *photos[1:], *SMOOTHING)
+    succeed("attack", photos[0], *model, "attacked", *photos[1:], *SMOOTHING, *attack)
+    succeed("quantize", photos[0], *model, "q.pth.tar", *photos[1:], "--draws", "5")
+
+
+ARGUMENTS = {
+    **dict.fromkeys(("train", "train_pgd"), ["digits_resnet8", "out", "--noise", "0.25"]),
+    **dict.fromkeys(("certify", "predict", "quantize"), ["model.pth.tar", "0.25", "out"]),
+    "attack": [
+        "model.pth.tar",
+        "0.25",
+        "out",
+        "--attack",
+        "PGD",
+        "--epsilon",
+        "0.5",
+        "--num-steps",
+        "1",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize(
+    "dataset, size", [("digits", "8"), ("imagefolder:photos@8", "8"), ("imagefolder:photos", "8x8")]
+)
+def test_size_is_refused_where_there_is_one_or_it_cannot_be_meant(
+    workplace, capsys, name, dataset, size
+):
+    found = call(capsys, name, dataset, *ARGUMENTS[name], "--image-size", size)
+    assert refused(found, "image-size", code=2), found.err
+
+
+def test_padding_before_crops_is_not_for_photographs(workplace, capsys):
+    words = [
+        "train",
+        "imagefolder:photos@8",
+        "digits_resnet8",
+        "out",
+        "--noise",
+        "0.25",
+        "--crop-padding",
+        "2",
+    ]
+    outcome = call(capsys, *words, "--device", "cpu")
+    assert outcome.code == 2 and not (workplace / "out").exists()
+    assert (
+        "error: --crop-padding: of 'imagefolder:photos@8' random parts are resized instead: leave"
+        in outcome.err
+    )

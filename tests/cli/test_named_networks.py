@@ -1,0 +1,441 @@
+"""Networks by name in all commands: trained, certified, predicted, attacked, verified, and in
+Python.
+"""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import smoothadv
+from smoothadv.architectures.libraries import library_network
+from smoothadv.checkpoints import read_checkpoint
+from smoothadv.evaluation.named_networks import named_network
+from smoothadv.evaluation.specs import CertifyRequest
+from support.commands import call, refused, run_process, script, succeed, timeless
+from support.image_files import random_image, save_image
+from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
+
+CHEAP = ("--N", 100, "--device", "cpu")
+SMOKE = (
+    "--noise",
+    0.25,
+    "--steps-per-epoch",
+    2,
+    "--batch",
+    16,
+    "--evaluate-images",
+    10,
+    "--device",
+    "cpu",
+)
+FUNCTION = """
+from torch import nn
+
+def make(description):
+    channels, height, width = description.image_shape
+    values = channels * height * width
+    return nn.Sequential(nn.Flatten(), nn.Linear(values, description.num_classes))
+
+def number(description):
+    return 3
+
+def fault(description):
+    return description.nothing
+"""
+
+
+@pytest.fixture
+def place(workplace: Path) -> Path:
+    """A folder with photos/, of two of the classes that the network in hf/ has in another order,
+    and nets.py.
+    """
+    save_folder(workplace / "photos", "cat", "red_flower")
+    save_hf(workplace / "hf")
+    (workplace / "nets.py").write_text(FUNCTION)
+    return workplace
+
+
+def settings_of(log: str) -> dict:
+    return json.loads(Path(f"{log}.manifest.json").read_text())["settings"]
+
+
+def test_folder_of_transformers_is_certified_under_its_own_classes(place, capsys):
+    certify = ("certify", "imagefolder:photos", "hf:hf", 0.25, "log.tsv", *CHEAP)
+    outcome = call(capsys, *certify, "--max", 3)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [row["label"] for row in timeless(Path("log.tsv"))] == ["2", "2", "1"]
+    settings = settings_of("log.tsv")
+    assert (settings["arch"], settings["num_classes"], settings["pretrained"]) == ("hf:hf", 3, True)
+    assert (
+        settings["library"].startswith("transformers ")
+        and settings["dataset"] == "imagefolder:photos"
+    )
+    succeed(*certify)
+    assert len(timeless(Path("log.tsv"))) == 4, "the log goes on"
+    assert "4 of 4 rows" in call(capsys, "certify", "verify", "log.tsv", "--device", "cpu").out
+    save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    assert refused(call(capsys, *certify), "log.tsv with other settings")
+
+
+def test_network_predicts_and_is_attacked(place, capsys):
+    network = ("imagefolder:photos", "hf:hf", 0.25)
+    succeed("predict", *network, "log.tsv", *CHEAP)
+    succeed(
+        "attack",
+        *network,
+        "attacked",
+        *CHEAP,
+        "--epsilon",
+        0.5,
+        "--num-steps",
+        2,
+        "--num-noise-vec",
+        2,
+    )
+    succeed("certify", *network, "certified.tsv", *CHEAP)
+    against = ("--against", "certified.tsv", "--num-steps", 2, "--num-noise-vec", 2)
+    assert "0 flipped" in call(capsys, "attack", *network, "falsified", *CHEAP, *against).out
+
+
+def test_onnx_is_attacked_without_gradients_and_certified(place, capsys):
+    save_onnx(place / "net.onnx", small_network(), torch.rand(4, 3, 8, 8), fixed=True)
+    save_folder(place / "three", "0", "1", "2")
+    attack = (
+        "attack",
+        "imagefolder:three",
+        "onnx:net.onnx",
+        0.25,
+        "out",
+        *CHEAP,
+        "--epsilon",
+        0.5,
+        "--num-steps",
+        2,
+    )
+    assert refused(call(capsys, *attack), "no gradients", "--gradient stein or hard-stein")
+    assert not (place / "out").exists()
+    succeed(*attack, "--gradient", "stein")
+    certify = ("certify", "imagefolder:three", "onnx:net.onnx", 0.25)
+    assert refused(
+        call(capsys, *certify, "bf16.tsv", *CHEAP, "--precision", "bf16"), "leave --precision out"
+    )
+    succeed(*certify, "log.tsv", *CHEAP)
+    assert "6 of 6 rows" in call(capsys, "certify", "verify", "log.tsv", "--device", "cpu").out
+    assert [row["label"] for row in timeless(Path("log.tsv"))] == list("001122")
+
+
+def test_random_weights_follow_the_seed_and_say_so(place, capsys):
+    logs = {}
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        outcome = call(
+            capsys,
+            "predict",
+            "imagefolder:photos",
+            "hf:hf",
+            0.25,
+            name,
+            *CHEAP,
+            "--no-pretrained",
+            "--seed",
+            seed,
+        )
+        assert outcome.code == 0 and outcome.err.startswith("warning: hf:hf has random weights")
+        logs[name] = settings_of(name)["module_sha256"]
+    assert (
+        logs["one"] == logs["again"] != logs["other"] and settings_of("one")["pretrained"] is False
+    )
+
+
+def test_photographs_are_prepared_as_the_network_expects(place):
+    save_hf(place / "hf", size=32, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    for images, prepared in {
+        "imagefolder:photos": "imagefolder:photos@32,squash",
+        "imagefolder:photos@16": "imagefolder:photos@16",
+        "digits": "digits",
+    }.items():
+        request = CertifyRequest(
+            classifier=Path("hf:hf"), images=images, sigma=0.25, outfile=Path("log.tsv")
+        )
+        named = named_network(request)
+        named.found.module.train()
+        module, pixels = named.found.normalized, torch.rand(2, 3, 8, 8)
+        assert not module.training, "dropout and batch statistics never vote"
+        expected = named.found.module.eval()((pixels - 0.5) / 0.5).logits
+        torch.testing.assert_close(module(pixels).logits, expected)
+        changed, notes = named.prepared(request)
+        assert changed.images == prepared and len(notes) == (images != prepared)
+        assert all(f"radii are about {prepared}" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "code"),
+    [
+        (("digits", "hf:hf", 0.25), "no class, or several classes, called '3', '4'", 1),
+        (
+            ("imagefolder:photos", "hf:hf", 0.25, "--input-layer", "center"),
+            "leave --input-layer out",
+            2,
+        ),
+        (
+            ("imagefolder:photos", "nowhere.pth.tar", 0.25, "--no-pretrained"),
+            "is for networks by name",
+            2,
+        ),
+        (
+            ("imagefolder:photos", "timm:test_resne", 0.25),
+            "timm:test_resne cannot be had (Unknown model",
+            1,
+        ),
+        (
+            ("imagefolder:photos", "hf:hf+timm:test_resnet", 0.25),
+            "an ensemble is of checkpoints",
+            1,
+        ),
+        (
+            ("imagefolder:photos", "nets.py:number", 0.25),
+            "returns a int, expected a torch.nn.Module",
+            1,
+        ),
+        (
+            ("imagefolder:photos", "nets.py:fault", 0.25),
+            "fails for 'imagefolder:photos': AttributeError",
+            1,
+        ),
+        (("imagefolder:photos", "nets.py:nothing", 0.25), "the file defines no such function", 1),
+        (("imagefolder:photos", "nowhere.py:make", 0.25), "nowhere.py:make cannot be read", 2),
+        (("imagefolder:grey", "torchvision:resnet18", 0.25, "--no-pretrained"), "3 channels", 1),
+    ],
+)
+def test_what_does_not_fit_is_one_line(place, words, message, code, capsys):
+    for digit in range(2):
+        save_image(
+            place / "grey@224,256" / "test" / str(digit) / "0.png", random_image(digit, 8, 8, 1)
+        )
+    outcome = call(capsys, "certify", *words[:3], "log.tsv", *CHEAP, *words[3:])
+    error = [line for line in outcome.err.splitlines() if not line.startswith("warning: ")]
+    assert (
+        outcome.code == code
+        and len(error) == 1
+        and message in error[0]
+        and not Path("log.tsv").exists()
+    )
+
+
+def test_network_of_timm_trains_resumes_and_is_certified(workplace, capsys):
+    """In two runs as in one, to the last bit."""
+    train = ("train", "digits", "timm:test_resnet")
+    succeed(*train, "whole", *SMOKE, "--epochs", 2)
+    succeed(*train, "parts", *SMOKE, "--epochs", 1)
+    succeed(*train, "parts", *SMOKE, "--epochs", 2, "--resume")
+    one, other = (read_checkpoint(f"{name}/checkpoint.pth.tar") for name in ("whole", "parts"))
+    assert one["arch"] == "timm:test_resnet" and "pretrained" not in one["recipe"]
+    assert all(
+        torch.equal(value, other["state_dict"][name]) for name, value in one["state_dict"].items()
+    )
+    assert (
+        call(
+            capsys, "certify", "digits", "whole/checkpoint.pth.tar", 0.25, "log", *CHEAP, "--max", 1
+        ).code
+        == 0
+    )
+
+
+def test_finetuning_starts_from_the_library(place, capsys):
+    """With its constants; the recipe names the weights, so that a run from others is another
+    one.
+    """
+    save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    train = (
+        "train",
+        "imagefolder:photos",
+        "hf:hf",
+        "run",
+        *SMOKE,
+        "--pretrained",
+        "--recipe",
+        "finetune-noise",
+    )
+    outcome = call(capsys, *train, "--epochs", 1)
+    assert outcome.code == 0 and "starting from the weights of hf:hf" in outcome.out
+    content = read_checkpoint("run/checkpoint.pth.tar")
+    assert (content["mean"], content["std"], content["input_layer"]) == (
+        [0.5] * 3,
+        [0.25] * 3,
+        "normalize",
+    )
+    assert content["recipe"]["pretrained"] and len(content["recipe"]["pretrained_sha256"]) == 64
+    assert content["recipe"]["optimizer"] == "adamw"
+    both = ("--pretrained-model", "run/checkpoint.pth.tar")
+    assert refused(
+        call(capsys, *train[:3], "other", *train[4:], *both), "leave one of them out", code=2
+    )
+    save_hf(place / "hf", seed=6, image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    assert refused(
+        call(capsys, *train, "--epochs", 2, "--resume"), "another recipe", "pretrained_sha256 was"
+    )
+
+
+def test_layers_of_timm_have_their_own_rates(place, capsys):
+    """The last layer that of training, those before it a share; a run goes on with them; other
+    networks refuse.
+    """
+    train = (
+        "train",
+        "imagefolder:photos",
+        "timm:test_resnet",
+        "run",
+        *SMOKE,
+        "--recipe",
+        "finetune-noise",
+    )
+    train = (*train, "--batch", 2, "--lr-schedule", "step")
+    for epochs, more in ((1, ()), (2, ("--resume",))):
+        assert call(capsys, *train, "--layer-decay", 0.5, "--epochs", epochs, *more).code == 0
+        content = read_checkpoint("run/checkpoint.pth.tar")
+        groups = content["optimizer"]["param_groups"]
+        scales = [group["lr_scale"] for group in groups]
+        assert scales[-1] == 1 and sorted(set(scales)) == [
+            0.5**k for k in reversed(range(len(set(scales))))
+        ]
+        assert len(scales) > 3 and [
+            number for group in groups for number in group["params"]
+        ] == list(range(len(content["optimizer"]["state"])))
+        assert [group["lr"] / groups[-1]["lr"] for group in groups] == pytest.approx(scales)
+    assert refused(call(capsys, *train, "--epochs", 3, "--resume"), "layer_decay was 0.5")
+    other = ("train", "digits", "digits_resnet8", "other", *SMOKE, "--layer-decay", 0.5)
+    assert refused(
+        call(capsys, *other, "--recipe", "finetune-noise"), "needs the layers of a network of timm"
+    )
+    assert (
+        refused(call(capsys, *other), "with --optimizer adamw", code=2)
+        and not Path("other").exists()
+    )
+
+
+def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys):
+    """By stability under the network's own class; accuracies are under the classes of the
+    folders.
+    """
+    save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    train = (
+        "train_denoiser",
+        "imagefolder:photos",
+        "unet",
+        "run",
+        *SMOKE[:6],
+        "--lr",
+        1e-9,
+        "--epochs",
+        1,
+    )
+    behind = (*train, "--objective", "stability", "--device", "cpu", "--classifier")
+    outcome = call(capsys, *behind, "hf:hf")
+    assert outcome.code == 0, outcome.err
+    network = library_network("hf:hf", pretrained=True).normalized
+    images = smoothadv.datasets.get_dataset("imagefolder:photos", "test")
+    classes = [NAMES.index(name.replace("_", " ")) for name in images.description.class_names]
+    with torch.inference_mode():
+        hits = [
+            int(network(pixels[None]).logits.argmax()) == classes[label]
+            for pixels, label in map(images.__getitem__, range(4))
+        ]
+    (row,) = csv.DictReader(Path("run/log.txt").open(), delimiter="\t")
+    assert float(row["test_clean_accuracy"]) == sum(hits) / 4, (
+        "so small a step leaves the denoiser the identity"
+    )
+    certify = (
+        "certify",
+        "imagefolder:photos",
+        "hf:hf",
+        0.25,
+        "log.tsv",
+        *CHEAP,
+        "--denoiser",
+        "run/checkpoint.pth.tar",
+    )
+    assert call(capsys, *certify).code == 0 and settings_of("log.tsv")["denoiser"]["arch"] == "unet"
+    save_hf(place / "hf", seed=6, image_mean=[0.5] * 3, image_std=[0.25] * 3)
+    assert refused(call(capsys, *behind, "hf:hf", "--resume", "--epochs", 2), "teacher_sha256 was")
+    save_onnx(place / "net.onnx", small_network(), torch.rand(2, 3, 8, 8))
+    for words, message in (
+        ("onnx:net.onnx", "has no gradients"),
+        ("timm:test_resnet", "cannot be had"),
+    ):
+        assert (
+            refused(call(capsys, *behind[:3], "other", *behind[4:], words), message)
+            and not Path("other").exists()
+        )
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "settings"),
+    [
+        ("RandomNormal", [], {"shape": [3, 3]}),
+        ("Constant", [], {"value_float": 1.0}),
+        ("ReduceSum", ["images"], {"keepdims": 0}),
+    ],
+)
+def test_onnx_network_whose_output_has_no_batch_is_refused(
+    workplace, capsys, kind, inputs, settings
+):
+    from onnx import TensorProto, helper, save
+
+    image, logits = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("images", ["batch", 1, 8, 8]), ("logits", None))
+    )
+    graph = helper.make_graph(
+        [helper.make_node(kind, inputs, ["logits"], **settings)], "graph", [image], [logits]
+    )
+    save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7),
+        "net.onnx",
+    )
+    outcome = call(capsys, "certify", "digits", "onnx:net.onnx", 0.25, "out.tsv", *CHEAP)
+    assert refused(outcome, "onnx:net.onnx makes [", "expected [B, K]")
+
+
+def test_function_of_a_file_trains_and_its_checkpoint_asks_for_the_file(place):
+    """A checkpoint is data: it runs no code that the user does not name."""
+    done = run_process(
+        script("train", "digits", "nets.py:make", "run", *SMOKE, "--epochs", 1), place
+    )
+    assert done.returncode == 0 and "--plugin nets.py:make" in done.stdout, done.stderr
+    certify = script(
+        "certify", "digits", "run/checkpoint.pth.tar", 0.25, "log.tsv", *CHEAP, "--max", 1
+    )
+    refusal = run_process(certify, place)
+    assert (
+        refusal.returncode == 1 and "not loaded: add --plugin PATH/nets.py:make" in refusal.stderr
+    )
+    (place / "elsewhere").mkdir()
+    (place / "nets.py").rename(place / "elsewhere/nets.py")
+    assert run_process([*certify, "--plugin", "elsewhere/nets.py:make"], place).returncode == 0
+    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py:make"}
+
+
+def test_function_of_a_file_is_certified_and_verified_where_it_is_named(place, capsys):
+    succeed("certify", "imagefolder:photos", "nets.py:make", 0.25, "log.tsv", *CHEAP)
+    assert settings_of("log.tsv")["plugins"].keys() == {"nets.py:make"}
+    verify = ("certify", "verify", "log.tsv", "--device", "cpu")
+    assert refused(call(capsys, *verify), "not run unasked: add --classifier nets.py:make")
+    assert "4 of 4 rows" in call(capsys, *verify, "--classifier", "nets.py:make").out
+
+
+def test_functions_take_networks_by_name(place):
+    images, labels = np.random.default_rng(0).random((2, 3, 8, 8), dtype=np.float32), [2, 0]
+    rows = smoothadv.certify("hf:hf", images, labels, sigma=0.25, n=100, log="log.tsv")
+    assert rows.label.tolist() == labels and settings_of("log.tsv")["num_classes"] == len(NAMES)
+    objective = smoothadv.objectives.OBJECTIVES["gaussian"](noise_sd=0.25)
+    further = {
+        "outdir": "run",
+        "schedule": {"epochs": 1, "batch": 2},
+        "quiet": True,
+        "num_classes": 3,
+    }
+    smoothadv.train("nets.py:make", images, labels, objective=objective, **further)
+    assert read_checkpoint("run/checkpoint.pth.tar")["arch"] == "nets.py:make"

@@ -1,0 +1,366 @@
+"""The plug-in of docs/plugins.md at work in the commands, and what they say when it is missing or
+has changed.
+"""
+
+import json
+import pickle
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from smoothadv.checkpoints import read_checkpoint
+from support.commands import (
+    call,
+    forget_plugins,
+    header,
+    place_of,
+    refused,
+    rows,
+    succeed,
+    timeless,
+)
+from support.plugin_page import COMMANDS, GRID, SHAPES, words
+from support.sharding import manifest_of
+from support.sweeping import jobs_of
+from support.warm import patch_stages
+
+CHECKPOINT = "models/shapes/checkpoint.pth.tar"
+FAST = ["--device", "cpu", "--max", 12]
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory) -> Path:
+    """A folder with the page's plug-in, the model that the page's command trains, and its log."""
+    folder = tmp_path_factory.mktemp("learned")
+    (folder / "shapes.py").write_text(SHAPES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        succeed("train", *words("train"), "--device", "cpu")
+        succeed("certify", *words("certify"), *FAST)
+    return folder
+
+
+@pytest.fixture
+def workplace(learned, tmp_path, monkeypatch) -> Path:
+    """The plug-in and the model in a folder of the test's own, which is the working folder."""
+    for path in ("shapes.py", CHECKPOINT, "logs/shapes.tsv", "logs/shapes.tsv.manifest.json"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes((learned / path).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def without_option(arguments: list[str]) -> list[str]:
+    """The words of a command without --plugin and its value."""
+    start = arguments.index("--plugin")
+    return [*arguments[:start], *arguments[start + 2 :]]
+
+
+def change(workplace: Path) -> None:
+    """Another version of the plug-in, which does the same."""
+    (workplace / "shapes.py").write_text(SHAPES + "\n# changed\n")
+
+
+def test_page_shows_each_command():
+    assert [line[:2] for line in COMMANDS] == [
+        *(["smoothadv", name] for name in ("train", "certify", "attack")),
+        ["torchrun", "--nproc-per-node"],
+        ["smoothadv", "analyze"],
+    ]
+
+
+def test_checkpoint_and_manifest_record_the_plugin_and_its_digest(workplace):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("smoothadv.checkpoints.require_architecture", lambda name: name)
+        content = read_checkpoint(Path(CHECKPOINT))
+    (record,) = content["plugins"]
+    provided = ["dataset 'shapes'", "architecture 'shapes_cnn'", "objective 'soft_gaussian'"]
+    assert record["name"] == "shapes.py" and record["provides"] == provided
+    manifest = manifest_of(Path("logs/shapes.tsv"))
+    assert (
+        manifest["settings"]["plugins"]
+        == content["recipe"]["plugins"]
+        == {"shapes.py": record["sha256"]}
+    )
+    for run in (manifest["runs"][0], content["runs"][0]):
+        assert run["plugins"] == [
+            {"name": "shapes.py", "source": "shapes.py", "sha256": record["sha256"]}
+        ]
+
+
+def test_training_says_how_to_certify_with_the_plugin(workplace, capsys):
+    outcome = call(capsys, "train", *words("train"), "--resume", "--device", "cpu")
+    assert outcome.code == 0 and outcome.out.splitlines()[-1].endswith("--plugin shapes.py"), (
+        outcome
+    )
+
+
+def test_attack_against_the_log_of_a_plugin(workplace, capsys):
+    place_of(Path("logs/shapes.tsv"), "certified", lambda row: float(row["radius"]) > 0)
+    outcome = call(
+        capsys,
+        "attack",
+        *words("attack"),
+        "--device",
+        "cpu",
+        "--num-steps",
+        2,
+        "--num-noise-vec",
+        2,
+    )
+    assert outcome.code == 0 and "certificates attacked" in outcome.out, outcome
+    assert manifest_of(Path("logs/attacked/against.tsv"))["settings"]["plugins"].keys() == {
+        "shapes.py"
+    }
+    change(workplace)
+    outcome = call(
+        capsys,
+        "attack",
+        *words("attack"),
+        "--device",
+        "cpu",
+        "--num-steps",
+        2,
+        "--num-noise-vec",
+        2,
+    )
+    assert (
+        outcome.code == 1
+        and "logs/shapes.tsv was made with another version of the plug-in shapes.py" in outcome.err
+    )
+
+
+def test_torchrun_passes_the_plugin_to_all_processes(workplace, warm):
+    """What torchrun starts, by its own reading of the page's line."""
+    from torch.distributed.run import parse_args
+
+    line = next(line for line in COMMANDS if line[0] == "torchrun")
+    torchrun = parse_args([*line[1:], *map(str, FAST)])
+    assert torchrun.module and (torchrun.nproc_per_node, torchrun.training_script) == (
+        "2",
+        "smoothadv",
+    )
+    done = warm.run_workers(
+        2, [sys.executable, "-m", "smoothadv", *torchrun.training_script_args], workplace
+    )
+    assert [each.returncode for each in done] == [0, 0], done
+    one, two = Path("logs/shapes.tsv"), Path("logs/two.tsv")
+    assert header(two) == header(one) and timeless(two) == timeless(one) and len(rows(two)) == 12
+    assert manifest_of(two)["settings"] == manifest_of(one)["settings"]
+
+
+def test_sweep_gives_the_plugins_of_its_grid_to_all_commands(workplace, capsys, warm, monkeypatch):
+    patch_stages(warm, monkeypatch)
+    folder = Path("grids")
+    folder.mkdir()
+    Path("shapes.py").rename(folder / "shapes.py")
+    small = GRID.replace("noise = [0.25, 0.5]", "noise = 0.25").replace("epochs = 20", "epochs = 1")
+    (folder / "tiny.toml").write_text(small.replace("skip = 10", "skip = 50"))
+    outcome = call(capsys, "sweep", "run", folder / "tiny.toml", "--device", "cpu")
+    assert outcome.code == 0, outcome
+    (log,) = Path("logs/tiny").rglob("*.tsv")
+    assert len(rows(log)) == 4 and manifest_of(log)["settings"]["plugins"].keys() == {"shapes.py"}
+    (job_log,) = Path("logs/tiny").rglob("job.log")
+    commands = [line for line in job_log.read_text().splitlines() if line.startswith("$ ")]
+    assert len(commands) == 2 and all("--plugin grids/shapes.py" in line for line in commands)
+    # The digest belongs to what a complete job must have been made with.
+    assert "1 done" in call(capsys, "sweep", "status", folder / "tiny.toml", "--device", "cpu").out
+    (folder / "shapes.py").write_text(SHAPES + "# changed")
+    status = call(capsys, "sweep", "status", folder / "tiny.toml", "--device", "cpu").out
+    assert "1 failed" in status and "plugins.shapes.py was" in status
+
+
+def test_sweep_takes_plugins_on_its_command_line_too(workplace, capsys):
+    Path("tiny.toml").write_text(GRID.replace('plugins = ["shapes.py"]', ""))
+    plan = ["plan", "tiny.toml", "--device", "cpu", "--no-cost"]
+    outcome = call(capsys, "sweep", *plan)
+    assert refused(
+        outcome,
+        "tiny.toml, [[sweep]] 1",
+        "unknown architecture 'shapes_cnn'",
+        "--plugin FILE",
+        code=2,
+    )
+    assert "2 jobs" in call(capsys, "sweep", *plan, "--plugin", "shapes.py").out
+
+
+def test_jobs_reach_other_machines_without_the_plugin_and_have_its_name_in_each_command(workplace):
+    """Slurm and Ray get pickled jobs, in processes that have not loaded the plug-in."""
+    Path("tiny.toml").write_text(GRID)
+    jobs = jobs_of(Path("tiny.toml"))
+    forget_plugins()
+    arrived = pickle.loads(pickle.dumps(jobs))
+    assert arrived == jobs and len(jobs) == 2
+    for stage in [stage for job in arrived for stage in job.stages]:
+        assert stage.words[stage.words.index("--plugin") + 1] == "shapes.py"
+
+
+@pytest.mark.parametrize(
+    "value, text", [("['gone.py']", "gone.py cannot be read"), ("'shapes.py'", "list of texts")]
+)
+def test_sweep_refuses_plugins_that_are_none(workplace, capsys, value, text):
+    Path("tiny.toml").write_text(GRID.replace('["shapes.py"]', value))
+    outcome = call(capsys, "sweep", "status", "tiny.toml", "--device", "cpu")
+    assert outcome.code in (1, 2) and text in outcome.err and outcome.err.count("\n") == 1
+
+
+MISSING = ["which is not loaded: add --plugin PATH/shapes.py", CHECKPOINT]
+WITHOUT = {
+    "train": (2, ["unknown option --label-smoothing; --plugin FILE adds the options of a plug-in"]),
+    "certify": (2, ["dataset 'shapes' is from the plug-in shapes.py (sha256 ", *MISSING]),
+    "attack": (2, ["dataset 'shapes' is from the plug-in shapes.py (sha256 ", *MISSING]),
+}
+
+
+@pytest.mark.parametrize("command", WITHOUT)
+def test_missing_plugin_is_named(workplace, capsys, command):
+    code, texts = WITHOUT[command]
+    assert refused(call(capsys, command, *without_option(words(command))), *texts, code=code)
+
+
+def test_unknown_name_of_any_component_says_how_to_add_one(workplace, capsys):
+    train, noise = ("train", "digits", "digits_resnet8", "out"), ("--noise", 0.25)
+    for wrong, *arguments in (
+        ("dataset 'shapes'", "train", "shapes", "digits_resnet8", "out", *noise),
+        ("architecture 'shapes_cnn'", "train", "digits", "shapes_cnn", "out", *noise),
+        ("objective 'soft_gaussian'", *train, *noise, "--objective", "soft_gaussian"),
+        ("choice 'shapes'", "analyze", "shapes", "log.tsv"),
+    ):
+        assert refused(
+            call(capsys, *arguments), f"unknown {wrong}", "; --plugin FILE adds your own", code=2
+        )
+    for checkpoint in (CHECKPOINT, "gone.pth.tar"):  # which knows nothing of it
+        outcome = call(capsys, "certify", "digit", checkpoint, 0.25, "log.tsv")
+        assert refused(
+            outcome, "argument DATASET: unknown dataset 'digit' (did you mean 'digits'?)", code=2
+        )
+
+
+def test_missing_plugin_of_an_architecture_is_named_unless_its_record_is_damaged(workplace, capsys):
+    import torch
+
+    content = torch.load(CHECKPOINT, weights_only=True)
+    certify = ["digits", CHECKPOINT, 0.25, "log.tsv", "--device", "cpu"]
+    missing = "architecture 'shapes_cnn' is from the plug-in shapes.py (sha256 "
+    assert refused(call(capsys, "certify", *certify), missing, *MISSING)
+    for damaged in (
+        "text",
+        [1],
+        [{"name": "shapes.py"}],
+        [{"name": 1, "sha256": 2, "provides": None}],
+    ):
+        torch.save({**content, "plugins": damaged}, CHECKPOINT)
+        assert refused(
+            call(capsys, "certify", *certify), "unknown architecture 'shapes_cnn'", "--plugin FILE"
+        )
+
+
+def test_changed_plugin_neither_continues_a_log_nor_resumes_a_training(workplace, capsys):
+    change(workplace)
+    for command, further in (("certify", FAST), ("train", ["--resume", "--device", "cpu"])):
+        outcome = call(capsys, command, *words(command), *further)
+        lines = outcome.err.splitlines()
+        assert outcome.code == 1 and len(lines) == 2, outcome.err
+        assert "shapes_cnn" in lines[0] or "another version of the plug-in shapes.py" in lines[0]
+        assert (
+            lines[1].startswith("error: cannot resume ") and "plugins.shapes.py was '" in lines[1]
+        )
+
+
+def test_plugin_that_takes_no_part_does_not_stand_in_the_way(workplace, capsys):
+    """Of two runs with different plug-ins the log's settings are equal; the runs tell the
+    difference.
+    """
+    Path("other.py").write_text(SHAPES.replace('"shapes', '"other').replace('"soft', '"other'))
+    arguments = [*words("certify"), "--device", "cpu", "--max", 14]
+    assert call(capsys, "certify", *arguments, "--plugin", "other.py").code == 0
+    manifest = manifest_of(Path("logs/shapes.tsv"))
+    assert (
+        manifest["settings"]["plugins"].keys() == {"shapes.py"}
+        and len(rows(Path("logs/shapes.tsv"))) == 14
+    )
+    names = [[plugin["name"] for plugin in run["plugins"]] for run in manifest["runs"]]
+    assert names == [["shapes.py"], ["shapes.py", "other.py"]]
+
+
+def test_without_plugins_settings_and_checkpoints_are_as_before(workplace):
+    succeed(
+        "train",
+        "digits",
+        "digits_resnet8",
+        "run",
+        "--noise",
+        0.25,
+        "--recipe",
+        "smoke",
+        "--device",
+        "cpu",
+    )
+    checkpoint = Path("run/checkpoint.pth.tar")
+    succeed(
+        "certify", "digits", checkpoint, 0.25, "log.tsv", "--max", 2, "--N", 100, "--device", "cpu"
+    )
+    manifest = manifest_of(Path("log.tsv"))
+    assert "plugins" not in manifest["settings"] and manifest["runs"][0]["plugins"] == []
+    content = read_checkpoint(checkpoint)
+    assert "plugins" not in content and "plugins" not in content["recipe"]
+    assert "plugins" not in json.loads(checkpoint.with_name("args.json").read_text())["recipe"]
+
+
+FAULTS = {
+    "missing file": (["--plugin", "gone.py"], 2, "gone.py cannot be read"),
+    "no value": (["--plugin"], 2, "--plugin: expected one argument"),
+    "exception": (["--plugin=bad.py"], 1, "plug-in bad.py, line 1: ZeroDivisionError"),
+    "second is bad": (["--plugin", "shapes.py", "--plugin", "bad.py"], 1, "plug-in bad.py"),
+}
+
+
+@pytest.mark.parametrize(
+    "command, fault",
+    [
+        *product(
+            ("train", "train_pgd", "certify", "predict", "attack", "analyze", "sweep"),
+            ["missing file"],
+        ),
+        *product(["certify"], ["no value", "exception", "second is bad"]),
+    ],
+)
+def test_bad_plugin_is_refused_in_one_line(workplace, capsys, command, fault):
+    Path("bad.py").write_text("1 / 0")
+    options, code, text = FAULTS[fault]
+    assert refused(call(capsys, command, *options), text, code=code)
+
+
+def test_help_lists_the_options_of_a_plugin(workplace, capsys):
+    outcome = call(capsys, "train", "--help", "--plugin", "shapes.py")
+    assert (
+        outcome.code == 0 and "--label-smoothing" in outcome.out and "soft_gaussian" in outcome.out
+    )
+    for command in ("certify merge", "analyze", "sweep run"):
+        name, *further = command.split()
+        outcome = call(capsys, name, *further, "--help", "--plugin", "shapes.py")
+        assert outcome.code == 0 and "--plugin FILE_OR_MODULE" in outcome.out
+
+
+def test_command_that_repeats_an_attack_has_each_plugin_after_its_own_flag():
+    from smoothadv.cli.attack import make_parser
+    from smoothadv.cli.options.components import command_line_of
+
+    parser = make_parser()
+    typed = [
+        "digits",
+        "c.pth.tar",
+        "0.25",
+        "out",
+        "--plugin",
+        "a.py",
+        "--plugin",
+        "b.py",
+        "--only",
+        "1",
+        "2",
+    ]
+    again = command_line_of(parser, parser.parse_args(typed), (), {})
+    assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 2" in " ".join(again)

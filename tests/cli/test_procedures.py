@@ -1,0 +1,394 @@
+"""The ways to certify, from end to end: adaptive on a grid of radii, sound in floating point, fast,
+and combined.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from smoothadv.datasets import get_dataset
+from smoothadv.evaluation.shards import WrittenLog
+from support.commands import call, header, refused, rows, run_process, script, snapshot, timeless
+from support.image_files import save_image
+from support.sharding import manifest_of
+
+COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
+ADAPTIVE = ["samples", "level", "looks"]
+PAPER_RADII = [0.25 * step for step in range(10)]
+SIGMA, N, EXAMPLES = 0.25, 600, 30
+
+
+@pytest.fixture
+def certify(checkpoint, workplace, capsys) -> Callable:
+    """Certify thirty digits with few draws; options given later win."""
+
+    usual = ["--N", N, "--max", EXAMPLES, "--device", "cpu"]
+    return lambda outfile, *options, dataset="digits": call(
+        capsys, "certify", dataset, checkpoint, SIGMA, outfile, *usual, *options
+    )
+
+
+@pytest.fixture
+def log_of(certify, workplace) -> Callable:
+    """The rows of a log made with these options."""
+
+    def run(*options: object) -> list[dict[str, str]]:
+        name = f"{len(list(workplace.iterdir()))}.tsv"
+        assert certify(name, *options).code == 0
+        return timeless(workplace / name)
+
+    return run
+
+
+def test_adaptive_log_says_samples_level_and_looks(certify, workplace):
+    assert certify("log.tsv", "--method", "adaptive").code == 0
+    assert header(workplace / "log.tsv") == [*COLUMNS, *ADAPTIVE]
+    found = rows(workplace / "log.tsv")
+    for row in found:
+        trials, level, looks = int(row["trials"]), int(row["level"]), int(row["looks"])
+        assert 100 + trials <= int(row["samples"]) <= 100 + N
+        assert 0 <= int(row["successes"]) <= trials and (trials == 0) == (looks == 0)
+        if row["predict"] == "-1":
+            assert (level, float(row["radius"]), row["correct"]) == (-1, 0, "0")
+        else:
+            assert float(row["radius"]) == PAPER_RADII[level] and looks >= 1
+    levels = {int(row["level"]) for row in found}
+    assert {-1, 0, 1} <= levels, "for this test to say anything"
+    assert len({row["samples"] for row in found}) > 5
+
+
+def test_adaptive_needs_fewer_draws_for_nearly_the_same_statements(log_of):
+    """On thirty images it may lose a radius or two; it must not gain any that exact misses by
+    far.
+    """
+    exact, adaptive = log_of(), log_of("--method", "adaptive", "--radii", 0, 0.25)
+    assert sum(int(row["samples"]) for row in adaptive) < 0.7 * sum(
+        100 + int(row["trials"]) for row in exact
+    )
+    for radius in (0.0, 0.25):
+        assert len(certified_at(radius, exact) ^ certified_at(radius, adaptive)) <= 3, radius
+
+
+def certified_at(radius: float, log: list[dict[str, str]]) -> set[str]:
+    return {row["idx"] for row in log if row["predict"] != "-1" and float(row["radius"]) >= radius}
+
+
+def test_settings_of_adaptive_are_in_the_manifest(certify, workplace):
+    adaptive = ["--method", "adaptive", "--max", 1]
+    certify("usual.tsv", *adaptive)
+    certify("given.tsv", *adaptive, "--radii", 1, 0.5, 1.0, "--ladder", "--label-aware")
+    usual, given = (
+        manifest_of(workplace / name)["settings"] for name in ("usual.tsv", "given.tsv")
+    )
+    assert {
+        "method": "adaptive",
+        "radii": PAPER_RADII,
+        "ladder": False,
+        "label_aware": False,
+    }.items() <= usual.items()
+    assert {"radii": [0.0, 0.5, 1.0], "ladder": True, "label_aware": True}.items() <= given.items()
+    certify("exact.tsv", "--max", 1)
+    assert {"radii", "ladder", "label_aware"}.isdisjoint(
+        manifest_of(workplace / "exact.tsv")["settings"]
+    )
+
+
+def test_label_aware_skips_wrong_selections_and_marks_them(certify, workplace):
+    options = ["--method", "adaptive", "--radii", 0, 0.25]
+    certify("plain.tsv", *options)
+    assert certify("aware.tsv", *options, "--label-aware").code == 0
+    assert header(workplace / "aware.tsv") == [*COLUMNS, *ADAPTIVE, "label_aware"]
+    skipped = 0
+    for plain, aware in zip(timeless(workplace / "plain.tsv"), timeless(workplace / "aware.tsv")):
+        if aware.pop("label_aware") == "1":
+            skipped += 1
+            assert plain["correct"] == "0"
+            given_up = {
+                "predict": "-1",
+                "successes": "0",
+                "trials": "0",
+                "samples": "100",
+                "level": "-1",
+                "looks": "0",
+            }
+            assert given_up.items() <= aware.items()
+        else:
+            assert aware == plain, "all others have the same draws"
+    assert 0 < skipped < EXAMPLES
+    assert manifest_of(workplace / "aware.tsv")["settings"]["label_aware"] is True
+
+
+EXACT, BY_DEFAULT, ADAPTED = ["--method", "exact"], [], ["--method", "adaptive"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        *(
+            ([*method, "--radii", 0.25], ["--radii", "--method exact"])
+            for method in (EXACT, BY_DEFAULT)
+        ),
+        *(
+            ([*method, "--ladder"], ["--ladder", "--method exact"])
+            for method in (EXACT, BY_DEFAULT)
+        ),
+        *(
+            ([*method, "--label-aware"], ["--label-aware", "--method exact"])
+            for method in (EXACT, BY_DEFAULT)
+        ),
+        *(
+            ([*ADAPTED, "--radii", *radii], ["--radii", *map("'{}'".format, radii)])
+            for radii in ([-1], ["nan"], [])
+        ),
+        ([*ADAPTED, "--alpha", 1e-10], ["alpha", "1e-09", "adaptive"]),
+    ],
+)
+def test_settings_that_a_method_cannot_have_are_usage_errors(certify, workplace, options, words):
+    assert refused(certify("log.tsv", *options), *words, code=2) and list(workplace.iterdir()) == []
+
+
+def test_too_few_draws_for_adaptive_are_warned_about(certify):
+    outcome = certify("log.tsv", "--method", "adaptive", "--N", 5, "--max", 1)
+    assert (
+        outcome.code == 0
+        and "warning: --N 5 can certify nothing" in outcome.err
+        and "larger --N" in outcome.err
+    )
+    assert certify("more.tsv", "--method", "adaptive", "--max", 1).err == ""
+
+
+@pytest.mark.parametrize(("method", "draws"), [("exact", 100_000), ("adaptive", 125_000)])
+def test_default_number_of_draws_is_that_of_the_method(
+    checkpoint, workplace, capsys, monkeypatch, method, draws
+):
+    """No vote is counted: what would be written into the manifest is looked at."""
+    given = {}
+    nothing = WrittenLog(workplace / "log.tsv", is_whole=False, batch=1, attack_batch=None)
+    written = "smoothadv.evaluation.certify.write_log"
+    monkeypatch.setattr(written, lambda job, plan: given.update(plan.settings) or nothing)
+    positional = ["digits", checkpoint, SIGMA, "log.tsv", "--device", "cpu"]
+    assert call(capsys, "certify", *positional, "--method", method).code == 0
+    assert (given["N"], given["N0"], given["method"]) == (draws, 100, method)
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive"])
+def test_batch_size_does_not_change_the_log(log_of, method):
+    """Nor which images share a batch, which depends on it."""
+    options = ["--method", method, "--N", 150, "--N0", 30, "--max", 8]
+    logs = [log_of(*options, "--batch", batch) for batch in (1, 7, 200)]
+    assert logs[0] == logs[1] == logs[2]
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive"])
+def test_summary_says_where_radii_are_on_a_grid(certify, workplace, method):
+    outcome = certify("log.tsv", "--method", method)
+    average = np.mean(
+        [float(row["radius"]) * int(row["correct"]) for row in rows(workplace / "log.tsv")]
+    )
+    where = " on the grid of radii" if method == "adaptive" else ""
+    assert f"average certified radius{where} {average:.3f}\n" in outcome.out
+
+
+def test_help_tells_the_ways_to_certify(capsys):
+    text = " ".join(call(capsys, "certify", "--help").out.split())
+    flags = [
+        "--method",
+        "--radii",
+        "--ladder",
+        "--label-aware",
+        "--sound",
+        "--precision",
+        "--compile",
+        "--shard",
+    ]
+    for words in [
+        *flags,
+        "--batch",
+        "100,000 for exact",
+        "125,000 for adaptive",
+        "benchmarks only",
+        "merge",
+        "8-bit",
+    ]:
+        assert words in text, words
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_precision_is_recorded_and_makes_a_slightly_different_classifier(
+    certify, workplace, precision
+):
+    draws = ["--max", 12, "--N", 300]
+    assert (
+        certify("full.tsv", *draws).code
+        == certify("less.tsv", *draws, "--precision", precision).code
+        == 0
+    )
+    assert manifest_of(workplace / "less.tsv")["settings"]["precision"] == precision
+    assert manifest_of(workplace / "full.tsv")["settings"]["precision"] == "fp32"
+    counts = [
+        [int(row["successes"]) for row in timeless(workplace / name)]
+        for name in ("full.tsv", "less.tsv")
+    ]
+    far = [abs(full - less) > 30 for full, less in zip(*counts)]
+    assert sum(far) <= 2, "a count may be far off where another class was selected"
+
+
+@pytest.fixture
+def restored_kernels() -> Iterator[None]:
+    """--sound restricts the whole process to deterministic kernels; the tests that follow shall not
+    notice.
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+    )
+    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    torch.utils.deterministic.fill_uninitialized_memory = before[1]
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
+    if workspace is None:
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+@pytest.fixture
+def eight_bit_images(workplace) -> str:
+    """A dataset of PNG files: the first ten test images of the digits, as far as they show 0, 1,
+    ... 9.
+    """
+    digits = get_dataset("digits", "test")
+    for index in range(10):
+        image, label = digits[index]
+        for split in ("train", "test"):
+            save_image(
+                workplace / f"png/{split}/{label}/{index}.png",
+                (image[0] * 255).numpy().astype(np.uint8),
+            )
+    for label in range(10):
+        save_image(
+            workplace / f"png/train/{label}/x.png", np.full((8, 8), 20 * label, dtype=np.uint8)
+        )
+        save_image(
+            workplace / f"png/test/{label}/x.png", np.full((8, 8), 20 * label, dtype=np.uint8)
+        )
+    return "imagefolder:png"
+
+
+def assert_squared_radii_fit(log: Path) -> None:
+    """The largest integer below (255 R)^2, which is nothing but 0 for no radius."""
+    found = rows(log)
+    for row in found:
+        squared, exact = int(row["squared_radius"]), (255 * Fraction(row["radius"])) ** 2
+        assert squared < exact <= (squared + 1) * (1 + Fraction(1, 10**11)) or squared == exact == 0
+    assert any(int(row["squared_radius"]) > 0 for row in found)
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive"])
+def test_sound_log_has_squared_radii_and_says_what_executed_it(
+    certify, workplace, eight_bit_images, restored_kernels, method
+):
+    options = ["--sound", "--method", method, "--max", 16]
+    assert certify("log.tsv", *options, dataset=eight_bit_images).code == 0
+    adaptive = ADAPTIVE if method == "adaptive" else []
+    assert header(workplace / "log.tsv") == [*COLUMNS, *adaptive, "squared_radius"]
+    assert_squared_radii_fit(workplace / "log.tsv")
+    settings = manifest_of(workplace / "log.tsv")["settings"]
+    assert settings["sound"] is True and settings["noise"] == "RoundedGaussianNoise"
+    executed_by = {"torch": torch.__version__, "device": "cpu", "threads": torch.get_num_threads()}
+    assert executed_by.items() <= settings.items() and "cpu_capability" in settings
+    certify("plain.tsv", "--max", 1)
+    assert (
+        not {"threads", "cpu_capability"} & manifest_of(workplace / "plain.tsv")["settings"].keys()
+    )
+
+
+@pytest.mark.parametrize("method", ["exact", "adaptive"])
+def test_sound_log_is_resumed_to_what_it_would_have_been(
+    certify, workplace, restored_kernels, method
+):
+    options = ["--sound", "--method", method]
+    certify("whole.tsv", *options)
+    certify("part.tsv", *options, "--max", 11)
+    first = (workplace / "part.tsv").read_bytes()
+    assert certify("part.tsv", *options, "--resume").code == 0
+    assert (workplace / "part.tsv").read_bytes().startswith(first)
+    assert timeless(workplace / "part.tsv") == timeless(workplace / "whole.tsv")
+    assert_squared_radii_fit(workplace / "whole.tsv")
+
+
+def test_sound_log_is_not_continued_by_another_execution(
+    certify, workplace, restored_kernels, monkeypatch
+):
+    certify("log.tsv", "--sound", "--max", 2)
+    before, threads = snapshot(workplace), torch.get_num_threads()
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    assert refused(certify("log.tsv", "--sound"), f"threads was {threads}, now 3")
+    assert snapshot(workplace) == before
+
+
+class Dimmed:
+    """Another dataset whose images from ``start`` on are darker, and thereby no longer of 8
+    bits.
+    """
+
+    def __init__(self, dataset, start: int) -> None:
+        self.dataset, self.start = dataset, start
+        self.description, self.fingerprint = dataset.description, dataset.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        image, label = self.dataset[index]
+        return (image * 0.9 if index >= self.start else image), label
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_sound_is_refused_at_an_image_that_is_not_of_8_bits(
+    certify, workplace, restored_kernels, monkeypatch, start
+):
+    dimmed = Dimmed(get_dataset("digits", "test"), start)
+    monkeypatch.setattr("smoothadv.evaluation.setup.get_dataset", lambda *arguments: dimmed)
+    outcome = certify("log.tsv", "--sound")
+    assert refused(outcome, "8-bit")
+    if start == 0:
+        assert (
+            outcome.err.startswith("error: --sound certifies 8-bit images only")
+            and "digits" in outcome.err
+        )
+        assert list(workplace.iterdir()) == []
+        assert certify("log.tsv", "--max", 2).code == 0, "without --sound they may be certified"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_compiled_classifier_votes_alike(certify, checkpoint, workplace):
+    """Ten seconds, to compile."""
+    certify("eager.tsv")
+    command = [
+        "digits",
+        checkpoint,
+        SIGMA,
+        "log.tsv",
+        "--N",
+        N,
+        "--max",
+        EXAMPLES,
+        "--device",
+        "cpu",
+        "--compile",
+    ]
+    done = run_process(script("certify", *command), workplace)
+    assert done.returncode == 0, done.stderr
+    assert manifest_of(workplace / "log.tsv")["settings"]["compiled"] is True
+    for eager, compiled in zip(
+        timeless(workplace / "eager.tsv"), timeless(workplace / "log.tsv"), strict=True
+    ):
+        assert abs(int(eager["successes"]) - int(compiled["successes"])) <= 2

@@ -1,0 +1,222 @@
+"""quantize from end to end; certificates of integers go on anywhere, and all commands take them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import smoothadv
+from smoothadv.base.files import reserved
+from smoothadv.datasets.images import InMemoryImages
+from smoothadv.exact.engine import ByteConvolution
+from smoothadv.exact.network import IntegerNetwork
+from support.attack_runs import SMALL, archive, l2_norms
+from support.commands import call, refused, rows, run_process, script, succeed, timeless
+from support.integers import needs_bytes
+from support.sharding import manifest_of
+
+SHORT = ("--calibration", 64, "--held-out", 20, "--draws", 50)
+SOUND = ("--sound", "--N0", 20, "--N", 200, "--device", "cpu", "--skip", 40)
+
+
+@pytest.fixture(scope="module")
+def integers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("integers") / "integers.pth.tar"
+    succeed("quantize", "digits", checkpoint, 0.25, path, *SHORT)
+    return path
+
+
+@pytest.fixture(params=["here", pytest.param("in processes", marks=pytest.mark.slow)])
+def certify(request, workplace, capsys):
+    """Run certify in an environment; in this process that decides only the number of threads."""
+
+    def run(model: Path, log: str, *options: object, **environment: str) -> tuple[int, str]:
+        arguments = ("digits", model, 0.25, log, *SOUND, *options)
+        if request.param == "here":
+            torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", 1)))
+            done = call(capsys, "certify", *arguments)
+            return done.code, done.err
+        done = run_process(script("certify", *arguments), workplace, **environment)
+        return done.returncode, done.stderr
+
+    yield run
+    torch.set_num_threads(1)
+
+
+def test_votes_agree_and_equal_commands_write_equal_integers(
+    checkpoint, integers, workplace, capsys
+):
+    outcome = call(capsys, "quantize", "digits", checkpoint, 0.25, "again.pth.tar", *SHORT)
+    assert (
+        outcome.code == 0
+        and "certified accuracy there" in outcome.out
+        and outcome.out.count("float ") == 5
+    )
+    assert float(outcome.out.split("% of votes")[0].split()[-1]) >= 99
+    assert (
+        call(
+            capsys, "quantize", "digits", checkpoint, 0.25, "seed.pth.tar", *SHORT, "--seed", 5
+        ).code
+        == 0
+    )
+    first, again, other = (
+        torch.load(path, weights_only=True) for path in (integers, "again.pth.tar", "seed.pth.tar")
+    )
+    for content in (first, again, other):
+        del content["integer"]["made"]
+    assert (
+        first["integer"] == again["integer"]
+        and first["state_dict"].keys() == again["state_dict"].keys()
+    )
+    assert all(
+        torch.equal(value, again["state_dict"][name]) for name, value in first["state_dict"].items()
+    )
+    assert any(
+        not torch.equal(value, other["state_dict"][name])
+        for name, value in first["state_dict"].items()
+    )
+
+
+def test_log_goes_on_with_other_instructions_threads_and_batch(certify, integers, workplace):
+    """No machine is in the settings, so that any may go on; the rows are those of one undisturbed
+    run.
+    """
+    assert certify(integers, "whole.tsv", "--max", 9)[0] == 0
+    old = {"ONEDNN_MAX_CPU_ISA": "SSE41", "OMP_NUM_THREADS": "1"}
+    assert certify(integers, "log.tsv", "--max", 4, **old) == (0, "")
+    assert certify(integers, "log.tsv", "--max", 9, OMP_NUM_THREADS="2") == (0, "")
+    assert timeless(workplace / "log.tsv") == timeless(workplace / "whole.tsv")
+    other = {"MKL_CBWR": "COMPATIBLE"}
+    assert (
+        certify(integers, "shards.tsv", "--max", 9, "--shard", "0/2", "--batch", 7, **other)[0] == 0
+    )
+    assert certify(integers, "shards.tsv", "--max", 9, "--shard", "1/2", "--batch", 64)[0] == 0
+    succeed("certify", "merge", "shards.tsv")
+    assert timeless(workplace / "shards.tsv") == timeless(workplace / "whole.tsv")
+    of_machine = {
+        "batch",
+        "device",
+        "torch",
+        "threads",
+        "cpu_capability",
+        "folded",
+        "compiled",
+        "tf32",
+    }
+    assert not of_machine & manifest_of(workplace / "log.tsv")["settings"].keys()
+
+
+def test_log_of_a_float_network_does_not_go_on_so(certify, checkpoint):
+    assert certify(checkpoint, "log.tsv", "--max", 2)[0] == 0
+    code, said = certify(checkpoint, "log.tsv", "--max", 4, OMP_NUM_THREADS="2")
+    assert code == 1 and "threads" in said and said.count("\n") == 1
+
+
+def test_other_kernels_are_refused_before_any_row(integers, workplace, capsys):
+    content = torch.load(integers, weights_only=True)
+    content["integer"]["probe"] = "0" * 64
+    torch.save(content, "other.pth.tar")
+    outcome = call(
+        capsys, "certify", "digits", "other.pth.tar", 0.25, "log.tsv", *SOUND, "--max", 1
+    )
+    assert (
+        refused(outcome, "do not compute this network of integers exactly")
+        and not Path("log.tsv").exists()
+    )
+
+
+@pytest.mark.parametrize("fault", [0, 1])
+def test_batch_that_memory_halves_is_checked_again(fault, integers, workplace, capsys, monkeypatch):
+    """Its kernels may be others, which may be wrong."""
+    command, exact = ("certify", "digits", integers, 0.25), IntegerNetwork.forward
+
+    def forward(network: IntegerNetwork, images: torch.Tensor) -> torch.Tensor:
+        if len(images) == 64 and Path("log.tsv").exists():
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return exact(network, images).roll(fault * (len(images) == 32), 1)
+
+    succeed(*command, "whole.tsv", *SOUND, "--max", 2, "--batch", 64)
+    monkeypatch.setattr(IntegerNetwork, "forward", forward)
+    outcome = call(capsys, *command, "log.tsv", *SOUND, "--max", 2, "--batch", 64)
+    if fault:
+        assert (
+            refused(outcome, "choose another --batch than 32")
+            and len(Path("log.tsv").read_text().splitlines()) == 1
+        )
+    else:
+        assert outcome.code == 0 and timeless(Path("log.tsv")) == timeless(Path("whole.tsv"))
+
+
+@needs_bytes
+def test_votes_are_in_bytes(integers, workplace, monkeypatch):
+    exact, began = ByteConvolution.total, []
+
+    def total(*given: object, **named: object) -> torch.Tensor:
+        began.append(Path("log.tsv").exists())
+        return exact(*given, **named)
+
+    monkeypatch.setattr(ByteConvolution, "total", total)
+    succeed("certify", "digits", integers, 0.25, "log.tsv", *SOUND, "--max", 1)
+    assert began[-1] and not began[0], "first they are checked"
+
+
+def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):
+    positional = ("digits", integers, 0.25)
+    succeed("predict", *positional, "predictions.tsv", "--max", 3, "--N", 50, "--device", "cpu")
+    succeed("attack", *positional, "attack", "--epsilon", 0.5, *SMALL)
+    assert (l2_norms(archive(Path("attack/epsilon_0.5.tsv"))) > 0.1).any(), (
+        "gradients pass through the rounding"
+    )
+    succeed("certify", *positional, "log.tsv", *SOUND, "--max", 9)
+    succeed("certify", "digits", checkpoint, 0.25, "float.tsv", *SOUND, "--max", 9)
+    of_float = call(capsys, "attack", *positional, "attack", "--against", "float.tsv", *SMALL[:2])
+    assert refused(of_float, "float.tsv certifies something else")
+    small = ("--device", "cpu", "--N", 50, "--num-steps", 3, "--num-noise-vec", 2)
+    succeed("attack", *positional, "attack", "--against", "log.tsv", *small)
+    assert rows(Path("attack/against.tsv")), (
+        "some are certified, and no more flip than 0.001 of all runs would show"
+    )
+    assert "threads" in manifest_of(Path("attack/against.tsv"))["settings"], (
+        "gradients are of this machine"
+    )
+    succeed("analyze", "summary", "log.tsv")
+    capsys.readouterr()
+    both = call(
+        capsys, "certify", "digits", f"{checkpoint}+{integers}", 0.25, "two.tsv", *SOUND, "--max", 2
+    )
+    assert both.code == 0 and "threads" in manifest_of(Path("two.tsv"))["settings"], (
+        "floats are of this machine"
+    )
+    quick = {
+        "sigma": 0.25,
+        "n0": 20,
+        "n": 200,
+        "sound": True,
+        "device": "cpu",
+        "skip": 40,
+        "batch": 13,
+    }
+    smoothadv.certify(integers, "digits", maximum=9, log="function.tsv", **quick)
+    assert timeless(Path("function.tsv")) == timeless(Path("log.tsv"))
+
+
+def test_refusals_are_one_line(checkpoint, integers, workplace, capsys, monkeypatch):
+    def quantize(model: Path, *options: object):
+        return call(capsys, "quantize", "digits", model, 0.25, "new.pth.tar", *SHORT, *options)
+
+    assert refused(quantize(integers), integers, "of integers already")
+    assert refused(quantize(f"{checkpoint}+{integers}"), "ensemble")
+    with monkeypatch.context() as patch:
+        patch.setattr(InMemoryImages, "__len__", lambda images: 1)
+        assert refused(quantize(checkpoint), "one training image")
+    with reserved(Path("new.pth.tar")):
+        assert refused(quantize(checkpoint), "new.pth.tar is being written by another process")
+    assert list(Path().iterdir()) == []
+    Path("new.pth.tar").touch()
+    assert refused(quantize(checkpoint), "new.pth.tar exists already: add --overwrite")
+    trained = ("digits", "digits_resnet8", "run", "--epochs", 1, "--noise", 0.25, "--device", "cpu")
+    assert refused(call(capsys, "train", *trained, "--pretrained-model", integers), integers)
+    bf16 = call(
+        capsys, "certify", "digits", integers, 0.25, "log.tsv", *SOUND, "--precision", "bf16"
+    )
+    assert refused(bf16, "--precision") and not Path("log.tsv").exists()

@@ -1,0 +1,435 @@
+"""Recipes set their options in every training command; options on the command line override
+them.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from smoothadv.cli.options.recipes import RELEASED, recipe_names, recipe_words
+from smoothadv.objectives import Objective
+from smoothadv.training.evaluate import EvaluationSchedule
+from smoothadv.training.execution import Execution
+from smoothadv.training.schedule import Schedule
+from support.commands import Outcome, call, succeed
+from support.weights import read
+
+PACKAGED = Path(__file__).parents[2] / "code/smoothadv/recipes"
+DIGITS = ["digits", "digits_resnet8", "run", "--noise", 0.25, "--device", "cpu"]
+COMMANDS = {
+    "train": ("train", []),
+    "PGD": (
+        "train_pgd",
+        ["--attack", "PGD", "--epsilon", "0.5", "--num-steps", 2, "--num-noise-vec", 4],
+    ),
+    "DDN": (
+        "train_pgd",
+        ["--attack", "DDN", "--epsilon", "0.5", "--num-steps", 2, "--num-noise-vec", 4],
+    ),
+}
+ONE_STEP = ["--epochs", 1, "--steps-per-epoch", 1]
+
+
+@dataclass
+class Composed:
+    """What a command would have trained with."""
+
+    schedule: Schedule
+    objective: Objective
+    execution: Execution
+    evaluation: EvaluationSchedule
+
+
+@pytest.fixture
+def compose(workplace, monkeypatch, capsys):
+    """Runs a command up to the training, which is left out: what it composed, or the outcome of a
+    refusal.
+    """
+    seen: list[Composed] = []
+
+    class Noted:
+        def __init__(self, job, folder):
+            request = job.request
+            seen.append(Composed(job.schedule, request.objective, request.execution, request.tests))
+
+        def run_epochs(self, report: object, board: bool) -> None:
+            pass
+
+    monkeypatch.setattr("smoothadv.training.job.TrainingRun", Noted)
+    monkeypatch.setattr("smoothadv.training.job.provenance", lambda command: {})  # it asks git
+
+    def run(kind: str, *options: object) -> Composed | Outcome:
+        seen.clear()
+        command, attack = COMMANDS[kind]
+        outcome = call(capsys, command, *DIGITS, *attack, *options)
+        assert bool(seen) == (outcome.code == 0) or "usage: " in outcome.out
+        return seen[0] if seen else outcome
+
+    return run
+
+
+@pytest.fixture
+def write_recipe(workplace):
+    """Writes a user's recipe and returns its path."""
+
+    def write(text: str) -> Path:
+        (workplace / "mine.txt").write_text(text)
+        return workplace / "mine.txt"
+
+    return write
+
+
+def with_epsilon(options: list, number: int) -> list:
+    """The options with another value of --epsilon."""
+    place = options.index("--epsilon") + 1
+    return [*options[:place], number, *options[place + 1 :]]
+
+
+def assert_refused(outcome: Any, *words: str) -> None:
+    assert isinstance(outcome, Outcome), "it was accepted"
+    assert (
+        outcome.code in (1, 2)
+        and outcome.err.startswith("error: ")
+        and outcome.err.count("\n") == 1
+    )
+    for word in words:
+        assert word in outcome.err
+
+
+def test_packaged_recipes_are_known_by_their_names():
+    """The recipe of the released behaviour has a separate option, since it also changes the unit of
+    epsilon.
+    """
+    assert sorted([*recipe_names(), RELEASED]) == sorted(
+        path.stem for path in PACKAGED.glob("*.txt")
+    )
+    assert set(recipe_names()) >= {
+        "fast",
+        "paper-cifar10",
+        "paper-finetune",
+        "paper-imagenet",
+        "smoke",
+    }
+
+
+# What of a recipe's option becomes which field of what is composed.
+FIELDS = {
+    "--epochs": ("schedule", "epochs", int),
+    "--batch": ("schedule", "batch", int),
+    "--lr": ("schedule", "learning_rate", float),
+    "--lr-schedule": ("schedule", "learning_rate_shape", str),
+    "--lr-step-size": ("schedule", "learning_rate_step", int),
+    "--lr-factor": ("schedule", "learning_rate_factor", float),
+    "--momentum": ("schedule", "momentum", float),
+    "--optimizer": ("schedule", "optimizer", str),
+    "--weight-decay": ("schedule", "weight_decay", float),
+    "--steps-per-epoch": ("schedule", "steps_per_epoch", int),
+    "--evaluate-images": ("evaluation", "images", int),
+    "--warmup": ("objective", "warmup", int),
+}
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_line_of_a_recipe_has_its_effect(compose, name, kind):
+    """Independently of how the command reads the file."""
+    composed = compose(kind, "--recipe", name)
+    lines = [
+        line.split()
+        for line in (PACKAGED / f"{name}.txt").read_text().splitlines()
+        if line[0] != "#"
+    ]
+    assert lines and all(len(line) == 2 for line in lines)
+    for option, text in lines:
+        part, field, parse = FIELDS[option]
+        if option == "--warmup" and kind == "train":
+            assert not hasattr(composed.objective, field), (
+                "Gaussian augmentation has none, and the recipe still serves"
+            )
+        else:
+            assert getattr(getattr(composed, part), field) == parse(text), option
+
+
+PAPER = [
+    ("paper-cifar10", (150, 256, 0.1, 50, 0.1), 10),
+    ("paper-imagenet", (90, 400, 0.1, 30, 0.1), 10),
+    ("paper-finetune", (30, 256, 0.001, 30, 0.1), 0),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "warmup"), PAPER, ids=[case[0] for case in PAPER])
+def test_paper_recipes_have_the_values_of_the_paper(compose, name, values, warmup):
+    """Appendices D and E.1: epochs, batch, learning rate, epochs between its divisions, factor."""
+    for kind in COMMANDS:
+        composed = compose(kind, "--recipe", name)
+        schedule = composed.schedule
+        found = (
+            schedule.epochs,
+            schedule.batch,
+            schedule.learning_rate,
+            schedule.learning_rate_step,
+        )
+        assert (*found, schedule.learning_rate_factor) == values
+        assert (schedule.momentum, schedule.weight_decay, schedule.learning_rate_shape) == (
+            0.9,
+            1e-4,
+            "step",
+        )
+        assert kind == "train" or composed.objective.warmup == warmup
+        rates = {schedule.learning_rate_at(epoch, 0, 1) for epoch in range(schedule.epochs)}
+        assert len(rates) == -(-schedule.epochs // schedule.learning_rate_step)
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_recipe_is_in_what_the_run_records(kind, workplace):
+    succeed(COMMANDS[kind][0], *DIGITS, *COMMANDS[kind][1], "--recipe", "paper-cifar10", *ONE_STEP)
+    content = json.loads((workplace / "run/args.json").read_text())
+    recipe = content["recipe"]
+    expected = {
+        "batch": 256,
+        "learning_rate": 0.1,
+        "learning_rate_step": 50,
+        "learning_rate_factor": 0.1,
+    }
+    expected |= {
+        "momentum": 0.9,
+        "weight_decay": 1e-4,
+        "steps_per_epoch": 1,
+        "learning_rate_shape": "step",
+    }
+    assert {name: recipe[name] for name in expected} == expected
+    assert kind == "train" or recipe["objective"]["warmup"] == 10
+    assert content["runs"][-1]["epochs"] == 1 == read(workplace / "run")["epoch"], (
+        "the command line wins"
+    )
+    assert json.loads(json.dumps(read(workplace / "run")["recipe"])) == recipe
+    assert "paper-cifar10" in content["runs"][-1]["command"]
+
+
+def test_run_of_a_recipe_is_resumed_by_its_values_spelled_out(workplace, capsys):
+    """The order of the options does not matter."""
+    succeed("train", *DIGITS, "--recipe", "smoke", "--epochs", 1)
+    spelled = ["--epochs", 1, "--steps-per-epoch", 3, "--batch", 32, "--lr", 0.01, "--resume"]
+    assert call(capsys, "train", *DIGITS, *spelled).code == 0
+    assert_refused(call(capsys, "train", *DIGITS, *spelled, "--batch", 33), "batch")
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "part", "field", "value"),
+    [
+        ("--momentum 0.8", ["--momentum", 0.9], "schedule", "momentum", 0.9),
+        ("--weight-decay 0.1", ["--weight-decay", 0], "schedule", "weight_decay", 0),
+        ("--lr 7", ["--lr", 0.1], "schedule", "learning_rate", 0.1),
+        ("--lr-factor 0.2", ["--gamma", 0.1], "schedule", "learning_rate_factor", 0.1),
+        ("--lr-step-size 3", ["--lr_step_size", 20], "schedule", "learning_rate_step", 20),
+        (
+            "--lr-schedule one-cycle",
+            ["--lr-schedule", "step"],
+            "schedule",
+            "learning_rate_shape",
+            "step",
+        ),
+        ("--epochs 7", ["--epochs", 60], "schedule", "epochs", 60),
+        ("--batch 7", ["--batch", 128], "schedule", "batch", 128),
+        ("--warmup 3", ["--warmup", 10], "objective", "warmup", 10),
+        ("--num-noise-vec 7", ["--num-noise-vec", 1], "objective", "num_noise_vec", 1),
+        ("--noise 0.5", [], "objective", "noise_sd", 0.25),
+        ("--precision bf16", ["--precision", "fp32"], "execution", "precision", "fp32"),
+        (
+            "--checkpoint-minutes 3",
+            ["--checkpoint-minutes", 10],
+            "execution",
+            "checkpoint_minutes",
+            10,
+        ),
+        ("--evaluate-every 3", ["--evaluate-every", 1], "evaluation", "every", 1),
+        ("--objective gaussian", ["--objective", "smoothadv"], "objective", "warmup", 10),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.startswith("--") else "",
+)
+def test_command_line_wins_even_where_it_states_a_default(
+    compose, write_recipe, line, words, part, field, value
+):
+    composed = compose("PGD", "--recipe", write_recipe(line), *words)
+    assert not isinstance(composed, Outcome), composed.err
+    assert getattr(getattr(composed, part), field) == value
+
+
+def test_own_file_is_a_recipe(compose, write_recipe):
+    text = (
+        "# mine\n--lr 0.05 --batch 64 # two in a line\n\n  --crop-padding "
+        "'1'\n--horizontal-flip\n--warmup 4\n"
+    )
+    composed = compose("DDN", "--recipe", write_recipe(text))
+    assert (
+        composed.schedule.learning_rate,
+        composed.schedule.batch,
+        composed.objective.warmup,
+    ) == (0.05, 64, 4)
+
+
+@pytest.mark.parametrize(
+    ("command", "content"),
+    [
+        ("train_pgd", "--attack PGD\n--epsilon 0.5\n--num-steps 3\n--warmup 7"),
+        ("train_pgd", "--warmup 7\n--num-steps 3\n--epsilon 0.5\n--attack PGD"),
+        ("train", "--objective smoothadv --attack PGD --epsilon 0.5 --num-steps 3 --warmup 7"),
+    ],
+    ids=["attack", "attack last", "objective"],
+)
+def test_recipe_may_hold_objective_and_attack_with_their_settings(
+    workplace, write_recipe, capsys, command, content
+):
+    outcome = call(capsys, command, *DIGITS, "--recipe", write_recipe(content), *ONE_STEP)
+    assert outcome.code == 0, outcome.err
+    objective = read(workplace / "run")["recipe"]["objective"]
+    attack = objective["attack"]
+    assert (attack["name"], attack["epsilon"], attack["num_steps"], objective["warmup"]) == (
+        "PGD",
+        0.5,
+        3,
+        7,
+    )
+
+
+def test_unknown_recipe_is_refused_with_those_that_there_are(compose, workplace):
+    """So is a file that is not text."""
+    (workplace / "binary").write_bytes(b"\xff\xfe\x00\x01")
+    for name in ("papercifar", "binary", str(workplace)):
+        assert_refused(compose("train", "--recipe", name), name, *recipe_names())
+
+
+NO_PART = [
+    "--epoks 3",
+    "cifar10",
+    "--seed 3",
+    "--seed 0",
+    "--resume",
+    "--overwrite",
+    "--recipe fast",
+    "--help",
+]
+NO_PART += ["--released-behaviour", "--device cpu", "--data-dir /tmp", "--debug", "images --lr 0.1"]
+WRONG = [
+    ("--lr banana", ["--lr", "banana"]),
+    ("--lr", ["--lr"]),
+    ("--epsilon 64", ["64/255"]),
+    ("--lr 'no end", []),
+]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [*((content, [content.split()[0]]) for content in NO_PART), *WRONG],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_part_of_a_recipe_is_refused_by_its_name(
+    compose, write_recipe, workplace, content, words
+):
+    write_recipe(content)
+    assert_refused(compose("PGD", "--recipe", "mine.txt"), "mine.txt", *words)
+    assert not (workplace / "run").exists()
+
+
+def test_settings_that_nobody_reads_are_left_out_of_a_recipe_but_refused_on_the_command_line(
+    compose, write_recipe
+):
+    """A recipe may serve several objectives and attacks, but an option that a user types is
+    meant.
+    """
+    path = write_recipe(
+        "--warmup 3 --init-norm-DDN 2 --random-start --epsilon 0.25 --num-noise-vec 2"
+    )
+    assert compose("train", "--recipe", path).objective.noise_sd == 0.25
+    pgd, ddn = (
+        compose("PGD", "--recipe", path).objective,
+        compose("DDN", "--recipe", path).objective,
+    )
+    assert (pgd.warmup, pgd.attack.random_start, pgd.attack.epsilon) == (3, True, 0.5)
+    assert (ddn.warmup, ddn.attack.initial_norm, ddn.attack.epsilon) == (3, 2.0, 0.5)
+    for kind, option in [("train", "--warmup"), ("PGD", "--init-norm-DDN")]:
+        assert_refused(compose(kind, "--recipe", path, option, 2), option)
+    assert_refused(compose("DDN", "--recipe", path, "--random-start"), "--random-start")
+
+
+RELEASED_ATTACK = {
+    "PGD": {"random_if_flat": True},
+    "DDN": {
+        "initial_norm_is_epsilon": True,
+        "quantization_levels": 256,
+        "result_levels": 256,
+        "anneal_past_end": True,
+    },
+}
+
+
+@pytest.mark.parametrize("attack", RELEASED_ATTACK)
+@pytest.mark.parametrize(("epsilon", "norm"), [(64, 0.25), (127, 0.49609375)])
+def test_released_behaviour_counts_in_256ths_and_is_recorded_option_by_option(
+    workplace, attack, epsilon, norm
+):
+    options = with_epsilon(COMMANDS[attack][1], epsilon)
+    succeed("train_pgd", *DIGITS, *options, "--released-behaviour", *ONE_STEP)
+    recipe = json.loads((workplace / "run/args.json").read_text())["recipe"]
+    objective = recipe["objective"]
+    assert objective["attack"]["epsilon"] == norm
+    assert objective["warmup_from_first_epoch"] is True
+    assert {name: objective["attack"][name] for name in RELEASED_ATTACK[attack]} == RELEASED_ATTACK[
+        attack
+    ]
+    assert recipe["batch"] == 128 // 4, "an update for each of the four draws"
+
+
+def test_norm_on_unit_images_is_refused_where_256ths_are_counted(compose):
+    """0.25 would be an attack of about 0.001."""
+    assert_refused(compose("PGD", "--released-behaviour", "--epsilon", 0.25), "--epsilon", "1/256")
+
+
+def test_every_line_of_the_released_behaviour_is_looked_at_above():
+    settings = {
+        "--warmup-from-first-epoch",
+        "--random-if-flat",
+        "--init-norm-is-epsilon-DDN",
+        "--levels-DDN",
+    }
+    settings |= {"--result-levels-DDN", "--anneal-past-end-DDN", "--split-updates"}
+    assert {word for word in recipe_words(RELEASED) if word.startswith("--")} == settings
+
+
+def test_released_behaviour_goes_with_a_recipe_and_the_command_line_wins_over_both(
+    compose, monkeypatch
+):
+    monkeypatch.setitem(COMMANDS, "DDN", ("train_pgd", with_epsilon(COMMANDS["DDN"][1], 128)))
+    options = ["--released-behaviour", "--recipe", "paper-cifar10", "--levels-DDN", 16]
+    composed = compose("DDN", *options)
+    attack = composed.objective.attack
+    assert (attack.epsilon, attack.quantization_levels, attack.result_levels) == (0.5, 16, 256)
+    assert (composed.schedule.epochs, composed.schedule.batch) == (150, 64)
+    assert composed.objective.epsilon(9) == attack.epsilon > composed.objective.epsilon(8)
+
+
+def test_without_it_nothing_of_the_released_behaviour_is_on(compose):
+    for kind, settings in RELEASED_ATTACK.items():
+        objective = compose(kind).objective
+        assert not objective.warmup_from_first_epoch and objective.epsilon(0) == 0
+        assert not any(getattr(objective.attack, name) for name in settings)
+        assert_refused(compose(kind, "--epsilon", 64), "--epsilon", "64")
+    assert compose("train", "--released-behaviour").schedule.batch == 128, (
+        "it serves Gaussian augmentation, too"
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "copies", "each"), [(256, 8, 32), (10, 4, 2), (4, 4, 1), (128, 1, 128)]
+)
+def test_split_updates_divide_the_batch_by_the_number_of_draws(compose, batch, copies, each):
+    composed = compose("PGD", "--split-updates", "--batch", batch, "--num-noise-vec", copies)
+    assert composed.schedule.batch == each and composed.objective.copies == copies
+    if copies > 1:
+        too_few = compose(
+            "PGD", "--split-updates", "--batch", copies - 1, "--num-noise-vec", copies
+        )
+        assert_refused(too_few, "--split-updates", "--batch")

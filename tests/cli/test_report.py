@@ -1,0 +1,429 @@
+"""report: one HTML page that contains all it shows, states its sources, and is correct for any
+name.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from smoothadv import __version__
+from support.commands import call
+from support.report_page import HOSTILE, Page, certification, write_everything
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> str:
+    """The page of all logs."""
+    from smoothadv.cli.analyze import main
+
+    root = tmp_path_factory.mktemp("report")
+    write_everything(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        assert main(["report", "logs", "-o", "page.html", "--title", "Ours & <others>"]) == 0
+        assert [path.name for path in root.iterdir() if path.name != "logs"] == ["page.html"], (
+            "one file"
+        )
+    return (root / "page.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(text) -> Page:
+    return Page(text)
+
+
+def test_page_is_well_formed_and_says_its_encoding_and_language(text, page):
+    assert text.startswith("<!DOCTYPE html>") and page.all("html") == [{"lang": "en"}]
+    assert {"charset": "utf-8"} in page.all("meta")
+    assert page.texts["title"] == page.texts["h1"] == ["Ours & <others>"]
+
+
+def loads(text: str) -> list[str]:
+    """What a browser would fetch for the page: links of elements and of styles, other than inside
+    the page.
+    """
+    targets = [
+        value or ""
+        for tag, attributes in Page(text).tags
+        for name, value in attributes.items()
+        if name in ("src", "href", "xlink:href", "srcset", "data", "poster", "action")
+        and tag != "td"
+    ]
+    targets += map("".join, re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", text))
+    return [target for target in targets if not str(target).startswith(("#", "data:"))]
+
+
+def test_page_needs_nothing_but_itself(text, page):
+    assert loads(text) == []
+    assert "http:" not in text and "https:" not in text
+    assert page.all("link") == page.all("iframe") == page.all("object") == []
+    assert [attributes for attributes in page.all("script") if attributes] == []
+    assert "fetch(" not in text and "XMLHttpRequest" not in text and "import(" not in text
+
+
+@pytest.mark.parametrize(
+    "element",
+    ['<img src="plot.png">', '<a href="https://example.org">', "<style>@import x;</style>"],
+)
+def test_what_a_page_loads_is_noticed(element):
+    closed = element if "img" in element or "style" in element else element + "</a>"
+    assert loads(closed) != []
+
+
+def test_figures_are_in_the_page_and_named(page):
+    assert len(page.all("svg")) == len(page.drawings()) >= 4, "curves, envelopes, attacks, training"
+    assert all(page.drawings()) and page.all("img") == []
+
+
+def test_every_legend_entry_names_a_curve_that_has_its_values(text):
+    figures, labels = re.findall(r"<figure class=\"curves\".*?</figure>", text, re.DOTALL), []
+    assert len(figures) == text.count("<svg") >= 4
+    for figure in figures:
+        entries, curves = (
+            set(re.findall(f'<g data-{name}="([0-9]+)"', figure)) for name in ("entry", "curve")
+        )
+        panels = Page(figure).panels()
+        assert (
+            entries
+            == curves
+            == {str(number) for panel in panels for number, _, _ in panel["curves"]}
+            != set()
+        )
+        labels += [label for panel in panels for _, label, _ in panel["curves"]]
+        for panel in panels:
+            assert panel["x"] == sorted(set(panel["x"])) and all(
+                0 <= part <= 1 for part in panel["box"]
+            )
+            assert {len(values) for _, _, values in panel["curves"]} == {len(panel["x"])}
+    assert all(any(name.replace("/", "_") in label for label in labels) for name in HOSTILE)
+    ids = [attributes["id"] for _, attributes in Page(text).tags if "id" in attributes]
+    assert len(ids) == len(set(ids)), "a figure must not use what is defined in another one"
+    assert {*re.findall(r'(?:url\(|href=")#([^")]+)', text)} <= {*ids}
+
+
+def test_values_of_points_are_at_the_points(page):
+    panels = page.panels()
+    (training,) = [
+        panel for panel in panels if panel["title"] == "epoch" and panel["ends"][3] != 100
+    ]
+    assert training["x"] == [1, 2] and [values for _, _, values in training["curves"]] == [
+        [2.0, 1.0],
+        [2.1, 1.1],
+    ]
+    (attacked,) = [
+        panel for panel in panels if any("under attack" in label for _, label, _ in panel["curves"])
+    ]
+    assert attacked["x"] == [0.25, 0.5] and [50, 50] in [
+        values for _, _, values in attacked["curves"]
+    ]
+
+
+def test_names_are_text_whatever_they_are(text, page):
+    logs = page.column("All logs", "log")
+    for name in HOSTILE:
+        assert any(name.replace("/", "_") in log for log in logs), name
+    assert len(page.all("script")) == 1, "the page's own"
+    assert "alert(1)" not in "".join(page.texts["script"])
+    assert "&amp;lt;" not in text and "&amp;amp;" not in text, "escaped once"
+    assert {tag for tag, _ in page.tags} <= {
+        *(
+            "html",
+            "head",
+            "meta",
+            "title",
+            "style",
+            "body",
+            "h1",
+            "h2",
+            "dl",
+            "div",
+            "dt",
+            "dd",
+            "nav",
+            "a",
+            "b",
+            "ul",
+        ),
+        *(
+            "li",
+            "section",
+            "p",
+            "figure",
+            "figcaption",
+            "table",
+            "caption",
+            "thead",
+            "tbody",
+            "tr",
+            "th",
+            "td",
+        ),
+        *(
+            "sup",
+            "wbr",
+            "footer",
+            "script",
+            "header",
+            "main",
+            "ol",
+            "svg",
+            "g",
+            "defs",
+            "clippath",
+            "rect",
+            "path",
+        ),
+        *("use", "text", "tspan"),
+    }
+
+
+def test_sections_are_there_and_linked(page):
+    targets = [attributes["href"] for attributes in page.all("a")]
+    ids = [attributes["id"] for attributes in page.all("section")]
+    assert targets == [f"#{identity}" for identity in ids] and len(ids) == len(page.texts["h2"])
+    assert page.texts["h2"] == [
+        *(
+            "Certified accuracy",
+            "Best log by radius",
+            "Accuracy under attack",
+            "Examples",
+            "Training",
+            "Provenance",
+        )
+    ]
+
+
+def test_numbers_are_those_of_the_logs(page):
+    """RRRR at 0.5, from which the best of a column in the envelope has RRWARRRR at 0.75 as well."""
+    ours = next(row for row in page.tables["All logs"] if "ours" in row[0])
+    heading = page.tables["All logs"][0]
+    facts = dict(zip(heading, ours))
+    names = ("examples", "clean accuracy (%)", "0.50", "0.75")
+    assert [facts[name] for name in names] == ["4", "100.0", "100.0", "0.0"]
+    assert page.column("By attack radius", "0.25") == ["50.0 (1.3–98.7)"], (
+        "an abstention under attack is wrong"
+    )
+
+
+def test_every_table_is_sortable_by_a_value_beside_what_is_shown(page):
+    """A number's is the number itself: percent signs, raised numbers and thousands' commas would
+    not sort.
+    """
+    cells = page.all("td")
+    assert cells and all("data-value" in cell for cell in cells)
+    numbers = [
+        cell for cell in cells if cell["class"] in ("count", "fraction", "percent", "number")
+    ]
+    assert len(numbers) > 50
+    for cell in numbers:
+        assert cell["data-value"] == "" or float(cell["data-value"]) >= 0
+    headings, tables = page.all("th"), page.all("table")
+    assert len(tables) == len(page.all("thead")) == len(page.all("tbody")) == len(page.tables), (
+        "captions differ"
+    )
+    assert all(heading["scope"] == "col" and heading["class"] for heading in headings)
+    for rows in page.tables.values():
+        assert {len(row) for row in rows} == {len(rows[0])}, "no cell is missing"
+
+
+def test_provenance_names_every_log_its_file_and_its_run(page):
+    caption = "Where each log is from"
+    files = page.column(caption, "file")
+    assert len(files) == 6 + 2 + 1 and len(set(files)) == 9
+    assert any(file.endswith("sigma_0.50_a&b") for file in files)
+    (made_by,) = [cell for cell in page.column(caption, "made by") if cell != "–"]
+    for fact in (
+        "smoothadv certify --<b> --token=*** (",
+        "9.8.7",
+        "0123456789ab",
+        "2.99",
+        "NVIDIA H100",
+        "2031-02-03",
+    ):
+        assert fact in made_by
+    sources = page.column("Hyper-parameters and how they are known", "known from")
+    assert any("manifest" in source for source in sources) and any(
+        "path" in source for source in sources
+    )
+
+
+def test_warnings_are_on_the_page(page):
+    notes = " ".join(page.texts["li"])
+    assert "not all on the same test images" in notes
+    assert "sigma_0.50_broken" in notes and "left out" in notes
+    assert __version__ in " ".join(page.texts["footer"])
+
+
+@pytest.fixture
+def report(workplace, capsys):
+    return lambda *arguments: call(capsys, "analyze", "report", *arguments)
+
+
+def page_of(report, *arguments) -> Page:
+    outcome = report(*arguments, "-o", "a.html")
+    assert outcome.code == 0, outcome.err
+    return Page(Path("a.html").read_text())
+
+
+def test_equal_logs_give_equal_bytes(report, workplace):
+    write_everything(workplace)
+    for name in ("one", "two"):
+        outcome = report("logs", "-o", f"{name}.html")
+        assert outcome.code == 0 and outcome.out == f"wrote {name}.html\n"
+    assert (workplace / "one.html").read_bytes() == (workplace / "two.html").read_bytes()
+    certification(workplace / "logs/sigma_0.50_a&b", "RW")
+    report("logs", "-o", "two.html")
+    assert (workplace / "one.html").read_bytes() != (workplace / "two.html").read_bytes()
+
+
+def test_page_without_doubts_has_no_warnings(report, workplace):
+    certification(workplace / "sigma_0.50", "RRWA")
+    assert report("sigma_0.50", "-o", "out").err == ""
+    page = Page((workplace / "out/report.html").read_text())
+    assert "li" not in page.texts and page.texts["title"] == ["Certified robustness"]
+    assert "Training" not in page.texts["h2"] and "Accuracy under attack" not in page.texts["h2"]
+
+
+@pytest.mark.parametrize(
+    ("output", "path"), [("a.html", "a.html"), ("a", "a/report.html"), (None, "report.html")]
+)
+def test_page_is_a_file_or_in_a_folder(report, workplace, output, path):
+    certification(workplace / "sigma_0.50", "R")
+    assert report("sigma_0.50", *(["-o", output] if output else [])).out == f"wrote {path}\n"
+    assert (workplace / path).is_file()
+
+
+def test_many_logs_are_tables_without_tangled_curves(report, workplace):
+    for number in range(12):
+        certification(workplace / f"logs/m{number}/sigma_0.50", "RRWA"[: 2 + number % 3])
+    page = page_of(report, "logs")
+    assert len(page.tables["All logs"]) == 1 + 12
+    assert not any(name.startswith("Certified accuracy of each log") for name in page.drawings())
+    assert any("nvelope" in name for name in page.drawings())
+
+
+def test_norm_and_probability_are_said_on_the_page(report, workplace):
+    certification(workplace / "logs/cifar10/sigma_0.50", "R" * 30)
+    page = page_of(
+        report, "logs", "--norm", "linf", "--radii", "2/255", "--high-probability", "0.001"
+    )
+    titles = [title for rows in page.tables.values() for title in rows[0]]
+    assert "2/255" in titles and any(
+        "l_inf radius, with probability 0.999" in title for title in titles
+    )
+
+
+TRAINED = "{}/cifar10/resnet110/noise_{}/test/sigma_{}"
+
+
+def trained(root: str, sigma: str, outcomes: str, radius: float) -> None:
+    certification(Path(TRAINED.format(root, sigma, sigma)), outcomes, radius)
+
+
+def write_two_groups() -> None:
+    """By hand, at radius 0.25 the best of ours is T = 2 with 100 %, at 0.5 T = 10 with 75 %; of
+    Cohen's sigma 0.50.
+    """
+    trained("ours/PGD_2steps/eps_64", "0.25", "RRRR", 0.25)
+    trained("ours/PGD_10steps/eps_512", "0.50", "RRRW", 0.75)
+    trained("cohen", "0.25", "RWWA", 0.25)
+    trained("cohen", "0.50", "RRWA", 0.25)
+
+
+SELECTED = "Selected log at each radius"
+
+
+def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
+    write_two_groups()
+    page = page_of(report, "Ours=ours", "Cohen=cohen", "--radii", 0.25, 0.5)
+    heading, *rows = page.tables[SELECTED]
+    assert (
+        heading[:3] == ["group", "l2 radius", "certified accuracy (%)"] and heading[-1] == "model"
+    )
+    assert page.tables["All logs"][0][:2] == ["log", "group"], "the log stays in sight"
+    named = ["training", "attack", "epsilon", "T", "m", "sigma"]
+    assert heading[3:-1] == named, (
+        "no data set, no n, and no noise of training, which is sigma in all"
+    )
+    assert [row[:3] + row[5:7] + row[8:9] for row in rows] == [
+        ["Ours", "0.25", "100.0", "0.25", "2", "0.25"],
+        ["Ours", "0.50", "75.0", "2", "10", "0.50"],
+        ["Cohen", "0.25", "50.0", "–", "–", "0.50"],
+        ["Cohen", "0.50", "0.0", "–", "–", "–"],
+    ]
+    models = [row[-1] for row in rows]
+    assert models[:3] == ["Ours: PGD, ε 0.25, T 2, m 1, σ 0.25", "Ours: PGD, ε 2, T 10, m 1, σ "
+    "0.50",
+                          "Cohen: Gaussian, σ 0.50"]  # fmt: skip
+    assert set(rows[-1][3:]) == {"–"}, "where nothing is certified, no log is better than another"
+
+
+def test_logs_are_selected_where_there_are_several(report, workplace):
+    write_two_groups()
+    one = Path("cohen/cifar10/resnet110/noise_0.50")
+    rows = page_of(report, "Ours=ours", f"Cohen={one}", "--radii", 0.25).tables[SELECTED]
+    assert [row[0] for row in rows[1:]] == ["Ours"], "a group of one log has nothing to select from"
+    assert SELECTED not in page_of(report, f"Cohen={one}").tables
+    rows = page_of(report, "Cohen=cohen", "--radii", 0.25, "--high-probability", 0.001).tables[
+        SELECTED
+    ]
+    assert rows[0][1] == "l2 radius, with probability 0.999" and rows[0][3:-1] == ["sigma"]
+    assert rows[1][2] == "0.0", "four examples prove nothing with that probability"
+
+
+def maps_of(page: Page) -> list[str]:
+    return [name for name in page.drawings() if "by sigma and epsilon" in name]
+
+
+def test_heat_map_is_shown_where_both_hyper_parameters_vary(report, workplace):
+    write_two_groups()
+    caption = "Best certified accuracy by sigma and epsilon, of all logs"
+    assert maps_of(page_of(report, "Ours=ours", "Cohen=cohen")) == [caption]
+    assert maps_of(page_of(report, "Ours=ours")) == [caption]
+    assert maps_of(page_of(report, "Cohen=cohen")) == [], "no epsilon"
+    same_sigma = ["ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.25"]
+    assert maps_of(page_of(report, *same_sigma)) == []
+    assert maps_of(page_of(report, "ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.50")) == [
+        caption
+    ], "or none"
+
+
+def test_heat_map_is_over_the_logs_of_one_data_set(report, workplace):
+    write_two_groups()
+    row = "idx\tlabel\tpredict\tradius\tcorrect\n0\t65\t65\t0.25\t1\n"
+    for epsilon, sigma in ((127, "0.25"), (255, "0.50")):
+        path = Path(
+            f"more/PGD_1steps/eps_{epsilon}/imagenet/resnet50/noise_{sigma}/test/sigma_{sigma}"
+        )
+        path.parent.mkdir(parents=True)
+        path.write_text(row)
+    certification(Path("alone/digits/sigma_0.25"), "RRRR", 0.25)  # nothing varies in it
+    page = page_of(report, "ours", "more", "alone/digits")
+    captions = [each.partition("of all logs, ")[2] for each in maps_of(page)]
+    assert captions == [
+        "cifar10, 4 images",
+        "imagenet, 1 images",
+    ] and "differ in dataset" in " ".join(page.texts["li"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "drawn"), [(1, [0]), (6, [0, 1, 2, 3, 4, 5]), (7, range(6)), (12, range(0, 12, 2))]
+)
+def test_heat_maps_are_of_at_most_six_radii(report, workplace, monkeypatch, asked, drawn):
+    from smoothadv.analysis import report as module
+
+    seen = []
+    original = module.HeatMap.__call__
+    monkeypatch.setattr(
+        module.HeatMap, "__call__", lambda self, logs: seen.append(self) or original(self, logs)
+    )
+    write_two_groups()
+    radii = [round(0.05 * (number + 1), 2) for number in range(asked)]
+    options = ["--radii", *radii, "--norm", "linf", "--high-probability", 0.01]
+    assert len(maps_of(page_of(report, "Ours=ours", "Cohen=cohen", *options))) == 1
+    (one,) = seen
+    assert one.radii == [radii[index] for index in drawn] and (one.norm, one.high_probability) == (
+        "linf",
+        0.01,
+    )

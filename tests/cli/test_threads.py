@@ -1,0 +1,181 @@
+"""How many threads PyTorch uses: usable CPUs, size of images, --threads, and what goes on."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothadv.base.cpus import suitable_threads, usable_cpus
+from support.commands import CODE, call, refused, run_process, succeed
+
+OF_VERSION_1 = {"cgroup": "5:memory:/m\n4:cpu,cpuacct:/a\n0::/", "cpu/cpu.cfs_quota_us": "-1"}
+ACTIVE = {"OMP_WAIT_POLICY": "active"}
+CGROUPS = [
+    ({}, 8),
+    ({"cgroup": "0::/a", "a/cpu.max": "max 100000"}, 8),
+    ({"cgroup": "0::/a", "a/cpu.max": "350000 100000\n"}, 3),
+    ({"cgroup": "0::/", "cpu.max": "50000 100000"}, 1),
+    ({"cgroup": "0::/a/b", "a/cpu.max": "4 2", "a/b/cpu.max": "9 2"}, 2),
+    ({**OF_VERSION_1, "cpu/a/cpu.cfs_quota_us": "500000", "cpu/a/cpu.cfs_period_us": "100000"}, 5),
+    ({**OF_VERSION_1, "cpu/cpu.cfs_period_us": "100000", "memory/m/cpu.max": "1 1"}, 8),
+]
+
+
+@pytest.fixture
+def free_choice(monkeypatch) -> None:
+    """No environment says how many threads to use, and PyTorch would use two."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    torch.set_num_threads(2)
+
+
+@pytest.mark.parametrize(("files", "expected"), CGROUPS)
+def test_usable_cpus(files, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
+    for name, text in files.items():
+        path = tmp_path / ("proc/self" if name == "cgroup" else "sys/fs/cgroup") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert usable_cpus(tmp_path) == expected
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert usable_cpus(tmp_path) == max(1, expected // 3)
+    monkeypatch.setenv("SMOOTHADV_JOBS", "2")
+    assert usable_cpus(tmp_path) == max(1, expected // 6)
+
+
+def test_threads_suit_images_and_cpus(monkeypatch, free_choice):
+    monkeypatch.setattr("smoothadv.base.cpus.usable_cpus", lambda: 12)
+    threads = [
+        suitable_threads(shape, 99)
+        for shape in ((1, 8, 8), (1, 4, 4), (1, 16, 16), (3, 32, 32), (3, 224, 224))
+    ]
+    assert threads == [1, 1, 4, 12, 12]
+    assert suitable_threads((3, 32, 32), 6) == 6, "PyTorch would not use more"
+    monkeypatch.setenv("OMP_NUM_THREADS", "99")
+    assert suitable_threads((1, 8, 8), 99) == 99
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train",
+        "train_pgd",
+        "train_denoiser",
+        "quantize",
+        "certify",
+        "predict",
+        "attack",
+        "certify verify",
+    ],
+)
+def test_every_command_that_computes_has_the_option(command, capsys):
+    name, *further = command.split()
+    assert refused(
+        call(capsys, name, *further, "--threads", 0), "--threads", "'0'", "from 1 to 1,024", code=2
+    )
+
+
+@pytest.fixture
+def used(free_choice, monkeypatch) -> Callable[..., list[int]]:
+    """Runs a command; returns the threads of all runs in the record that it writes."""
+
+    def run(record: str, *words: object) -> list[int]:
+        succeed(*words, "--device", "cpu")
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        torch.set_num_threads(2)
+        return [run["torch_threads"] for run in json.loads(Path(record).read_text())["runs"]]
+
+    return run
+
+
+def test_log_goes_on_with_its_threads(used, monkeypatch, checkpoint, workplace):
+    words = [
+        "log.tsv.manifest.json",
+        "certify",
+        "digits",
+        checkpoint,
+        "0.25",
+        "log.tsv",
+        "--N",
+        200,
+        "--sound",
+    ]
+    assert used(*words, "--max", 1) == [1], "images of 8x8"
+    assert used(*words, "--max", 1, "--overwrite", "--threads", 3) == [3]
+    assert used(*words, "--max", 2) == [3, 3], "a setting of the log"
+    succeed("certify", "verify", "log.tsv", "--device", "cpu")
+    torch.set_num_threads(2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert used(*words, "--max", 1, "--overwrite") == [2]
+
+
+def test_command_that_names_no_images_keeps_to_the_usable_cpus(
+    used, monkeypatch, checkpoint, workplace
+):
+    used(
+        "log.tsv.manifest.json",
+        "certify",
+        "digits",
+        checkpoint,
+        "0.25",
+        "log.tsv",
+        "--N",
+        200,
+        "--max",
+        1,
+    )
+    monkeypatch.setattr("smoothadv.cli.options.shared.usable_cpus", lambda: 1)
+    succeed("certify", "verify", "log.tsv", "--device", "cpu")
+    assert torch.get_num_threads() == 1
+
+
+def test_training_goes_on_with_its_threads(used, workplace):
+    few = [
+        "--noise",
+        0.25,
+        "--steps-per-epoch",
+        1,
+        "--batch",
+        32,
+        "--evaluate-images",
+        1,
+        "--epochs",
+    ]
+
+    def trained(folder: str, *options: object) -> list[int]:
+        return used(
+            f"{folder}/args.json", "train", "digits", "digits_resnet8", folder, *few, *options
+        )
+
+    assert trained("new", 1) == [1] and trained("whole", 2, "--threads", 2) == [2]
+    assert trained("parts", 1, "--threads", 2) == [2] and trained("parts", 2, "--resume") == [2, 2]
+    parts, whole = (
+        torch.load(f"{name}/checkpoint.pth.tar", weights_only=True) for name in ("parts", "whole")
+    )
+    assert all(
+        torch.equal(parts["state_dict"][name], value) for name, value in whole["state_dict"].items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), (ACTIVE, "None")]
+)
+def test_threads_that_wait_sleep_soon_unless_told_otherwise(given, expected, tmp_path):
+    """Set before torch is loaded, whose libraries read it."""
+    program = f"""
+import os, sys
+from smoothadv import cli as commands
+for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+    os.environ.pop(name, None)
+os.environ.update({given})
+wait = commands.shorten_waiting
+commands.shorten_waiting = lambda: print(
+    wait(), os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules
+)
+commands.main(["train", "--help"])
+"""
+    done = run_process([sys.executable, "-c", program], tmp_path, PYTHONPATH=str(CODE))
+    assert done.stdout.startswith(f"None {expected} False\n") and "--threads N" in done.stdout

@@ -1,0 +1,227 @@
+"""Top-k certificates and predictions from end to end: logs, attacks on them, what is refused."""
+
+import json
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import smoothadv
+from smoothadv.base.errors import UserError
+from smoothadv.checkpoints import load_classifier
+from smoothadv.statistics.bounds import top_k_radius
+from support.commands import Outcome, call, header, rows, timeless
+
+SIGMA, N, EXAMPLES = 0.5, 600, 30
+CERTIFIED = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
+
+
+@pytest.fixture
+def run(checkpoint, workplace, capsys) -> Callable[..., Outcome]:
+    """A command on thirty digits with few draws."""
+
+    images, usual = ["digits", checkpoint, SIGMA], ["--N", N, "--max", EXAMPLES, "--device", "cpu"]
+    return lambda command, outfile, *options: call(
+        capsys, command, *images, outfile, *usual, *options
+    )
+
+
+def test_a_log_holds_the_label_where_it_is_certified_and_the_counts_behind_each_radius(
+    run, workplace, capsys
+):
+    assert run("certify", "one.tsv", "--method", "two-sided").code == 0
+    assert run("certify", "three.tsv", "--method", "top-k", "--top-k", 3).code == 0
+    assert header(workplace / "three.tsv") == [*CERTIFIED, "rival_1", "rival_2", "rival_3"]
+    settings = json.loads((workplace / "three.tsv.manifest.json").read_text())["settings"]
+    assert (settings["method"], settings["top_k"], settings["alpha_share"]) == ("top-k", 3, 0.9)
+    one, three = rows(workplace / "one.tsv"), rows(workplace / "three.tsv")
+    for row in three:
+        rivals = [int(row[f"rival_{number}"]) for number in (1, 2, 3)]
+        radius = (
+            top_k_radius(int(row["successes"]), rivals, N, SIGMA, 1e-3, 0.9)
+            if row["predict"] != "-1"
+            else 0
+        )
+        assert float(row["radius"]) == pytest.approx(radius, abs=1e-12) and rivals == sorted(
+            rivals, reverse=True
+        )
+    assert sum(row["correct"] == "1" for row in three) > sum(row["correct"] == "1" for row in one)
+    both = [
+        (one, three) for one, three in zip(one, three) if one["predict"] == three["predict"] != "-1"
+    ]
+    assert len(both) > 15 and all(
+        float(three["radius"]) > float(one["radius"]) for one, three in both
+    )
+    summary = call(capsys, "analyze", "summary", "one.tsv", "three.tsv")
+    assert summary.code == 0 and {"two-sided", "top-3"} <= set(
+        summary.out.replace("|", " ").split()
+    )
+
+
+def test_a_log_is_continued_and_another_k_refused(run, workplace):
+    run("certify", "whole.tsv", "--method", "top-k", "--top-k", 2)
+    run("certify", "log.tsv", "--method", "top-k", "--top-k", 2, "--max", 7)
+    lines = (workplace / "whole.tsv").read_text().splitlines(keepends=True)
+    (workplace / "whole.tsv").write_text("".join(lines[:12]))
+    whole = timeless(workplace / "whole.tsv")
+    assert run("certify", "whole.tsv", "--method", "top-k", "--top-k", 2).code == 0
+    continued = timeless(workplace / "whole.tsv")
+    assert len(continued) == EXAMPLES and continued[:11] == whole
+    assert continued[:7] == timeless(workplace / "log.tsv")
+    other = run("certify", "whole.tsv", "--method", "top-k", "--top-k", 3)
+    assert other.code == 1 and "top_k was 2, now 3" in other.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("attack", [[], ["--attack", "PGD", "--epsilon", 1.5, "--num-steps", 4]])
+def test_a_prediction_is_a_set_of_classes(run, workplace, attack, capsys):
+    assert (
+        run("predict", "one.tsv", *attack).code
+        == run("predict", "two.tsv", "--top-k", 2, *attack).code
+        == 0
+    )
+    assert header(workplace / "two.tsv") == [*header(workplace / "one.tsv"), "class_1", "class_2"]
+    one, two = rows(workplace / "one.tsv"), rows(workplace / "two.tsv")
+    sets = [{int(row["class_1"]), int(row["class_2"])} for row in two]
+    for row, classes in zip(two, sets):
+        assert int(row["predict"]) == (
+            int(row["label"]) if int(row["label"]) in classes else int(row["class_1"])
+        )
+        assert (classes == {-1}) == (row["predict"] == "-1") and len(classes) == 2 - (
+            classes == {-1}
+        )
+        assert row["correct"] == str(int(int(row["label"]) in classes))
+    assert all(
+        int(row["predict"]) in classes
+        for row, classes in zip(one, sets)
+        if row["predict"] != "-1" and classes != {-1}
+    )
+    hits = [{row["idx"] for row in table if row["correct"] == "1"} for table in (one, two)]
+    if attack:
+        assert len(hits[1]) > len(hits[0]), (
+            "among two is easier, even where abstentions are more frequent"
+        )
+        outcome = call(capsys, "analyze", "empirical", "one.tsv", "two.tsv", "--format", "json")
+        best = {record["group"]: record["empirical_accuracy"] for record in json.loads(outcome.out)}
+        assert best == {f"top-{k}": len(found) / EXAMPLES for k, found in zip((1, 2), hits)}, (
+            "neither hides the other"
+        )
+        assert (
+            "kept apart by the number of classes that may hold the label (top-1; top-2)"
+            in outcome.err
+        )
+    assert "top_k" not in json.loads((workplace / "one.tsv.manifest.json").read_text())["settings"]
+
+
+def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(
+    run, workplace, checkpoint, capsys
+):
+    run("certify", "log.tsv", "--method", "top-k", "--top-k", 2)
+    attack = ["--num-steps", 4, "--num-noise-vec", 4]
+    outcome = call(
+        capsys,
+        "attack",
+        "digits",
+        checkpoint,
+        SIGMA,
+        "out",
+        "--against",
+        "log.tsv",
+        "--N",
+        300,
+        *attack,
+    )
+    assert outcome.code == 0, f"more flips than one of 1,000 runs would have: {outcome.err}"
+    table = rows(workplace / "out" / "against.tsv")
+    assert len(table) > 20
+    found = [row for row in table if row["predict"] != "-1"]
+    assert all(row["certified"] in (row["class_1"], row["class_2"]) for row in found)
+    assert any(row["certified"] != row["class_1"] for row in found), (
+        "a single class would call these false"
+    )
+    manifest = workplace / "log.tsv.manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.unlink()
+    kept = timeless(workplace / "out" / "against.tsv")
+    lost = [
+        "attack",
+        "digits",
+        checkpoint,
+        SIGMA,
+        "lost",
+        "--against",
+        "log.tsv",
+        "--N",
+        300,
+        *attack,
+        "--max",
+        12,
+    ]
+    assert (
+        call(capsys, *lost).code == 0 and timeless(workplace / "lost" / "against.tsv")[0] == kept[0]
+    )
+    forged = [line.split("\t") for line in (workplace / "log.tsv").read_text().splitlines()]
+    forged = [[*line[:3], "1.7" if line[2].isdigit() else line[3], *line[4:]] for line in forged]
+    (workplace / "forged.tsv").write_text("".join("\t".join(line) + "\n" for line in forged))
+    false = call(
+        capsys, *[{"log.tsv": "forged.tsv", "lost": "false"}.get(word, word) for word in lost]
+    )
+    assert re.search(
+        r"flipped: .* certified as (\d) within 1.695, is predicted as (?!\1)\d, (?!\1)\d at",
+        false.out,
+    )
+    for k, said in ((3, "rival_3"), (12, "top_k"), ("2", "top_k"), (None, "top_k")):
+        content["settings"]["top_k"] = k
+        manifest.write_text(json.dumps(content))
+        outcome = call(capsys, *lost)
+        assert (
+            outcome.code == 1 and "log.tsv" in outcome.err.splitlines()[-1] and said in outcome.err
+        )
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        (
+            "certify",
+            ["--method", "top-k", "--top-k", 10],
+            "--top-k 10: give a number below that of the classes, 10",
+        ),
+        ("predict", ["--top-k", 10], "--top-k 10: give a number below that of the classes, 10"),
+        (
+            "certify",
+            ["--top-k", 2],
+            "--top-k is not read by --method exact, but by --method top-k: leave",
+        ),
+        ("predict", ["--top-k", 0], "'0' is not a whole number from 1 to 4,000,000,000"),
+    ],
+)
+def test_what_says_nothing_is_refused_before_anything_is_written(
+    run, workplace, command, options, said
+):
+    outcome = run(command, "log.tsv", *options)
+    assert outcome.code == 2 and said in outcome.err.splitlines()[-1]
+    assert not list(workplace.glob("log*"))
+
+
+def test_from_python(checkpoint):
+    model = load_classifier(checkpoint, "digits")
+    common = {"sigma": SIGMA, "n": N, "maximum": 10, "device": "cpu"}
+    certified = smoothadv.certify(model, "digits", method="top-k", settings={"top_k": 2}, **common)
+    predicted = smoothadv.predict(model, "digits", top_k=2, **common)
+    assert {"rival_1", "rival_2"} <= {*certified.columns} and {"class_1", "class_2"} <= {
+        *predicted.columns
+    }
+    assert np.array_equal(
+        predicted.correct, (predicted[["class_1", "class_2"]].T == predicted.label).any()
+    )
+    with pytest.raises(UserError, match="--top-k 1000000000: give a number below"):
+        smoothadv.predict(model, "digits", top_k=10**9, **common)
+
+
+def test_the_usual_k_is_compared_with_the_number_of_classes():
+    images, labels = torch.rand(3, 1, 2, 2), torch.arange(3)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    with pytest.raises(UserError, match="--top-k 3: give a number below that of the classes, 3"):
+        smoothadv.certify(model, images, labels, sigma=SIGMA, n=N, method="top-k", device="cpu")

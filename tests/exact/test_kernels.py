@@ -1,0 +1,203 @@
+"""Kernels of networks of integers: what they compute in Triton's interpreter, what compilers make
+of them.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.base.errors import DoubtfulWarning
+from smoothadv.voting import classifier
+from smoothadv.voting.counter import VoteCounter, check_exact
+from support.commands import CODE, run_process
+
+CUDA = torch.device("cuda:0")
+SUPPORT = Path(__file__).parents[1] / "support"
+WITHOUT_TRITON = "Triton is not installed: float32 votes"
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    """What ``support.interpreted_integers`` finds, in a process for each argument."""
+    pytest.importorskip("triton", reason=WITHOUT_TRITON)
+    found: dict[str, dict] = {}
+
+    def run(chosen: str) -> dict:
+        if chosen not in found:
+            command = [sys.executable, str(SUPPORT / "interpreted_integers.py"), chosen]
+            paths = f"{CODE}:{SUPPORT.parent}"
+            done = run_process(
+                command, tmp_path_factory.mktemp("at"), TRITON_INTERPRET="1", PYTHONPATH=paths
+            )
+            assert done.returncode == 0, done.stderr
+            found[chosen] = json.loads(done.stdout.splitlines()[-1])
+        if "unusable" in found[chosen]:
+            pytest.skip(found[chosen]["unusable"])
+        return found[chosen]
+
+    return run
+
+
+@pytest.mark.parametrize("network", ["odd", "digits"])
+def test_logits_are_those_of_the_definition_and_the_checks_of_voting_pass(network, interpreted):
+    assert interpreted("quick")[network] == {
+        "digest": True,
+        "is refused": False,
+        "rows of NaN": [2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("chosen", "network", "least"),
+    [
+        ("quick", "shapes of odd", 6),
+        ("quick", "cifar_resnet110", 15),
+        ("quick", "resnet50", 10),
+        pytest.param("all", "resnet50", 30, marks=pytest.mark.slow),
+    ],
+)
+def test_each_shape_gives_the_integers_of_the_definition(chosen, network, least, interpreted):
+    """Random ones and those that make the largest sums; of the small ResNet-50, shapes with up to
+    2^16 weights.
+    """
+    found = interpreted(chosen)[network]
+    assert {name: wrong for name, wrong in found.items() if wrong} == {} and len(found) >= least
+
+
+def test_planted_errors_are_noticed_in_their_layer(interpreted):
+    found = interpreted("quick")["faults"]
+    assert found.pop("none") is None and found.pop("roundings") == [2, 1]
+    assert found == dict.fromkeys(("multiplier", "border", "bias", "tap"), 2)
+
+
+def operations(arch: str, side: int) -> list:
+    """The distinct kernels of an architecture."""
+    from smoothadv.exact import kernels as integer_kernels
+    from support import interpreted_integers
+
+    dataset = "cifar10" if arch.startswith("cifar") else "imagenet"
+    made = integer_kernels.KernelNetwork(
+        interpreted_integers.house_network(arch, dataset, side)
+    ).operations
+    kernels = [each for each in made if isinstance(each, integer_kernels._Convolution)]
+    geometry = "CHANNELS", "OUT_CHANNELS", "DEPTH", "STRIDE_H"
+    return list(
+        {(len(each.layers), *map(each.constants.get, geometry)): each for each in kernels}.values()
+    )
+
+
+def compiled(operation, arch: int):
+    """A kernel compiled for an architecture, without a GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from smoothadv.exact.kernels import convolution
+
+    names = {
+        torch.uint8: "u8",
+        torch.int8: "i8",
+        torch.int16: "i16",
+        torch.int32: "i32",
+        torch.float32: "fp32",
+    }
+    is_first, is_rescaled = not operation.reads[0], operation.rescaling is not None
+    types = {
+        **{
+            "x": torch.float32 if is_first else operation.read[0].dtype,
+            "mean": torch.int32 if is_first else None,
+        },
+        **{"weight": torch.int8, "bias": torch.int32, "multiplier": torch.float32},
+        "shortcut": operation.read[1].dtype if len(operation.read) > 1 else None,
+        "wide": operation.made[0].dtype if operation.has_wide else None,
+        "narrow": operation.made[-1].dtype if is_rescaled else None,
+        "narrow_multiplier": torch.float32 if is_rescaled else None,
+    }
+    given = {name: f"*{names[kind]}" for name, kind in types.items() if kind is not None} | {
+        "rows": "i32"
+    }
+    constants = {name: value for name, value in operation.constants.items() if name != "num_warps"}
+    constants |= {name: None for name, kind in types.items() if kind is None}
+    signature = {name: given.get(name, "constexpr") for name in convolution.arg_names}
+    aligned = {(convolution.arg_names.index(name),): [["tt.divisibility", 16]] for name in given}
+    source = ASTSource(convolution, signature, constexprs=constants, attrs=aligned)
+    options = {"enable_fp_fusion": False, "num_warps": operation.constants["num_warps"]}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "side"), [("cifar_resnet110", 32), ("resnet50", 32)])
+@pytest.mark.parametrize(("target", "product"), [(80, "mma.sync"), (90, "wgmma.mma_async")])
+def test_compiled_kernels_multiply_bytes_spill_no_registers_and_fuse_nothing(
+    tmp_path, arch, side, target, product
+):
+    triton = pytest.importorskip(
+        "triton", "3.2", reason="older versions than Triton 3.2 are compiled in another way"
+    )
+    tools = sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*"))
+    for operation in operations(arch, side):
+        ptx = compiled(operation, target).asm["ptx"]
+        assert re.search(rf"\b{re.escape(product)}\S+\.s32\.s8\.s8", ptx), operation.constants
+        assert not re.findall(r"\bfma\.|\.ftz|\bdiv\.", ptx), "these round as they like"
+        (tmp_path / "kernel.ptx").write_text(ptx)
+        (gpu,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
+        command = ["--fmad=false", "-v", f"--gpu-name={gpu}", "kernel.ptx", "-o", "kernel.cubin"]
+        runs = [
+            subprocess.run([tool, *command], cwd=tmp_path, capture_output=True, text=True)
+            for tool in tools
+        ]
+        said = [
+            run.stderr for run in runs if run.returncode == 0
+        ]  # one of several assemblers may be too old
+        assert said and all("0 bytes spill stores, 0 bytes spill loads" in text for text in said), (
+            operation.constants
+        )
+
+
+def test_kernels_are_for_cuda_and_a_warning_says_where_they_do_not_run():
+    """Here there is no GPU: trying them out fails."""
+    pytest.importorskip("triton", reason=WITHOUT_TRITON)
+    from smoothadv.exact import kernels as integer_kernels
+    from support.interpreted_integers import odd_network
+
+    network = odd_network()
+    assert integer_kernels.fast_form(network, torch.device("cpu")) is None
+    with pytest.warns(DoubtfulWarning, match="costs speed: "):
+        assert classifier._fast_form(network, CUDA) is None
+
+
+class Constant(nn.Module):
+    """Logits of zeros, and no layer that would look wrong."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.new_zeros(len(images), 5)
+
+    def inexact_layer(self, images: torch.Tensor) -> None:
+        return None
+
+
+def test_kernels_that_compute_something_else_do_not_vote(monkeypatch):
+    pytest.importorskip("triton", reason=WITHOUT_TRITON)
+    from support.interpreted_integers import odd_network
+
+    monkeypatch.setattr(classifier, "_fast_form", lambda network, device: Constant())
+    voter = classifier.arrange(odd_network(), torch.device("cpu"))
+    with pytest.warns(DoubtfulWarning, match="float32 votes"):
+        voter.use_fast_form(
+            partial(check_exact, VoteCounter(voter, 5, 4, torch.device("cpu")), voter.integers)
+        )
+    assert voter.fast is None
+
+
+def test_without_triton_float32_votes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "smoothadv.exact.kernels", raising=False)
+    monkeypatch.delattr("smoothadv.exact.kernels", raising=False)
+    assert classifier._fast_form(None, CUDA) is None

@@ -1,0 +1,386 @@
+"""Networks of integers compute what their definition says, to the last bit, and sums that may not
+are refused.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from smoothadv.architectures import get_architecture
+from smoothadv.datasets import describe_dataset
+from smoothadv.exact import layers as integer_layers
+from smoothadv.exact.engine import fast_form
+from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Sum, Total
+from smoothadv.exact.network import IntegerNetwork, Step, digest_of_logits
+from smoothadv.voting.counter import VoteCounter, check_exact
+from support import slow_integers
+from support.integers import BYTES_ARE_EXACT, grey_images, quantized, slow_logits
+from support.networks import settle_batch_norms
+from support.refusals import refusal
+
+LIMIT, WIDE = 2**24, {"low": -(2**20), "high": 2**20}
+CPU = torch.device("cpu")
+
+
+def extreme_images(network: IntegerNetwork, count: int, seed: int = 0) -> torch.Tensor:
+    """Random grey levels of the whole range; the last two images have the highest and the lowest
+    alone.
+    """
+    images = grey_images(count, network.image_shape, network.clip, seed)
+    images[-1], images[-2:-1] = -network.clip / 255, (255 + network.clip) / 255
+    return images
+
+
+@torch.inference_mode()
+def is_reference(network: IntegerNetwork, images: torch.Tensor) -> bool:
+    return np.array_equal(network(images).numpy(), slow_logits(network, images))
+
+
+def convolution(seed: int, weight_shape: tuple[int, ...], **given) -> Convolution:
+    """Random weights; most results lie within a few hundred. Multipliers of logits are powers of 2,
+    by definition.
+    """
+    random, outputs = np.random.default_rng(seed), weight_shape[0]
+    weight, bias = (
+        random.integers(-127, 128, weight_shape),
+        random.integers(-(2**14), 2**14, outputs),
+    )
+    multiplier = random.uniform(0.2, 1.5, outputs) / 127 / np.sqrt(weight[0].size)
+    multiplier = multiplier if "high" in given else 2.0 ** np.rint(np.log2(multiplier))
+    arrays = {"weight": weight, "bias": bias, "multiplier": multiplier.astype(np.float32)}
+    return Convolution(given, {name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+def rescaling(multiplier: float, low: int = -LIMIT + 1, high: int = LIMIT - 1) -> Rescaling:
+    return Rescaling({"low": low, "high": high}, {"multiplier": torch.tensor([float(multiplier)])})
+
+
+def pair(low: int, high: int) -> st.SearchStrategy:
+    return st.tuples(st.integers(low, high), st.integers(low, high))
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> IntegerNetwork:
+    """Convolutions of any geometry, a sum of two values with one source, a maximum, a total and
+    logits.
+    """
+    seed, low, groups = (
+        draw(st.integers(0, 999)),
+        draw(st.sampled_from([0, -127])),
+        draw(st.sampled_from([1, 2, 4])),
+    )
+    kernel, window, side = draw(pair(1, 3)), draw(pair(1, 3)), draw(pair(5, 9))
+    geometry = {
+        "stride": draw(pair(1, 3)),
+        "dilation": draw(pair(1, 3)),
+        "padding": draw(pair(0, 3)),
+        **WIDE,
+    }
+    pool = {"kernel": window, "padding": tuple(draw(st.integers(0, size // 2)) for size in window)}
+    steps = [
+        Step(
+            convolution(seed, (8, 3, 3, 3), low=low, high=127 if low else 255, padding=(1, 1)), (0,)
+        ),
+        Step(convolution(seed + 1, (8, 8 // groups, *kernel), groups=groups, **geometry), (1,)),
+        Step(convolution(seed + 2, (8, 8, *kernel), **geometry), (1,)),
+        Step(rescaling(draw(st.sampled_from([0.5, 1.5, 1 / 3, -0.5]))), (2,)),
+        Step(Sum({"low": low, "high": 2**15 - 1}, {}), (3, 4)),
+        Step(
+            Maximum({**pool, "stride": draw(pair(1, 3)), "ceil_mode": draw(st.integers(0, 1))}, {}),
+            (5,),
+        ),
+    ]
+    values = [torch.zeros(1, 3, *side)]
+    try:
+        for step in steps:
+            step.layer.parts = 1
+            values.append(step.layer(*(values[used] for used in step.inputs)))
+    except RuntimeError:  # no window fits into the map
+        assume(False)
+    steps.append(Step(Total({"kernel": tuple(values[-1].shape[2:])}, {}), (6,)))
+    steps.append(Step(rescaling(1 / 9, low, 2047), (7,)))
+    steps.append(Step(convolution(seed + 3, (5, 8, 1, 1)), (8,)))
+    return IntegerNetwork(
+        (3, *side), draw(st.sampled_from([0, 1530])), torch.tensor([125, 0, 255]), steps
+    ).eval()
+
+
+@settings(max_examples=25)
+@given(networks(), st.integers(0, 999))
+def test_any_small_network_is_the_reference_to_the_last_bit(network, seed):
+    images = extreme_images(network, 7, seed)
+    assert is_reference(network, images) and is_reference(
+        network, images.to(memory_format=torch.channels_last)
+    )
+    assert is_reference(network, 3 * images - 1), "pixels beyond the range are clamped"
+    record, tensors = network.stored()
+    again = IntegerNetwork.read(record, tensors, network.image_shape, 5)
+    form = fast_form(network, CPU) if BYTES_ARE_EXACT else None
+    with torch.inference_mode():
+        assert torch.equal(torch.cat([again(image[None]) for image in images]), network(images))
+        assert form is None or torch.equal(form(images), network(images))
+
+
+def house_network(arch: str, side: int, is_settled: bool = True) -> IntegerNetwork:
+    torch.manual_seed(1)
+    description = describe_dataset("digits" if side == 8 else "cifar10")
+    description = replace(description, image_shape=(description.image_shape[0], side, side))
+    classifier = get_architecture(arch, description, "normalize").eval()
+    images = grey_images(16, description.image_shape)
+    if is_settled:
+        settle_batch_norms(classifier, images)
+    return quantized(classifier, images)
+
+
+HOUSE = [
+    ("digits_resnet8", 8, 12),
+    ("cifar_resnet20", 32, 2),
+    pytest.param("digits_resnet8", 8, 64, marks=pytest.mark.slow),
+    pytest.param("cifar_resnet110", 32, 64, marks=pytest.mark.slow),
+    pytest.param("resnet50", 64, 64, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("arch", "side", "count"), HOUSE)
+@pytest.mark.parametrize("is_settled", [False, True], ids=["random", "settled"])
+def test_networks_of_the_house_are_the_reference_to_the_last_bit(arch, side, count, is_settled):
+    network = house_network(arch, side, is_settled)
+    images = extreme_images(network, count)
+    expected, threads = slow_logits(network, images), torch.get_num_threads()
+    assert len(np.unique(expected, axis=0)) == count
+    try:
+        channels_last = images.to(memory_format=torch.channels_last)
+        for number, batch, some in ((1, 64, channels_last), (2, 7, images), (1, 1, images[:7])):
+            torch.set_num_threads(number)
+            with torch.inference_mode():
+                found = torch.cat([network(part) for part in some.split(batch)]).numpy()
+            assert np.array_equal(found, expected[: len(found)])
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.slow
+def test_compiled_network_is_the_reference_to_the_last_bit():
+    network = house_network("digits_resnet8", 8)
+    images = extreme_images(network, 16)
+    with torch.inference_mode():
+        assert np.array_equal(
+            torch.compile(network, dynamic=False)(images).numpy(), slow_logits(network, images)
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# proofs
+
+
+def wide_sum(weights: list[int], bias: int = 0, multiplier: float = 2.0**-10) -> Convolution:
+    """One output, each of its weights times an input of its own; a result is that sum times the
+    multiplier.
+    """
+    tensors = {"weight": torch.tensor(weights).view(1, -1, 1, 1), "bias": torch.tensor([bias])}
+    return Convolution(WIDE, {**tensors, "multiplier": torch.tensor([multiplier])})
+
+
+def logits(inputs: int = 1) -> Convolution:
+    tensors = {
+        "weight": torch.ones(2, inputs, 1, 1),
+        "bias": torch.zeros(2),
+        "multiplier": torch.ones(2),
+    }
+    return Convolution({}, tensors)
+
+
+def proven(*layers: tuple[torch.nn.Module, tuple[int, ...]], mean: int = 0) -> IntegerNetwork:
+    """The network of these layers, and logits behind them, for black and white images [C, 1, 3]."""
+    first = layers[0][0]
+    inputs, outputs = (
+        (first.weight.shape[1] * first.groups, len(first.weight))
+        if hasattr(first, "weight")
+        else (1, 1)
+    )
+    steps = [Step(layer, of) for layer, of in (*layers, (logits(outputs), (len(layers),)))]
+    return IntegerNetwork((inputs, 1, 3), 0, torch.full((inputs,), mean), steps).eval()
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(-(2**15), 2**15), min_size=1, max_size=12),
+    st.integers(0, 2**23),
+    st.sampled_from([0, 255]),
+)
+@example([LIMIT // 255], 0, 0)
+@example([LIMIT // 255], 1, 255)
+@example([LIMIT // 255] * 128, 127, 0)
+def test_worst_image_attains_the_bound_and_a_sum_that_may_reach_the_limit_is_divided(
+    weights, bias, mean
+):
+    """LIMIT // 255 times white is LIMIT - 1; 128 times that and 127 are 2^31 - 1."""
+    layer = wide_sum(weights, bias)
+    network = proven((layer, (0,)), mean=mean)
+    worst = np.where(np.array(weights) > 0, 255, -255).reshape(
+        1, -1, 1, 1
+    )  # of inputs up to 255 in size
+    attained = slow_integers.totals({}, layer.weight.numpy(), layer.bias.numpy(), worst).item()
+    assert layer.largest_sum == attained and (layer.parts > 1) == (attained >= LIMIT)
+    assert is_reference(network, torch.from_numpy(worst > 0).float().expand(-1, -1, 1, 3))
+
+
+def test_undivided_sum_beyond_the_limit_is_wrong():
+    """The negative control of all these: without the proof, sums do go wrong in some order of their
+    terms.
+    """
+    random, most = np.random.default_rng(0), LIMIT // 255
+    found: dict[int, list[float]] = {1: [], 0: []}
+    for _ in range(20):
+        layer = wide_sum(random.permutation([most, most, most, 1, -most, -most, -most]).tolist())
+        proven((layer, (0,)))
+        layer.multiplier.fill_(1.0)
+        for parts in (layer.parts, 1):
+            layer.parts = parts
+            found[int(parts > 1)].append(layer(torch.full((1, 7, 1, 1), 255.0)).item())
+    assert set(found[1]) == {255.0} and set(found[0]) != {255.0}
+
+
+@pytest.mark.parametrize("bias", [0, LIMIT - 1])
+def test_sums_of_groups_are_not_divided_but_may_have_any_bias(bias):
+    layer = convolution(0, (4, 3, 1, 1), groups=2, **WIDE)
+    layer.bias.fill_(bias)
+    network = proven((layer, (0,)))
+    assert is_reference(network, extreme_images(network, 5))
+
+
+def test_a_clamp_that_cuts_one_end_alone_is_not_left_out():
+    network = proven((Sum({"low": -9, "high": 999}, {}), (0, 0)), mean=255)
+    assert is_reference(network, extreme_images(network, 5))
+
+
+def in_groups(inputs: int, size: int) -> Convolution:
+    weight = torch.full((2, inputs, 1, 1), size)
+    return Convolution(
+        {**WIDE, "groups": 2},
+        {"weight": weight, "bias": torch.zeros(2), "multiplier": torch.ones(2)},
+    )
+
+
+UNPROVEN = {
+    "groups": lambda: [(in_groups(1, LIMIT // 254), (0,))],
+    "groups of two inputs": lambda: [(in_groups(2, LIMIT // 255), (0,))],
+    "32 bits": lambda: [(wide_sum([LIMIT // 255] * 128, 128), (0,))],
+    "511.6, which is 512": lambda: [(rescaling(511.6 / 255), (0,)), (wide_sum([2**15 + 1]), (1,))],
+    "511.6 of a convolution": lambda: [
+        (wide_sum([1], 0, 511.6 / 255), (0,)),
+        (wide_sum([2**15 + 1]), (1,)),
+    ],
+    "one input": lambda: [(wide_sum([LIMIT // 254]), (0,))],
+    "sum": lambda: [
+        (rescaling(33e3), (0,)),
+        (rescaling(-33e3), (0,)),
+        (Sum({"low": -9, "high": 9}, {}), (1, 2)),
+    ],
+    "total": lambda: [(rescaling(-33e3), (0,)), (Total({"kernel": (1, 3)}, {}), (1,))],
+    "low above 0": lambda: [(rescaling(1.0, 5, 9), (0,))],
+    "high below 0": lambda: [(rescaling(1.0, -9, -5), (0,))],
+    "high below low": lambda: [(Sum({}, {}), (0, 0))],
+    "window in the padding": lambda: [
+        (Maximum({"kernel": (2, 2), "padding": (1, 1), "dilation": (3, 3)}, {}), (0,))
+    ],
+    "value that comes later": lambda: [(Sum({"high": 9}, {}), (0, 2))],
+    "value of its own": lambda: [(Sum({"high": 9}, {}), (0, 1))],
+    "one input for a sum of two": lambda: [(Sum({"high": 9}, {}), (0,))],
+    "logits before the end": lambda: [(logits(), (0,))],
+}
+
+
+@pytest.mark.parametrize("layers", UNPROVEN.values(), ids=UNPROVEN)
+def test_network_whose_sums_are_not_proven_is_refused(layers):
+    with pytest.raises(
+        ValueError, match=r"2\^24|2\^31|clamps to|in the padding|reads the values|logits must come"
+    ):
+        proven(*layers())
+
+
+# --------------------------------------------------------------------------------------------------
+# probe
+
+
+def with_changed_weight(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    weight = network.layers[3].weight.clone()
+    weight[0, 0, 1, 1] += -1 if weight[0, 0, 1, 1] > 0 else 1
+    patch.setitem(network.layers[3]._buffers, "weight", weight)
+    return network(images)
+
+
+def with_halves_upwards(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    patch.setattr(integer_layers, "rounded", lambda x: (x + 0.5).floor())
+    return network(images)
+
+
+def with_wrong_other_sums(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    """Of all that the layers do not read of these images, whose logits stay as they are: only the
+    sums show it.
+    """
+    known, exact = [], F.conv2d
+    patch.setattr(F, "conv2d", lambda x, *given: (known.append(x), exact(x, *given))[1])
+    logits = network(images)
+
+    def other(x: torch.Tensor, *given: object) -> torch.Tensor:
+        return exact(x, *given) + (
+            x.dtype == torch.float32 and not any(torch.equal(x, one) for one in known)
+        )
+
+    patch.setattr(F, "conv2d", other)
+    return logits
+
+
+def with_other_rows(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    found = network(images)
+    found[8:] += 1  # beyond the images of the probe
+    return found
+
+
+def with_levels_cut(
+    network: IntegerNetwork, images: torch.Tensor, patch: pytest.MonkeyPatch
+) -> torch.Tensor:
+    """The images of the probe have whole grey levels, which are as they were."""
+    return network((images * 255 + 0.01).floor() / 255)
+
+
+@pytest.fixture(scope="module")
+def digits() -> IntegerNetwork:
+    return house_network("digits_resnet8", 8)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 20])
+def test_probe_accepts_exact_kernels_at_any_batch(digits, batch):
+    check_exact(VoteCounter(digits, 10, batch, CPU), digits)
+    assert digits.probe == digest_of_logits(
+        torch.from_numpy(slow_logits(digits, digits.probe_images()))
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        with_changed_weight,
+        with_halves_upwards,
+        with_wrong_other_sums,
+        with_other_rows,
+        with_levels_cut,
+    ],
+)
+def test_probe_refuses_another_function(digits, fault, monkeypatch):
+    counter = VoteCounter(lambda images: fault(digits, images, monkeypatch), 10, 20, CPU)
+    assert "--batch than 20" in refusal(check_exact, counter, digits)

@@ -1,0 +1,119 @@
+"""What a manifest may hold is said once, for the package and the stand-alone verifier; every wrong
+type is refused.
+"""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from smoothadv.records import manifests
+from smoothadv.records.logs import manifest_path, read_manifest_file
+from smoothadv.records.manifests import RUN, SETTINGS, fits, log_fault, manifest_fault
+from support.certified_logs import MANIFEST
+from support.refusals import refusal
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "verify_log.py"
+SHARED = re.compile("\n# Here begins what .*\n# Here ends it.\n", re.DOTALL)
+OF_KIND = {
+    "text": ["", "0.25", "٣"],
+    "flag": [True, False],
+    "object": [{}, {"x": 1}],
+    "null": [None],
+    "whole": [-1, 2**140],
+    "number": [math.nan, math.inf, -1e301, 1e301],
+    "list": [[[]], [{"x": [1]}, "x"]],
+}
+KEYS = [(part, key) for part, forms in (("settings", SETTINGS), ("runs", RUN)) for key in forms]
+
+
+def with_value(part: str, key: str, value: object) -> dict:
+    content = json.loads(json.dumps(MANIFEST))
+    (content["settings"] if part == "settings" else content["runs"][-1])[key] = value
+    return content
+
+
+def test_stand_alone_verifier_has_the_same_text():
+    ours, theirs = (
+        SHARED.search(Path(path).read_text())[0] for path in (manifests.__file__, SCRIPT)
+    )
+    assert ours == theirs and "def row_checks" in ours
+
+
+@pytest.mark.parametrize(("part", "key"), KEYS)
+def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, key, tmp_path):
+    form = (SETTINGS if part == "settings" else RUN)[key]
+    allowed = {kind.split()[0] for kind in form.replace("list of ", "list or ").split(" or ")}
+    wrong = [value for kind, values in OF_KIND.items() if kind not in allowed for value in values]
+    wrong += [
+        value
+        for kind in ("whole", "number")
+        for value in OF_KIND[kind]
+        if key not in ("radii", "mean", "std")
+    ]
+    for kind, low, high in re.findall(r"(whole|number) (\S+) to (\S+)", form):
+        limits = [int(low), int(high)] if kind == "whole" else [float(low), float(high)]
+        each = (
+            (lambda value: [value])
+            if "list of" in form and "or list" not in form
+            else lambda value: value
+        )
+        assert all(fits(each(limit), form) for limit in limits)
+        wrong += [each(math.nextafter(limits[0], -math.inf) if kind == "number" else limits[0] - 1)]
+        wrong += [each(limits[1] * (1 + 1e-15) if kind == "number" else limits[1] + 1)]
+    assert len(wrong) >= 8
+    for value in wrong:
+        assert re.match(f"states the {key} ", manifest_fault(with_value(part, key, value))), value
+    manifest_path(tmp_path / "log").write_text(json.dumps(with_value(part, key, wrong[0])))
+    assert f"states the {key} " in refusal(
+        read_manifest_file, tmp_path / "log", names=tmp_path / "log"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "run", "fault"),
+    [
+        ({}, {}, ""),
+        ({"method": "mine"}, {}, "names no method"),
+        ({"colour": 1}, {}, "states 'colour'"),
+        ({"top_k": 3}, {}, "states 'top_k'"),
+        ({"attack": None}, {}, "states 'attack'"),
+        ({"method": "two-sided"}, {}, "lacks 'alpha_share'"),
+        ({"method": "top-k", "alpha_share": 0.9, "top_k": 10}, {}, "a top_k of all its classes"),
+        ({"N": 4 * 10**9}, {}, ""),
+        ({"N": 4 * 10**9 + 1}, {}, "an N above 4000000000"),
+        ({"sound": True}, {}, "noise that is not that of its sound"),
+        ({"noise": "RoundedGaussianNoise"}, {}, "noise that is not that of its sound"),
+        ({"shard": {"index": 3, "count": 1, "examples": [0, 1797, 1]}}, {}, "an impossible shard"),
+        ({"shard": {"index": 1, "count": 1, "examples": [0, 1797, 1]}}, {}, "an impossible shard"),
+        ({"shard": {"index": 0, "count": 1, "examples": [0, 1797, 1]}}, {}, ""),
+        ({"shard": {"index": 0, "count": 2}}, {}, "an impossible shard"),
+        ({"shard": {"index": -1, "count": 2, "examples": [0, 1797, 1]}}, {}, "an impossible shard"),
+        (
+            {"shard": {"index": 0, "count": 2, "examples": [0, 1796, 1]}},
+            {},
+            "a shard of other images",
+        ),
+        (
+            {"shard": {"index": True, "count": 2, "examples": [0, 1797, 1], "x": 1}},
+            {},
+            "an impossible shard",
+        ),
+    ],
+)
+def test_contradictions_are_refused(settings, run, fault):
+    content = {"settings": MANIFEST["settings"] | settings, "runs": [MANIFEST["runs"][0] | run]}
+    assert manifest_fault(content) == "" and (
+        fault in log_fault(content) if fault else log_fault(content) == ""
+    )
+
+
+@pytest.mark.parametrize("part", ["settings", "runs"])
+def test_each_needed_key_is_missed(part):
+    for key in (MANIFEST["settings"] if part == "settings" else MANIFEST["runs"][0]).keys():
+        content = with_value(part, key, None)
+        del (content["settings"] if part == "settings" else content["runs"][-1])[key]
+        assert log_fault(content).startswith(f"lacks {key!r}") or key == "method"
+    assert log_fault({**MANIFEST, "runs": []}) == "lacks 'images'"

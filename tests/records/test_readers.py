@@ -1,0 +1,308 @@
+"""Certification and prediction logs, ours and the released ones, are read exactly; all logs are
+refused by fault.
+"""
+
+import pytest
+
+from smoothadv.base.errors import UserError
+from smoothadv.records.logs import manifest_path
+from smoothadv.records.readers import (
+    kind_of_log,
+    read_certification_log,
+    read_prediction_log,
+    read_training_log,
+)
+
+RELEASED_HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
+PREDICTION_HEADER = "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime"
+TRAINING_HEADER = "epoch time lr epsilon train_loss train_accuracy test_loss test_accuracy"
+EPOCH = "0 12.5 0.1 0.0 2.25 0.125 2.0 0.25"
+
+CERTIFICATION_LOGS = {
+    "ours": """idx label predict radius correct time successes trials
+        0 3 3 0.95289123456789012 1 0:00:15.123456 99000 100000
+        20 7 -1 0.0 0 0:00:14.000001 40000 100000
+        40 1 2 0.12345678901234567 0 0:00:14.000001 60000 100000""",
+    "three significant digits": """idx label predict radius correct time
+        0 3 3 1.91 1 0:00:15.062345
+        20 7 -1 0.0 0 0:00:15.062345
+        40 1 2 9.76e-05 0 0:00:15.062345""",
+    "four decimals, whole seconds": """idx label predict radius correct time
+        0 3 3 1.9057 1 0:00:15
+        20 7 -1 0.0000 0 1:02:03
+        40 1 2 0.0001 0 0:00:15""",
+    "times that are bare numbers": """idx label predict radius correct time
+        0 3 3 0.5 1 15.4
+        20 7 -1 0.0 0 15
+        40 1 2 0.25 0 15.4""",
+}
+RADII = {
+    "ours": [0.95289123456789012, 0.0, 0.12345678901234567],
+    "three significant digits": [1.91, 0.0, 9.76e-05],
+    "four decimals, whole seconds": [1.9057, 0.0, 0.0001],
+    "times that are bare numbers": [0.5, 0.0, 0.25],
+}
+
+
+def write(path, text: str):
+    """Write a log given with spaces for tabs."""
+    lines = [line.strip().replace(" ", "\t") for line in text.splitlines()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def columns_of(table) -> dict[str, list]:
+    return {column: table[column].tolist() for column in table.columns}
+
+
+@pytest.mark.parametrize("dialect", CERTIFICATION_LOGS)
+def test_certification_log_is_read_exactly(tmp_path, dialect):
+    table = read_certification_log(write(tmp_path / "sigma_0.25", CERTIFICATION_LOGS[dialect]))
+    counts = (
+        {"successes": [99000, 40000, 60000], "trials": [100000] * 3} if dialect == "ours" else {}
+    )
+    assert columns_of(table) == {
+        **counts,
+        "idx": [0, 20, 40],
+        "label": [3, 7, 1],
+        "predict": [3, -1, 2],
+        "radius": RADII[dialect],
+        "correct": [1, 0, 0],
+    }
+    types = {column: str(dtype) for column, dtype in table.dtypes.items()}
+    assert types == {**dict.fromkeys(table.columns, "int64"), "radius": "float64"}
+
+
+OF_ANOTHER_PROCEDURE = f"""{RELEASED_HEADER} draws share comment
+    20 7 7 0.5 1 0:00:01 300 0.25 fine
+    0 3 3 0.1 1 0:00:02 100 1 odd"""
+
+
+@pytest.mark.parametrize("read", [read_certification_log, read_prediction_log])
+def test_numeric_columns_that_the_package_does_not_know_are_read(tmp_path, read):
+    table = read(write(tmp_path / "log", OF_ANOTHER_PROCEDURE))
+    assert table.draws.tolist() == [100, 300] and str(table.draws.dtype) == "int64"
+    assert table.share.tolist() == [1.0, 0.25] and str(table.share.dtype) == "float64"
+    assert not {"comment", "time"} & set(table.columns) and table.attrs["notes"] == []
+
+
+def test_column_of_numbers_and_texts_is_a_fault_in_our_logs_and_left_out_of_others(tmp_path):
+    path = write(tmp_path / "log", OF_ANOTHER_PROCEDURE.replace("300", "many"))
+    table = read_certification_log(path)
+    assert "draws" not in table and "share" in table
+    assert table.attrs["notes"] == [
+        "its column draws is left out: some of its fields are numbers, others are not"
+    ]
+    manifest_path(path).write_text('{"settings": {}, "runs": []}')
+    with pytest.raises(UserError, match="not a number: draws is 'many' in row 1"):
+        read_certification_log(path)
+
+
+def test_columns_without_a_name_of_their_own_are_left_out(tmp_path):
+    header, rows = (
+        f"{RELEASED_HEADER}\t\tx\tx".split("\t"),
+        ["20", "7", "7", "0.5", "1", "0:00:01", "1", "2", "3"],
+    )
+    (tmp_path / "log").write_text("\t".join(header) + "\n" + "\t".join(rows) + "\n")
+    assert (
+        " ".join(read_certification_log(tmp_path / "log").columns)
+        == "idx label predict radius correct"
+    )
+
+
+def test_two_columns_of_successes_are_refused(tmp_path):
+    path = write(
+        tmp_path / "log",
+        f"{RELEASED_HEADER} successes trials successes\n20 7 7 0.5 1 0:00:01 9 10 8",
+    )
+    with pytest.raises(UserError, match="two columns that are its successes"):
+        read_certification_log(path)
+
+
+GOOD = "20 7 7 0.5 1 0:00:01"
+CERTIFICATION_FAULTS = {
+    "radius below zero": ("40 1 1 -0.1 1 0:00:01", "radius.*idx 40"),
+    "infinite radius": ("40 1 1 inf 1 0:00:01", "radius.*idx 40"),
+    "radius that is no number": ("40 1 1 nan 1 0:00:01", "radius.*idx 40"),
+    "radius that is text": ("40 1 1 big 1 0:00:01", "not a number.*big"),
+    "empty radius": ("40\t1\t1\t\t1\t0:00:01", "not a number"),
+    "abstention with a radius": ("40 1 -1 0.3 0 0:00:01", "abstention.*idx 40"),
+    "one example twice": ("20 7 7 0.5 1 0:00:01", "twice.*idx 20"),
+    "one example twice with different outcomes": ("20 7 3 0.1 0 0:00:01", "twice.*idx 20"),
+    "correct without being it": ("40 1 2 0.3 1 0:00:01", "correct.*idx 40"),
+    "wrong without being it": ("40 1 1 0.3 0 0:00:01", "correct.*idx 40"),
+    "two more than the running total": ("40 1 1 0.3 3 0:00:01", "correct.*idx 40"),
+    "abstention counted as correct": ("40 1 -1 0.0 1 0:00:01", "correct.*idx 40"),
+    "label that is text": ("40 cat 1 0.3 0 0:00:01", "not a number.*cat"),
+    "idx with a fraction": ("40.5 1 1 0.3 1 0:00:01", "not a number.*idx is .40.5. in row 2"),
+    "index below 0": ("-40 1 1 0.3 1 0:00:01", "below 0.*idx -40"),
+    "label below 0": ("40 -1 1 0.3 0 0:00:01", "below 0.*idx 40"),
+    "prediction below -1": ("40 1 -2 0.3 0 0:00:01", "below 0.*idx 40"),
+    "torn row before another": ("40 1 1 0.3\n60 1 1 0.3 1 0:00:01", "lacks fields.*idx 40"),
+    "too many fields": ("40 1 1 0.3 1 0:00:01 9 9 9", "more fields.*idx 40"),
+}
+
+
+PREDICTION_FAULTS = {
+    "correct without being it": ("40 1 2 1 1 0:00:01", "correct.*idx 40"),
+    "one example twice": ("20 7 7 7 1 0:00:01", "twice.*idx 20"),
+    "prediction that is text": ("40 1 two 1 0 0:00:01", "not a number.*two"),
+    "torn row before another": ("40 1\n60 1 1 1 1 0:00:01", "lacks fields.*idx 40"),
+}
+COUNT_FAULTS = {
+    "fewer successes than none": ("40 1 1 0.3 1 0:00:01 -1 10", "between 0 and trials.*idx 40"),
+    "more successes than trials": ("40 1 1 0.3 1 0:00:01 11 10", "between 0 and trials.*idx 40"),
+    "a certificate of no trials": ("40 1 1 0.3 1 0:00:01 0 0", "between 0 and trials.*idx 40"),
+}
+TRAINING_FAULTS = {
+    "a loss that is no number": ("1 11 0.1 0 nan 0.5 1 0.5", "not finite"),
+    "an infinite loss": ("1 11 0.1 0 1 0.5 inf 0.5", "not finite"),
+    "a loss that is text": ("1 11 0.1 0 big 0.5 1 0.5", "not a number.*big"),
+    "a loss that is empty": ("1 11 0.1 0  0.5 1 0.5", "not a number"),
+    "an accuracy above one": ("1 11 0.1 0 1 50 1 0.5", "outside 0 to 1"),
+    "an accuracy below zero": ("1 11 0.1 0 1 0.5 1 -0.1", "outside 0 to 1"),
+    "an accuracy that is no number": ("1 11 0.1 0 1 nan 1 0.5", "outside 0 to 1"),
+    "an epoch twice": ("0 11 0.1 0 1 0.5 1 0.5", "do not ascend"),
+    "an epoch with a fraction": ("1.5 11 0.1 0 1 0.5 1 0.5", "not a number.*1.5"),
+    "an epoch that is text": ("one 11 0.1 0 1 0.5 1 0.5", "not a number.*one"),
+    "an epoch that no integer holds": ("99999999999999999999 11 0.1 0 1 0.5 1 0.5", "not a number"),
+    "a row that lacks fields": ("1 11 0.1 0 1 0.5\n2 11 0.1 0 1 0.5 1 0.5", "lacks fields"),
+    "a row with more fields": ("1 11 0.1 0 1 0.5 1 0.5 0.5", "more fields"),
+    "a header in the middle": (TRAINING_HEADER, "not a number.*epoch"),
+    "an underscore in an accuracy": ("1 11 0.1 0 1 0.5_0 1 0.5", "not a number.*0.5_0"),
+    "an underscore in an epoch": ("1_0 11 0.1 0 1 0.5 1 0.5", "not a number.*1_0"),
+    "other digits in a loss": ("1 11 0.1 0 ٣ 0.5 1 0.5", "not a number"),
+    "other digits in an epoch": ("٣ 11 0.1 0 1 0.5 1 0.5", "not a number"),
+}
+FAULTS = [
+    (read_certification_log, RELEASED_HEADER, GOOD, *fault)
+    for fault in CERTIFICATION_FAULTS.values()
+]
+FAULTS += [
+    (read_prediction_log, PREDICTION_HEADER, "20 7 7 7 1 0:00:01", *fault)
+    for fault in PREDICTION_FAULTS.values()
+]
+COUNTS = (read_certification_log, f"{RELEASED_HEADER} successes trials", f"{GOOD} 10 10")
+FAULTS += [(*COUNTS, *fault) for fault in COUNT_FAULTS.values()]
+FAULTS += [
+    (read_training_log, TRAINING_HEADER, EPOCH, *fault) for fault in TRAINING_FAULTS.values()
+]
+
+
+@pytest.mark.parametrize(
+    "read, header, good, row, words",
+    FAULTS,
+    ids=[*CERTIFICATION_FAULTS, *PREDICTION_FAULTS, *COUNT_FAULTS, *TRAINING_FAULTS],
+)
+def test_faulty_log_is_refused_with_its_name_and_fault(tmp_path, read, header, good, row, words):
+    assert len(read(write(tmp_path / "good", f"{header}\n{good}"))) == 1
+    path = write(tmp_path / "faulty", f"{header}\n{good}\n{row}")
+    with pytest.raises(UserError, match=f"faulty.*{words}") as error:
+        read(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "read, header, column",
+    [
+        *(
+            (read_certification_log, RELEASED_HEADER, name)
+            for name in ("idx", "label", "predict", "radius", "correct")
+        ),
+        *(
+            (read_prediction_log, PREDICTION_HEADER, name)
+            for name in ("idx", "label", "predict", "correct")
+        ),
+    ],
+)
+def test_missing_column_is_named(tmp_path, read, header, column):
+    names = "\t".join("other" if name == column else name for name in header.split("\t"))
+    with pytest.raises(UserError, match=f"log.*lacks the column {column}"):
+        read(write(tmp_path / "log", f"{names}\n20 7 7 7 1 0:00:01"))
+
+
+def test_the_first_faulty_example_is_named(tmp_path):
+    rows = "\n".join(
+        f"{idx} 1 1 {radius} 1 0" for idx, radius in [(5, 0.1), (3, -1), (9, -2), (1, 0.2)]
+    )
+    with pytest.raises(UserError, match="idx 3"):
+        read_certification_log(write(tmp_path / "log", f"{RELEASED_HEADER}\n{rows}"))
+
+
+@pytest.mark.parametrize(
+    "read, text",
+    [
+        (read_certification_log, f"{RELEASED_HEADER}\n20 7 7 7 1 1 0:00:01\n40 1 1 1 1 1 0:00:01"),
+        (
+            read_prediction_log,
+            "idx label predict correct time\n20 7 7 7 1 0:00:01\n40 1 1 1 1 0:00:01",
+        ),
+    ],
+    ids=["certification", "prediction"],
+)
+def test_rows_with_one_field_more_than_the_header_are_not_read_shifted(tmp_path, read, text):
+    # pandas takes the first field of such rows for their name and all others for the column before
+    # theirs.
+    with pytest.raises(UserError, match="shifted"):
+        read(write(tmp_path / "shifted", text))
+
+
+@pytest.mark.parametrize(
+    "read, header",
+    [
+        (read_certification_log, RELEASED_HEADER),
+        (read_prediction_log, PREDICTION_HEADER),
+        (read_training_log, TRAINING_HEADER),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", ""])
+def test_log_without_rows_is_refused(tmp_path, read, header, newline):
+    (tmp_path / "log").write_text(header.replace(" ", "\t") + newline)
+    with pytest.raises(UserError, match="no rows"):
+        read(tmp_path / "log")
+
+
+@pytest.mark.parametrize("read", [read_certification_log, read_prediction_log, read_training_log])
+def test_missing_file_and_folder_are_named(tmp_path, read):
+    for path in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(UserError, match=str(path)):
+            read(path)
+
+
+PREDICTION_LOGS = {
+    "ours and SmoothAdv's": f"{PREDICTION_HEADER}\n40 1 2 1 0 0:00:01.5\n0 3 3 5 1 0:00:02\n20 7 "
+    "-1 7 0 0:00:01.5",
+    "Cohen et al.'s": "idx label predict correct time\n40 1 2 0 0:00:01.5\n0 3 3 1 0:00:02\n20 7 "
+    "-1 0 0:00:01.5",
+}
+
+
+@pytest.mark.parametrize("text", PREDICTION_LOGS.values(), ids=PREDICTION_LOGS)
+def test_prediction_log_is_read_exactly_and_sorted(tmp_path, text):
+    table = read_prediction_log(write(tmp_path / "log", text))
+    assert columns_of(table) == {
+        "idx": [0, 20, 40],
+        "label": [3, 7, 1],
+        "predict": [3, -1, 2],
+        "correct": [1, 0, 0],
+    }
+    assert {str(dtype) for dtype in table.dtypes} == {"int64"}
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (CERTIFICATION_LOGS["ours"], "certification"),
+        (RELEASED_HEADER, "certification"),
+        (PREDICTION_LOGS["ours and SmoothAdv's"], "prediction"),
+        (PREDICTION_LOGS["Cohen et al.'s"], "prediction"),
+        ("epoch time lr train_loss", None),
+        ("", None),
+    ],
+)
+def test_logs_are_told_apart_by_their_header(tmp_path, text, expected):
+    assert kind_of_log(write(tmp_path / "file", text)) == expected
+
+
+def test_neither_a_missing_file_nor_a_folder_is_a_log(tmp_path):
+    assert kind_of_log(tmp_path) is None and kind_of_log(tmp_path / "nowhere") is None

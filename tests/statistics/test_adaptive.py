@@ -1,0 +1,277 @@
+"""Adaptive certification, run as a coroutine, against a plain loop, with and without its options.
+
+The error of the whole procedure is simulated in test_adaptive_error.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothadv.statistics import ABSTAIN, Draws, Smoothing
+from smoothadv.statistics.adaptive import Adaptive
+from smoothadv.statistics.error_spending import efficacy_table
+from smoothadv.statistics.on_grid import PAPER_RADII
+from smoothadv.statistics.sequential import Sequential
+from support.votes import DrawnVotes, ListedVotes, certify, listed
+
+SMALL = Smoothing(sigma=0.5, n0=50, n=3000, alpha=1e-3)
+PROBABILITIES = [0.3, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0]
+
+
+def plain_loop(tables: Adaptive, classes: np.ndarray) -> tuple[int, int, int, int, int]:
+    """Class, level, draws, looks and the draws that decided, step by step: as it is published, one
+    row at a time.
+    """
+    smoothing = tables.smoothing
+    selection, rest = classes[: smoothing.n0], classes[smoothing.n0 :]
+    candidate = int(np.bincount(selection).argmax())
+    selected = int((selection == candidate).sum())
+    rows, last = range(len(tables.radii)), len(tables.looks) - 1
+    upper = (
+        1.0
+        if selected == smoothing.n0
+        else stats.beta.ppf(0.99, selected + 1, smoothing.n0 - selected)
+    )
+    if smoothing.n * upper < tables._efficacy[0, last]:
+        return candidate, -1, smoothing.n0, 0, 0
+    level = -1
+    for look, n in enumerate(tables.looks):
+        successes = int((rest[:n] == candidate).sum())
+        before, level = (
+            level,
+            max(level, sum(successes >= tables._efficacy[j, look] for j in rows) - 1),
+        )
+        if level > before or level < 0:
+            deciding = int(n)
+        following = level + 1
+        if following not in rows or tables._efficacy[following, last] > smoothing.n or look == last:
+            break
+        if successes <= tables._futility[following, look]:
+            break
+    return candidate, level, smoothing.n0 + int(n), look + 1, deciding
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "radii"),
+    [
+        (SMALL, list(PAPER_RADII)),
+        (dataclasses.replace(SMALL, sigma=0.12, n=400, alpha=0.05), [0.0, 0.1, 0.2, 0.3]),
+        (dataclasses.replace(SMALL, sigma=1.0, n0=1, n=77), [0.0]),
+        (dataclasses.replace(SMALL, noise_distance=1e-3), [0.0, 0.5, 1.0]),
+    ],
+)
+def test_every_decision_is_that_of_the_plain_loop(smoothing, radii):
+    generator, procedure = np.random.default_rng(1), Adaptive(smoothing, radii=tuple(radii))
+    levels, decided_before_the_end = set(), 0
+    for p in [*PROBABILITIES, *generator.uniform(0.5, 1, 88)]:
+        classes = listed(p, smoothing.n0 + smoothing.n, generator)
+        candidate, level, samples, looks, trials = plain_loop(procedure, classes)
+        votes = ListedVotes(classes)
+        certificate = certify(procedure, votes)
+        assert certificate.details == {"samples": samples, "level": level, "looks": looks}
+        assert votes.used == samples
+        successes = (classes[smoothing.n0 : smoothing.n0 + trials] == candidate).sum()
+        assert (certificate.successes, certificate.trials) == (successes, trials)
+        assert certificate.prediction == (candidate if level >= 0 else ABSTAIN)
+        assert certificate.radius == (radii[level] if level >= 0 else 0.0)
+        levels.add(level)
+        decided_before_the_end += smoothing.n0 + trials < samples
+    assert len(levels) >= min(3, len(radii) + 1), "the runs exercise hardly anything"
+    assert decided_before_the_end or len(radii) == 1
+
+
+def test_requests_are_the_selection_and_then_the_steps_between_looks():
+    procedure = Adaptive(SMALL, radii=(0.0, 2.0))
+    first, second, *_ = procedure.looks.tolist()
+    voting = procedure.votes(0)
+    assert next(voting) == Draws(50)
+    assert voting.send(np.array([20, 30])) == Draws(first)
+    assert voting.send(np.array([20, first - 20])) == Draws(second - first)
+
+
+def test_a_selection_without_hope_ends_the_run_at_once():
+    voting = Adaptive(SMALL).votes(0)
+    next(voting)
+    with pytest.raises(StopIteration) as stop:
+        voting.send(np.array([10, 10, 10, 10, 10]))
+    assert stop.value.value.prediction == ABSTAIN
+    assert stop.value.value.details == {"samples": 50, "level": -1, "looks": 0}
+
+
+def test_a_constant_classifier_gets_the_largest_radius():
+    certificate = certify(Adaptive(SMALL), ListedVotes(np.full(3050, 2)))
+    assert (certificate.prediction, certificate.radius) == (2, 1.25)
+    assert Adaptive(SMALL).largest_radius == 1.25
+    ladder = Adaptive(SMALL, ladder=True)
+    assert 1.25 <= certify(ladder, ListedVotes(np.full(3050, 2))).radius <= ladder.largest_radius
+
+
+def test_nothing_is_certified_where_no_count_can():
+    procedure = Adaptive(dataclasses.replace(SMALL, n=9))
+    assert procedure.largest_radius is None
+    assert certify(procedure, ListedVotes(np.full(59, 2))).prediction == ABSTAIN
+
+
+def test_radii_may_come_in_any_order_and_zero_is_always_among_them():
+    assert Adaptive(SMALL, radii=(1.0, 0.5, 1)) == Adaptive(SMALL, radii=(0.5, 0.0, 1.0))
+    assert Adaptive(SMALL, radii=[1, 0.5]).radii == (0.0, 0.5, 1.0)
+    assert Adaptive(SMALL).radii == PAPER_RADII and hash(Adaptive(SMALL)) == hash(
+        Adaptive(SMALL, radii=PAPER_RADII)
+    )
+
+
+@pytest.mark.parametrize("kind", [Adaptive, Sequential])
+@pytest.mark.parametrize(
+    ("words", "alpha", "radius"),
+    [
+        ("alpha must be at least 1e-09", math.nextafter(1e-9, 0), 0.5),
+        *(
+            ("expected a number of at least 0", 1e-9, radius)
+            for radius in (-1e-9, math.inf, math.nan)
+        ),
+    ],
+)
+def test_radii_that_are_none_and_a_level_that_the_reserve_against_rounding_uses_up_are_refused(
+    kind, words, alpha, radius
+):
+    assert kind(dataclasses.replace(SMALL, alpha=1e-9), radii=(0.5,)).columns
+    with pytest.raises(ValueError, match=words):
+        kind(dataclasses.replace(SMALL, alpha=alpha), radii=(radius,))
+
+
+@pytest.mark.parametrize("radii", [PAPER_RADII, (0.3,)])
+def test_ladder_refines_radii_and_changes_no_draw(radii):
+    generator, finer = np.random.default_rng(2), 0
+    plain, ladder = Adaptive(SMALL, radii=radii), Adaptive(SMALL, radii=radii, ladder=True)
+    for p in [*PROBABILITIES, *generator.uniform(0.5, 1, 60)]:
+        classes = listed(p, 3050, generator)
+        one, other = (certify(procedure, ListedVotes(classes)) for procedure in (plain, ladder))
+        assert (one.details, one.prediction) == (
+            other.details,
+            other.prediction,
+        ) and one.trials <= other.trials
+        # Finer, but never as far as the next radius of the grid: that one was not certified.
+        above = [radius for radius in plain.radii if radius > one.radius]
+        assert one.radius <= other.radius < min(above, default=np.inf) or one.prediction == ABSTAIN
+        finer += other.radius > one.radius
+    assert finer > 20
+
+
+def test_rungs_are_a_hundredth_of_sigma_apart_and_reach_what_can_be_certified():
+    ladder = Adaptive(SMALL, radii=(0.0,), ladder=True)
+    generator = np.random.default_rng(3)
+    radii = {certify(ladder, DrawnVotes(p, generator)).radius for p in np.linspace(0.6, 1, 30)}
+    assert len(radii) > 3 and all(
+        abs(200 * radius - round(200 * radius)) < 1e-9 for radius in radii
+    )
+    assert ladder.largest_radius == certify(ladder, DrawnVotes(1.0, generator)).radius
+
+
+def test_label_awareness_skips_wrong_classes_and_marks_them():
+    generator, skipped = np.random.default_rng(4), 0
+    aware, blind = Adaptive(SMALL, label_aware=True), Adaptive(SMALL)
+    for p in [*PROBABILITIES, *generator.uniform(0.1, 1, 40)]:
+        classes = listed(p, 3050, generator)
+        selected = int(np.bincount(classes[:50]).argmax())
+        one, other = (
+            certify(procedure, ListedVotes(classes), label=2) for procedure in (aware, blind)
+        )
+        if selected == 2:
+            assert one == dataclasses.replace(other, details={**other.details, "label_aware": 0})
+        else:
+            assert (one.prediction, one.radius, one.trials) == (ABSTAIN, 0.0, 0)
+            assert one.details == {"samples": 50, "level": -1, "looks": 0, "label_aware": 1}
+            skipped += 1
+        assert [one.prediction == 2 and one.radius >= r for r in PAPER_RADII] == [
+            other.prediction == 2 and other.radius >= r for r in PAPER_RADII
+        ]
+    assert 5 <= skipped <= 40
+
+
+def test_noise_at_a_distance_from_a_gaussian_needs_more_successes():
+    near, far = (
+        Adaptive(dataclasses.replace(SMALL, noise_distance=d), radii=(0.0, 0.5))
+        for d in (0.0, 1e-2)
+    )
+    assert (far._efficacy[:, -1] > near._efficacy[:, -1]).all() and np.isin(
+        far.looks, near.looks
+    ).any()
+    assert all(far.null(radius) > near.null(radius) for radius in (0.0, 0.5))
+
+
+@pytest.fixture
+def build_count(monkeypatch) -> list[int]:
+    """How often tables were built rather than read."""
+    builds = []
+
+    def counted(*arguments: object) -> np.ndarray:
+        builds.append(1)
+        return efficacy_table(*arguments)
+
+    monkeypatch.setattr("smoothadv.statistics.on_grid.efficacy_table", counted)
+    return builds
+
+
+def some_certificates() -> list[object]:
+    """What a new object of the same settings states; its tables are built or read."""
+    generator, procedure = np.random.default_rng(5), Adaptive(SMALL, radii=(0.0, 0.5, 1.0))
+    return [certify(procedure, DrawnVotes(p, generator)) for p in PROBABILITIES]
+
+
+def test_tables_are_built_once_and_then_read(tmp_path, monkeypatch, build_count):
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path / "new"))
+    assert some_certificates() == some_certificates() and len(build_count) == 1
+    assert len(list((tmp_path / "new").iterdir())) == 1
+
+
+def test_other_settings_have_tables_of_their_own(tmp_path, monkeypatch, build_count):
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path))
+    for change in (
+        {},
+        {"sigma": 0.25},
+        {"n": 2999},
+        {"alpha": 2e-3},
+        {"noise_distance": 1e-9},
+        {"n0": 10},
+    ):
+        Adaptive(dataclasses.replace(SMALL, **change)).largest_radius  # noqa: B018
+    assert len(build_count) == 5  # n0 has no part in them
+    some = [
+        Adaptive(dataclasses.replace(SMALL, alpha=alpha), radii=(0.0,)) for alpha in (1e-3, 2e-3)
+    ]
+    assert some[0].largest_radius is not None and some[1].largest_radius is not None
+    assert (
+        some[0].looks.tolist() == some[1].looks.tolist() and len(build_count) == 7
+    )  # the level alone tells these apart
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-1],
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content[:200] + bytes([content[200] ^ 1]) + content[201:],
+        lambda content: b"not a table at all" * 20,
+    ],
+)
+def test_a_damaged_cache_file_is_replaced(tmp_path, monkeypatch, build_count, damage):
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path))
+    expected = some_certificates()
+    (file,) = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert some_certificates() == expected and len(build_count) == 2
+    assert some_certificates() == expected and len(build_count) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch, build_count):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path / "file" / "cache"))
+    assert some_certificates() == some_certificates() and len(build_count) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,408 @@
+"""Bounds, radii and tests of counts: against tabulated values, exact sums and 60-digit arithmetic.
+
+What noise at a distance from a Gaussian changes is tested in test_bounds_noise_distance.py.
+"""
+
+import math
+from fractions import Fraction
+
+import mpmath
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from smoothadv.statistics import bounds
+from smoothadv.statistics.bounds import (
+    certified_radius,
+    failure_upper_bound,
+    lower_confidence_bound,
+)
+from smoothadv.statistics.exact import Exact
+from smoothadv.statistics.prediction import least_draws
+from support.exact_tails import DIGITS, is_sound_and_tight, probability_of_at_most
+
+# Without powers of two: with them p_lower can be exactly 1/2, and rounding may decide either way.
+alphas = st.floats(1e-12, 0.5).filter(lambda alpha: math.frexp(alpha)[0] != 0.5)
+
+
+@st.composite
+def counts(draw, largest: int = 10**6) -> tuple[int, int]:
+    """Successes and trials, with few failures as often as not."""
+    trials = draw(st.integers(1, largest))
+    failures = draw(st.integers(0, min(50, trials)) | st.integers(0, trials))
+    return trials - failures, trials
+
+
+# successes, trials, alpha, exact p_lower, exact radius in units of sigma (None: below 1/2).
+# 50-digit arithmetic.
+TABLE = [
+    (100_000, 100_000, 1e-3, 0.9999309248330094, 3.81145656339),
+    (99_999, 100_000, 1e-3, 0.9999076696662654, 3.7391266685434),
+    (50_489, 100_000, 1e-3, 0.4999989484886355, None),
+    (50_490, 100_000, 1e-3, 0.5000089487744036, 2.2431250945137e-5),
+    (100, 100, 1e-3, 0.933254300796991, 1.5004750241206),
+    (1, 100_000, 1e-3, 1.000500328578529e-8, None),
+    (99_000, 100_000, 1e-9, 0.9879865261881413, 2.2566980686122),
+    (9_999_997, 10**7, 1e-3, 1 - 1.3062234207419e-6, 4.6991514406686),
+    (10**9, 10**9, 1e-3, 1 - 6.9077552551236e-9, 5.6756597980373),
+    (90_000, 100_000, 5e-4, 0.8968430710503467, 1.2637664738613),
+]
+
+
+@pytest.mark.parametrize("successes, trials, alpha, p_lower, radius", TABLE)
+def test_bound_and_radius_match_the_high_precision_table(successes, trials, alpha, p_lower, radius):
+    # SciPy before 1.16 is off by 3e-15 here; radii do not come through p but through q, which must
+    # never fall short.
+    assert lower_confidence_bound(successes, trials, alpha) == pytest.approx(
+        p_lower, rel=1e-14, abs=0
+    )
+    if radius is None:
+        assert certified_radius(successes, trials, 1.0, alpha) is None
+    else:
+        assert certified_radius(successes, trials, 1.0, alpha) == pytest.approx(
+            radius, rel=0, abs=1e-8
+        )
+
+
+@pytest.mark.parametrize(
+    "successes, trials, q",
+    [(9_999_997, 10**7, 1.3062234207419e-6), (10**9, 10**9, 6.9077552551236e-9)],
+)
+def test_failure_bound_keeps_its_digits_where_p_is_nearly_one(successes, trials, q):
+    # The exact q is given to 14 digits; the bound may exceed it by a relative 1e-8 and not fall
+    # short.
+    assert q * (1 - 1e-13) <= failure_upper_bound(successes, trials, 1e-3) <= q * (1 + 1e-8)
+
+
+def test_without_a_success_the_bound_is_zero():
+    assert lower_confidence_bound(0, 100_000, 1e-3) == 0.0
+    assert failure_upper_bound(0, 100_000, 1e-3) == 1.0
+    assert certified_radius(0, 100_000, 1.0, 1e-3) is None
+
+
+def test_clopper_pearson_oracle():
+    assert lower_confidence_bound(99_000, 100_000, 1e-3) == pytest.approx(0.98898934, abs=5e-9)
+    assert certified_radius(99_000, 100_000, 0.5, 1e-3) == pytest.approx(1.145000, abs=5e-7)
+    assert lower_confidence_bound(100_000, 100_000, 1e-3) == pytest.approx(0.99993092, abs=5e-9)
+
+
+@pytest.mark.parametrize(
+    "sigma, cap", [(0.12, 0.4574), (0.25, 0.9529), (0.5, 1.9057), (1.0, 3.8115)]
+)
+def test_a_constant_classifier_reaches_the_largest_radius(sigma, cap):
+    assert bounds.maximum_radius(100_000, sigma, 1e-3) == pytest.approx(cap, abs=5e-5)
+    assert bounds.maximum_radius(100_000, sigma, 1e-3) == certified_radius(
+        100_000, 100_000, sigma, 1e-3
+    )
+
+
+def test_largest_radius_is_zero_where_no_count_certifies():
+    assert bounds.maximum_radius(9, 0.25, 1e-3) == 0.0 < bounds.maximum_radius(10, 0.25, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "trials, successes", [(100, 66), (1_000, 550), (10_000, 5_156), (100_000, 50_490)]
+)
+def test_smallest_count_that_certifies(trials, successes):
+    assert certified_radius(successes, trials, 0.25, 1e-3) > 0
+    assert certified_radius(successes - 1, trials, 0.25, 1e-3) is None
+
+
+@pytest.mark.parametrize(
+    "trials, top",
+    [
+        (100, 67),
+        (1_000, 553),
+        (10_000, 5_166),
+        (100_000, 50_521),
+        (10**6, 501_646),
+        (10**7, 5_005_204),
+    ],
+)
+def test_smallest_count_that_predicts(trials, top):
+    assert bounds.vote_is_significant(top, trials - top, 1e-3)
+    assert not bounds.vote_is_significant(top - 1, trials - top + 1, 1e-3)
+    with mpmath.workdps(DIGITS):
+        p_value = float(2 * probability_of_at_most(trials - top, trials, mpmath.mpf(1) / 2))
+    assert not bounds.vote_is_significant(top, trials - top, math.nextafter(p_value, 0)), (
+        "rounding decides nothing"
+    )
+    assert bounds.vote_is_significant(top, trials - top, p_value * (1 + 1.1e-10))
+
+
+def test_fewest_trials_at_the_level_of_the_paper():
+    assert Exact.least_draws(1e-3) == 10
+    assert least_draws(1e-3) == 11
+    assert least_draws(2**-10) == 11, "the p-value of 11 equal votes is 2 * 2^-11, the level itself"
+
+
+@given(alphas)
+def test_fewest_trials_are_the_fewest(alpha):
+    level = Fraction(alpha)
+    n = Exact.least_draws(alpha)
+    assert Fraction(1, 2**n) <= level and (n == 1 or Fraction(1, 2 ** (n - 1)) > level)
+    n = least_draws(alpha)
+    assert Fraction(2, 2**n) <= level < Fraction(2, 2 ** (n - 1))
+
+
+def binomial_pmf(k: int, n: int, p: float) -> float:
+    """In logarithms, since binomial coefficients exceed a float."""
+    log_choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return math.exp(log_choose + k * math.log(p) + (n - k) * math.log1p(-p))
+
+
+def miscoverage(bounds: list[float], p: float) -> float:
+    """P[bounds[K] > p] over K ~ Binomial(len(bounds) - 1, p): how often a lower bound on p is
+    false.
+    """
+    n = len(bounds) - 1
+    return math.fsum(binomial_pmf(k, n, p) for k in range(n + 1) if bounds[k] > p)
+
+
+def worst_miscoverage(bounds: list[float]) -> float:
+    """The supremum over p, which is approached just below one of the values of the bound."""
+    return max(miscoverage(bounds, bound * (1 - 1e-12)) for bound in bounds if 0 < bound < 1)
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.05, 0.3])
+@pytest.mark.parametrize("trials", [1, 2, 5, 12, 30, 60])
+def test_bound_covers_with_exactly_its_level(trials, alpha):
+    bounds = [lower_confidence_bound(k, trials, alpha) for k in range(trials + 1)]
+    assert worst_miscoverage(bounds) == pytest.approx(alpha, rel=1e-8)
+
+
+def test_coverage_check_rejects_the_normal_approximation():
+    trials, normal_quantile = 60, 1.6448536
+    wald = [
+        k / trials - normal_quantile * math.sqrt(k / trials * (1 - k / trials) / trials)
+        for k in range(trials + 1)
+    ]
+    assert worst_miscoverage(wald) > 2 * 0.05
+
+
+def test_miscoverage_at_one_probability():
+    bounds = [lower_confidence_bound(k, 1_000, 1e-3) for k in range(1_001)]
+    assert miscoverage(bounds, 0.8) == pytest.approx(0.000916, abs=5e-7)
+
+
+@given(counts(), alphas, alphas)
+def test_bound_is_monotone_and_never_above_the_point_estimate(count, alpha, other_alpha):
+    successes, trials = count
+    bound = lower_confidence_bound(successes, trials, alpha)
+    assert 0 <= bound < 1 and bound <= successes / trials
+    if successes < trials:
+        assert lower_confidence_bound(successes + 1, trials, alpha) > bound
+        assert lower_confidence_bound(successes, trials + 1, alpha) <= bound
+    small, large = sorted([alpha, other_alpha])
+    assert lower_confidence_bound(successes, trials, small) <= lower_confidence_bound(
+        successes, trials, large
+    )
+
+
+@given(counts(), alphas)
+def test_failure_bound_is_a_probability_above_one_minus_the_success_bound(count, alpha):
+    q = failure_upper_bound(*count, alpha)
+    assert 0 < q <= 1
+    exact = 1 - lower_confidence_bound(*count, alpha)
+    assert exact * (1 - 1e-12) - 1e-15 <= q <= exact * (1 + 1e-8) + 1e-15
+
+
+@given(counts(largest=10**5), alphas)
+def test_failure_bound_is_never_below_the_exact_one(count, alpha):
+    """Without its margins it would be, of every second count without failures, and of some
+    others.
+    """
+    successes, trials = count
+    assume(successes)
+    with mpmath.workdps(DIGITS):
+        q = mpmath.mpf(failure_upper_bound(successes, trials, alpha))
+        assert q == 1 or probability_of_at_most(trials - successes, trials, q) <= alpha
+
+
+def test_failure_bound_stays_a_probability_at_a_tiny_level():
+    assert failure_upper_bound(1, 1, 1e-20) <= 1
+
+
+@given(counts(largest=10**5), alphas)
+def test_radius_is_never_above_the_exact_one_and_within_1e8_of_it(count, alpha):
+    radius = certified_radius(*count, 1.0, alpha)
+    assume(radius)
+    assert is_sound_and_tight(radius, *count, alpha)
+
+
+@st.composite
+def many_draws(draw) -> tuple[int, int]:
+    """Successes and trials up to 1e9, with at most a million failures: their tails take a sum over
+    them.
+    """
+    trials = round(10 ** draw(st.floats(5, 9)))
+    return trials - min(trials // 2, round(10 ** draw(st.floats(0, 6))) - 1), trials
+
+
+@settings(max_examples=60)
+@given(many_draws(), alphas)
+def test_radius_of_up_to_a_billion_draws_is_sound_and_tight(count, alpha):
+    radius = certified_radius(*count, 1.0, alpha)
+    assume(radius)
+    assert is_sound_and_tight(radius, *count, alpha)
+
+
+# Few failures among very many trials: there SciPy's inverse of the beta distribution is least
+# accurate.
+@pytest.mark.parametrize(
+    "successes, trials, alpha",
+    [row[:3] for row in TABLE if row[4] is not None]
+    + [(10**6 - 38, 10**6, 1e-3), (99_995, 100_000, 1e-6)]
+    + [
+        (609_328_884, 609_328_894, 0.03930288282735106),
+        (211_779_448, 211_779_449, 7.337983765435685e-11),
+    ]
+    # So many that the bound's margin is smaller than the rounding of the normal quantile.
+    + [(606_408_645_028_971, 606_408_645_028_971, 0.006353062024035954)],
+)
+def test_radius_is_sound_at_extreme_counts(successes, trials, alpha):
+    assert is_sound_and_tight(
+        certified_radius(successes, trials, 1.0, alpha), successes, trials, alpha
+    )
+
+
+@pytest.mark.parametrize("shift", [1e-10, -2e-8])
+def test_soundness_check_rejects_a_radius_that_is_too_large_or_too_small(shift):
+    radius = certified_radius(99_000, 100_000, 1.0, 1e-3)
+    assert not is_sound_and_tight(radius + shift, 99_000, 100_000, 1e-3)
+
+
+@given(counts(), alphas, st.floats(0.01, 10))
+def test_radius_is_proportional_to_sigma_and_grows_with_the_count(count, alpha, sigma):
+    successes, trials = count
+    radius = certified_radius(successes, trials, sigma, alpha)
+    assume(radius is not None)
+    assert radius == pytest.approx(
+        sigma * certified_radius(successes, trials, 1.0, alpha), rel=1e-14
+    )
+    if successes < trials:
+        assert certified_radius(successes + 1, trials, sigma, alpha) > radius
+
+
+def upper_half_tail(k: int, n: int) -> Fraction:
+    """P[Binomial(n, 1/2) >= k], exactly."""
+    return Fraction(sum(math.comb(n, i) for i in range(k, n + 1)), 2**n)
+
+
+@given(counts(largest=300), alphas)
+def test_abstains_exactly_where_one_half_cannot_be_excluded(count, alpha):
+    certifies = certified_radius(*count, 0.5, alpha) is not None
+    assert certifies == (upper_half_tail(*count) <= Fraction(alpha))
+
+
+@given(st.integers(0, 200), st.integers(0, 200), alphas)
+@example(9, 6, 0.1)  # where SciPy's p-value is too small
+def test_vote_test_is_the_exact_two_sided_binomial_test(one, other, alpha):
+    top, runner_up = max(one, other, 1), min(one, other)
+    p_value = 1 if top == runner_up else 2 * upper_half_tail(top, top + runner_up)
+    assert not bounds.vote_is_significant(top, runner_up, math.nextafter(float(p_value), 0)), (
+        "rounding decides nothing"
+    )
+    assume(abs(p_value / Fraction(alpha) - 1) > 1e-9)  # nearer than that, the margin decides
+    assert bounds.vote_is_significant(top, runner_up, alpha) == (p_value <= alpha)
+    assert p_value == 1 or bounds.vote_is_significant(
+        top, runner_up, float(p_value) * (1 + 1.1e-10)
+    ), "nor does more"
+
+
+def radius_at_sigma_one(successes: int, trials: int, alpha: float) -> float | None:
+    return certified_radius(successes, trials, 1.0, alpha)
+
+
+every_bound = pytest.mark.parametrize(
+    "bound", [lower_confidence_bound, failure_upper_bound, radius_at_sigma_one]
+)
+
+
+@pytest.mark.parametrize("successes, trials", [(-1, 10), (11, 10), (0, 0), (0, -1)])
+@every_bound
+def test_impossible_counts_are_refused(bound, successes, trials):
+    with pytest.raises(ValueError, match="successes"):
+        bound(successes, trials, 0.05)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1, 1.1, math.nan])
+@every_bound
+def test_impossible_levels_are_refused(bound, alpha):
+    with pytest.raises(ValueError, match="alpha"):
+        bound(5, 10, alpha)
+
+
+@pytest.mark.parametrize("sigma", [0.0, -0.25, math.inf, math.nan])
+def test_a_sigma_that_cannot_smooth_is_refused(sigma):
+    with pytest.raises(ValueError, match="sigma"):
+        certified_radius(100, 100, sigma, 1e-3)
+
+
+@pytest.mark.parametrize("top, runner_up", [(1, 2), (0, 0), (1, -1)])
+def test_impossible_votes_are_refused(top, runner_up):
+    with pytest.raises(ValueError, match="runner_up"):
+        bounds.vote_is_significant(top, runner_up, 1e-3)
+
+
+def test_linf_radius_is_tight_for_weights_of_equal_size():
+    # w = (1, -1, 1, -1), margin 0.6: the l2 distance is 0.6 / 2, the exact l_inf distance 0.6 / 4.
+    assert bounds.linf_radius(0.3, 4) == pytest.approx(0.15, rel=1e-15)
+
+
+def test_linf_radius_is_below_the_exact_distance_of_other_weights():
+    # w = (3, 4), margin 4: l2 distance 0.8, exact l_inf distance 4 / 7.
+    assert bounds.linf_radius(0.8, 2) == pytest.approx(0.565685, abs=5e-7)
+    assert bounds.linf_radius(0.8, 2) <= 4 / 7
+
+
+@given(st.floats(0, 8) | st.sampled_from([5e-324, 1e-300, 0.1, 1e300]), st.integers(1, 10**6))
+def test_radii_are_the_nearest_floats_on_the_safe_side_of_the_root(radius, dimension):
+    small, large = bounds.linf_radius(radius, dimension), bounds.l2_radius_for(radius, dimension)
+    assert Fraction(small) ** 2 * dimension <= Fraction(radius) ** 2
+    assert Fraction(math.nextafter(small, math.inf)) ** 2 * dimension > Fraction(radius) ** 2
+    assert Fraction(large) ** 2 >= Fraction(radius) ** 2 * dimension
+    assert (
+        large == 0 or Fraction(math.nextafter(large, 0.0)) ** 2 < Fraction(radius) ** 2 * dimension
+    )
+    assert bounds.l2_radius_for(small, dimension) <= radius, (
+        "the l2 radius that it came from certifies it"
+    )
+
+
+def test_of_many_radii_divided_by_the_root_none_is_too_large():
+    cases = [(k / 1009, dimension) for k in range(1, 1001) for dimension in (192, 3_072, 150_528)]
+
+    def too_large(found) -> int:
+        return sum(
+            Fraction(small) ** 2 * d > Fraction(r) ** 2 for (r, d), small in zip(cases, found)
+        )
+
+    assert too_large(bounds.linf_radius(*case) for case in cases) == 0
+    assert too_large(r / math.sqrt(d) for r, d in cases) > 900, "what rounding to the nearest does"
+
+
+@pytest.mark.parametrize("examples, deduction", [(500, 0.010859), (10_000, 0.002405)])
+def test_deduction_from_a_measured_certified_accuracy(examples, deduction):
+    assert bounds.certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3) == pytest.approx(
+        deduction, abs=5e-7
+    )
+
+
+def probability_of_more_false_certificates(examples: int, share: float, alpha: float) -> float:
+    """P[Binomial(examples, alpha) > examples * share]"""
+    return 1 - math.fsum(
+        binomial_pmf(k, examples, alpha) for k in range(math.floor(examples * share) + 1)
+    )
+
+
+@pytest.mark.parametrize("examples", [500, 10_000])
+def test_more_than_the_deduction_is_false_with_probability_at_most_rho(examples):
+    deduction = bounds.certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3)
+    assert probability_of_more_false_certificates(examples, deduction, 1e-3) <= 1e-3
+
+
+def test_the_deduction_without_the_factor_2_is_too_small():
+    assert probability_of_more_false_certificates(10_000, 0.00206, 1e-3) == pytest.approx(
+        0.00158, abs=5e-6
+    )

@@ -1,0 +1,307 @@
+"""Top-k certificates: oracles in closed form, an independent computation, and how often they are
+false.
+
+A run is false if it certifies a radius above that of Theorem 1 of Jia et al. for the true
+probabilities, which some classifier attains. Every check on random outcomes rejects a correct
+procedure with probability at most 1e-6 (``FALSE_ALARM``), and is shown to reject a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import optimize, special, stats
+
+from smoothadv.statistics import ABSTAIN, Smoothing
+from smoothadv.statistics.bounds import failure_upper_bound, top_k_radius, two_sided_radius
+from smoothadv.statistics.top_k import TopK
+from support.statistical_checks import too_many
+from support.votes import ListedVotes, certify, listed
+
+ALPHA, SHARE = 1e-3, 0.9
+many = settings(deadline=None, derandomize=True, max_examples=100)
+HARD = {
+    "three equal, two places": ([1 / 3] * 3, 2),
+    "a hair below the second": ([0.3, 0.35, 0.3, 0.05], 2),
+    "all equal": ([0.1] * 10, 3),
+    "one strong rival": ([0.2, 0.6, 0.2], 2),
+    "the rivals differ": ([0.25, 0.3, 0.25, 0.2], 3),
+    "nearly certain": ([0.999] + [0.0005] * 2, 2),
+    "rare, among the five": ([0.02] + [0.2] * 4 + [0.02] * 9, 5),
+    "two classes but one": ([0.45, 0.45, 0.1], 1),
+}
+
+
+def true_radius(p: list[float], k: int) -> float:
+    """The radius (sigma = 1) of Theorem 1 for class 0 of these probabilities; negative if it is not
+    among the k.
+    """
+    sets = np.minimum(1.0, np.cumsum(np.sort(p[1:])[::-1][:k][::-1]))
+    sizes = np.arange(1, len(sets) + 1)
+
+    def lead(r: float) -> float:
+        return (
+            special.ndtr(special.ndtri(p[0]) - r)
+            - (special.ndtr(special.ndtri(sets) + r) / sizes).min()
+        )
+
+    return optimize.brentq(lead, -10, 10, xtol=1e-13)
+
+
+def certifies(votes: np.ndarray, n: int, k: int, r: float, share: float = SHARE) -> np.ndarray:
+    """Whether ``top_k_radius`` of many counts [runs, K] is above ``r`` (sigma = 1), by Theorem 1 as
+    it is written.
+    """
+    z_lower = -special.ndtri(bounds(n - votes[:, 0], n, share * ALPHA))
+    largest = -np.sort(-votes[:, 1:], axis=1)[:, :k]
+    sets = np.cumsum(np.sort(bounds(largest, n, (1 - share) * ALPHA / k), axis=1), axis=1)
+    sets[:, -1] = np.minimum(sets[:, -1], special.ndtr(-z_lower))
+    rivals = special.ndtr(special.ndtri(np.minimum(sets, 1.0)) + r) / np.arange(
+        1, sets.shape[1] + 1
+    )
+    return special.ndtr(z_lower - r) > rivals.min(axis=1)
+
+
+def bounds(counts: np.ndarray, n: int, level: float) -> np.ndarray:
+    """The upper bound on the probability of what occurred ``counts`` times in n draws."""
+    found, places = np.unique(counts, return_inverse=True)
+    return np.array([failure_upper_bound(n - int(count), n, level) for count in found])[
+        places
+    ].reshape(counts.shape)
+
+
+def test_the_simulated_rule_is_the_procedure():
+    generator = np.random.default_rng(0)
+    for p, k in HARD.values():
+        for votes in generator.multinomial(1000, p, 20):
+            radius = top_k_radius(
+                int(votes[0]), (-np.sort(-votes[1:]))[:k].tolist(), 1000, 1.0, ALPHA, SHARE
+            )
+            at = (
+                [0.0]
+                if radius is None
+                else [radius * (1 - 1e-9) - 1e-9, radius * (1 + 1e-9) + 1e-9]
+            )
+            assert [certifies(votes[None], 1000, k, r)[0] for r in at] == (
+                [False] if radius is None else [True, False]
+            )
+
+
+@pytest.mark.parametrize("n", [100, 10_000])
+@pytest.mark.parametrize("name", HARD)
+def test_false_claims_are_no_more_frequent_than_alpha(name, n):
+    p, k = HARD[name]
+    votes = np.random.default_rng(len(p)).multinomial(n, p, 200_000)
+    assert not too_many(
+        int(certifies(votes, n, k, max(0.0, true_radius(p, k))).sum()), len(votes), ALPHA
+    )
+
+
+def test_the_check_rejects_wrong_rules():
+    generator, n, runs = np.random.default_rng(1), 10_000, 200_000
+    equal = generator.multinomial(n, [1 / 3] * 3, runs)
+    best_class = -np.sort(-equal, axis=1)  # the class is chosen by the votes that then prove it
+    two_strong = generator.multinomial(n, [0.3, 0.3, 0.3, 0.1], runs)
+    without_the_strongest = np.delete(two_strong, 1, axis=1)
+    assert too_many(int(certifies(best_class, n, 2, 0.0).sum()), runs, ALPHA)
+    assert too_many(int(certifies(without_the_strongest, n, 2, 0.0).sum()), runs, ALPHA)
+    assert too_many(
+        int(certifies(equal, n, 2, -0.05).sum()), runs, ALPHA
+    )  # a radius that is too large by .05
+
+
+@many
+@given(st.integers(1, 3000), st.data(), st.floats(1e-6, 0.3), st.floats(0.05, 0.95))
+def test_with_one_rival_it_is_the_two_sided_radius(trials, data, alpha, share):
+    successes = data.draw(st.integers(0, trials))
+    rival = data.draw(st.integers(0, trials - successes))
+    radius = top_k_radius(successes, [rival], trials, 0.5, alpha, share)
+    both = two_sided_radius(successes, rival, trials, 0.5, alpha, share)
+    if radius is None:
+        assert both is None or both < 1e-9
+    else:
+        assert both == pytest.approx(radius, abs=1e-9) and radius <= both + 1e-15
+
+
+@settings(many, max_examples=60)
+@given(
+    st.integers(1, 400),
+    st.lists(st.integers(0, 300), min_size=1, max_size=5),
+    st.sampled_from([0.0, 1e-6, 0.01]),
+    st.booleans(),
+)
+@example(53, [871, 0, 0], 0.0, True)
+@example(22, [1931, *[0] * 9], 0.0, True)
+def test_the_radius_is_that_of_the_theorem_in_sixty_digits_and_not_above_it(
+    successes, rivals, distance, is_least
+):
+    """Also at the least level that certifies anything, where a radius of rounding errors would be
+    false.
+    """
+    trials = successes + sum(rivals) + 20
+
+    def found(level: float) -> float | None:
+        return top_k_radius(successes, rivals, trials, 1.0, level, SHARE, distance)
+
+    radius = found(alpha := least_level(found) if is_least else ALPHA)
+    with mpmath.workdps(60):
+        z = quantile(
+            1 - mpmath.mpf(failure_upper_bound(successes, trials, SHARE * alpha)) - distance
+        )
+        level = (1 - SHARE) * alpha / len(rivals)
+        u = sorted(
+            mpmath.mpf(failure_upper_bound(trials - count, trials, level)) for count in rivals
+        )
+
+        def lead(r: mpmath.mpf) -> mpmath.mpf:
+            """How far c's probability is above what the theorem leaves to the least probable of k
+            classes.
+            """
+            best = mpmath.mpf(0)
+            for t in range(1, len(u) + 1):
+                most = sum(u[:t]) if t < len(u) else min(sum(u), mpmath.ncdf(-z) - distance)
+                if most + distance < 1:
+                    rivals_there = mpmath.ncdf(quantile(most + distance) + r) + distance
+                    best = max(best, t * (mpmath.ncdf(z - r) - distance) - rivals_there)
+            return best
+
+        if radius is None:
+            assert lead(mpmath.mpf(1e-9)) <= 0
+        else:
+            assert lead(mpmath.mpf(radius)) > 0 >= lead(mpmath.mpf(radius) + mpmath.mpf(1e-9))
+
+
+def least_level(radius: Callable[[float], float | None]) -> float:
+    """The least level in 1e-9..0.9 at which there is a radius; 0.9 if there is none."""
+    low, high = 1e-9, 0.9
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if radius(middle) is None else (low, middle)
+    return high
+
+
+def quantile(p: mpmath.mpf) -> mpmath.mpf:
+    return mpmath.sqrt(2) * mpmath.erfinv(2 * p - 1) if p > 0 else -mpmath.inf
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.02])
+def test_more_successes_or_fewer_votes_for_rivals_never_take_a_radius_away(distance):
+    def radius(successes: int, first: int, second: int) -> float:
+        found = top_k_radius(successes, [first, second], 60, 1.0, 0.3, SHARE, distance)
+        return -1.0 if found is None else found
+
+    found = 0
+    for successes in range(0, 59, 4):
+        for first in range(0, 59 - successes, 4):
+            for second in range(0, min(first, 58 - successes - first) + 1, 4):
+                here = radius(successes, first, second)
+                assert radius(successes + 1, first, second) >= here - 1e-11
+                assert (
+                    max(radius(successes, first + 1, second), radius(successes, first, second + 1))
+                    <= here + 1e-11
+                )
+                found += here >= 0
+    assert found > 50
+
+
+@pytest.mark.parametrize(("place", "spread"), [(0.2, 0.4), (-0.4, 1.2), (1.0, 1.3)])
+def test_stripes_along_one_direction(place, spread):
+    """Class 0 up to ``place`` sigma; beyond ``spread`` sigma two rivals in fine stripes; rare
+    classes between.
+
+    Only a shift towards the rivals changes who is among the two most probable classes: so the true
+    radius is where class 0 is as probable as the rarer one of both rivals. The theorem's worst case
+    is two equal rivals: median near.
+    """
+    edges = spread + 0.02 * np.arange(400)
+
+    def probabilities(shift: float) -> np.ndarray:
+        stripes = np.diff(special.ndtr(np.append(edges, np.inf) - shift))
+        middle = np.diff(special.ndtr(np.linspace(place, spread, 60) - shift))
+        return np.concatenate(
+            [[special.ndtr(place - shift), stripes[::2].sum(), stripes[1::2].sum()], middle]
+        )
+
+    truth = optimize.brentq(
+        lambda shift: probabilities(shift)[0] - probabilities(shift)[1:3].min(), 0, 10
+    )
+    p, n = probabilities(0.0), 100_000
+    votes = np.random.default_rng(2).multinomial(n, p / p.sum(), 20_000)
+    assert not too_many(int(certifies(votes, n, 2, truth).sum()), len(votes), ALPHA)
+    radii = [top_k_radius(int(v[0]), v[1:3].tolist(), n, 1.0, ALPHA, SHARE) for v in votes[:501]]
+    assert abs(np.median(radii) / truth - 1) < 0.05
+    assert (
+        np.median(
+            [
+                two_sided_radius(int(v[0]), int(v[1:].max()), n, 1.0, ALPHA, SHARE) or 0
+                for v in votes[:501]
+            ]
+        )
+        < 0.9 * truth
+    )
+
+
+def test_the_statement_is_about_the_label_where_it_is_among_the_k_else_about_the_leader():
+    selection = np.array([2, 2, 2, 1, 1, 3])
+    votes = ListedVotes(np.concatenate([selection, np.repeat([1, 2, 0, 3], [400, 500, 90, 10])]))
+    procedure = TopK(Smoothing(0.5, 6, 1000, ALPHA), top_k=2)
+    found = {}
+    for label in range(4):
+        votes.used = 0
+        found[label] = certify(procedure, votes, label)
+    assert [found[label].prediction for label in range(4)] == [2, 1, 2, 2]
+    assert found[1].details == {"rival_1": 500, "rival_2": 90} and found[1].successes == 400
+    assert found[1].radius == top_k_radius(400, [500, 90], 1000, 0.5, ALPHA, SHARE) > 0
+    votes.used = 0
+    assert certify(procedure, votes, -2).prediction == 2
+
+
+@settings(many, max_examples=40)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 150),
+    st.sampled_from([0.1, 0.2, 0.3, 0.9]),
+    st.sampled_from([1, 2, 3, 5]),
+)
+def test_counting_stops_at_the_first_vote_after_which_nothing_can_be_certified(seed, n, p, k):
+    classes = listed(p, 20 + n, np.random.default_rng(seed))
+    votes = ListedVotes(classes)
+    certificate = certify(TopK(Smoothing(0.5, 20, n, 0.1), top_k=k), votes)
+    leading = np.argsort(-np.bincount(classes[:20], minlength=4), kind="stable")[:k]
+    selected = 2 if 2 in leading else int(leading[0])
+    counts = (classes[20:, None] == np.arange(4)).cumsum(axis=0)
+
+    def radius(of: np.ndarray) -> float | None:
+        """With all further votes for the class selected."""
+        rivals = [*sorted(np.delete(of, selected).tolist(), reverse=True), 0, 0][:k]
+        return top_k_radius(int(n - np.delete(of, selected).sum()), rivals, n, 0.5, 0.1, SHARE)
+
+    full = radius(counts[-1])
+    assert (certificate.prediction, certificate.radius) == (
+        (ABSTAIN, 0.0) if full is None else (selected, full)
+    )
+    assert list(certificate.details) == [f"rival_{number}" for number in range(1, k + 1)]
+    assert votes.used - 20 == next(
+        (number for number in range(1, n + 1) if radius(counts[number - 1]) is None), n
+    )
+
+
+def test_wrong_counts_shares_and_numbers_of_classes_are_refused():
+    for successes, rivals in [(5, [6]), (5, [-1]), (11, [0]), (5, []), (5, [3, 3])]:
+        with pytest.raises(ValueError):
+            top_k_radius(successes, rivals, 10, 1.0, ALPHA, SHARE)
+    for share in (0.0, 1.0):
+        with pytest.raises(ValueError):
+            top_k_radius(5, [1], 10, 1.0, ALPHA, share)
+    for top_k in (0, True, 100_001):
+        with pytest.raises(ValueError, match="top_k"):
+            TopK(Smoothing(1.0, 1, 1, ALPHA), top_k=top_k)
+        with pytest.raises(ValueError, match="top_k"):
+            TopK.counts({"top_k": top_k})
+    with pytest.raises(ValueError, match="alpha_share"):  # a fourth of its rest is 0 in float64
+        TopK(Smoothing(1.0, 1, 1, 1e-322), top_k=4)
+    assert stats.binom.cdf(0, 10, failure_upper_bound(10, 10, ALPHA)) <= ALPHA

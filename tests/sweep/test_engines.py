@@ -1,0 +1,430 @@
+"""Engines without clusters: their options, the GPUs of jobs, the parameters for schedulers, and job
+records.
+"""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import settings_of
+from smoothadv.sweep.engines import ENGINES, Site, local, ray, slurm
+from smoothadv.sweep.engines.local import Local
+from smoothadv.sweep.engines.slurm import Attempt, Slurm
+from smoothadv.sweep.job_execution import DONE, FAILED, STOPPED
+from smoothadv.sweep.jobs import Job, StateKind, state_of
+from support.commands import call
+from support.patience import HANG_SECONDS, wait_for
+from support.sweeping import Pretended, held_by_another, pretended_job, write_grid
+
+pytestmark = pytest.mark.usefixtures("workplace")
+
+
+def jobs_of(count: int, processes: int = 1, threads: int | None = None) -> list[Job]:
+    """Jobs with the names 0, 1 and so on."""
+    job = pretended_job(Path.cwd(), Pretended("pass", Path("never")))
+    return [
+        replace(
+            job,
+            name=str(number),
+            logs=Path("logs", str(number)),
+            processes=processes,
+            threads=threads,
+        )
+        for number in range(count)
+    ]
+
+
+def refused(capsys, *options: object) -> tuple[int, str]:
+    """The exit code and the error line of a run that is refused; checks that it leaves no files."""
+    grid = write_grid(Path("grid.toml"), {"noise": [0.25, 0.5]})
+    outcome = call(capsys, "sweep", "run", grid, "--device", "cpu", *options)
+    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
+    assert not Path("models").exists() and not Path("logs").exists()
+    return outcome.code, outcome.err
+
+
+SETTINGS = {
+    engine: {setting.flag: setting for setting in settings_of(ENGINES[engine])}
+    for engine in ENGINES
+}
+FLAGS = {flag for settings in SETTINGS.values() for flag in settings}
+FOREIGN = [(engine, flag) for engine in ENGINES for flag in sorted(FLAGS - SETTINGS[engine].keys())]
+VALUES = {"--sbatch": ["a=b"], "--detach": [], "--address": ["a:1"]}
+
+
+def test_options_are_those_that_are_tested():
+    assert {engine for engine, _ in FOREIGN} == {"local", "ray", "slurm"} == set(ENGINES)
+    assert {flag for _, flag in FOREIGN} >= {
+        "--sbatch",
+        "--detach",
+        "--minutes",
+        "--address",
+        "--retries",
+    }
+
+
+@pytest.mark.parametrize(("engine", "flag"), FOREIGN)
+def test_option_of_another_engine_is_refused(capsys, engine, flag):
+    code, error = refused(capsys, "--engine", engine, flag, *VALUES.get(flag, ["2"]))
+    assert code == 2 and f"{flag} is not read by --engine {engine}" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--engine", "slrum"], ["slrum", "local", "ray", "slurm"]),
+        (["--jobs", "0"], ["--jobs", "'0'"]),
+        (["--engine", "slurm", "--minutes", "0"], ["--minutes", "'0'"]),
+        (["--engine", "slurm", "--cpus", "many"], ["--cpus", "many"]),
+        (
+            ["--engine", "slurm", "--sbatch", "a=b", "account"],
+            ["--sbatch", "'account' is not KEY=VALUE"],
+        ),
+        (["--engine", "slurm", "--sbatch", "=vision"], ["--sbatch", "'=vision' is not KEY=VALUE"]),
+        (["--engine", "ray", "--retries", "-1"], ["--retries", "-1"]),
+        (["--engine", "ray", "--address", "nowhere"], ["--address", "'nowhere' is not HOST:PORT"]),
+        (["--engine", "ray", "--address", ":6379"], ["--address", "':6379' is not HOST:PORT"]),
+    ],
+)
+def test_what_no_engine_can_read_is_a_usage_error(capsys, options, words):
+    code, error = refused(capsys, *options)
+    assert code == 2 and [word for word in words if word not in error] == [], error
+
+
+@pytest.mark.parametrize(("package", "options"), [("submitit", ["slurm"]), ("ray", ["ray"])])
+def test_engine_without_its_package_says_what_to_install(
+    capsys, monkeypatch, programs, package, options
+):
+    """A None in sys.modules makes the import of that module fail."""
+    for name in ("sbatch", "srun", "squeue"):
+        programs(name, "exit 0")
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    code, error = refused(capsys, "--engine", *options)
+    assert code == 1 and f'pip install "smoothadv[{options[0]}]" or {package}' in error
+
+
+class Watched:
+    """Replaces the execution of a job: records which GPUs each job sees, and how many jobs run at
+    once.
+
+    Each job waits until ``meet`` jobs have started, so that as many jobs run at once as the engine
+    allows.
+    """
+
+    def __init__(self, meet: int) -> None:
+        self.seen: dict[str, str | None] = {}
+        self.most, self._present, self._lock = 0, 0, threading.Lock()
+        self._barrier = threading.Barrier(meet)
+
+    def __call__(
+        self, job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
+    ) -> str:
+        with self._lock:
+            self.seen[job.name] = environment.get("CUDA_VISIBLE_DEVICES")
+            self._present += 1
+            self.share = environment["SMOOTHADV_JOBS"]
+            self.most = max(self.most, self._present)
+        self._barrier.wait(HANG_SECONDS)
+        with self._lock:
+            self._present -= 1
+        assert origin == {"engine": "local"} and not stop.is_set()
+        return DONE
+
+
+SHARES = {
+    "one per GPU": (dict(jobs=6), dict(gpus="01"), 2, ["0", "1"]),
+    "fewer jobs than GPUs": (dict(jobs=2), dict(gpus="0123"), 2, ["0", "1"]),
+    "fewer at a time than GPUs": (dict(jobs=4, at_a_time=2), dict(gpus="0123"), 2, ["0", "1"]),
+    "more at a time than GPUs": (dict(jobs=4, at_a_time=4), dict(gpus="01"), 4, ["0", "1"]),
+    "groups of two": (dict(jobs=4, processes=2), dict(gpus="4567"), 2, ["4,5", "6,7"]),
+    "a GPU too many for groups": (dict(jobs=3, processes=2), dict(gpus="012"), 1, ["0,1"]),
+    "more at a time than groups": (
+        dict(jobs=4, processes=2, at_a_time=2),
+        dict(gpus="012"),
+        2,
+        ["0,1"],
+    ),
+    "by name": (dict(jobs=2), dict(gpus=("GPU-a", "GPU-b")), 2, ["GPU-a", "GPU-b"]),
+    "no GPUs": (dict(jobs=3), dict(), 1, [None]),
+    "no GPUs, several at a time": (dict(jobs=4, at_a_time=2), dict(), 2, [None]),
+    "GPUs that are not wanted": (
+        dict(jobs=3, processes=2),
+        dict(gpus="0", wants_gpus=False),
+        1,
+        [None],
+    ),
+    "more at a time than jobs": (dict(jobs=2, at_a_time=9), dict(), 2, [None]),
+}
+
+
+@pytest.mark.parametrize("what", SHARES)
+def test_gpus_that_jobs_see_and_how_many_run_at_once(monkeypatch, what):
+    given, site, at_once, expected = SHARES[what]
+    monkeypatch.setattr(local, "execute", watched := Watched(at_once))
+    jobs, ends = jobs_of(given["jobs"], given.get("processes", 1)), []
+    where = Site("name", Path("logs"), **{**site, "gpus": tuple(site.get("gpus", ()))})
+    Local(given.get("at_a_time")).run(jobs, where, lambda job, how: ends.append((job.name, how)))
+    assert sorted(ends) == [(job.name, DONE) for job in jobs]
+    assert (
+        watched.most == int(watched.share) == at_once
+        and sorted(set(watched.seen.values()), key=str) == expected
+    )
+
+
+@pytest.mark.parametrize("cause", ["Ctrl-C at once", "Ctrl-C", "a defect"])
+def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkeypatch, cause):
+    """Two of five jobs run when it happens; "at once" means while the engine is still handing out
+    the others.
+    """
+    begun, stopped, ended = [], [], []
+    both, handed_out = threading.Barrier(2), threading.Event()
+
+    def running(
+        job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
+    ) -> str:
+        if stop.is_set():
+            return STOPPED
+        begun.append(job.name)
+        if job.name in "01":
+            both.wait(HANG_SECONDS)
+        if job.name == "0" and cause == "a defect":
+            raise ZeroDivisionError
+        if job.name == "0":
+            assert cause == "Ctrl-C at once" or handed_out.wait(HANG_SECONDS)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.wait(HANG_SECONDS)
+        stopped.append(job.name)
+        return STOPPED
+
+    def waiting(futures: set[Future], *more: object) -> tuple[set[Future], set[Future]]:
+        handed_out.set()
+        return wait(futures, *more)
+
+    monkeypatch.setattr(local, "execute", running)
+    monkeypatch.setattr(local, "wait", waiting)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(ZeroDivisionError if cause == "a defect" else KeyboardInterrupt):
+            Local(2).run(
+                jobs_of(5), Site("name", Path("logs")), lambda job, how: ended.append(job.name)
+            )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if (
+        cause == "Ctrl-C at once"
+    ):  # Python joins a thread whose start was interrupted when it exits, not before
+        wait_for(lambda: len(stopped) == 2)
+    if cause == "a defect":  # the next job may begin before the engine notices the defect
+        assert {"0", "1"} <= {*begun} <= {"0", "1", "2"} and {*stopped} == {*begun} - {"0"}
+    else:
+        assert sorted(begun) == sorted(stopped) == ["0", "1"]
+    assert ended == []
+
+
+PARAMETERS = {
+    "GPUs": (Slurm(), dict(), True, dict(cpus_per_task=8, gpus_per_node=1, time=1440)),
+    "GPU per process": (Slurm(), dict(processes=4), True, dict(cpus_per_task=32, gpus_per_node=4)),
+    "CPU": (Slurm(), dict(), False, dict(cpus_per_task=1, gpus_per_node=None)),
+    "threads": (
+        Slurm(),
+        dict(threads=3, processes=2),
+        False,
+        dict(cpus_per_task=6, gpus_per_node=None),
+    ),
+    "CPUs as told": (
+        Slurm(cpus=5),
+        dict(threads=3, processes=2),
+        True,
+        dict(cpus_per_task=10, gpus_per_node=2),
+    ),
+    "at a time": (Slurm(jobs=2, minutes=7), dict(), False, dict(array_parallelism=2, time=7)),
+    "all at a time": (
+        Slurm(partition="p"),
+        dict(),
+        False,
+        dict(array_parallelism=3, partition="p"),
+    ),
+    "further options": (
+        Slurm(sbatch=["account=vision", "comment=a=b"]),
+        dict(),
+        False,
+        dict(additional_parameters={"requeue": True, "account": "vision", "comment": "a=b"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PARAMETERS)
+def test_parameters_for_sbatch(what):
+    engine, given, wants_gpus, expected = PARAMETERS[what]
+    parameters = engine._parameters(
+        jobs_of(3, **given), Site("mine", Path("logs"), wants_gpus=wants_gpus)
+    )
+    assert {name: parameters.get(name) for name in expected} == expected
+    assert (parameters["job_name"], parameters["nodes"], parameters["ntasks_per_node"]) == (
+        "smoothadv-mine",
+        1,
+        1,
+    )
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch) -> Callable[[str, str], None]:
+    """Puts short shell programs first into the path."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", os.pathsep.join([str(folder), os.environ["PATH"]]))
+
+    def add(name: str, lines: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (folder / name).chmod(stat.S_IRWXU)
+
+    return add
+
+
+@pytest.mark.parametrize(
+    "lines", ["echo 'slurm_load_jobs error: Unable to contact' >&2; exit 1", "kill -9 $$"]
+)
+def test_queue_that_cannot_be_read_is_an_error(programs, lines):
+    programs("squeue", lines)
+    (job,) = jobs_of(1)
+    job.record.folder.mkdir(parents=True)
+    assert Slurm().already_has([job]) == set(), "there is nothing to ask for"
+    job.record.write("queued", engine="slurm", id="5")
+    with pytest.raises(
+        UserError, match="^squeue: (slurm_load_jobs error: Unable to contact|failed)$"
+    ):
+        Slurm().already_has([job])
+
+
+def test_jobs_that_slurm_still_has_are_known_by_their_records(programs):
+    programs("squeue", "printf '7_0\\n8\\n9_1\\n'")
+    records = [
+        {"id": "7_0"},
+        {"id": "7_1"},
+        {"id": "8"},
+        {"id": "9"},
+        {},
+        {"id": "9_1", "engine": "other"},
+    ]
+    jobs = jobs_of(len(records) + 1)
+    for job, facts in zip(jobs, records):
+        job.record.folder.mkdir(parents=True)
+        job.record.write("stopped", **{"engine": "slurm", **facts})
+    assert Slurm().already_has(jobs) == {jobs[0].key, jobs[2].key}
+
+
+def test_job_that_has_begun_meanwhile_is_not_recorded_as_queued():
+    waiting, begun, held = jobs_of(3)
+    slurm._note_queued(waiting, "7_0", {})
+    assert waiting.record.read()["id"] == "7_0" and state_of(waiting).kind is StateKind.WAITING
+    begun.record.folder.mkdir(parents=True)
+    begun.record.write("running", id="7_1", engine="slurm")
+    slurm._note_queued(begun, "7_1", {})
+    assert begun.record.read()["state"] == "running"
+    with held_by_another(held.record.folder / "job.lock"):
+        slurm._note_queued(held, "7_2", {})
+    assert held.record.read() == {}
+
+
+def test_arrays_that_are_submitted_before_one_is_refused_are_recorded(programs, monkeypatch, capfd):
+    """Each array has two jobs; sbatch refuses the second array. The same command again submits only
+    what is missing.
+    """
+    pytest.importorskip(
+        "submitit", reason="the slurm engine submits through submitit, which is optional"
+    )
+    monkeypatch.setattr(slurm, "_LARGEST_ARRAY", 2)
+    count = "echo x >> submitted; n=$(wc -l < submitted)"
+    programs("srun", "exit 0")
+    programs("squeue", "printf '10_0\\n10_1\\n'")
+    programs(
+        "sbatch",
+        f"{count}; [ $n = 2 ] && {{ echo 'sbatch: error: too many' >&2; exit 1; }}; echo Submitted "
+        f"batch job ${{n}}0",
+    )
+    jobs, site = jobs_of(3), Site("mine", Path("logs"), wants_gpus=False)
+    engine = Slurm(detach=True)
+    with pytest.raises(UserError, match="^sbatch refused: too many$"):
+        engine.run(jobs, site, lambda *_: None)
+    assert capfd.readouterr() == ("", "")
+    assert [job.record.read().get("id") for job in jobs] == ["10_0", "10_1", None]
+    assert engine.already_has(jobs) == {jobs[0].key, jobs[1].key}
+    engine.run(jobs[2:], site, lambda *_: None)
+    assert jobs[2].record.read()["id"] == "30" and state_of(jobs[2]).detail == "queued as 30"
+
+
+def test_signal_of_slurm_stops_the_stage_before_the_job_is_given_back(monkeypatch):
+    """And submitit gets the same job to submit again."""
+    submitit = pytest.importorskip(
+        "submitit", reason="the slurm engine submits through submitit, which is optional"
+    )
+    (job,) = jobs_of(1)
+    working, saved = threading.Event(), threading.Event()
+
+    def executed(
+        job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
+    ) -> str:
+        working.set()
+        assert stop.wait(HANG_SECONDS) and origin == {"engine": "slurm", "id": "4_2"}
+        saved.set()
+        return STOPPED
+
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "4")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    monkeypatch.setattr(slurm, "execute", executed)
+    attempt, outcome = Attempt(), []
+    thread = threading.Thread(target=lambda: outcome.append(attempt(job)))
+    thread.start()
+    wait_for(working.is_set)
+    again = attempt.checkpoint(job)
+    assert saved.is_set() and isinstance(again, submitit.helpers.DelayedSubmission)
+    assert isinstance(again.function, Attempt) and again.args == (job,)
+    thread.join(HANG_SECONDS)
+    assert outcome == [STOPPED]
+
+
+def test_whether_somebody_listens():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        assert ray._answers(f"127.0.0.1:{port}")
+    assert not ray._answers(f"127.0.0.1:{port}")
+    assert [ray._answers(text) for text in ("", "nowhere", "here:there", "127.0.0.1:99999999")] == [
+        False
+    ] * 4
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, SystemExit])
+def test_cancelled_attempt_is_no_crash_that_ray_would_try_again(monkeypatch, raised):
+    def cancelled(*_) -> str:
+        raise raised
+
+    monkeypatch.setattr(ray, "execute", cancelled)
+    assert ray.attempt_job(jobs_of(1)[0]) == STOPPED
+    monkeypatch.setattr(ray, "execute", lambda *_: FAILED)
+    assert ray.attempt_job(jobs_of(1)[0]) == FAILED
+
+
+def test_engines_are_listed_without_their_packages():
+    """--help and all other engines work if neither package is installed."""
+    program = "import sys; from smoothadv.sweep.engines import ENGINES; print(*ENGINES)"
+    program += "; print(*{'ray', 'submitit'} & {*sys.modules})"
+    path = os.pathsep.join(map(str, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, capture_output=True
+    )
+    assert sorted(done.stdout.decode().split()) == ["local", "ray", "slurm"], done.stderr

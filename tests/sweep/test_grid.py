@@ -1,0 +1,398 @@
+"""Grids read from files: which models they describe, in which order, and which files are refused.
+
+Each grid of this project can be planned here without its data, and its folders say what it makes.
+"""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smoothadv.analysis.shared.hyper_parameters import parameters_of
+from smoothadv.base.errors import UserError
+from smoothadv.sweep.grid import Grid, read_grid
+from smoothadv.sweep.jobs import StateKind, state_of
+from support.commands import CODE, call, refused
+from support.sweeping import grid_text, plans_of, write_grid
+
+BOTH = {"dataset": "digits", "arch": "digits_resnet8"}
+
+
+def read(folder: Path, *sweeps: dict, **further) -> Grid:
+    return read_grid(write_grid(folder / "mine.toml", *sweeps, **further))
+
+
+def options(grid: Grid) -> list[dict]:
+    """The options of each model of a grid."""
+    return [
+        {key: value for key, value in model.options.items() if key not in BOTH}
+        for model in grid.trained
+    ]
+
+
+def test_several_sweeps_add_up_in_their_order(tmp_path):
+    grid = read(
+        tmp_path,
+        {"noise": [1, 2], "group": "first"},
+        {"noise": 3},
+        {"lr": [4], "noise": 5},
+        fixed=BOTH,
+    )
+    assert [model.options["noise"] for model in grid.trained] == [1, 2, 3, 5]
+    assert [model.group for model in grid.trained] == ["first", "first", "mine", "mine"]
+    assert "group" not in grid.trained[0].options
+
+
+@pytest.mark.parametrize(
+    ("text", "noise", "epsilon", "expected"),
+    [
+        ("models/noise_{noise}/a", 0.5, 1, "models/noise_0.50/a"),
+        ("{dataset}/{arch}/{noise}", 1, 1, "digits/digits_resnet8/1.00"),
+        ("eps_{epsilon}", 0.5, "127/255", "eps_0.498"),
+        ("eps_{epsilon}/{noise}", 0.12, "255/255", "eps_1.00/0.12"),
+        ("no place", 0.5, 1, "no place"),
+    ],
+)
+def test_values_stand_in_texts_as_folders_have_them(tmp_path, text, noise, epsilon, expected):
+    sweep = {"pretrained-model": text, "noise": [noise], "epsilon": epsilon}
+    assert read(tmp_path, sweep, fixed=BOTH).trained[0].options["pretrained-model"] == expected
+
+
+def test_names_and_places_have_defaults(tmp_path):
+    grid = read(tmp_path, {"noise": 1}, fixed=BOTH)
+    assert (grid.name, grid.about, grid.models, grid.logs) == (
+        "mine",
+        "mine",
+        Path("models/mine"),
+        Path("logs/mine"),
+    )
+    assert (grid.processes, grid.threads) == (1, None)
+    top = {"about": "Mine", "models": "a/b", "logs": "c", "processes": 2, "threads": 3}
+    grid = read(tmp_path, {"noise": 1}, fixed=BOTH, **top)
+    assert [getattr(grid, key) for key in top] == ["Mine", Path("a/b"), Path("c"), 2, 3]
+
+
+VALUES = st.lists(st.integers(0, 50), min_size=1, max_size=4, unique=True)
+AXES = st.dictionaries(st.sampled_from("abcdef"), VALUES | st.integers(0, 50), max_size=4)
+
+
+def every(axes: list[tuple[str, list]]) -> list[dict]:
+    """All combinations; the last axis changes fastest."""
+    if not axes:
+        return [{}]
+    (key, values), *rest = axes
+    return [{key: value, **more} for value in values for more in every(rest)]
+
+
+@given(fixed=AXES, sweeps=st.lists(AXES, min_size=1, max_size=4))
+def test_models_are_the_sum_of_products(fixed, sweeps):
+    with tempfile.TemporaryDirectory() as folder:
+        grid = read(Path(folder), *sweeps, fixed={**BOTH, **fixed})
+    expected, count = [], 0
+    for sweep in sweeps:
+        axes = {
+            key: sweep.get(key, fixed.get(key))
+            for key in [*fixed, *(key for key in sweep if key not in fixed)]
+        }
+        lists = [
+            (key, values if isinstance(values, list) else [values]) for key, values in axes.items()
+        ]
+        product = 1
+        for _, values in lists:
+            product *= len(values)
+        count += product
+        expected += every(lists)
+    assert len(grid.trained) == count
+    assert all({key: model.options[key] for key in BOTH} == BOTH for model in grid.trained)
+    assert options(grid) == expected
+
+
+NOISE = {"noise": 0.25}
+BAD = {
+    "unknown key": (grid_text(NOISE, nose=1), ["'nose'", "known: "]),
+    "models is no text": (grid_text(NOISE, models=5), ["'models'", "text", "5"]),
+    "processes is none": (grid_text(NOISE, processes=0), ["'processes'", "whole number", "0"]),
+    "processes is a truth": (grid_text(NOISE, processes=True), ["'processes'", "True"]),
+    "threads is a fraction": (grid_text(NOISE, threads=1.5), ["'threads'", "1.5"]),
+    "fixed is no table": ("fixed = 1\n[[sweep]]\nnoise = 1", ["'fixed'", "table"]),
+    "sweep is one table": ("[sweep]\nnoise = 1", ["'sweep'", "list of tables"]),
+    "certify is one table": (
+        grid_text(NOISE) + "\n[certify]\nN = 1",
+        ["'certify'", "list of tables"],
+    ),
+    "no sweep": (grid_text(), ["[[sweep]]"]),
+    "nothing": ("", ["[[sweep]]"]),
+    "no dataset": (
+        grid_text(NOISE, fixed={"arch": "digits_resnet8"}),
+        ["[[sweep]] 1", "'dataset'"],
+    ),
+    "no arch": (
+        grid_text({**NOISE, "arch": "a"}, NOISE, fixed={"dataset": "digits"}),
+        ["[[sweep]] 2", "'arch'"],
+    ),
+    "empty list": (grid_text(NOISE, {"noise": []}), ["[[sweep]] 2", "'noise'", "empty"]),
+    "fixed empty list": (
+        grid_text(NOISE, fixed={**BOTH, "seed": []}),
+        ["[fixed]", "'seed'", "empty"],
+    ),
+    "empty list of sizes": (
+        grid_text(NOISE, attack=[{"epsilon": []}]),
+        ["[[attack]] 1", "'epsilon'", "empty"],
+    ),
+    "value twice": (grid_text({"noise": [0.25, 0.5, 0.25]}), ["[[sweep]] 1", "'noise'", "twice"]),
+    "value twice in another way": (
+        grid_text({"noise": [0.25, "0.25"]}),
+        ["[[sweep]] 1", "'noise'", "twice"],
+    ),
+    "a date": ("[[sweep]]\nnoise = 2020-01-01", ["[[sweep]] 1", "'noise'"]),
+    "a table": ("[[sweep]]\nnoise = {a = 1}", ["[[sweep]] 1", "'noise'"]),
+    "a list in a list": ("[[sweep]]\nnoise = [[1, 2], [3]]", ["[[sweep]] 1", "'noise'"]),
+    "group is no text": (grid_text({**NOISE, "group": 5}), ["[[sweep]] 1", "'group'", "5"]),
+    "group with =": (grid_text({**NOISE, "group": "a=b"}), ["[[sweep]] 1", "'group'", "a=b"]),
+    "no such group": (grid_text(NOISE, certify=[{"group": "B"}]), ["[[certify]] 1", "'B'"]),
+    "ensemble of no such group": (
+        grid_text(NOISE, ensemble=[{"of": "B"}]),
+        ["[[ensemble]] 1", "'B'"],
+    ),
+    "ensemble of no group": (
+        grid_text(NOISE, ensemble=[{}]),
+        ["[[ensemble]] 1", "None", "there are mine"],
+    ),
+    "ensemble of itself": (
+        grid_text(NOISE, ensemble=[{"of": "mine", "group": "mine"}]),
+        ["[[ensemble]] 1", "'mine'"],
+    ),
+    "ensemble over noise": (
+        grid_text(NOISE, ensemble=[{"of": "mine", "over": ["seed", "noise"]}]),
+        ["noise", "folder"],
+    ),
+    "unknown mean": (
+        grid_text(NOISE, ensemble=[{"of": "mine", "mean": "votes"}]),
+        ["'mean'", "'votes'", "logits"],
+    ),
+    "unknown word": (
+        grid_text(NOISE, ensemble=[{"of": "mine", "size": 3}]),
+        ["[[ensemble]] 1", "'size'", "over"],
+    ),
+    "best of what": (
+        grid_text(NOISE, certify=[{"best": "a"}]),
+        ["[[certify]] 1", "'best'", "'a'", "(none)"],
+    ),
+    "best of which": (
+        grid_text(NOISE, certify=[{}, {"name": "a"}, {"best": True}]),
+        ["[[certify]] 3", "('', 'a')"],
+    ),
+    "best of the best": (
+        grid_text(NOISE, certify=[{"name": "a"}, {"name": "b", "best": "a"}, {"best": "b"}]),
+        ["[[certify]] 3", "'b'", "('a')"],
+    ),
+    "best of others": (
+        grid_text(
+            {**NOISE, "group": "A"},
+            {**NOISE, "group": "B"},
+            certify=[{"group": "A"}, {"best": True, "group": "B"}],
+        ),
+        ["[[certify]] 2", "[[certify]] 1", "not about 'B'"],
+    ),
+    "unknown place": (grid_text({**NOISE, "recipe": "{nose}"}), ["[[sweep]] 1", "{nose}", "noise"]),
+    "no TOML": ("[[sweep]\n", ["no TOML", "line 1"]),
+    "key twice": ("[[sweep]]\nnoise = 1\nnoise = 2", ["no TOML"]),
+}
+for _key in ("outdir", "resume", "overwrite", "data-dir", "device", "debug", "help"):
+    BAD[f"sweep says {_key}"] = (
+        grid_text(NOISE, {**NOISE, _key: "x"}),
+        ["[[sweep]] 2", f"'{_key}'"],
+    )
+    BAD[f"fixed says {_key}"] = (
+        grid_text(NOISE, fixed={**BOTH, _key: "x"}),
+        ["[fixed]", f"'{_key}'"],
+    )
+for _key in (
+    "outfile",
+    "checkpoint",
+    "resume",
+    "overwrite",
+    "shard",
+    "device",
+    "dataset",
+    "against",
+    "only",
+    "png",
+):
+    BAD[f"certify says {_key}"] = (
+        grid_text(NOISE, certify=[{}, {_key: "x"}]),
+        ["[[certify]] 2", f"'{_key}'"],
+    )
+    BAD[f"attack says {_key}"] = (
+        grid_text(NOISE, attack=[{_key: "x"}]),
+        ["[[attack]] 1", f"'{_key}'"],
+    )
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_no_grid_is_refused_in_one_line_naming_file_and_key(tmp_path, what):
+    text, words = BAD[what]
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_grid(path)
+    message = str(refused.value)
+    assert "\n" not in message and str(path) in message
+    assert [word for word in words if word not in message] == [], message
+
+
+@pytest.mark.parametrize("action", ["plan", "run", "status", "retry", "report"])
+def test_every_action_refuses_with_the_same_message(tmp_path, capsys, monkeypatch, action):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\0")
+    for name, words in {
+        "none.toml": "does not exist",
+        "folder.toml": "folder",
+        "binary.toml": "no TOML",
+    }.items():
+        outcome = call(capsys, "sweep", action, name)
+        assert refused(outcome, name, words) and outcome.out == "", outcome
+    assert call(capsys, "sweep", action).code == 2, "a grid is needed"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["binary.toml", "folder.toml"]
+
+
+def test_grid_of_this_project_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_grid(Path("digits-smoke")) == read_grid(GRIDS["digits-smoke"])
+    write_grid(tmp_path / "digits-smoke", {"noise": 0.5})
+    assert read_grid(Path("digits-smoke")).path == Path("digits-smoke")
+    with pytest.raises(
+        UserError,
+        match=r"grid digits-smok does not exist \(did you mean 'digits-smoke'\?\); .*finetune",
+    ):
+        read_grid(Path("digits-smok"))
+
+
+def test_the_texts_of_these_tests_are_toml(tmp_path):
+    """Else the grids above might be refused for another reason."""
+    grid = read(
+        tmp_path,
+        {"noise": [0.25, "1/2"], "random-start": True},
+        attack=[{"epsilon": [1]}],
+        about='"ü"',
+    )
+    assert (
+        json.dumps(options(grid)[1]) == '{"recipe": "smoke", "noise": "1/2", "random-start": true}'
+    )
+    assert (grid.about, len(grid.evaluations)) == ('"ü"', 1)
+
+
+FOLDER = CODE.parent / "scripts/grids"
+GRIDS = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory) -> dict[str, list]:
+    """The plans of each grid, made once, in an empty folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("empty"))
+        return {name: plans_of(path) for name, path in GRIDS.items()}
+
+
+def test_there_are_grids():
+    assert "digits-smoke" in GRIDS and len(GRIDS) >= 2
+    assert [path.name for path in FOLDER.iterdir() if path.suffix != ".toml"] == []
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_job_has_a_folder_of_its_own(plans, name):
+    grid, of_grid = read_grid(GRIDS[name]), plans[name]
+    names = [plan.job.name for plan in of_grid]
+    assert len(set(names)) == len(names) == len(grid.trained) > 0
+    logs = [log for plan in of_grid for stage in plan.job.evaluations for log in stage.logs]
+    assert len(set(logs)) == len(logs)
+    assert all(not Path(name).is_absolute() and ".." not in Path(name).parts for name in names)
+
+
+def test_no_two_grids_write_to_one_place(plans):
+    """So all of them can be run in one folder."""
+    folders = [plan.job.training.folder for of_grid in plans.values() for plan in of_grid]
+    assert len(set(folders)) == len(folders)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_no_two_models_of_a_grid_are_identical(plans, name):
+    made = [(str(plan.job.training.recipe), plan.job.training.needs) for plan in plans[name]]
+    weights = [plan.trainings[0].request.unlabelled_weight for plan in plans[name]]
+    assert len(set(zip(made, weights))) == len(made)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_logs_tell_what_made_their_models(plans, name):
+    for plan in plans[name]:
+        objective = plan.job.training.recipe["objective"]
+        attack = objective.get("attack") or {}
+        for stage in plan.job.evaluations:
+            if stage.words[0] != "certify":
+                continue
+            found = parameters_of("certification", stage.logs[0], {})
+            assert found.get("dataset") == plan.job.training.recipe["dataset"]
+            assert found.get("arch") == plan.job.training.recipe["arch"]
+            assert found.get("noise") == pytest.approx(objective["noise_sd"], rel=5e-4)
+            assert found.get("sigma") == pytest.approx(stage.settings[0]["sigma"], rel=5e-4)
+            assert found.get("objective") == objective["name"]
+            assert (found.get("attack"), found.get("num_steps")) == (
+                attack.get("name"),
+                attack.get("num_steps"),
+            )
+            if attack:
+                assert found.get("epsilon") == pytest.approx(attack["epsilon"], rel=5e-4)
+                assert found.get("num_noise_vec") == objective["num_noise_vec"]
+            assert isinstance(found.get("training"), str)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_nothing_is_there_yet_and_others_make_what_is_needed(plans, name):
+    """Every model that a training starts from is made by another grid."""
+    checkpoints = {plan.job.training.checkpoint for of_grid in plans.values() for plan in of_grid}
+    for plan in plans[name]:
+        needs = plan.job.training.needs
+        assert state_of(plan.job).kind is (StateKind.BLOCKED if needs else StateKind.WAITING)
+        models = {path for path in needs if path.suffix == ".tar"}
+        assert models <= checkpoints, f"{models - checkpoints} is made by no grid"
+
+
+def test_smoke_grid_is_small(plans):
+    of_grid = plans["digits-smoke"]
+    assert len(of_grid) >= 8 and {plan.trainings[0].request.dataset for plan in of_grid} == {
+        "digits"
+    }
+    assert all(plan.job.evaluations and plan.job.training.epochs <= 15 for plan in of_grid)
+    groups = {plan.job.group for plan in of_grid}
+    assert {"Gaussian", "SmoothAdv"} <= groups
+
+
+@pytest.mark.parametrize("name", [name for name in GRIDS if name.startswith("paper-cifar10")])
+def test_grids_of_the_paper_have_its_values(plans, name):
+    """Salman et al. (2019), appendix D: 150 epochs, and the values of sigma, epsilon, T and m."""
+    for recipe in (plan.job.training.recipe for plan in plans[name]):
+        assert (
+            recipe["learning_rate"] == 0.1
+            and recipe["batch"] == 256
+            and recipe["weight_decay"] == 1e-4
+        )
+        assert (recipe["learning_rate_step"], recipe["learning_rate_factor"]) == (50, 0.1)
+        assert recipe["objective"]["warmup"] == 10
+        assert recipe["objective"]["noise_sd"] in (0.12, 0.25, 0.5, 1.0)
+        attack = recipe["objective"]["attack"]
+        close = [
+            size
+            for size in (64, 127, 255, 512)
+            if math.isclose(attack["epsilon"], size / 255, rel_tol=0.02)
+        ]
+        assert close and attack["num_steps"] in (2, 4, 6, 8, 10)
+        assert recipe["objective"]["num_noise_vec"] in (1, 2, 4, 8)
+    assert {plan.job.training.epochs for plan in plans[name]} == {150}
+    assert {stage.selection["skip"] for plan in plans[name] for stage in plan.job.evaluations} == {
+        20
+    }

@@ -1,0 +1,383 @@
+"""From a grid to jobs: the commands of the jobs, the settings they will record, and grids that are
+refused.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from smoothadv.records.logs import read_manifest_file
+from support.commands import call, header, rows
+from support.sweeping import FIXED, do, finish, grid_text, jobs_of, write_grid
+
+pytestmark = pytest.mark.usefixtures("workplace")
+PGD = {"attack": "PGD", "epsilon": 0.5, "num-steps": 1, "noise": 0.25}
+HERE = "digits/digits_resnet8/noise_0.25"
+
+
+def planned(*sweeps: dict, **further):
+    """The jobs of a grid that is written to the working folder."""
+    return jobs_of(write_grid(Path("grid.toml"), *sweeps, **further))
+
+
+def refused(capsys, text: str) -> str:
+    """The exit code and the error line with which planning a grid is refused."""
+    Path("grid.toml").write_text(text)
+    outcome = call(capsys, "sweep", "plan", "grid.toml", "--no-cost")
+    assert outcome.code in (1, 2) and outcome.out == "" and outcome.err.count("\n") == 1, outcome
+    assert outcome.err.startswith("error: ") and list(Path.cwd().iterdir()) == [
+        Path.cwd() / "grid.toml"
+    ]
+    return f"{outcome.code} {outcome.err}"
+
+
+def test_words_of_the_commands():
+    certify = [
+        {"skip": 2, "N": 300},
+        {"method": "adaptive", "radii": [0.25, 0.5], "sound": True, "name": "a"},
+    ]
+    attack = [{"epsilon": [0.25, "64/255"], "restarts": 2}]
+    (job,) = planned({**PGD, "random-start": True, "seed": [4]}, certify=certify, attack=attack)
+    folder = f"PGD_1step/eps_0.50/seed_4/{HERE}"
+    words = [" ".join(stage.words).split() for stage in job.stages]
+    model, logs = f"models/grid/{folder}", f"logs/grid/{folder}"
+    assert [one[:4] for one in words[:1]] == [["train_pgd", "digits", "digits_resnet8", model]]
+    assert [one[:5] for one in words[1:]] == [
+        ["certify", "digits", f"{model}/checkpoint.pth.tar", "0.25", f"{logs}/test/sigma_0.25.tsv"],
+        [
+            "certify",
+            "digits",
+            f"{model}/checkpoint.pth.tar",
+            "0.25",
+            f"{logs}/test/sigma_0.25_a.tsv",
+        ],
+        [
+            "attack",
+            "digits",
+            f"{model}/checkpoint.pth.tar",
+            "0.25",
+            f"{logs}/attacked/test/sigma_0.25",
+        ],
+    ]
+    train = {
+        "--recipe smoke",
+        "--attack PGD",
+        "--epsilon 0.5",
+        "--num-steps 1",
+        "--noise 0.25",
+        "--random-start",
+    }
+    expected = [
+        {*train, "--seed 4", "--device cpu", "--resume"},
+        {"--skip 2", "--N 300", "--device cpu"},
+        {"--method adaptive", "--radii 0.25 0.5", "--sound", "--device cpu"},
+        {"--epsilon 0.25 64/255", "--restarts 2", "--device cpu"},
+    ]
+    given = [{f"--{option}".strip() for option in " ".join(one).split("--")[1:]} for one in words]
+    assert given == expected
+    assert (job.cwd, job.logs, job.name, job.group) == (Path.cwd(), Path(logs), folder, "grid")
+    assert (job.training.folder, job.training.epochs) == (Path.cwd() / model, 2)
+
+
+def test_false_is_said_where_it_means_something():
+    """No crops and no mirror images are decisions; a switch that is off is just not there."""
+    cifar = {"dataset": "cifar10", "arch": "cifar_resnet20", "noise": 0.25}
+    jobs = planned({**cifar, "horizontal-flip": [True, False]}, fixed={})
+    assert [job.training.recipe["horizontal_flip"] for job in jobs] == [True, False]
+    (job,) = planned({**PGD, "random-start": False})
+    assert job.training.recipe["objective"]["attack"]["random_start"] is False
+    assert not any("random-start" in word for word in job.training.words)
+
+
+def test_released_behaviour_counts_in_256ths_only_where_it_is_asked_for():
+    for released in ([False, True], [True, False]):
+        jobs = planned({**PGD, "epsilon": 1, "released-behaviour": released})
+        epsilons = [job.training.recipe["objective"]["attack"]["epsilon"] for job in jobs]
+        assert epsilons == [1 / 256 if behaviour else 1.0 for behaviour in released]
+
+
+def test_beta_is_part_of_the_recipe_and_of_the_folder():
+    ours, papers = planned({**PGD, "beta": [4, 1]})
+    names = [job.training.recipe["objective"]["attack"]["estimator"] for job in (ours, papers)]
+    assert names == [{"name": "PlugIn", "beta": 4.0}, "plug_in"] and "/beta_4/" in ours.name
+
+
+TRAINED = {
+    "Gaussian": {"noise": 0.25},
+    "PGD": {**PGD, "num-noise-vec": 2, "epochs": 1, "random-start": True},
+    "DDN one-cycle": {**PGD, "attack": "DDN", "lr-schedule": "one-cycle", "batch": 16},
+    "vanilla": {**PGD, "base-attack": True, "crop-padding": 1, "horizontal-flip": True},
+    "released": {**PGD, "epsilon": 64, "released-behaviour": True, "num-noise-vec": 2, "seed": 3},
+    "center": {
+        "noise": 0.25,
+        "input-layer": "center",
+        "micro-batch": 16,
+        "precision": "bf16",
+        "momentum": 0.5,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", TRAINED)
+def test_planned_recipe_is_what_the_training_records(kind):
+    (job,) = planned(TRAINED[kind])
+    do(job.training)
+    recorded = json.loads((job.training.folder / "args.json").read_text())["recipe"]
+    stated = json.loads(json.dumps(dict(job.training.recipe)))
+    assert {name: recorded[name] for name in stated} == stated
+    files = {
+        "dataset_fingerprint",
+        "input_layer",
+        "pretrained_sha256",
+        "pseudo_labelled_fingerprint",
+        "pseudo_weight",
+    }
+    assert recorded.keys() - stated.keys() <= files, "only what takes a file to know is left out"
+    assert len(rows(job.training.folder / "log.txt")) == job.training.epochs
+    assert job.training.progress().is_complete and job.training.checkpoint.exists()
+
+
+COUNTED = {"max": 2, "N": 200}
+EVALUATED = {
+    "exact": ("certify", COUNTED),
+    "all given": (
+        "certify",
+        {**COUNTED, "N0": 50, "alpha": 0.01, "seed": 5, "batch": 50, "split": "train"},
+    ),
+    "adaptive": ("certify", {**COUNTED, "method": "adaptive"}),
+    "adaptive radii": (
+        "certify",
+        {**COUNTED, "method": "adaptive", "radii": [0.5, 0.25], "ladder": True},
+    ),
+    "sound": ("certify", {**COUNTED, "sound": True}),
+    "other precision": ("certify", {**COUNTED, "precision": "bf16"}),
+    "attack": ("attack", {**COUNTED, "epsilon": [0.25, 1], "num-steps": 1, "num-noise-vec": 2}),
+    "DDN": (
+        "attack",
+        {**COUNTED, "attack": "DDN", "epsilon": ["64/255"], "num-steps": 1, "num-noise-vec": 2},
+    ),
+    "base attack": (
+        "attack",
+        {**COUNTED, "epsilon": 0.5, "num-steps": 1, "gradient": "base", "restarts": 2},
+    ),
+    "gradient-free": (
+        "attack",
+        {**COUNTED, "epsilon": 0.5, "num-steps": 1, "num-noise-vec": 2, "gradient": "stein"},
+    ),
+    "targeted": (
+        "attack",
+        {**COUNTED, "epsilon": 0.5, "num-steps": 1, "num-noise-vec": 2, "target": 3},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A trained model."""
+    folder = tmp_path_factory.mktemp("model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (job,) = planned({"noise": 0.25})
+        do(job.training)
+        return job.training.folder
+
+
+@pytest.mark.parametrize("kind", EVALUATED)
+def test_planned_settings_are_what_the_manifest_says(model, kind):
+    command, table = EVALUATED[kind]
+    path = write_grid(
+        Path("grid.toml"), {"noise": 0.25}, models=str(model.parents[3]), **{command: [table]}
+    )
+    (job,) = jobs_of(path)
+    (stage,) = job.evaluations
+    assert not stage.progress().is_complete and job.training.progress().is_complete
+    do(stage)
+    assert len(stage.logs) == len(stage.settings) == (2 if kind == "attack" else 1)
+    for log, settings in zip(stage.logs, stage.settings):
+        recorded, stated = (
+            read_manifest_file(log)["settings"],
+            json.loads(json.dumps(dict(settings))),
+        )
+        assert {name: recorded[name] for name in stated} == stated
+        assert {"dataset", "split", "sigma", "alpha", "seed", "N", "precision"} <= stated.keys()
+    assert stage.progress().is_complete, str(stage.progress())
+    assert stage.progress().done == 2 * len(stage.logs)
+    assert header(stage.logs[0])[0] == "idx"
+
+
+def test_placeholder_and_sigmas_in_a_certify_table():
+    jobs = planned({"noise": [0.25, 0.5]}, certify=[{"sigma": ["{noise}", 1], "N": 300}])
+    assert [[float(stage.words[3]) for stage in job.evaluations] for job in jobs] == [
+        [0.25, 1],
+        [0.5, 1],
+    ]
+    (job,) = planned({**PGD, "noise": 0}, certify=[{"sigma": [0.25, 0.5]}])
+    assert [stage.words[3] for stage in job.evaluations] == ["0.25", "0.5"], (
+        "also of a model without noise"
+    )
+
+
+def test_evaluation_tables_are_for_the_groups_they_name():
+    sweeps = [
+        {"noise": 0.25, "group": "A"},
+        {"noise": 0.5, "group": "B"},
+        {"noise": 1, "group": "C"},
+    ]
+    certify = [{"N": 300, "group": ["A", "B"]}, {"N": 300, "group": "B", "name": "again"}]
+    assert [len(job.evaluations) for job in planned(*sweeps, certify=certify)] == [1, 2, 0]
+
+
+def test_files_that_others_make_are_needed():
+    pretrained = {"noise": 0.25, "pretrained-model": "models/a/noise_{noise}/checkpoint.pth.tar"}
+    job, other = planned(pretrained, {"noise": 0.25, "use-unlabelled": "pseudo.npz"})
+    assert job.training.needs == (Path.cwd() / "models/a/noise_0.25/checkpoint.pth.tar",)
+    assert other.training.needs == (Path.cwd() / "pseudo.npz",)
+
+
+def test_logs_may_lie_elsewhere(tmp_path):
+    (job,) = planned(
+        {"noise": 0.25}, certify=[COUNTED], models=str(tmp_path / "m"), logs=str(tmp_path / "l")
+    )
+    finish(job)
+    assert (tmp_path / f"m/gaussian/{HERE}/checkpoint.pth.tar").exists()
+    assert len(rows(tmp_path / f"l/gaussian/{HERE}/test/sigma_0.25.tsv")) == 2
+
+
+def test_two_models_in_one_folder_are_refused_naming_what_differs(capsys):
+    message = refused(capsys, grid_text({"noise": 0.25, "lr": 0.1}, {"noise": 0.25, "lr": 0.2}))
+    assert message.startswith("1 ") and f"gaussian/{HERE}" in message
+    assert "[[sweep]] 1" in message and "[[sweep]] 2" in message and "lr is 0.1 and 0.2" in message
+    message = refused(capsys, grid_text({"noise": 0.25}, {"noise": [0.25, 0.5]}))
+    assert "share the folder" in message and "[[sweep]] 2" in message
+
+
+BAD = {
+    "unknown option": (grid_text(PGD, {**PGD, "nose": 1}), "[[sweep]] 2", "--nose"),
+    "bad value": (
+        grid_text(PGD, {**PGD, "noise": 0.5, "epsilon": [0.25, 64]}),
+        "[[sweep]] 2",
+        "--epsilon",
+    ),
+    "noise is a word": (grid_text({**PGD, "noise": "loud"}), "[[sweep]] 1", "--noise"),
+    "Gaussian noise is a word": (grid_text({"noise": "loud"}), "[[sweep]] 1", "--noise"),
+    "no noise": (grid_text({"lr": 0.1}), "[[sweep]] 1", "--noise"),
+    "no size": (
+        grid_text(PGD, {"attack": "PGD", "num-steps": 1, "noise": 1}),
+        "[[sweep]] 2",
+        "--eps",
+    ),
+    "no teacher": (grid_text({"noise": 1, "objective": "cat-rs"}), "[[sweep]] 1", "--teacher"),
+    "foreign option": (grid_text({**PGD, "gamma-DDN": 0.1}), "[[sweep]] 1", "--gamma-DDN"),
+    "attack without attack": (
+        grid_text({"noise": 0.25, "epsilon": 0.5}),
+        "[[sweep]] 1",
+        "--epsilon",
+    ),
+    "unknown dataset": (
+        grid_text({"noise": 1}, fixed={**FIXED, "dataset": "digit"}),
+        "[[sweep]] 1",
+        "digit",
+    ),
+    "unknown arch": (
+        grid_text({"noise": 1}, fixed={**FIXED, "arch": "resnet"}),
+        "[[sweep]] 1",
+        "'resnet'",
+    ),
+    "unknown attack": (grid_text({**PGD, "attack": "FGSM"}), "[[sweep]] 1", "FGSM"),
+    "unknown certify option": (
+        grid_text(PGD, certify=[{}, {"M": 5, "name": "b"}]),
+        "[[certify]] 2",
+        "--M",
+    ),
+    "bad certify value": (grid_text(PGD, certify=[{"N": 0}]), "[[certify]] 1", "--N"),
+    "sigma is a word": (grid_text(PGD, certify=[{"sigma": "loud"}]), "[[certify]] 1", "loud"),
+    "foreign procedure option": (
+        grid_text(PGD, certify=[{"radii": [0.5]}]),
+        "[[certify]] 1",
+        "--radii",
+    ),
+    "two splits": (
+        grid_text(PGD, certify=[{"split": ["test", "train"]}]),
+        "[[certify]] 1",
+        "train",
+    ),
+    "attack of no size": (grid_text(PGD, attack=[{"N": 100}]), "[[attack]] 1", "--epsilon"),
+    "unknown attack option": (
+        grid_text(PGD, attack=[{"epsilon": 0.5, "M": 1}]),
+        "[[attack]] 1",
+        "--M",
+    ),
+    "attack contradicts itself": (
+        grid_text(PGD, attack=[{"epsilon": 0.5, "base-attack": True, "num-noise-vec": 2}]),
+        "[[attack]] 1",
+        "--num-noise-vec",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_option_is_a_usage_error_that_says_where_in_the_grid(capsys, what):
+    text, table, flag = BAD[what]
+    message = refused(capsys, text)
+    assert message.startswith("2 ") and f"grid grid.toml, {table}" in message and flag in message, (
+        message
+    )
+
+
+OTHERWISE = {
+    "no such recipe": (grid_text({"noise": 0.25, "recipe": "none"}), ["none"]),
+    "true for a number": (grid_text({"noise": True}), ["[[sweep]] 1", "noise"]),
+    "false for a number": (grid_text({"noise": 0.25, "lr": False}), ["[[sweep]] 1", "lr"]),
+    "false for a number of certify": (
+        grid_text(PGD, certify=[{"N": False}]),
+        ["[[certify]] 1", "'N'"],
+    ),
+    "no sigma": (
+        grid_text({**PGD, "noise": 0}, certify=[{}]),
+        ["[[certify]] 1", "[[sweep]] 1", "sigma"],
+    ),
+    "no sigma, written otherwise": (
+        grid_text({**PGD, "noise": "0.00"}, certify=[{}]),
+        ["[[certify]] 1", "sigma"],
+    ),
+    "one log for two": (grid_text(PGD, certify=[{}, {"N": 500}]), ["sigma_0.25.tsv", "'name'"]),
+    "one log for two elsewhere": (
+        grid_text(PGD, certify=[{}, {"N": 5}], logs="/l"),
+        ["sigma_0.25.tsv", "'name'"],
+    ),
+    "one log for two attacks": (
+        grid_text(PGD, attack=[{"epsilon": [1, 2]}, {"epsilon": 2}]),
+        ["epsilon_2.tsv"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_impossible_grid_is_refused_saying_why(capsys, what):
+    text, words = OTHERWISE[what]
+    message = refused(capsys, text)
+    assert [word for word in words if word not in message] == [], message
+
+
+def test_shared_options_go_into_every_command(tmp_path):
+    from smoothadv.sweep.grid import read_grid
+    from smoothadv.sweep.planning import plan_sweep
+
+    path = write_grid(Path("grid.toml"), {"noise": 0.25}, certify=[{}], attack=[{"epsilon": 1}])
+    for shared in ({"--data-dir": "some/where", "--device": "cpu"}, {"--data-dir": None}):
+        (plan,) = plan_sweep(read_grid(path), shared)
+        for stage in plan.job.stages:
+            text = " ".join(stage.words)
+            assert (
+                ("--data-dir some/where" in text) == ("--device cpu" in text) == (len(shared) == 2)
+            )
+
+
+def test_function_in_a_file_is_given_to_every_command_and_a_denoiser_is_needed():
+    Path("nets.py").write_text("def make(description): ...")
+    (job,) = planned(
+        {"noise": 0.25}, fixed={**FIXED, "arch": "nets.py:make"}, certify=[{"denoiser": "d"}]
+    )
+    assert all("--plugin nets.py:make" in " ".join(map(str, stage.words)) for stage in job.stages)
+    assert job.evaluations[0].needs == (Path.cwd() / "d",)

@@ -1,0 +1,385 @@
+"""The classifier that votes is the trained one, also if it is folded, in another precision, or
+compiled.
+"""
+
+import copy
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
+from smoothadv.architectures.input_layers import Center, Normalize
+from smoothadv.base.errors import UserError
+from smoothadv.base.memory import batch_that_fits
+from smoothadv.datasets import describe_dataset
+from smoothadv.training.execution import CompiledForSizes
+from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, arrange, default_batch
+from smoothadv.voting.folding import fold
+from support import networks
+from support.networks import settle_batch_norms
+
+CPU = torch.device("cpu")
+STATISTICS = (0.9, 0.5, 0.2), (0.2, 0.3, 0.4)
+
+
+def smallest_of_each_family() -> list[str]:
+    families: dict[str, list[str]] = {}
+    for name in ARCHITECTURES:
+        families.setdefault(name.rstrip("0123456789"), []).append(name)
+    return [min(names, key=lambda name: (len(name), name)) for names in families.values()]
+
+
+def fitting(arch: str, input_layer: str) -> tuple[nn.Module, torch.Tensor]:
+    """In float64, as if trained, for the first dataset that it does not refuse; and images, some of
+    them extreme.
+    """
+    torch.manual_seed(0)
+    for dataset in ("cifar10", "digits", "imagenet"):
+        description = describe_dataset(dataset)
+        try:
+            model = get_architecture(arch, description, input_layer).double()
+        except UserError:
+            continue
+        images = torch.rand(8, *description.image_shape, dtype=torch.float64)
+        settle_batch_norms(model, images)
+        images[0], images[1] = 1.0, images[1] + torch.randn_like(images[1])
+        return model, images[:3]
+    raise AssertionError(f"{arch} fits none of the datasets")
+
+
+@torch.no_grad()
+def deviation(model: nn.Module, other: nn.Module, images: torch.Tensor) -> float:
+    """The largest difference of any two outputs, in units of their spread."""
+    expected = model(images)
+    return float((other(images) - expected).abs().max() / expected.std())
+
+
+def norms_in(model: nn.Module) -> int:
+    return sum(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("arch", "input_layer"),
+    [
+        *((arch, "normalize") for arch in [*smallest_of_each_family(), "cifar_resnet110"]),
+        *(
+            ("digits_resnet8", input_layer)
+            for input_layer in INPUT_LAYERS
+            if input_layer != "normalize"
+        ),
+    ],
+)
+def test_folding_leaves_the_logits_of_every_architecture(arch, input_layer):
+    model, images = fitting(arch, input_layer)
+    folded = fold(copy.deepcopy(model))
+    assert deviation(model, folded, images) < 1e-10
+    assert norms_in(model) > 0 == norms_in(folded)
+    # Negative control: a convolution that is off by a millionth would be noticed.
+    with torch.no_grad():
+        next(parameter for parameter in folded.parameters() if parameter.dim() == 4)[0] *= 1 + 1e-6
+    assert deviation(model, folded, images) > 1e-9
+
+
+FOLDED = [
+    networks.Network,
+    networks.NormAfterSum,
+    networks.NormFirst,
+    networks.TwoConsumers,
+    networks.Grouped,
+]
+FOLDED += [
+    networks.TwoReadersOfTheImage,
+    networks.ReflectedBorder,
+    networks.PlainNorm,
+    networks.FurtherArgument,
+]
+UNTRACEABLE = [
+    networks.BranchOnData,
+    networks.BranchOnShape,
+    networks.RangeOverShape,
+    networks.LengthOfBatch,
+]
+UNTRACEABLE += [networks.Autocast]
+# Their layers cannot be replaced one by one.
+SHARING = [
+    networks.FirstUsedTwice,
+    networks.NormsOfOne,
+    networks.NormOfTwo,
+    networks.TiedWeights,
+    networks.SpectralNorm,
+]
+ENTRANCES = [Normalize, Center, None]
+
+# torch.fx follows them, but not to where they go.
+MISLED = [networks.BranchOnType, networks.WeightReadTwice]
+
+
+def behind(
+    entrance: type[nn.Module] | None, kind: type[nn.Module]
+) -> tuple[nn.Module, torch.Tensor]:
+    """A small network in float64 behind an input layer; and images with 0.3 of noise."""
+    torch.manual_seed(1)
+    network = kind().double()
+    model = network if entrance is None else nn.Sequential(entrance(*STATISTICS), network)
+    images = torch.rand(4, 3, 8, 8, dtype=torch.float64)
+    return model.double().eval(), images + 0.3 * torch.randn_like(images)
+
+
+@pytest.mark.parametrize("kind", [*FOLDED, *UNTRACEABLE, *SHARING])
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_folding_leaves_the_outputs_of_networks_of_all_kinds(kind, entrance):
+    model, images = behind(entrance, kind)
+    assert deviation(model, fold(copy.deepcopy(model)), images) < 1e-10
+
+
+@pytest.mark.parametrize("kind", [*FOLDED, *MISLED])
+def test_an_example_tells_where_folding_would_give_another_function(kind):
+    model, images = behind(Normalize, kind)
+    before = copy.deepcopy(model)
+    folded = fold(model, images[:1])
+    assert deviation(before, folded, images) < 1e-10
+    assert (folded is model) == (kind in MISLED)
+    # Negative control: without it, nobody would notice.
+    assert (deviation(before, fold(copy.deepcopy(before)), images) > 0.01) == (kind in MISLED)
+
+
+def test_an_example_that_gives_logits_of_no_size_decides_nothing():
+    """Folding accepts logits that are not finite: counting the votes refuses them."""
+    model, images = behind(Normalize, networks.Network)
+    with torch.no_grad():
+        model[1].first.bias[0] = torch.nan
+    assert fold(model, images)(images).isnan().any()
+
+
+@pytest.mark.parametrize("kind", [*UNTRACEABLE, *SHARING])
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_a_network_that_cannot_be_folded_stays_as_it_is(kind, entrance):
+    model, _ = behind(entrance, kind)
+    before = copy.deepcopy(model.state_dict())
+    folded = fold(model)
+    assert folded is model
+    assert all(torch.equal(value, before[name]) for name, value in folded.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "left", "entrance"),
+    [
+        (networks.Network, 0, Center),
+        (networks.PlainNorm, 0, Center),
+        (networks.NormAfterSum, 2, Normalize),
+        (networks.NormFirst, 1, Normalize),
+        (networks.TwoConsumers, 1, Center),
+        (networks.TwoReadersOfTheImage, 0, Normalize),
+    ],
+)
+def test_what_a_convolution_alone_sees_is_folded_into_it(kind, left, entrance):
+    """Normalizations right after it disappear; before it, the division does, of the input layer."""
+    folded = fold(behind(Normalize, kind)[0])
+    assert norms_in(folded) == left and type(folded[0]) is entrance
+
+
+@pytest.mark.parametrize("entrance", [Normalize, Center])
+def test_zero_padding_stays_exact_at_the_border(entrance):
+    """Padding is zero after the input layer: it stands for the mean, 5 here, which the image itself
+    does not have.
+    """
+    torch.manual_seed(2)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4))
+    model = nn.Sequential(entrance((5.0, -3.0, 4.0), STATISTICS[1]), layers).double()
+    images = torch.rand(2, 3, 6, 6, dtype=torch.float64)
+    settle_batch_norms(model, images)
+    folded = fold(copy.deepcopy(model))
+    assert deviation(model, folded, images) < 1e-10
+    # Negative control: the mean as part of the bias is right inside only.
+    with torch.no_grad():
+        expected, convolution = model(images), folded[1].get_submodule("0")
+        wrong = (
+            convolution(images)
+            - (convolution.weight * folded[0].mean).sum((1, 2, 3))[:, None, None]
+        )
+        difference = (wrong - expected).abs()
+    assert difference[..., 1:-1, 1:-1].max() < 1e-10
+    assert difference[..., 0, 0].max() > 0.1
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("training", [True, False])
+def test_the_given_classifier_is_left_alone(precision, training):
+    model, _ = fitting("digits_resnet8", "normalize")
+    before = copy.deepcopy(model.train(training).state_dict())
+    arranged = arrange(model, CPU, precision=precision)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training == training for module in model.modules())
+    assert all(
+        parameter.requires_grad and parameter.dtype == torch.float64
+        for parameter in model.parameters()
+    )
+    assert all(parameter.is_contiguous() for parameter in model.parameters())
+    assert not any(parameter.requires_grad for parameter in arranged.parameters())
+    shared = {parameter.data_ptr() for parameter in model.parameters()}
+    assert not any(parameter.data_ptr() in shared for parameter in arranged.parameters())
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout(0.5), nn.BatchNorm2d(3)])
+def test_layers_that_are_random_or_learn_are_in_eval_mode(kind):
+    noisy = torch.randn(4, 3, 8, 8)
+    layers = nn.Sequential(nn.ReLU(), kind).train()
+    assert torch.equal(arrange(layers, CPU)(noisy), copy.deepcopy(layers).eval()(noisy))
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.1), ("fp16", 0.02)]
+)
+def test_logits_in_every_precision_are_close_and_float32(precision, tolerance):
+    model, images = fitting("digits_resnet8", "normalize")
+    noisy = images.float().contiguous(memory_format=torch.channels_last)
+    arranged = arrange(model, CPU, precision=precision)
+    logits = arranged(noisy)
+    assert logits.dtype == torch.float32
+    assert {parameter.dtype for parameter in arranged.parameters()} == {PRECISIONS[precision]}
+    assert 0 < deviation(model, lambda each: arranged(each.float()), images) < tolerance
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_sum_of_image_and_noise_is_rounded_not_the_noise(precision):
+    dtype = PRECISIONS[precision]
+    image, noise = torch.ones(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.75 * torch.finfo(dtype).eps)
+    noise[..., 0] /= 2
+    arranged = arrange(nn.Flatten(), CPU, precision=precision)
+    sum_rounded = (image + noise).to(dtype).float().flatten(1)
+    assert torch.equal(arranged(image + noise), sum_rounded)
+    # 1 + 0.75 eps is rounded up and 1 + 0.375 eps down; the noise alone would be represented
+    # exactly.
+    assert sum_rounded.unique().tolist() == [1.0, 1 + torch.finfo(dtype).eps]
+    assert not torch.equal(image + noise.to(dtype).float(), sum_rounded.view_as(image))
+
+
+def test_single_precision_rounds_nothing():
+    noisy = torch.randn(3, 1, 2, 2)
+    assert torch.equal(arrange(nn.Flatten(), CPU)(noisy), noisy.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 8, 8), (3, 32, 32), (3, 64, 64), (3, 224, 224), (3, 2000, 2000)]
+)
+def test_batch_on_a_cpu_lies_between_50_and_200(shape):
+    batch = default_batch(nn.Identity(), shape, CPU)
+    assert 16 <= batch <= 200
+    assert batch == {(1, 8, 8): 200, (3, 32, 32): 100, (3, 224, 224): 16}.get(shape, batch)
+
+
+sizes = st.floats(0, 1e15) | st.integers(0, 10**15)
+
+
+@given(sizes, sizes, sizes)
+def test_batch_that_fits_is_a_power_of_two_that_grows_with_the_memory(free, more, per_image):
+    batch = batch_that_fits(free, per_image)
+    assert batch in {2**exponent for exponent in range(13)}
+    # A power of two is exact, the quotient that it is compared with is not.
+    assert batch == 1 or 2 * batch * max(per_image, 1) <= free * (1 + 1e-12)
+    assert batch == 4096 or 4 * batch * max(per_image, 1) > free * (1 - 1e-12)
+    assert batch <= batch_that_fits(max(free, more), per_image)
+    assert batch >= batch_that_fits(free, max(per_image, more))
+
+
+@pytest.mark.parametrize(
+    ("free", "per_image", "batch"),
+    [(1e9, 1e5, 4096), (1e9, 1e6, 256), (1e9, 1e9, 1), (0, 1e6, 1), (1e9, 0, 4096)],
+)
+def test_batches_of_known_memory(free, per_image, batch):
+    assert batch_that_fits(free, per_image) == batch
+
+
+@pytest.fixture
+def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
+    """Compiled code and the settings of the compiler must not leak into other tests."""
+    import torch._inductor.config as inductor
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    set_here = [
+        name
+        for name in ("freezing", "deterministic", "dynamic_scale_rblock")
+        if hasattr(inductor, name)
+    ]
+    with inductor.patch({name: getattr(inductor, name) for name in set_here}):
+        yield tmp_path
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow  # nearly a minute, all of it in the compiler; .ci/run runs it
+@pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
+)
+@torch.inference_mode()
+def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another_row(
+    own_compiler_cache,
+):
+    model, images = behind(Normalize, networks.Network)
+    noisy = images.float().repeat(8, 1, 1, 1).contiguous(memory_format=torch.channels_last)
+    noisy += 0.1 * torch.randn_like(noisy)
+    eager = arrange(model, CPU)
+    compiled = CompiledClassifier(arrange(model, CPU))
+    logits, order = compiled(noisy), torch.randperm(32)
+    assert any(own_compiler_cache.rglob("*.so")), "something was compiled"
+    torch.testing.assert_close(logits, eager(noisy), rtol=0, atol=1e-4)
+    permuted = noisy[order].contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(compiled(permuted), logits[order], rtol=0, atol=1e-5)
+    assert torch.equal(compiled(noisy), logits), "the same in the same row"
+
+
+@pytest.mark.parametrize(
+    "compiled", [CompiledClassifier, lambda voter: CompiledForSizes(voter, {2})]
+)
+def test_kernels_of_a_gpu_are_not_chosen_by_a_race(compiled, own_compiler_cache, monkeypatch):
+    """Processes would round differently. On a CPU nothing is timed, and nothing changes."""
+    import torch._inductor.config as inductor
+
+    voter = arrange(fitting("digits_resnet8", "normalize")[0], CPU)
+    name, chosen = (
+        ("deterministic", True)
+        if hasattr(inductor, "deterministic")
+        else ("dynamic_scale_rblock", False)
+    )
+    monkeypatch.setattr(inductor, name, not chosen)  # other tests of this process may have chosen
+    compiled(voter)
+    assert getattr(inductor, name) is not chosen
+    compiled(voter.to("meta"))
+    assert getattr(inductor, name) is chosen
+
+
+def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):
+    import torch._inductor.config as inductor
+
+    model, _ = fitting("digits_resnet8", "normalize")
+    with torch.inference_mode(), inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
+        with pytest.raises(UserError, match="--compile failed.*C\\+\\+ compiler"):
+            CompiledClassifier(arrange(model, CPU))(torch.rand(5, 1, 8, 8))
+
+
+DETERMINISTIC = """
+import os
+import torch
+from smoothadv.voting.classifier import make_deterministic
+for given, kept in [(None, ":4096:8"), (":16:8", ":16:8")]:
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    if given:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = given
+    make_deterministic()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == kept
+assert torch.are_deterministic_algorithms_enabled()
+assert not torch.is_deterministic_algorithms_warn_only_enabled()
+assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+"""
+
+
+def test_deterministic_kernels_are_asked_for_everywhere(warm, tmp_path):
+    """In a separate process, since the setting holds for a whole process."""
+    done = warm.run([sys.executable, "-c", DETERMINISTIC], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")

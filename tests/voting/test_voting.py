@@ -1,0 +1,364 @@
+"""Counting votes: packing, batch and depth change no vote; compared with a slow counter of one draw
+at a time.
+
+The classifiers compute in whole numbers, so that equal means equal.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import count, islice
+from types import SimpleNamespace
+from unittest.mock import Mock, call
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothadv.base import devices
+from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
+from smoothadv.statistics import ABSTAIN, Draws, Smoothing
+from smoothadv.statistics.adaptive import Adaptive
+from smoothadv.statistics.exact import Exact
+from smoothadv.statistics.prediction import predict
+from smoothadv.voting import counter as voting
+from smoothadv.voting.counter import Poll, VoteCounter
+from support.models import ConstantClassifier, Recorder
+from support.slow_votes import CLASSES, WholeNumbers, ask, counter_of, image_of, outcome_one_by_one
+from support.votes import more_misses
+
+CPU = torch.device("cpu")
+CLASSIFIER = WholeNumbers(seed=38)  # the leading class has 41 % of one image and 76 % of another
+NOISES = {kind.__name__: kind(0.25, 7) for kind in (GaussianNoise, RoundedGaussianNoise)}
+IMAGES = 6
+# A voting is spent when it returns: each poll makes its own.
+VOTINGS = {
+    "exact": lambda: Exact(Smoothing(0.25, 7, 60, 0.01)).votes(0),
+    "exact, of which few are needed": lambda: Exact(Smoothing(0.25, 30, 250, 0.05)).votes(0),
+    "adaptive": lambda: Adaptive(Smoothing(0.25, 10, 400, 0.01), radii=(0.05, 0.15)).votes(0),
+    "predict": lambda: predict(45, 0.001),
+    "one draw": lambda: ask([Draws(1)]),
+    "no draws": lambda: ask([Draws(0), Draws(5), Draws(0), Draws(0)]),
+    "no misses allowed": lambda: ask(
+        [Draws(20, more_misses(1, 0)), Draws(20, more_misses(3, 0)), Draws(33)]
+    ),
+    "some misses allowed": lambda: ask(
+        [Draws(40, more_misses(candidate, misses)) for candidate in (1, 0) for misses in (3, 9, 40)]
+    ),
+}
+many = settings(max_examples=50)
+specifications = st.sampled_from(list(NOISES)).flatmap(
+    lambda noise: st.lists(
+        st.tuples(st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), st.just(noise)),
+        max_size=10,
+    )
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory) -> Iterator[None]:
+    """A folder for the tables of adaptive certification, apart from this user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMOOTHADV_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def poll_of(voting: str, number: int, noise: str = "GaussianNoise") -> Poll:
+    """With a separate stream and voting, and a tag to recognize it by."""
+    return Poll(
+        image_of(number),
+        NOISES[noise].stream(number, CPU),
+        VOTINGS[voting](),
+        (voting, number, noise),
+    )
+
+
+@cache
+def expected(*specification):
+    return outcome_one_by_one(CLASSIFIER, poll_of(*specification))
+
+
+def asking(number: int, *requests: Draws, tag: object = None) -> Poll:
+    """A poll on one of the images that makes these requests whatever the answers."""
+    return Poll(image_of(number), NOISES["GaussianNoise"].stream(number, CPU), ask(requests), tag)
+
+
+@many
+@given(specifications, st.integers(2, 150), st.sampled_from([1, 2]))
+def test_outcomes_are_those_of_a_slow_counter_in_the_order_of_the_polls(chosen, batch, depth):
+    results = list(counter_of(CLASSIFIER, batch, depth).run(poll_of(*each) for each in chosen))
+    assert [result.tag for result in results] == chosen
+    assert [result.outcome for result in results] == [expected(*each) for each in chosen]
+
+
+@pytest.mark.parametrize(("batch", "depth"), [(1, 2), (3, 1), (16, 2), (64, 1), (999, 2)])
+def test_outcomes_are_the_same_at_every_batch(batch, depth):
+    """Of two images where a batch is one draw, which takes longer than all others together."""
+    images = range(IMAGES if batch > 1 else 2)
+    chosen = [(voting, number, "GaussianNoise") for number in images for voting in VOTINGS]
+    results = counter_of(CLASSIFIER, batch, depth).run([poll_of(*each) for each in chosen])
+    assert [result.outcome for result in results] == [expected(*each) for each in chosen]
+
+
+def test_the_comparison_covers_certificates_and_abstentions_cut_short():
+    exact = [
+        expected("exact, of which few are needed", number, "GaussianNoise")
+        for number in range(IMAGES)
+    ]
+    assert any(certificate.radius > 0 for certificate in exact)
+    assert any(
+        certificate.prediction == ABSTAIN and 0 < certificate.trials < 250 for certificate in exact
+    )
+    adaptive = [expected("adaptive", number, "GaussianNoise") for number in range(IMAGES)]
+    assert len({certificate.trials for certificate in adaptive}) >= 3
+    answers = expected("some misses allowed", 0, "GaussianNoise")
+    assert any(sum(answer) < 40 for answer in answers) and any(
+        sum(answer) == 40 for answer in answers
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+def test_counting_ends_with_the_very_vote_that_decides(batch):
+    poll = asking(0, Draws(500, more_misses(1, 4)), Draws(500, more_misses(2, 4)))
+    (result,) = counter_of(ConstantClassifier(2, CLASSES), batch).run([poll])
+    assert result.outcome == [[0, 0, 5, 0], [0, 0, 500, 0]]
+
+
+def draws_seen(recorder: Recorder) -> set[bytes]:
+    return {row.contiguous().numpy().tobytes() for batch in recorder.batches for row in batch}
+
+
+def draws_of(number: int, draws: int) -> set[bytes]:
+    """The first noisy images of a stream, straight from it."""
+    return {row.numpy().tobytes() for row in asking(number).stream.noisy(draws, image_of(number))}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("batch", [1, 5, 32, 200])
+def test_the_classifier_sees_the_draws_of_the_streams_and_nothing_else(batch, depth):
+    recorder = Recorder(CLASSIFIER)
+    polls = [poll_of("predict", number) for number in range(IMAGES)]
+    list(counter_of(recorder, batch, depth).run(polls))
+    assert draws_seen(recorder) == set.union(*[draws_of(number, 45) for number in range(IMAGES)])
+
+
+def test_draws_of_a_round_cut_short_are_not_used_in_the_next():
+    """The next round begins after all reserved draws, used or not: at the same draw for every
+    batch.
+    """
+    for batch in (1, 8, 50):
+        recorder = Recorder(ConstantClassifier(0, CLASSES))
+        list(counter_of(recorder, batch).run([asking(1, Draws(30, more_misses(1, 0)), Draws(10))]))
+        seen = draws_seen(recorder)
+        assert draws_of(1, 40) - draws_of(1, 30) <= seen <= draws_of(1, 40)
+        assert seen & draws_of(1, 30) == draws_of(1, min(batch, 30))
+
+
+@many
+@given(
+    st.lists(st.integers(1, 70), min_size=1, max_size=9),
+    st.integers(1, 60),
+    st.sampled_from([1, 2]),
+)
+def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(sizes, batch, depth):
+    recorder = Recorder(ConstantClassifier(3, CLASSES))
+    polls = [asking(number, Draws(size)) for number, size in enumerate(sizes)]
+    counted, counter = [], counter_of(recorder, batch, depth)
+    counter.on_batch = counted.append
+    results = list(counter.run(polls))
+    assert {tuple(each.shape) for each in recorder.batches} == {(batch, 1, 4, 4)}
+    assert len(recorder.batches) == -(-sum(sizes) // batch)
+    # Rows that only fill up cast no vote, and are not counted as draws.
+    assert [result.outcome for result in results] == [[[0, 0, 0, size]] for size in sizes]
+    assert sum(counted) == sum(sizes) and max(counted) <= batch
+    assert len(draws_seen(recorder)) == sum(sizes)
+
+
+def test_waiting_for_an_answer_lets_later_polls_go_first():
+    """A poll that asks for one draw at a time leaves the rest of each batch to the others, and is
+    the first result.
+    """
+    recorder = Recorder(CLASSIFIER)
+    slow = asking(0, *[Draws(1)] * 10, tag="slow")
+    others = [asking(i, Draws(90), tag=f"other {i}") for i in (1, 2)]
+    results = list(counter_of(recorder, 19).run([slow, *others]))
+    assert [result.tag for result in results] == ["slow", "other 1", "other 2"]
+    assert len(recorder.batches) == 10
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("batch", "draws"), [(10, 25), (25, 10), (8, 8), (100, 7)])
+def test_polls_are_asked_for_only_when_there_is_room(batch, draws, depth):
+    taken, at_passes = [], []
+
+    def polls() -> Iterator[Poll]:
+        for number in count():  # without end
+            taken.append(number)
+            yield asking(number, Draws(draws), tag=number)
+
+    def classifier(images: torch.Tensor) -> torch.Tensor:
+        at_passes.append(len(taken))
+        return torch.ones(len(images), CLASSES)
+
+    results = list(islice(counter_of(classifier, batch, depth).run(polls()), 20))
+    assert [result.tag for result in results] == list(range(20))
+    # The p-th pass needs draws from as many polls as p full batches hold.
+    assert at_passes == [-(-(p * batch) // draws) for p in range(1, len(at_passes) + 1)]
+    # The last result came as early as it could.
+    assert len(at_passes) <= -(-(20 * draws) // batch) + depth - 1
+
+
+def test_without_polls_nothing_is_run():
+    recorder = Recorder(CLASSIFIER)
+    assert list(counter_of(recorder, 8).run([])) == [] == recorder.batches
+
+
+def test_images_of_several_shapes_are_refused():
+    other = replace(asking(1, Draws(3)), image=torch.zeros(1, 4, 1))
+    with pytest.raises(ValueError, match="images of shapes"):
+        list(counter_of(CLASSIFIER, 8).run([asking(0, Draws(3)), other]))
+
+
+def test_a_voting_that_asks_for_nothing_is_a_result():
+    results = counter_of(ConstantClassifier(1, CLASSES), 8).run(
+        [asking(0), asking(0, Draws(2)), asking(0)]
+    )
+    assert [result.outcome for result in results] == [[], [[0, 2, 0, 0]], []]
+
+
+def test_a_counter_can_be_used_again():
+    counter = counter_of(CLASSIFIER, 16)
+    for _ in range(2):
+        (result,) = counter.run([poll_of("exact", 2)])
+        assert result.outcome == expected("exact", 2, "GaussianNoise")
+
+
+class Clock:
+    """A classifier whose every forward pass takes one second of a clock that stands still
+    otherwise.
+    """
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(
+            "smoothadv.voting.counter.time", SimpleNamespace(perf_counter=lambda: self.now)
+        )
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        self.now += 1
+        return CLASSIFIER(images)
+
+
+def test_the_time_of_a_batch_is_shared_by_its_draws(monkeypatch):
+    polls = [asking(i, Draws(size)) for i, size in enumerate((30, 10, 20))]
+    results = list(counter_of(Clock(monkeypatch), 40).run(polls))
+    assert [result.seconds for result in results] == pytest.approx([0.75, 0.25, 1.0])
+
+
+@pytest.mark.parametrize("batch", [16, 300])
+def test_times_add_up_to_all_that_passed(monkeypatch, batch):
+    clock = Clock(monkeypatch)
+    chosen = [(voting, number) for number in range(IMAGES) for voting in VOTINGS]
+    results = list(counter_of(clock, batch).run([poll_of(*each) for each in chosen]))
+    assert min(result.seconds for result in results) >= 0
+    assert sum(result.seconds for result in results) == pytest.approx(clock.now - 100)
+
+
+def digest_of(classifier, batch: int = 100, shape: tuple[int, ...] = (1, 8, 8)) -> str:
+    return VoteCounter(classifier, 2, batch, torch.device("cpu")).logits_digest(shape)
+
+
+def test_digest_of_logits_tells_functions_batches_and_shapes_apart():
+    """Also functions that differ by one unit in the last place of the logits of one image, the last
+    one.
+    """
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(64, 2)
+
+    def linear(images: torch.Tensor) -> torch.Tensor:
+        return layer(images.flatten(1)).detach()
+
+    def next_to_it(images: torch.Tensor) -> torch.Tensor:
+        logits = linear(images)
+        logits[-1, 1] = torch.nextafter(logits[-1, 1], torch.tensor(9.0))
+        return logits
+
+    assert digest_of(linear) == digest_of(linear)
+    others = [digest_of(next_to_it), digest_of(linear, 99), digest_of(linear, shape=(1, 4, 16))]
+    assert digest_of(linear) not in others[:2] and len(set(others)) == 3
+    with torch.no_grad():
+        layer.bias[0] += 1e-3
+    assert digest_of(linear) not in [*others, digest_of(next_to_it)]
+
+
+def test_digest_of_logits_sees_grey_levels_of_the_whole_range():
+    seen = []
+    digest_of(lambda images: seen.append(images.clone()) or images.flatten(1)[:, :2])
+    grey = seen[0] * 255
+    assert torch.equal(grey.round() / 255, seen[0]) and len(grey.round().unique()) == 256
+    assert not torch.equal(seen[0][0], seen[0][64]), "no image twice"
+
+
+def test_votes_are_sent_before_the_next_batch_starts_and_counted_after_their_own_copy_alone(
+    monkeypatch,
+):
+    """In the order in which an accelerator is told: its work is queued, and only ``waited`` waits
+    for it.
+    """
+    told = []
+
+    def to_host(votes: torch.Tensor):
+        number = sum(step == "sent" for step, _ in told)
+        told.append(("sent", number))
+        return lambda: told.append(("waited", number)) or votes
+
+    def classifier(images: torch.Tensor) -> torch.Tensor:
+        told.append(("launched", sum(step == "launched" for step, _ in told)))
+        return CLASSIFIER(images)
+
+    monkeypatch.setattr(voting, "to_host", to_host)
+    counter = counter_of(classifier, 10, depth=2)
+    counter.on_batch = lambda draws: told.append(
+        ("counted", sum(step == "counted" for step, _ in told))
+    )
+    (result,) = counter.run([asking(0, Draws(40))])
+    assert sum(result.outcome[0]) == 40
+    started = [[("launched", number), ("sent", number)] for number in range(4)]
+    ended = [[("waited", number), ("counted", number)] for number in range(4)]
+    assert told == sum(
+        [started[0], started[1], ended[0], started[2], ended[1], started[3], ended[2], ended[3]], []
+    )
+
+
+def test_waiting_for_values_of_a_gpu_waits_for_their_copy_and_not_for_its_stream(monkeypatch):
+    """With stand-ins for CUDA: the copy is queued into pinned memory, and an event behind it on the
+    same stream.
+    """
+    told = Mock()
+    monkeypatch.setattr(torch, "empty", told.empty)
+    monkeypatch.setattr(torch.cuda, "Event", told.Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", told.stream)
+    values = Mock(device=torch.device("cuda:1"), shape=(3,), dtype=torch.int32)
+    waited = devices.to_host(values)
+    queued = [
+        call.empty((3,), dtype=torch.int32, pin_memory=True),
+        call.empty().copy_(values, non_blocking=True),
+    ]
+    recorded = [call.Event(), call.stream(values.device), call.Event().record(told.stream())]
+    assert told.mock_calls[:-1] == [*queued, *recorded] and values.mock_calls == []
+    assert waited() is told.empty() and told.mock_calls[-2] == call.Event().synchronize()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("noise", list(NOISES))
+def test_sums_of_image_and_noise_are_rounded_to_the_type_of_the_votes(noise, dtype):
+    """To the very images that a voter would make of the sums in float32, also of those that fill up
+    a batch.
+    """
+    recorder, rounded = Recorder(CLASSIFIER), Recorder(lambda images: CLASSIFIER(images.float()))
+    list(counter_of(recorder, 30).run([poll_of("predict", 1, noise)]))
+    list(counter_of(rounded, 30, dtype=dtype).run([poll_of("predict", 1, noise)]))
+    assert len(recorder.batches) == len(rounded.batches) == 2
+    for whole, found in zip(recorder.batches, rounded.batches):
+        assert found.dtype == dtype and torch.equal(whole.to(dtype), found)
