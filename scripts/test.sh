@@ -13,8 +13,8 @@ tests=(python -m pytest -n 2 --dist loadscope)
 
 shift
 tests+=(--no-loadscope-reorder --random-order-bucket=module "$@"
-    tests/{api,architectures,attacks,commands,evaluation,objectives,quantization,smoothing,sweeps,training}
-    tests/test_{checkpoint_fields,checkpoints,core,ensembles,killing,memory,plugins,sweep_scripts}.py
+    tests/{api,architectures,attacks,base,checkpoints,cli,evaluation,exact,objectives,sweep,training}
+    tests/voting tests/test_{core,killing,sweep_scripts}.py
     tests/test_training_{chosen,killed,stopped}.py)
 failed=0
 
