@@ -25,6 +25,7 @@ esac
 what=$1
 shift
 source "$(dirname "$0")/environment.sh"
+source scripts/sweep_and_report.sh
 
 mapfile -t all <<<"$all"
 python code/sweep.py plan "${all[@]}"

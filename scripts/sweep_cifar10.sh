@@ -9,6 +9,7 @@
 # After an interruption it does what is missing. The grids are in scripts/grids: copy and change them for your own.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
+source scripts/sweep_and_report.sh
 
 sweep_and_report logs/sweep_cifar10.html \
     scripts/grids/{vanilla-baselines,paper-cifar10-pgd,paper-cifar10-ddn,paper-cifar10-mtrain}.toml -- "$@"

@@ -7,5 +7,6 @@
 # After an interruption it does what is missing.
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
+source scripts/sweep_and_report.sh
 
 sweep_and_report logs/sweep_imagenet.html scripts/grids/paper-imagenet.toml -- "$@"
