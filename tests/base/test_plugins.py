@@ -166,7 +166,7 @@ def test_module_that_was_imported_before_is_refused_since_what_it_registered_is_
 def declare(module: str) -> None:
     """A distribution that declares a plug-in, installed in the working folder."""
     written("mine-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    written("mine-1.0.dist-info/entry_points.txt", f"[smoothadv.base.plugins]\nmine = {module}\n")
+    written("mine-1.0.dist-info/entry_points.txt", f"[smoothadv.plugins]\nmine = {module}\n")
 
 
 def test_entry_points_are_loaded_once_and_need_no_option():
@@ -217,7 +217,7 @@ class Numbers:
 
 def test_package_has_the_plugins_without_an_import_of_their_own(workplace):
     written("mine.py")
-    program = "import smoothadv; print(smoothadv.base.plugins.load('mine.py').name)"
+    program = "import smoothadv; print(smoothadv.plugins.load('mine.py').name)"
     done = run_process([sys.executable, "-c", program], workplace, PYTHONPATH=str(CODE))
     assert (done.returncode, done.stdout) == (0, "mine.py\n"), done.stderr
 

@@ -48,12 +48,12 @@ FIRST_STEPS = {
     "train": ["training.job.get_dataset"],
     "train_pgd": ["training.job.get_dataset"],
     "train_denoiser": ["training.job.get_dataset"],
-    "quantize": ["quantization.request.quantize", "quantization.export.export"],
+    "quantize": ["exact.quantize.quantize", "exact.export.export"],
     "certify": ["evaluation.certify.prepare", "evaluation.verify.verify"],
     "predict": ["evaluation.predict.prepare"],
     "attack": ["evaluation.attack.warn_of_few_draws", "evaluation.falsify.read_certificates"],
-    "analyze": ["commands.analyze.read_logs"],
-    "sweep": ["commands.sweep.command.read_grid"],
+    "analyze": ["cli.analyze.read_logs"],
+    "sweep": ["cli.sweep.read_grid"],
 }
 
 

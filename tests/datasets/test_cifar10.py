@@ -8,9 +8,9 @@ import urllib.request
 
 import numpy as np
 import pytest
-from smoothadv.errors import UserError
 from torchvision.datasets import CIFAR10
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset, get_dataset
 from support.refusals import refusal
 

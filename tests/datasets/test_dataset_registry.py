@@ -3,8 +3,8 @@ state.
 """
 
 import pytest
-from smoothadv.errors import UserError
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import DATASETS, SPLITS, describe_dataset, get_dataset
 from support.refusals import refusal
 

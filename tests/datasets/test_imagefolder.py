@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from smoothadv.errors import UserError
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.datasets.imagefolder import _describe_folder, _read
 from smoothadv.datasets.images import InMemoryImages

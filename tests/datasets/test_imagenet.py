@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from smoothadv.errors import UserError
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset, get_dataset
 from support.image_files import random_image, save_image
 from support.refusals import refusal

@@ -5,8 +5,8 @@ import re
 
 import numpy as np
 import pytest
-from smoothadv.errors import UserError
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset, get_dataset
 from support.traps import Trap
 

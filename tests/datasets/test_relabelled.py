@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from smoothadv.errors import UserError
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
 from support.named_networks import save_folder

@@ -79,7 +79,7 @@ def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch
 )
 def test_kernels_of_an_older_cpu_which_saturate_in_16_bits_are_not_chosen(instructions, is_exact):
     program = (
-        "from test_integer_engine import *; voter = digits_voter(); choose_form(voter); "
+        "from test_engine import *; voter = digits_voter(); choose_form(voter); "
         "print(bool(voter.fast))"
     )
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])

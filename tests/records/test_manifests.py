@@ -15,7 +15,7 @@ from smoothadv.records.manifests import RUN, SETTINGS, fits, log_fault, manifest
 from support.certified_logs import MANIFEST
 from support.refusals import refusal
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "verify_log.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_log.py"
 SHARED = re.compile("\n# Here begins what .*\n# Here ends it.\n", re.DOTALL)
 OF_KIND = {
     "text": ["", "0.25", "٣"],

@@ -2,7 +2,7 @@
 objectives and the like.
 
 A command loads those that ``--plugin FILE_OR_MODULE`` names, and those that installed distributions
-declare as entry points of the group ``smoothadv.base.plugins``. In Python, ``load`` does the same.
+declare as entry points of the group ``smoothadv.plugins``. In Python, ``load`` does the same.
 Records name the plug-ins that took part, each with a digest of its source code. No torch, unless a
 plug-in imports it.
 """
@@ -26,7 +26,7 @@ from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.base.files import read_regular
 from smoothadv.base.registry import REGISTRATIONS, Registration, Registry
 
-GROUP = "smoothadv.base.plugins"
+GROUP = "smoothadv.plugins"
 """The entry-point group in which a distribution names its plug-in modules."""
 FUNCTIONS: Registry[Callable[..., Any]] = Registry("architecture")
 """The functions that plug-ins called FILE.py:FUNCTION are, by these names, in which FILE is without

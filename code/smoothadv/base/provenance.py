@@ -16,6 +16,7 @@ from typing import Any
 from smoothadv.base import plugins
 from smoothadv.version import __version__
 
+_PACKAGE = Path(__file__).parents[1]
 _SECRET_NAME = (
     "[a-z0-9_-]*(?:token|passw(?:or)?d|secret|credentials?"
     "|(?:api|access|private|auth)[_-]?key|signature)"
@@ -74,7 +75,7 @@ def _git_commit() -> str | None:
     """
 
     def git(*arguments: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(Path(__file__).parent), *arguments]
+        command = ["git", "--no-optional-locks", "-C", str(_PACKAGE), *arguments]
         return subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=10
         ).stdout.strip()
@@ -82,7 +83,7 @@ def _git_commit() -> str | None:
     try:
         # An installed package may lie in another project's repository, whose commit is not that of
         # this package.
-        if not git("ls-files", Path(__file__).name):
+        if not git("ls-files", "__init__.py"):
             return None
         return git("rev-parse", "HEAD") + (
             "-dirty" if git("status", "--porcelain", "--", ".") else ""
