@@ -230,10 +230,10 @@ def test_manifest_records_the_commit_of_the_package_and_whether_files_differ_fro
     git(copy, "commit", "--quiet", "-m", "the package")
     commit, index = git(copy, "rev-parse", "HEAD"), copy / ".git/index"
     before = index.read_bytes()
-    os.utime(copy / "smoothadv" / "bounds.py", (1, 1))  # git would note that it looked at this file
+    os.utime(copy / "smoothadv" / "core.py", (1, 1))  # git would note that it looked at this file
     assert commit_recorded_by(copy) == commit and index.read_bytes() == before, (
         "nor is the index locked"
     )
-    with (copy / "smoothadv" / "bounds.py").open("a") as file:
+    with (copy / "smoothadv" / "core.py").open("a") as file:
         file.write("# changed\n")
     assert commit_recorded_by(copy) == commit + "-dirty"
