@@ -77,7 +77,7 @@ SHARED = {
         "name": NAME,
         "data_dir": NAME,
     },
-    **{"denoiser": NAME},
+    **{"denoiser": NAME, "device": [*NAME[1:], 2**70, "", "x"]},
 }
 ATTACKED = {"num_noise_vec": UP_TO_A_MILLION, "restarts": COUNT, "attack_batch": UP_TO_A_MILLION}
 KEYWORDS = {
@@ -103,7 +103,7 @@ KEYWORDS = {
             "base_attack": SWITCH,
             "folder": PATH,
             "attack": OTHER,
-            "target": [-1, 1.5, True, "cat", "", [1], {}, np.array([1, 2])],
+            "target": [-1, 10**6000, -(10**6000), 1.5, True, "cat", "", [1], {}, np.array([1, 2])],
         },
         "epsilons": [
             "12",
@@ -118,6 +118,7 @@ KEYWORDS = {
             [64],
         ],
     },
+    **dict.fromkeys(("predict base", "attack base"), {"num_noise_vec": [8, 1_000_001]}),
     "falsify": {
         **ATTACKED,
         "against": PATH,
@@ -162,6 +163,9 @@ USUAL = {
         "predict clean": CLEAN,
         **dict.fromkeys(("predict", "attack"), {**CLEAN, "attack": PGD(0.5, 1)}),
     },
+    **dict.fromkeys(
+        ("predict base", "attack base"), {**CLEAN, "attack": PGD(0.5, 1), "base_attack": True}
+    ),
     "falsify": {**CLEAN, "attack": PGD(0.5, 1), "against": "log.tsv"},
     "train": {
         "objective": SmoothAdv(PGD(0.5, 1), 0.25, warmup=0),
@@ -235,7 +239,9 @@ NEEDED = {
 
 def call(function: str, model: nn.Module | None = None, **options):
     """``smoothadv.function`` of four images, with few draws, and ``options``."""
-    images = np.random.default_rng(0).random((4, 1, 6, 6), dtype=np.float32)
+    images = np.random.default_rng(0).integers(256, size=(4, 1, 6, 6)).astype(
+        np.float32
+    ) / np.float32(255)
     model = model or nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
     return getattr(smoothadv, function.split()[0])(
         model, images, [0, 1, 0, 1], **{**USUAL[function], **options}
@@ -321,6 +327,7 @@ NAN, INF, CUT = (
             for name in ("certify", "predict clean", "predict")
             for fault in (NAN, INF)
         ),
+        *(("certify", fault, {"sound": True}, NonFiniteError) for fault in (NAN, INF)),
         *((name, CUT, {}, UserError) for name in ("predict", "attack", "train")),
         (
             "train",

@@ -4,6 +4,7 @@ processes find of it.
 
 import hashlib
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,13 @@ def test_fault_is_one_line_that_names_the_plugin_and_leaves_nothing(text, words)
     assert plugins.load(written("bad.py")).provides, "once it is mended, it can be loaded"
 
 
+def test_what_a_broken_plugin_imports_is_run_again_once_that_is_mended():
+    written("part_of_bad.py")
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        plugins.load(written("bad.py", "import part_of_bad\n1 / 0"))
+    assert plugins.load(written("bad.py", "import part_of_bad")).provides and "mine" in OBJECTIVES
+
+
 @pytest.mark.parametrize(
     "name, word",
     [
@@ -141,17 +149,23 @@ def test_fault_is_one_line_that_names_the_plugin_and_leaves_nothing(text, words)
         ("here", "write here.py"),
         ("sys", "is a part of Python"),
         ("", "no module ''"),
+        ("packed", "packed cannot be read: Not a directory"),
+        ("packed_up", "packed_up has no file with code: unpack it"),
+        ("packed_up.part", "packed_up.part has no file with code: unpack it"),
     ],
 )
 def test_plugin_that_does_not_exist_is_a_usage_error(monkeypatch, name, word):
     Path("folder").mkdir()
     written("here.py")
+    with zipfile.ZipFile("archive.zip", "w") as archive:
+        for path in ("packed.py", "packed_up/__init__.py", "packed_up/part.py"):
+            archive.writestr(path, OBJECTIVE)
     monkeypatch.setattr(
-        sys, "path", [path for path in sys.path if path not in ("", str(Path.cwd()))]
+        sys, "path", ["archive.zip", *(p for p in sys.path if p not in ("", str(Path.cwd())))]
     )
     with pytest.raises(UsageError, match="--plugin") as error:
         plugins.load(name)
-    assert word in str(error.value)
+    assert word in str(error.value) and "mine" not in OBJECTIVES
 
 
 @pytest.mark.parametrize("name", ["early_plugin", "early_plugin.py"])

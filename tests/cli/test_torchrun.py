@@ -129,6 +129,33 @@ def forty(checkpoint, tmp_path_factory) -> dict[str, Path]:
     return {method: folder / method for method in TORCHRUN}
 
 
+HELD = """
+import time
+from pathlib import Path
+from smoothadv.records import ExampleLog
+from smoothadv.registry import Registry
+
+append, rows = ExampleLog.append, []
+
+def held(log, row):
+    while len(rows) == 9 and Path("held").exists():
+        time.sleep(0.01)
+    rows.append(append(log, row))
+
+ExampleLog.append = held
+Registry("nothing").register("held")(held)
+"""
+
+
+def held_certification(checkpoint: Path, method: str, folder: Path) -> list[str]:
+    """A process of it waits after nine rows, a shard and one, for as long as there is a file
+    ``held``.
+    """
+    (folder / "held").touch()
+    (folder / "held.py").write_text(HELD)
+    return certification(checkpoint, method, "--plugin", "held.py")
+
+
 def rows_in_shards(folder: Path) -> int:
     return sum(
         max(0, path.read_bytes().count(b"\n") - 1) for path in folder.glob("log.tsv.shards/*.tsv")
@@ -172,7 +199,7 @@ def test_killed_torchrun_is_continued_by_another_number_of_processes(
     """All its processes at once, as when a machine fails. The warm ones are started without
     torchrun at first.
     """
-    moments, command = random.Random(row), certification(checkpoint, method)
+    moments, command = random.Random(row), held_certification(checkpoint, method, tmp_path)
 
     def ready() -> bool:
         return rows_in_shards(tmp_path) >= row
@@ -184,9 +211,9 @@ def test_killed_torchrun_is_continued_by_another_number_of_processes(
     else:
         with launched(torchrun(command, before), tmp_path, ready):
             time.sleep(moments.uniform(0, 0.05))
-    assert not (tmp_path / "log.tsv").exists() and row <= rows_in_shards(tmp_path) < 40
+    assert not (tmp_path / "log.tsv").exists() and row <= rows_in_shards(tmp_path) <= 9 * before
     kept = {path.name: path.read_bytes() for path in tmp_path.glob("log.tsv.shards/*.tsv")}
-    done = warm.run(torchrun(command, after), tmp_path)
+    done = warm.run(torchrun(certification(checkpoint, method), after), tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "log.tsv", forty[method])
     assert not (tmp_path / "log.tsv.shards").exists()
@@ -201,9 +228,10 @@ def test_killed_torchrun_is_continued_by_another_number_of_processes(
 @pytest.mark.slow
 def test_killed_worker_is_started_again_by_torchrun(checkpoint, tmp_path, forty):
     """torchrun then starts all of them anew, which takes 15 seconds."""
-    command = torchrun(certification(checkpoint, "exact"), 2, restarts=1)
+    command = torchrun(held_certification(checkpoint, "exact", tmp_path), 2, restarts=1)
     with launched(command, tmp_path, lambda: rows_in_shards(tmp_path) >= 9) as launcher:
         os.kill(workers_of(launcher)[1], signal.SIGKILL)
+        (tmp_path / "held").unlink()
         assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
     assert_same(tmp_path / "log.tsv", forty["exact"])
     assert not (tmp_path / "log.tsv.shards").exists()

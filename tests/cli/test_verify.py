@@ -138,21 +138,21 @@ def test_another_checkpoint_is_refused(logs, checkpoints, capsys):
         ({"method": "unknown"}, "names no certification procedure"),
         ({"device": "a GPU"}, "device was 'a GPU', now 'cpu'"),
         ({"split": None}, "images that a program handed over"),
-        ({"N": "many"}, "states the N 'many', not whole 1 to"),
+        ({"N": "many"}, 'says that N is "many"; a whole number from 1 to 1000000000000000000 is'),
         *(
-            ({"dataset": value}, f"states the dataset {value}, not text")
+            ({"dataset": value}, f"says that dataset is {json.dumps(value)}; a text is expected")
             for value in (1, True, None, [], {})
         ),
         *(
-            ({"run": {"checkpoint": value}}, f"states the checkpoint {value}, not text")
+            ({"run": {"checkpoint": value}}, f"says that checkpoint is {value}; a text or null")
             for value in (1, [1])
         ),
         ({"run": {"checkpoint": "a\0b"}}, "a\\x00b"),
         *(
-            ({name: 2**70}, f"states the {name} {2**70}, not whole 1 to")
+            ({name: 2**70}, f"says that {name} is {2**70}; a whole number from")
             for name in ("N0", "batch", "num_classes")
         ),
-        ({"sigma": None}, "states the sigma None"),
+        ({"sigma": None}, "says that sigma is null; a number from 5e-324 to 10 is expected"),
         ({"dataset": "a\0b"}, "a\\x00b"),
     ],
 )

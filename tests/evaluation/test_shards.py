@@ -291,7 +291,7 @@ def test_log_whose_manifest_does_not_say_which_shard_it_is_is_refused(log, recor
     """Such as a log that is no shard."""
     settings = SETTINGS if record == "absent" else {**SETTINGS, "shard": record}
     manifest_path(shards_of(log)[2]).write_text(json.dumps({"settings": settings, "runs": []}))
-    assert re.search("no shard|states the shard", refusal(log))
+    assert re.search("no shard|says that shard is", refusal(log))
 
 
 @pytest.mark.parametrize(

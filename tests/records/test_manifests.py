@@ -5,13 +5,15 @@ type is refused.
 import json
 import math
 import re
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from smoothadv.records import manifests
-from smoothadv.records.logs import manifest_path, read_manifest_file
-from smoothadv.records.manifests import RUN, SETTINGS, fits, log_fault, manifest_fault
+from smoothadv.records.logs import format_radius, manifest_path, read_manifest_file
+from smoothadv.records.manifests import RUN, SETTINGS, fits, log_fault, manifest_fault, row_checks
 from support.certified_logs import MANIFEST
 from support.refusals import refusal
 
@@ -65,9 +67,10 @@ def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, 
         wrong += [each(limits[1] * (1 + 1e-15) if kind == "number" else limits[1] + 1)]
     assert len(wrong) >= 8
     for value in wrong:
-        assert re.match(f"states the {key} ", manifest_fault(with_value(part, key, value))), value
+        fault = manifest_fault(with_value(part, key, value))
+        assert re.match(f"says that {key} is [^;]+; .* is expected$", fault), value
     manifest_path(tmp_path / "log").write_text(json.dumps(with_value(part, key, wrong[0])))
-    assert f"states the {key} " in refusal(
+    assert f"says that {key} is " in refusal(
         read_manifest_file, tmp_path / "log", names=tmp_path / "log"
     )
 
@@ -76,6 +79,7 @@ def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, 
     ("settings", "run", "fault"),
     [
         ({}, {}, ""),
+        ({}, {"skip": 4 * 10**9}, ""),
         ({"method": "mine"}, {}, "names no method"),
         ({"colour": 1}, {}, "states 'colour'"),
         ({"top_k": 3}, {}, "states 'top_k'"),
@@ -117,3 +121,45 @@ def test_each_needed_key_is_missed(part):
         del (content["settings"] if part == "settings" else content["runs"][-1])[key]
         assert log_fault(content).startswith(f"lacks {key!r}") or key == "method"
     assert log_fault({**MANIFEST, "runs": []}) == "lacks 'images'"
+
+
+@pytest.mark.parametrize(
+    ("method", "row", "radius", "holds"),
+    [
+        # 11 steps of 0.12 / 100 are in float64 less than the 0.0132 of the grid, which is not
+        # certified.
+        ("sequential", {"level": 0}, 0.12 * 11 / 100, True),
+        ("sequential", {"level": 1}, 0.12 * 11 / 100, False),
+        ("sequential", {"level": 1}, 0.0132, True),
+        ("sequential", {"level": 0}, 0.0132, False),
+        # Its square is 0 in float64.
+        ("exact", {"squared_radius": 0}, 1e-300, True),
+        ("exact", {"squared_radius": 1}, 1e-300, False),
+    ],
+)
+def test_radii_are_compared_as_they_are_read(method, row, radius, holds):
+    """By the package in float64, by the stand-alone verifier as fractions of what format_radius
+    prints.
+    """
+    settings = {
+        **MANIFEST["settings"],
+        "sigma": 0.12,
+        "method": method,
+        "radii": [0.0, 0.0132],
+        "label_aware": False,
+    }
+    if method == "exact":
+        settings = {**MANIFEST["settings"], "sound": True}
+    counts = {
+        "idx": 0,
+        "label": 1,
+        "predict": 1,
+        "correct": 1,
+        "successes": 600,
+        "trials": 1000,
+        "rival": 400,
+    }
+    row = {**counts, "samples": 1100, "looks": 3, **row}
+    arrays = {name: np.array([value]) for name, value in {**row, "radius": radius}.items()}
+    for each in (arrays, {**row, "radius": Fraction(format_radius(radius))}):
+        assert all(map(np.all, row_checks(each, settings, range(1)).values())) == holds

@@ -122,12 +122,12 @@ def predict(
             model, images, labels, sigma=0.25, n=10_000, attack=attack, num_noise_vec=64
         )
 
-    The attack averages over ``num_noise_vec`` draws of noise, or attacks the base classifier
-    (``base_attack``); ``restarts`` and ``target`` as in ``attacks.SmoothedAttack``;
-    ``attack_batch`` bounds its noisy images per pass. Without an attack they are refused. With
-    ``top_k`` above 1, a prediction is the set of the k most probable classes, in columns class_1 to
-    class_k, and ``predict`` is the label if it is one of them. ``log`` is the file to write or to
-    continue (None: no file). ``options``: see ``CommonOptions``.
+    The attack averages over ``num_noise_vec`` draws of noise, or, with ``base_attack``, attacks the
+    base classifier; ``restarts`` and ``target`` as in ``attacks.SmoothedAttack``; ``attack_batch``
+    bounds its noisy images per pass. Without an attack they are refused. With ``top_k`` above 1, a
+    prediction is the set of the k most probable classes, in columns class_1 to class_k, and
+    ``predict`` is the label if it is one of them. ``log`` is the file to write or to continue
+    (None: no file). ``options``: see ``CommonOptions``.
 
     Returns columns idx, label, predict, correct (int64) and, of attacked images, attack_norm,
     epsilon (float64) and what else the log has. UserError on bad input, NonFiniteError where a
@@ -143,7 +143,7 @@ def predict(
             num_noise_vec=num_noise_vec, base_attack=base_attack, **further
         )
     else:
-        plan = arguments.attack_plan(attack, num_noise_vec, base_attack, **further)
+        plan = arguments.attack_plan(attack, num_noise_vec, base_attack, usual=1, **further)
     with arguments.log_at(log) as outfile:
         request = requests.PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
         predicting.predict(request)
@@ -195,6 +195,7 @@ def attack(
         attack,
         num_noise_vec,
         base_attack,
+        usual=64,
         restarts=restarts,
         target=target,
         attack_batch=attack_batch,
@@ -237,13 +238,14 @@ def falsify(
     fields = arguments.common_fields(
         "falsify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n
     )
+    plan = arguments.attack_plan(
+        attack, num_noise_vec, False, usual=64, restarts=restarts, attack_batch=attack_batch
+    )
     with arguments.folder_at(folder) as outdir:
         request = requests.FalsifyRequest(
             **fields,
             outdir=outdir,
-            attack=arguments.attack_plan(
-                attack, num_noise_vec, False, restarts=restarts, attack_batch=attack_batch
-            ),
+            attack=plan,
             against=arguments.path_of("against", against),
             fraction=fraction,
             false_alarm=false_alarm,

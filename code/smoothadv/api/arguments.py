@@ -108,15 +108,26 @@ def attack_plan(
     num_noise_vec: int,
     base_attack: bool,
     attack_batch: int | None,
+    usual: int,
     **further: Any,
 ) -> AttackPlan:
     """An attack of a request, with ``further`` fields of it; UserError if it is none or cannot be
     carried out.
     """
     checked("attack", attack, None, GradientAttack)
-    draws = 1 if checked("base_attack", base_attack, None) else num_noise_vec
+    if checked("base_attack", base_attack, None):
+        if checked("num_noise_vec", num_noise_vec, up_to_a_million) not in (1, usual):
+            raise UserError(
+                f"num_noise_vec: found {num_noise_vec!r}, and a base_attack has no noise: leave it "
+                "out"
+            )
+        num_noise_vec = 1
     plan = AttackPlan(
-        attack=attack, num_noise_vec=draws, is_on_base=base_attack, batch=attack_batch, **further
+        attack=attack,
+        num_noise_vec=num_noise_vec,
+        is_on_base=base_attack,
+        batch=attack_batch,
+        **further,
     )
     try:
         plan.smoothed(sigma=1.0, seed=0)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.settings import found_value
 
 
 def usable_device(name: str | torch.device) -> torch.device:
@@ -20,9 +21,8 @@ def usable_device(name: str | torch.device) -> torch.device:
             (), dtype=torch.float64, device=device
         )  # and float64, which mps, for example, lacks
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError) as error:
-        raise UserError(
-            f"'{name}' is no device that can be used here: {first_line(error)}"
-        ) from None
+        reason = f"which is no device that can be used here: {first_line(error)}"
+        raise UserError(f"device: {found_value(name)}, {reason}") from None
     return device
 
 

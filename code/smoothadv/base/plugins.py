@@ -73,9 +73,13 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
     it.
     """
     source, registered = str(name), len(REGISTRATIONS)
-    called, sha256, module, run = (
-        _found_file(source) if is_file_name(source) else _found_module(source)
-    )
+    try:
+        called, sha256, module, run = (
+            _found_file(source) if is_file_name(source) else _found_module(source)
+        )
+    except UserError:
+        _withdraw(registered)
+        raise
     if known := _loaded.get(called):
         if known.sha256 != sha256:
             reason = f"{known.source} is loaded, whose name is the same and whose code is not"
@@ -95,11 +99,19 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
                 f"plug-in {called} registers nothing; docs/plugins.md shows what it must hold"
             )
     except (Exception, SystemExit) as error:
-        for one in filter(_is_foreign, REGISTRATIONS[registered:]):
-            one.registry.remove(one.name)
+        _withdraw(registered)
         sys.modules.pop(module, None)
         raise _failure(called, error) from error
     return _loaded.setdefault(called, Plugin(called, source, sha256, is_installed, provides))
+
+
+def _withdraw(registered: int) -> None:
+    """Forget what was registered after so many registrations, by modules that are imported again
+    the next time.
+    """
+    for one in filter(_is_foreign, REGISTRATIONS[registered:]):
+        one.registry.remove(one.name)
+        sys.modules.pop(one.module, None)
 
 
 def load_installed() -> None:
@@ -233,15 +245,29 @@ def _found_module(name: str) -> _Found:
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
     if not folders and (not spec.has_location or spec.origin is None):
         raise UsageError(f"--plugin: {name} is a part of Python")
-    if not folders and "." not in name:
-        code = Path(str(spec.origin)).read_bytes()
-    else:
-        folders = folders or [Path(str(spec.origin)).parent]
-        files = [(folder, file) for folder in folders for file in sorted(folder.rglob("*.py"))]
-        contents = [
-            (file.relative_to(folder).as_posix(), file.read_bytes()) for folder, file in files
-        ]
-        code = b"".join(f"{path} {len(content)}\n".encode() + content for path, content in contents)
+    try:
+        if not folders and "." not in name:
+            code = read_regular(Path(str(spec.origin)))
+        else:
+            folders = folders or [Path(str(spec.origin)).parent]
+            files = [
+                (folder, file)
+                for folder in folders
+                for file in sorted(folder.rglob("*.py"))
+                if file.is_file()
+            ]
+            contents = [
+                (file.relative_to(folder).as_posix(), file.read_bytes()) for folder, file in files
+            ]
+            code = b"".join(
+                f"{path} {len(content)}\n".encode() + content for path, content in contents
+            )
+    except OSError as error:
+        raise UsageError(f"--plugin: {name} cannot be read: {error.strerror}") from error
+    if not code:  # all archives would have this digest
+        raise UsageError(
+            f"--plugin: {name} has no file with code: unpack it, if it is in an archive"
+        )
     return name, digest([code]), name, lambda: importlib.import_module(name)
 
 

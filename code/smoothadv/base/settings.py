@@ -171,7 +171,7 @@ def setting(
     return dataclasses.field(default=default, metadata=how)
 
 
-def _found(value: Any) -> str:
+def found_value(value: Any) -> str:
     """A value as a message names it; Python writes out no number of more than 4,300 digits."""
     bits = value.bit_length() if isinstance(value, int) else 0
     return f"found a number of {bits} bits" if bits > 1024 else f"found {value!r}"
@@ -214,7 +214,7 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
         if isinstance(plain, kind):
             return plain
         expected = "True or False" if kind is bool else getattr(kind, "__name__", kind)
-        raise SettingError(f"{name}: {_found(value)}, expected {expected}")
+        raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
     try:
         if is_number and not isinstance(plain, int):
             plain = float(plain)
@@ -224,13 +224,13 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
     except SettingError as error:
         reason = str(error).replace(f"'{text}' is not known; known:", "expected one of")
         reason = reason.replace(f"'{text}' is not", "expected")
-        raise SettingError(f"{name}: {_found(value)}, {reason}") from None
+        raise SettingError(f"{name}: {found_value(value)}, {reason}") from None
     except (ValueError, OverflowError):
-        raise SettingError(f"{name}: {_found(value)}, expected a smaller one") from None
+        raise SettingError(f"{name}: {found_value(value)}, expected a smaller one") from None
     wants_number = isinstance(parsed, (int, float))
     if not (is_number if wants_number else isinstance(plain, (str, os.PathLike))):
         raise SettingError(
-            f"{name}: {_found(value)}, expected {'a number' if wants_number else 'a name'}"
+            f"{name}: {found_value(value)}, expected {'a number' if wants_number else 'a name'}"
         )
     return parsed
 
@@ -239,7 +239,7 @@ def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[A
     """Several values, each as ``checked`` reads it; SettingError also where they are no list."""
     is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
     if not is_list or getattr(values, "shape", None) == ():
-        raise SettingError(f"{name}: {_found(values)}, expected a list")
+        raise SettingError(f"{name}: {found_value(values)}, expected a list")
     return tuple(checked(name, value, parse) for value in values)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from smoothadv.base.cpus import MOST_THREADS
 from smoothadv.base.devices import default_device, device_name, device_of_process
-from smoothadv.base.errors import UsageError, UserError, first_line, warn
+from smoothadv.base.errors import NonFiniteError, UsageError, UserError, first_line, warn
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
 from smoothadv.checkpoints import read_members
@@ -431,6 +431,6 @@ def _check_classifier(job: SmoothingJob, sound: bool) -> None:
     try:
         check_repeatable(job.counter(), image, job.stream(job.indices[0], Purpose.SELF_CHECK))
     except UserError as error:
-        if sound:
+        if sound or isinstance(error, NonFiniteError):
             raise
         warn(f"{error}; a log may then depend on how its draws were packed")

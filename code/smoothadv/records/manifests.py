@@ -6,6 +6,7 @@ The stand-alone scripts/verify_log.py has the same text, as it imports nothing o
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import combinations
 from statistics import NormalDist
@@ -25,7 +26,7 @@ object or null or list of object or null: training
 flag: compiled pretrained folded fused tf32 sound label_aware ladder images_saved base_attack
 number 5e-324 to 10: sigma
 number 5e-324 to 0.9999999999999999: alpha alpha_share
-list of number 0 to 1e300: radii
+list of number 0 to 1.7976931348623157e308: radii
 list of number -1e300 to 1e300: mean std
 whole 1 to 4000000000: N0
 whole 1 to 1000000000000000000: N
@@ -43,7 +44,8 @@ list of text: command
 object: packages
 list of object: plugins
 whole 0 to 4000000000000000000: first_row images shard
-whole 1 to 2000000000: skip torch_threads
+whole 1 to 4000000000: skip
+whole 1 to 2000000000: torch_threads
 whole 1 to 4000000000000000000 or null: max
 list of whole 1 to 2000000000: image_shape
 whole 1 to 1000000: batch attack_batch
@@ -65,6 +67,14 @@ KINDS = {
     "whole": "int",
     "number": "int float",
 }
+WORDS = {
+    "text": "a text",
+    "flag": "true or false",
+    "object": "an object",
+    "list": "a list",
+    "of": "of which each is",
+}
+WORDS |= {"whole": "a whole number from", "number": "a number from"}
 NEEDED = (
     "dataset split dataset_fingerprint arch input_layer num_classes sigma alpha seed noise N0 N "
     "method sound"
@@ -107,7 +117,8 @@ def manifest_fault(manifest: Any) -> str:
     ]:
         for name, value in part.items():
             if name in forms and not fits(value, forms[name]):
-                return f"states the {name} {ascii(value)[:60]}, not {forms[name]}"
+                expected = " ".join(WORDS.get(word, word) for word in forms[name].split())
+                return f"says that {name} is {json.dumps(value)[:60]}; {expected} is expected"
     return ""
 
 
@@ -223,8 +234,7 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         <= (successes > sum(rivals[-1:])),
         "it is a certificate of no trials, or of a number that decides nothing": claims
         <= ((trials == n) if grid is None else (trials > 0)),
-        "squared_radius is not below (255 R)^2": ((0 <= m) & (m < (255 * radius) ** 2))
-        | ((m == 0) & (radius == 0)),
+        "squared_radius is not below (255 R)^2": ((0 <= m) & (m < (255 * radius) ** 2)) | (m == 0),
     }
     if grid is not None:
         drawn, looks, aware = (
@@ -240,7 +250,7 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
             & (looks <= drawn)
             & ((looks > 0) == (drawn > 0)),
             "level is not that of its radius": row["level"] + 1
-            == claims * sum((r <= radius * (1 + 1e-15)) * 1 for r in grid),
+            == claims * sum((r <= 1.0 * radius) * 1 for r in grid),
             "label_aware is not whether its class was wrong": (
                 (claims & settings["label_aware"]) <= (predict == label)
             )

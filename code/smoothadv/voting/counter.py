@@ -217,11 +217,7 @@ class VoteCounter:
     def _distribute(self, shares: list[_Share], votes: np.ndarray, seconds: float) -> None:
         invalid = int((votes == self.num_classes).sum())
         if invalid:
-            raise NonFiniteError(
-                f"the base classifier returned logits that are not finite for {invalid} of "
-                f"{len(votes)} noisy images: its weights are broken, training diverged, or "
-                "--precision fp16 overflowed"
-            )
+            raise _not_finite(invalid, len(votes))
         for share in shares:
             share.owner.seconds += seconds * (share.stop - share.start) / len(votes)
             share.owner.receive(share.round, votes[share.start : share.stop])
@@ -311,14 +307,22 @@ class VoteCounter:
         self.on_smaller_batch(self.batch)
 
 
+def _not_finite(invalid: int, images: int) -> NonFiniteError:
+    return NonFiniteError(
+        f"the base classifier returned logits that are not finite for {invalid} of {images} noisy "
+        "images: its weights are broken, training diverged, or --precision fp16 overflowed"
+    )
+
+
 @torch.inference_mode()
 def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStream) -> None:
     """Spot check: UserError unless noisy images get the same logits again, also in other rows,
     beside other images.
 
-    Certificates for the executed arithmetic need a classifier whose logits depend on one image
-    only. One batch of noisy copies of ``image`` [C, H, W] can show that they depend on more, and
-    cannot show that they never do.
+    NonFiniteError where a logit is NaN or infinite: NaN is not even equal to itself. Certificates
+    for the executed arithmetic need a classifier whose logits depend on one image only. One batch
+    of noisy copies of ``image`` [C, H, W] can show that they depend on more, and cannot show that
+    they never do.
     """
     draws = (stream.noisy(counter.batch, image) for _ in range(2))
     images, others = (noisy.to(counter.dtype, memory_format=torch.channels_last) for noisy in draws)
@@ -328,6 +332,8 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
     rolled_images = images.roll(1, 0).to(memory_format=torch.channels_last)
     again, rolled = counter.classifier(images), counter.classifier(rolled_images)
     others[::2] = images[::2]
+    if invalid := len(logits) - int(logits.isfinite().all(1).sum()):
+        raise _not_finite(invalid, len(logits))
     if not torch.equal(logits, again):
         raise UserError(
             "the base classifier gives different logits for the same batch: on this device it is "

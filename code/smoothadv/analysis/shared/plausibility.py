@@ -181,12 +181,17 @@ def _check_looks(path: Path, table: DataFrame, parameters: Parameters) -> None:
     for distance in (
         (0.0, _DISTANCE) if settings["sound"] else (0.0,)
     ):  # looks change little with it, if at all
-        smoothing = Smoothing(
-            settings["sigma"], settings["N0"], settings["N"], settings["alpha"], distance
-        )
-        looks = np.array(
-            [0, *procedure(smoothing, **{name: settings[name] for name in fields}).looks, -1]
-        )
+        try:
+            smoothing = Smoothing(
+                settings["sigma"], settings["N0"], settings["N"], settings["alpha"], distance
+            )
+            looks = np.array(
+                [0, *procedure(smoothing, **{name: settings[name] for name in fields}).looks, -1]
+            )
+        except ValueError as error:
+            raise UserError(
+                f"{path} is left in doubt: its manifest has settings that cannot be: {error}"
+            ) from error
         decided |= (np.take(looks, table.looks, mode="clip") == drawn) & np.isin(
             table.trials, looks
         )

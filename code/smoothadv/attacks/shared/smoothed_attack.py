@@ -31,6 +31,7 @@ from smoothadv.attacks.shared.micro_batches import (
 )
 from smoothadv.base.errors import NonFiniteError, UserError
 from smoothadv.base.memory import within_memory
+from smoothadv.base.settings import found_value
 from smoothadv.noise import GaussianNoise, Purpose, Rows, derive_generator
 
 TargetRule = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Generator]], torch.Tensor]
@@ -406,8 +407,8 @@ class SmoothedAttack:
 def _check_target(target: int | str | None) -> None:
     """ValueError unless it is None, a number that a class can have, or the name of a rule."""
     if isinstance(target, int) and not isinstance(target, bool):
-        if target < 0:
-            raise ValueError(f"target: found {target}, but there is no class {target}")
+        if not 0 <= target < 2**63:
+            raise ValueError(f"target: {found_value(target)}, but there is no such class")
     elif target is not None and target not in KNOWN_TARGETS:
         raise ValueError(
             f"target: found {target!r}, expected {', '.join(KNOWN_TARGETS)}, or the number of a "
