@@ -7,8 +7,6 @@ an honest log.
 """
 
 import dataclasses
-import functools
-import importlib.util
 import itertools
 import json
 import math
@@ -39,8 +37,8 @@ from smoothadv.statistics.bounds import certified_radius
 from smoothadv.statistics.error_spending import look_schedule
 from support.commands import header, rows
 from support.models import IntervalClassifier
+from support.verifier import SCRIPT, loaded_verifier
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "verify_log.py"
 SIGMA, N = 0.5, 300
 GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
 """The first pixel: class 1 above 127.5 of 255, so that the certified radius grows with the distance
@@ -77,25 +75,7 @@ Tampering = Callable[[list[dict[str, str]], dict[str, Any]], None]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """The script, which remembers what it has computed: two hundred logs share most of their
-    boundaries.
-    """
-    spec = importlib.util.spec_from_file_location("verify_log", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    begun = functools.cache(lambda *given, boundaries=module.boundaries: ([], boundaries(*given)))
-
-    def boundaries(t: int, looks: list[int], allowances: list[int]) -> Iterator[int]:
-        found, further = begun(t, tuple(looks), tuple(allowances))
-        for k in range(len(looks)):
-            found.extend(itertools.islice(further, k == len(found)))
-            yield found[k]
-
-    module.boundaries = boundaries
-    module.noise_distance = functools.cache(module.noise_distance)
-    procedure = functools.cache(lambda *texts, make=module.Procedure: make(*map(json.loads, texts)))
-    module.Procedure = lambda *content: procedure(*map(json.dumps, content))
-    return module
+    return loaded_verifier()
 
 
 @pytest.fixture(scope="module")

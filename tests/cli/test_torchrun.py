@@ -132,8 +132,8 @@ def forty(checkpoint, tmp_path_factory) -> dict[str, Path]:
 HELD = """
 import time
 from pathlib import Path
-from smoothadv.records import ExampleLog
-from smoothadv.registry import Registry
+from smoothadv.base.registry import Registry
+from smoothadv.records.logs import ExampleLog
 
 append, rows = ExampleLog.append, []
 
