@@ -12,9 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_log.py"
 
 
 def loaded_verifier() -> ModuleType:
-    """scripts/verify_log.py as a module, which remembers what it has computed: two hundred logs share most of their
-    boundaries.
-    """
+    """scripts/verify_log.py as a module. It remembers boundaries: two hundred logs share them."""
     spec = importlib.util.spec_from_file_location("verify_log", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
