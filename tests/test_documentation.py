@@ -40,6 +40,15 @@ def test_examples_of_a_page_are_one_program_that_runs(warm, page, word, tmp_path
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
 
+def test_program_of_the_readme_runs_on_the_model_of_the_quickstart(warm, checkpoints, tmp_path):
+    place = tmp_path / "models/quickstart/smoothadv/checkpoint.pth.tar"
+    place.parent.mkdir(parents=True)
+    place.symlink_to(checkpoints["PGD"])
+    done = run_program(warm, program((CODE.parent / "README.md").read_text()), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "radius" in done.stdout and len(done.stdout.splitlines()) == 7
+
+
 def test_a_program_that_fails_is_noticed(warm, tmp_path):
     done = run_program(
         warm, program("```python\nfrom smoothadv.attacks.pgd import Nothing\n```\n"), tmp_path
