@@ -21,7 +21,7 @@ from training_speed import SIGMA, seconds, settled
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.voting.classifier import arrange, default_attack_batch
+from smoothadv.voting.classifier import default_attack_batch, optimized_for_inference
 
 EPSILON = 0.5
 
@@ -37,7 +37,7 @@ def variants(
     images.
     """
     plain = plain_training.pgd(EPSILON, options.steps)
-    attacked = arrange(network, options.device, images[0])
+    attacked = optimized_for_inference(network, options.device, images[0])
     batch = options.batch or default_attack_batch(
         attacked, tuple(images.shape[1:]), options.device, copies
     )

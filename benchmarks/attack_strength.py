@@ -23,7 +23,7 @@ from tqdm import tqdm
 from smoothadv.checkpoints import load_classifier
 from smoothadv.noise import GaussianNoise
 from smoothadv.records.readers import read_examples
-from smoothadv.voting.classifier import arrange
+from smoothadv.voting.classifier import optimized_for_inference
 
 _SEED = 20_190_604
 _BATCH = 500
@@ -63,7 +63,7 @@ def main() -> None:
     archives = {path: read_examples(path) for path in options.archives}
     first = next(iter(archives.values()))
     shape = torch.tensor(first["image"][0])
-    classifier = arrange(
+    classifier = optimized_for_inference(
         load_classifier(options.checkpoint, options.dataset), torch.device("cpu"), shape
     )
     draws = GaussianNoise(options.sigma, _SEED).stream(0, "cpu").draw(options.draws, shape)

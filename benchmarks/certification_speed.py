@@ -27,7 +27,12 @@ from smoothadv.architectures import get_architecture
 from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise
 from smoothadv.statistics import Draws
-from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, arrange, default_batch
+from smoothadv.voting.classifier import (
+    PRECISIONS,
+    CompiledClassifier,
+    default_batch,
+    optimized_for_inference,
+)
 from smoothadv.voting.counter import Poll, VoteCounter
 
 SIGMA = 0.25
@@ -110,7 +115,7 @@ def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
     arrangements = [(precision, False) for precision in options.precision]
     arrangements += [(precision, True) for precision in options.precision if options.compile]
     for precision, compiled in arrangements:
-        voter = arrange(network, device, precision=precision)
+        voter = optimized_for_inference(network, device, precision=precision)
         voter = CompiledClassifier(voter) if compiled else voter
         batch = options.batch or default_batch(voter, description.image_shape, device)
         counter = VoteCounter(voter, classes, batch, device)

@@ -51,7 +51,7 @@ from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.graphed import GraphedUpdate, sgd
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
-from smoothadv.voting.classifier import PRECISIONS, VotingClassifier, arrange
+from smoothadv.voting.classifier import PRECISIONS, VotingClassifier, optimized_for_inference
 from smoothadv.voting.counter import Poll, VoteCounter
 
 NOISES: dict[str, type[Noise]] = {"gaussian": GaussianNoise, "sound": RoundedGaussianNoise}
@@ -79,7 +79,7 @@ def voter_of(arch: str, precision: str, sound: bool = False) -> VotingClassifier
     if precision == INTEGERS:
         from smoothadv.exact.kernels import KernelNetwork
 
-        voter = arrange(
+        voter = optimized_for_inference(
             quantized(network_of(arch), torch.rand(2, *_shape(arch))), torch.device("cpu")
         )
         voter.use(KernelNetwork(voter.integers))
@@ -87,7 +87,7 @@ def voter_of(arch: str, precision: str, sound: bool = False) -> VotingClassifier
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(sound)
     try:
-        return arrange(network_of(arch), META, precision=precision)
+        return optimized_for_inference(network_of(arch), META, precision=precision)
     finally:
         torch.use_deterministic_algorithms(before)
 

@@ -26,7 +26,7 @@ from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import GaussianNoise
-from smoothadv.voting.classifier import VotingClassifier, arrange
+from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
 
 RADII = (0.0, 0.25, 0.5, 0.75)
 
@@ -51,7 +51,7 @@ def counted_rows(voter: VotingClassifier) -> list[int]:
 def saving(path: Path, sigma: float, batch: int, images: int, rounds: int) -> str:
     """The saving of consensus at this batch, as a line for people."""
     dataset, members = get_dataset("digits", "test"), load_classifier(path, "digits")
-    voter = arrange(members, torch.device("cpu"), dataset[0][0])
+    voter = optimized_for_inference(members, torch.device("cpu"), dataset[0][0])
     noise = GaussianNoise(sigma, 0)
     batches = [
         noise.stream(index, "cpu").noisy(batch, dataset[index][0]) for index in range(images)

@@ -31,7 +31,7 @@ from smoothadv.training.execution import Execution
 from smoothadv.training.graphed import GraphedUpdate, sgd
 from smoothadv.training.processes import Processes
 from smoothadv.training.update import Update
-from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, arrange
+from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, optimized_for_inference
 from smoothadv.voting.counter import VoteCounter
 
 # (method, T, m) of SmoothAdv's updates.
@@ -138,7 +138,7 @@ def certifications(
         return plain
 
     def prepare(batch: int, draws: int) -> Callable[[], None]:
-        voter = arrange(network, device, precision=product_precision(precision))
+        voter = optimized_for_inference(network, device, precision=product_precision(precision))
         voter = CompiledClassifier(voter) if mode == "compiled" else voter
         if mode == "graph":
             example = torch.rand(batch, *shape, device=device).contiguous(

@@ -18,12 +18,14 @@ from functools import partial
 import torch
 from certification_speed import seconds, settled
 
-from smoothadv.exact.building import LEVELS, Builder
-from smoothadv.exact.calibration import largest_values
+from smoothadv.exact.conversion import convert, read_network
 from smoothadv.exact.network import IntegerNetwork
-from smoothadv.exact.reading import read_network
 from smoothadv.noise import RoundedGaussianNoise
-from smoothadv.voting.classifier import CompiledClassifier, VotingClassifier, arrange
+from smoothadv.voting.classifier import (
+    CompiledClassifier,
+    VotingClassifier,
+    optimized_for_inference,
+)
 from smoothadv.voting.counter import VoteCounter, check_exact
 
 CPU, SHAPE, SIGMA, BASE = torch.device("cpu"), (3, 32, 32), 0.25, "floats, compiled"
@@ -44,11 +46,7 @@ def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwo
     """The network of integers, calibrated on ``images``."""
     floats = read_network(classifier, shape := tuple(images.shape[1:]))
     batches = ((images.double() - floats.mean.view(-1, 1, 1)) / floats.std.view(-1, 1, 1),)
-    made = Builder(
-        floats, largest_values(floats, batches, LEVELS), shape, RoundedGaussianNoise(SIGMA, 0).clip
-    ).build()
-    made.set_probe()
-    return made.eval()
+    return convert(floats, batches, shape, RoundedGaussianNoise(SIGMA, 0).clip)
 
 
 def forms(arch: str, batch: int) -> dict[str, VotingClassifier]:
@@ -56,7 +54,9 @@ def forms(arch: str, batch: int) -> dict[str, VotingClassifier]:
     compiled.
     """
     made = quantized(classifier := settled(arch, "cifar10", CPU), noisy_images(64))
-    floats, integers, in_bytes = (arrange(network, CPU) for network in (classifier, made, made))
+    floats, integers, in_bytes = (
+        optimized_for_inference(network, CPU) for network in (classifier, made, made)
+    )
     in_bytes.use_fast_form(
         partial(check_exact, VoteCounter(in_bytes, 10, batch, CPU), in_bytes.integers)
     )

@@ -143,7 +143,9 @@ def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(gpu, varian
     def large(images: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(variants, "arrange", lambda network, device, precision: large)
+    monkeypatch.setattr(
+        variants, "optimized_for_inference", lambda network, device, precision: large
+    )
     plain, failed = variants.measured(
         variants.certifications("digits_resnet8", "fp32", "eager", options), options
     )

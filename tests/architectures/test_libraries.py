@@ -16,7 +16,7 @@ from smoothadv.architectures.libraries import LIBRARIES, library_network
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
 from smoothadv.evaluation.classifiers import classifier_digest
-from smoothadv.voting.classifier import arrange
+from smoothadv.voting.classifier import optimized_for_inference
 from support.named_networks import NAMES, save_hf, save_onnx, small_network
 
 DIGITS = describe_dataset("digits")
@@ -216,7 +216,7 @@ def test_onnx_computes_what_the_network_does(fixed, tmp_path):
     network, images = small_network(), torch.rand(7, 3, 8, 8)
     name = f"onnx:{save_onnx(tmp_path / 'n.onnx', network, images[:4], fixed)}"
     found = library_network(name, pretrained=True).module
-    voter = arrange(copy.deepcopy(found).double(), torch.device("cpu"), images[0])
+    voter = optimized_for_inference(copy.deepcopy(found).double(), torch.device("cpu"), images[0])
     with torch.inference_mode():
         for batch in (images, images[:4], images[:1]):
             torch.testing.assert_close(voter(batch), network(batch), rtol=1e-5, atol=1e-5)

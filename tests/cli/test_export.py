@@ -13,8 +13,8 @@ import torch
 
 from smoothadv.checkpoints import integer_network, read_checkpoint, save_checkpoint
 from smoothadv.datasets import get_dataset
-from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Sum, Total
-from smoothadv.exact.network import IntegerNetwork, Step
+from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
+from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from support.commands import call, refused, snapshot, succeed
 

@@ -9,7 +9,7 @@ from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import GaussianNoise
 from smoothadv.statistics import Draws
-from smoothadv.voting.classifier import arrange
+from smoothadv.voting.classifier import optimized_for_inference
 from smoothadv.voting.counter import Poll, VoteCounter
 from support.plain import plain_module
 
@@ -57,7 +57,7 @@ def test_counts_are_those_of_a_plain_loop(checkpoint):
     )
     # Other batches, and folding, round the logits differently: of 6,000 votes one falls the other
     # way, where two logits are equal to the last digits, with a probability of about 1 %.
-    for voter in (classifier, arrange(classifier, torch.device("cpu"))):
+    for voter in (classifier, optimized_for_inference(classifier, torch.device("cpu"))):
         assert different_votes(ours(voter, images, seed=0), expected) <= 2
     assert different_votes(ours(classifier, images, seed=1), expected) > 50, (
         "other draws would be noticed"

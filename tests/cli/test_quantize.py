@@ -8,8 +8,7 @@ import torch
 import smoothadv
 from smoothadv.base.files import reserved
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.exact.engine import ByteConvolution
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.exact.network import ByteConvolution, IntegerNetwork
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import call, refused, rows, run_process, script, succeed, timeless
 from support.integers import needs_bytes

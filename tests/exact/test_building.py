@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smoothadv.exact.calibration import largest_values
-from smoothadv.exact.reading import read_network
+from smoothadv.exact.conversion import largest_values, read_network
 from support.integers import grey_images, quantized, slow_logits, with_entrance
 from support.networks import TwoReadersOfTheImage
 from support.refusals import refusal
@@ -188,5 +187,5 @@ def test_ranges_are_those_of_all_columns():
     with torch.no_grad():
         network[0].weight.fill_(1.0), network[0].bias.zero_()
     read = read_network(with_entrance(network, 3), (3, 32, 32))
-    largest = largest_values(read, [images.double()], 255)
+    largest = largest_values(read, [images.double()])
     assert {value for operation, value in largest.items() if operation.kind == "relu"} == {3.0}

@@ -12,10 +12,13 @@ import pytest
 import torch
 
 from smoothadv.architectures import get_architecture
-from smoothadv.exact.engine import ByteConvolution, fast_form
-from smoothadv.exact.layers import Convolution
-from smoothadv.exact.network import IntegerNetwork, Step
-from smoothadv.voting.classifier import CompiledClassifier, VotingClassifier, arrange
+from smoothadv.exact.layers import Convolution, Step
+from smoothadv.exact.network import ByteConvolution, IntegerNetwork, byte_form
+from smoothadv.voting.classifier import (
+    CompiledClassifier,
+    VotingClassifier,
+    optimized_for_inference,
+)
 from smoothadv.voting.counter import VoteCounter, check_exact
 from support.integers import BYTES_ARE_EXACT, grey_images, needs_bytes, quantized
 
@@ -29,7 +32,7 @@ needs_vnni = pytest.mark.skipif(
 
 def digits_voter() -> VotingClassifier:
     torch.manual_seed(0)
-    return arrange(
+    return optimized_for_inference(
         quantized(get_architecture("digits_resnet8", "digits", "normalize"), IMAGES), CPU
     )
 
@@ -55,6 +58,7 @@ def without_operator(
 
 
 @needs_bytes
+@pytest.mark.filterwarnings("ignore:the fast kernels")
 @pytest.mark.parametrize("fault", [None, with_rounded_large_sums, without_operator])
 def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch):
     voter = digits_voter()
@@ -104,7 +108,7 @@ def test_fast_form_votes_and_gradients_are_those_of_the_classifier(is_compiled):
         torch.equal(logits, expected)
         and torch.autograd.grad(logits.square().sum(), images)[0].any()
     )
-    voter.use(fast_form(eager.integers, CPU) if BYTES_ARE_EXACT else None)
+    voter.use(byte_form(eager.integers) if BYTES_ARE_EXACT else None)
     with torch.inference_mode():
         assert torch.equal(voter(IMAGES), expected)
 
@@ -129,7 +133,7 @@ def test_sums_in_parts_are_bytes_and_wide_weights_are_not(channels, weight, part
     steps.append(step(2, torch.eye(4).view(4, 4, 1, 1), 1, -1))
     network = IntegerNetwork(SHAPE, 0, torch.zeros(1), steps).eval()
     form, images = (
-        fast_form(network, CPU),
+        byte_form(network),
         torch.cat([torch.ones(4, *SHAPE), torch.rand(4, *SHAPE)]),
     )
     assert (form is not None) == (parts > 0)

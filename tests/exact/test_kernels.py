@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from smoothadv.base.errors import DoubtfulWarning
-from smoothadv.voting import classifier
+from smoothadv.exact.network import IntegerNetwork
+from smoothadv.voting.classifier import optimized_for_inference
 from smoothadv.voting.counter import VoteCounter, check_exact
 from support.commands import CODE, run_process
 
@@ -168,9 +169,9 @@ def test_kernels_are_for_cuda_and_a_warning_says_where_they_do_not_run():
     from support.interpreted_integers import odd_network
 
     network = odd_network()
-    assert integer_kernels.fast_form(network, torch.device("cpu")) is None
+    assert integer_kernels.kernel_form(network, torch.device("cpu")) is None
     with pytest.warns(DoubtfulWarning, match="costs speed: "):
-        assert classifier._fast_form(network, CUDA) is None
+        assert network.fast_form(CUDA) is None
 
 
 class Constant(nn.Module):
@@ -187,8 +188,8 @@ def test_kernels_that_compute_something_else_do_not_vote(monkeypatch):
     pytest.importorskip("triton", reason=WITHOUT_TRITON)
     from support.interpreted_integers import odd_network
 
-    monkeypatch.setattr(classifier, "_fast_form", lambda network, device: Constant())
-    voter = classifier.arrange(odd_network(), torch.device("cpu"))
+    monkeypatch.setattr(IntegerNetwork, "fast_form", lambda network, device: Constant())
+    voter = optimized_for_inference(odd_network(), torch.device("cpu"))
     with pytest.warns(DoubtfulWarning, match="float32 votes"):
         voter.use_fast_form(
             partial(check_exact, VoteCounter(voter, 5, 4, torch.device("cpu")), voter.integers)
@@ -200,4 +201,4 @@ def test_without_triton_float32_votes(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "smoothadv.exact.kernels", raising=False)
     monkeypatch.delattr("smoothadv.exact.kernels", raising=False)
-    assert classifier._fast_form(None, CUDA) is None
+    assert IntegerNetwork.fast_form(None, CUDA) is None

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
+from smoothadv.architectures.exact import digest_of_logits
 from smoothadv.datasets import describe_dataset
 from smoothadv.exact import layers as integer_layers
-from smoothadv.exact.engine import fast_form
-from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Sum, Total
-from smoothadv.exact.network import IntegerNetwork, Step, digest_of_logits
+from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
+from smoothadv.exact.network import IntegerNetwork, byte_form
 from smoothadv.voting.counter import VoteCounter, check_exact
 from support import slow_integers
 from support.integers import BYTES_ARE_EXACT, grey_images, quantized, slow_logits
@@ -120,7 +120,7 @@ def test_any_small_network_is_the_reference_to_the_last_bit(network, seed):
     assert is_reference(network, 3 * images - 1), "pixels beyond the range are clamped"
     record, tensors = network.stored()
     again = IntegerNetwork.read(record, tensors, network.image_shape, 5)
-    form = fast_form(network, CPU) if BYTES_ARE_EXACT else None
+    form = byte_form(network) if BYTES_ARE_EXACT else None
     with torch.inference_mode():
         assert torch.equal(torch.cat([again(image[None]) for image in images]), network(images))
         assert form is None or torch.equal(form(images), network(images))

@@ -8,10 +8,8 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.input_layers import Normalize
-from smoothadv.exact.building import LEVELS, Builder
-from smoothadv.exact.calibration import largest_values
+from smoothadv.exact.conversion import convert, read_network
 from smoothadv.exact.network import IntegerNetwork
-from smoothadv.exact.reading import read_network
 from support import slow_integers
 
 CLIP = 383
@@ -38,9 +36,7 @@ def quantized(classifier: nn.Module, images: torch.Tensor, clip: int = CLIP) -> 
     network = read_network(classifier, shape)
     mean = ((network.mean * 255).round() / 255).view(-1, 1, 1)
     batches = ((part.double() - mean) / network.std.view(-1, 1, 1) for part in images.split(16))
-    made = Builder(network, largest_values(network, batches, LEVELS), shape, clip).build().eval()
-    made.set_probe()
-    return made
+    return convert(network, batches, shape, clip)
 
 
 def slow_logits(network: IntegerNetwork, images: torch.Tensor) -> np.ndarray:

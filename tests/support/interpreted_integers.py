@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from smoothadv.architectures import get_architecture
+from smoothadv.architectures.exact import digest_of_logits
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
 from smoothadv.exact import kernels
@@ -22,11 +23,12 @@ from smoothadv.exact.layers import (
     Convolution,
     Maximum,
     Rescaling,
+    Step,
     Sum,
     Total,
     in_float64,
 )
-from smoothadv.exact.network import IntegerNetwork, Step, digest_of_logits
+from smoothadv.exact.network import IntegerNetwork
 from smoothadv.voting.counter import VoteCounter, check_exact
 from support.integers import grey_images, quantized
 

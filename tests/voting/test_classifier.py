@@ -20,7 +20,12 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.memory import batch_that_fits
 from smoothadv.datasets import describe_dataset
 from smoothadv.training.execution import CompiledForSizes
-from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, arrange, default_batch
+from smoothadv.voting.classifier import (
+    PRECISIONS,
+    CompiledClassifier,
+    default_batch,
+    optimized_for_inference,
+)
 from smoothadv.voting.folding import fold
 from support import networks
 from support.networks import settle_batch_norms
@@ -214,7 +219,7 @@ def test_zero_padding_stays_exact_at_the_border(entrance):
 def test_the_given_classifier_is_left_alone(precision, training):
     model, _ = fitting("digits_resnet8", "normalize")
     before = copy.deepcopy(model.train(training).state_dict())
-    arranged = arrange(model, CPU, precision=precision)
+    arranged = optimized_for_inference(model, CPU, precision=precision)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(module.training == training for module in model.modules())
     assert all(
@@ -231,7 +236,9 @@ def test_the_given_classifier_is_left_alone(precision, training):
 def test_layers_that_are_random_or_learn_are_in_eval_mode(kind):
     noisy = torch.randn(4, 3, 8, 8)
     layers = nn.Sequential(nn.ReLU(), kind).train()
-    assert torch.equal(arrange(layers, CPU)(noisy), copy.deepcopy(layers).eval()(noisy))
+    assert torch.equal(
+        optimized_for_inference(layers, CPU)(noisy), copy.deepcopy(layers).eval()(noisy)
+    )
 
 
 @pytest.mark.parametrize(
@@ -240,7 +247,7 @@ def test_layers_that_are_random_or_learn_are_in_eval_mode(kind):
 def test_logits_in_every_precision_are_close_and_float32(precision, tolerance):
     model, images = fitting("digits_resnet8", "normalize")
     noisy = images.float().contiguous(memory_format=torch.channels_last)
-    arranged = arrange(model, CPU, precision=precision)
+    arranged = optimized_for_inference(model, CPU, precision=precision)
     logits = arranged(noisy)
     assert logits.dtype == torch.float32
     assert {parameter.dtype for parameter in arranged.parameters()} == {PRECISIONS[precision]}
@@ -252,7 +259,7 @@ def test_the_sum_of_image_and_noise_is_rounded_not_the_noise(precision):
     dtype = PRECISIONS[precision]
     image, noise = torch.ones(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.75 * torch.finfo(dtype).eps)
     noise[..., 0] /= 2
-    arranged = arrange(nn.Flatten(), CPU, precision=precision)
+    arranged = optimized_for_inference(nn.Flatten(), CPU, precision=precision)
     sum_rounded = (image + noise).to(dtype).float().flatten(1)
     assert torch.equal(arranged(image + noise), sum_rounded)
     # 1 + 0.75 eps is rounded up and 1 + 0.375 eps down; the noise alone would be represented
@@ -263,7 +270,7 @@ def test_the_sum_of_image_and_noise_is_rounded_not_the_noise(precision):
 
 def test_single_precision_rounds_nothing():
     noisy = torch.randn(3, 1, 2, 2)
-    assert torch.equal(arrange(nn.Flatten(), CPU)(noisy), noisy.flatten(1))
+    assert torch.equal(optimized_for_inference(nn.Flatten(), CPU)(noisy), noisy.flatten(1))
 
 
 @pytest.mark.parametrize(
@@ -324,8 +331,8 @@ def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another
     model, images = behind(Normalize, networks.Network)
     noisy = images.float().repeat(8, 1, 1, 1).contiguous(memory_format=torch.channels_last)
     noisy += 0.1 * torch.randn_like(noisy)
-    eager = arrange(model, CPU)
-    compiled = CompiledClassifier(arrange(model, CPU))
+    eager = optimized_for_inference(model, CPU)
+    compiled = CompiledClassifier(optimized_for_inference(model, CPU))
     logits, order = compiled(noisy), torch.randperm(32)
     assert any(own_compiler_cache.rglob("*.so")), "something was compiled"
     torch.testing.assert_close(logits, eager(noisy), rtol=0, atol=1e-4)
@@ -341,7 +348,7 @@ def test_kernels_of_a_gpu_are_not_chosen_by_a_race(compiled, own_compiler_cache,
     """Processes would round differently. On a CPU nothing is timed, and nothing changes."""
     import torch._inductor.config as inductor
 
-    voter = arrange(fitting("digits_resnet8", "normalize")[0], CPU)
+    voter = optimized_for_inference(fitting("digits_resnet8", "normalize")[0], CPU)
     name, chosen = (
         ("deterministic", True)
         if hasattr(inductor, "deterministic")
@@ -360,7 +367,7 @@ def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):
     model, _ = fitting("digits_resnet8", "normalize")
     with torch.inference_mode(), inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         with pytest.raises(UserError, match="--compile failed.*C\\+\\+ compiler"):
-            CompiledClassifier(arrange(model, CPU))(torch.rand(5, 1, 8, 8))
+            CompiledClassifier(optimized_for_inference(model, CPU))(torch.rand(5, 1, 8, 8))
 
 
 DETERMINISTIC = """

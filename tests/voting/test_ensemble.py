@@ -14,7 +14,7 @@ from smoothadv.architectures import get_architecture
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
-from smoothadv.voting.classifier import VotingClassifier, arrange
+from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
 from smoothadv.voting.counter import VoteCounter, check_repeatable
 from support.models import LinearClassifier, Recorder
 from support.networks import settle_batch_norms
@@ -164,7 +164,7 @@ def voter() -> VotingClassifier:
     for member in members:
         settle_batch_norms(member, torch.rand(64, 1, 8, 8))
         member[1].fc.weight.data *= 20
-    return arrange(Ensemble(members, "probabilities"), CPU, torch.rand(1, 8, 8))
+    return optimized_for_inference(Ensemble(members, "probabilities"), CPU, torch.rand(1, 8, 8))
 
 
 def test_members_are_folded_and_fewer_are_asked_in_passes_of_one_shape(voter):

@@ -15,10 +15,9 @@ from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.datasets import describe_dataset
 from smoothadv.training import folded as attacked
 from smoothadv.training.folded import AttackedModel, attacked_form
-from smoothadv.voting import classifier, epilogues
-from smoothadv.voting.classifier import PRECISIONS, arrange
-from smoothadv.voting.epilogues import ConvolutionReLU
-from smoothadv.voting.folding import fold
+from smoothadv.voting import classifier, folding
+from smoothadv.voting.classifier import PRECISIONS, optimized_for_inference
+from smoothadv.voting.folding import ConvolutionReLU, fold
 from support import networks
 from support.released import randomise_batch_norms
 
@@ -52,7 +51,7 @@ def any_kernel():
 def cudnn(monkeypatch) -> Calls:
     """A CPU takes the way of a GPU."""
     calls = Calls()
-    monkeypatch.setattr(epilogues, "_suits_plain_functions", lambda x: False)
+    monkeypatch.setattr(folding, "_suits_plain_functions", lambda x: False)
     monkeypatch.setattr(torch, "cudnn_convolution_relu", calls.convolution_relu)
     monkeypatch.setattr(torch, "cudnn_convolution_add_relu", calls.convolution_add_relu)
     return calls
@@ -173,7 +172,7 @@ def test_what_a_fused_call_cannot_express_stays(cudnn, kind):
 
 def as_on_a_gpu(monkeypatch) -> None:
     """Networks in float64 are tried on the CPU, those in float32 are on the GPU."""
-    monkeypatch.setattr(epilogues, "_suits_plain_functions", lambda x: x.dtype == torch.float64)
+    monkeypatch.setattr(folding, "_suits_plain_functions", lambda x: x.dtype == torch.float64)
     for module in (classifier, attacked):
         monkeypatch.setattr(module, "are_offered_on", lambda device: True)
 
@@ -181,7 +180,7 @@ def as_on_a_gpu(monkeypatch) -> None:
 def test_where_fusing_would_change_the_function_folding_stays(cudnn, monkeypatch):
     as_on_a_gpu(monkeypatch)
     model, images = small(Expanded)
-    arranged = arrange(model, torch.device("cpu"), images[0])
+    arranged = optimized_for_inference(model, torch.device("cpu"), images[0])
     assert arranged.is_folded and not arranged.is_fused
 
 
@@ -202,9 +201,9 @@ def test_what_cudnn_computes_is_compared(cudnn, monkeypatch, faulty):
         else pytest.warns(DoubtfulWarning, match="something else")
     )
     with warned:
-        assert arrange(model.float(), torch.device("cpu"), images[0].float()).is_fused == (
-            faulty is None
-        )
+        assert optimized_for_inference(
+            model.float(), torch.device("cpu"), images[0].float()
+        ).is_fused == (faulty is None)
     before = copy.deepcopy(model.state_dict())
     with warned if faulty is None else pytest.warns(DoubtfulWarning, match="something else"):
         form = attacked_form(model, images.float())
@@ -218,21 +217,21 @@ def test_trying_the_calls_leaves_statistics_and_modes_alone(cudnn):
         nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Dropout(), nn.Flatten()
     ).train()
     before = copy.deepcopy(network.state_dict())
-    assert epilogues.runs(network, torch.rand(2, 3, 4, 4))
+    assert folding.runs(network, torch.rand(2, 3, 4, 4))
     assert network[0].training and all(
         torch.equal(network.state_dict()[name], before[name]) for name in before
     )
 
 
 def test_sound_certification_uses_no_call_that_may_be_random():
-    assert epilogues.are_offered_on(torch.device("meta"))
+    assert folding.are_offered_on(torch.device("meta"))
     torch.use_deterministic_algorithms(True)
-    assert not epilogues.are_offered_on(torch.device("meta"))
+    assert not folding.are_offered_on(torch.device("meta"))
 
 
 def test_convolutions_that_learn_are_left_alone():
     learning = Shortcuts().requires_grad_()
-    fused = epilogues.fuse_epilogues(torch.fx.symbolic_trace(learning))
+    fused = folding.fuse_epilogues(torch.fx.symbolic_trace(learning))
     assert not any(isinstance(layer, ConvolutionReLU) for layer in fused.modules())
 
 
@@ -261,10 +260,10 @@ def test_a_device_without_these_kernels_computes_one_by_one(precision):
         DoubtfulWarning,
         match="are computed one by one: aten::cudnn_convolution_relu: attempted to run",
     ):
-        assert not arrange(
+        assert not optimized_for_inference(
             model.float(), torch.device("meta"), images[0].float(), precision
         ).is_fused
-    assert arrange(model.float(), torch.device("meta"), None, precision).is_fused, (
+    assert optimized_for_inference(model.float(), torch.device("meta"), None, precision).is_fused, (
         "without an example nothing is tried"
     )
     form = attacked_form(copy.deepcopy(model).float().requires_grad_(), images.float())

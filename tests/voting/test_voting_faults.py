@@ -17,7 +17,7 @@ from smoothadv.noise import GaussianNoise
 from smoothadv.statistics import Draws, Smoothing
 from smoothadv.statistics.exact import Exact
 from smoothadv.statistics.prediction import predict
-from smoothadv.voting.classifier import arrange
+from smoothadv.voting.classifier import optimized_for_inference
 from smoothadv.voting.counter import Poll, VoteCounter, check_repeatable
 from support.fragile_models import OUT_OF_MEMORY, Forgetful
 from support.models import ConstantClassifier, Recorder
@@ -160,7 +160,7 @@ def check(classifier: Callable, batch: int = 16, shape: tuple[int, ...] = (1, 4,
 def test_an_ordinary_classifier_is_repeatable(batch):
     check(CLASSIFIER, batch)
     torch.manual_seed(0)
-    network = arrange(get_architecture("digits_resnet8", "digits"), CPU)
+    network = optimized_for_inference(get_architecture("digits_resnet8", "digits"), CPU)
     if batch % 16 == 0:
         check(network, batch, (1, 8, 8))
 

@@ -7,6 +7,7 @@ layer with its constants, the dataset, the recipe and the history of the run.
 """
 
 import dataclasses
+import importlib
 import io
 import re
 import warnings
@@ -28,6 +29,7 @@ from smoothadv.architectures import (
 from smoothadv.architectures.denoisers import DENOISERS, Denoised
 from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
+from smoothadv.architectures.exact import ExactNetwork, is_exact
 from smoothadv.base import plugins
 from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError, first_line, shown, warn
@@ -38,7 +40,6 @@ from smoothadv.checkpoints.fields import checked
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.pickles import CarefulUnpickler
-from smoothadv.exact.network import IntegerNetwork
 
 Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
@@ -49,6 +50,8 @@ INTEGER = "integer"
 """The field of a checkpoint of integers that describes its network; its ``arch`` begins with this
 and a colon.
 """
+_INTEGERS = "smoothadv.exact.network"
+"""The annex that defines these networks, loaded only for such a checkpoint."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Where an object lies in memory, as Python prints it: another place in every process."""
 _PICKLES_OF_AN_OLD_FILE = 5
@@ -297,7 +300,7 @@ def denoised_classifier(
     Also what a log records of the denoiser, and what its checkpoint does. UserError where it does
     not fit the images.
     """
-    if any(isinstance(part, IntegerNetwork) for part in classifier.modules()):
+    if is_exact(classifier):
         raise UserError(
             "a network of integers reads noisy images in whole grey levels: leave --denoiser out"
         )
@@ -326,14 +329,13 @@ def denoised_classifier(
 
 def integer_network(
     content: dict[str, Any], path: Path, image_shape: Sequence[int], num_classes: int
-) -> IntegerNetwork:
+) -> ExactNetwork:
     """The network in a checkpoint of integers, for images of this shape; UserError where it is
     damaged.
     """
+    read = importlib.import_module(_INTEGERS).IntegerNetwork.read
     try:
-        return IntegerNetwork.read(
-            content[INTEGER], content["state_dict"], image_shape, num_classes
-        ).eval()
+        return read(content[INTEGER], content["state_dict"], image_shape, num_classes).eval()
     except ValueError as error:
         raise UserError(f"checkpoint {path}: {error}") from error
 

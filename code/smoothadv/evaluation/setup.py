@@ -47,9 +47,9 @@ from smoothadv.statistics.prediction import least_draws
 from smoothadv.voting.classifier import (
     CompiledClassifier,
     VotingClassifier,
-    arrange,
     default_batch,
     make_deterministic,
+    optimized_for_inference,
 )
 from smoothadv.voting.counter import VoteCounter, check_exact, check_repeatable
 
@@ -264,7 +264,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
             request.images if isinstance(request.images, str) else None, request.sigma
         )
     example = dataset[0][0] if len(dataset) else None
-    voter = arrange(classifier, device, example, request.precision)
+    voter = optimized_for_inference(classifier, device, example, request.precision)
     if example is not None and base.source is None:
         _check_module(voter, example, base.name or type(given).__name__, is_first)
     noise = noise_kind(sound)(request.sigma, request.seed, key=key)
@@ -273,7 +273,11 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         shape, is_shard = dataset.description.image_shape, request.shard is not None
         batch = default_batch(voter, shape, device, of_total=is_shard, noise=noise)
     # The gradients of confident predictions underflow in fp16.
-    attacked = arrange(classifier, device, example) if request.precision == "fp16" else voter
+    attacked = (
+        optimized_for_inference(classifier, device, example)
+        if request.precision == "fp16"
+        else voter
+    )
     if request.compile:
         if sound and device.type != "cpu":
             raise UserError(

@@ -1,6 +1,4 @@
-"""Makes networks of integers of trained ones: reading.py reads a float network, building.py builds
-that of integers.
+"""The annex for networks of integers: ``conversion`` makes one of a trained network.
 
-calibration.py chooses the ranges of values, request.py carries out what the command ``quantize`` is
-asked for.
+The rest of the package knows them as ``architectures.exact.ExactNetwork``.
 """

@@ -26,13 +26,15 @@ from torch.nn import functional as F
 from smoothadv.base.errors import first_line, warn
 from smoothadv.base.memory import is_out_of_memory
 from smoothadv.exact.layers import (
+    WHITE,
     Convolution,
     IntegerLayer,
+    LayerGraph,
     Rescaling,
     Sum,
     in_float64,
+    random_integers,
 )
-from smoothadv.exact.network import WHITE, IntegerNetwork, random_integers
 
 _WHOLE = tl.constexpr(2.0**23)
 """From here to 2^24 float32 holds the integers and nothing between them: a sum in this range is
@@ -239,7 +241,7 @@ class _Operation(nn.Module):
 
     def __init__(
         self,
-        network: IntegerNetwork,
+        network: LayerGraph,
         layers: list[IntegerLayer],
         values: list[_Value],
         reads: list[int],
@@ -278,7 +280,7 @@ class _Convolution(_Operation):
     kernel.
     """
 
-    def __init__(self, network: IntegerNetwork, *given: Any) -> None:
+    def __init__(self, network: LayerGraph, *given: Any) -> None:
         super().__init__(network, *given)
         (layer, *others), before = self.layers, self.read[0]
         outputs, inputs, height, width = layer.weight.shape
@@ -350,15 +352,15 @@ class _Convolution(_Operation):
         return made
 
 
-def _values(network: IntegerNetwork) -> list[_Value]:
+def _values(network: LayerGraph) -> list[_Value]:
     """The values of a network, by number; their ranges are proven."""
     most = int(network.sizes[0])
     maps = [network.entrance(network.mean.new_zeros(1, *network.image_shape))]
     values = [_Value(tuple(maps[0].shape[1:]), -most, most)]
-    for number, layer, inputs in network._steps():
+    for number, layer, inputs in network.steps():
         maps.append(layer(*(maps[used] for used in inputs)))
-        most, is_positive = int(network.sizes[number]), values[inputs[0]].low >= 0
-        low, high = getattr(layer, "low", 0 if is_positive else -most), getattr(layer, "high", most)
+        most, source = int(network.sizes[number]), values[inputs[0]]
+        low, high = layer.limits(source.low, source.high)
         values.append(_Value(tuple(maps[-1].shape[1:]), max(low, -most), min(high, most)))
     return values
 
@@ -386,11 +388,11 @@ class KernelNetwork(nn.Module):
 
     operations: Any
 
-    def __init__(self, network: IntegerNetwork) -> None:
+    def __init__(self, network: LayerGraph) -> None:
         super().__init__()
         values, steps = (
             _values(network),
-            {number: (layer, inputs) for number, layer, inputs in network._steps()},
+            {number: (layer, inputs) for number, layer, inputs in network.steps()},
         )
         kinds = {
             number: type(layer)
@@ -454,7 +456,7 @@ class KernelNetwork(nn.Module):
         """The number of a value that is not as defined here, None if there is none, in batches like
         ``images``.
 
-        As ``IntegerNetwork.inexact_layer``: each operation is given what it reads of the images,
+        As ``LayerGraph.inexact_layer``: each operation is given what it reads of the images,
         and random integers of the whole range. What it makes is compared with the definition, in
         float64, in the first and the last row.
         """
@@ -488,7 +490,7 @@ def _ends(x: torch.Tensor) -> torch.Tensor:
     return x[:: max(1, len(x) - 1)]
 
 
-def fast_form(network: IntegerNetwork, device: torch.device) -> KernelNetwork | None:
+def kernel_form(network: LayerGraph, device: torch.device) -> KernelNetwork | None:
     """The same network by these kernels, for inference; None, with a warning, where they do not
     run.
 

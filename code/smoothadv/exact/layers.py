@@ -9,17 +9,24 @@ gradients, rounding has that of the identity ("straight-through", Bengio et al.,
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+DEFINITION = 1
+"""The version of the definition in docs/integer.md."""
 EXACT = 2**24
 """float32 holds all integers up to this size."""
+WHITE = 255
 _ROUNDED = 1 + 2**-22  # more than two roundings to float32 can add
 Pair = tuple[int, int]
 _RANGES = {
@@ -29,6 +36,8 @@ _RANGES = {
     "ceil_mode": (0, 1),
 }
 _TYPES = (torch.int8, torch.int16, torch.int32)
+_NO_CLAMP = {"low": 0, "high": -1}
+_PROBES = 8
 
 
 class _Round(torch.autograd.Function):
@@ -50,9 +59,9 @@ class IntegerLayer(nn.Module, ABC):
     """A layer with ``settings`` and ``tensors``, as a checkpoint holds them; ValueError where they
     are damaged.
 
-    SETTINGS has the names and defaults of whole numbers and pairs of them, TENSORS the names of
-    tensors: "multiplier" is float32, others hold integers. Results are clamped to
-    ``low``..``high``.
+    A subclass is the whole description of a kind of layer. SETTINGS has the names and defaults of
+    whole numbers and pairs of them, TENSORS the names of tensors: "multiplier" is float32, others
+    hold integers. Results are clamped to ``low``..``high``.
     """
 
     SETTINGS: ClassVar[dict[str, Any]] = {}
@@ -103,16 +112,25 @@ class IntegerLayer(nn.Module, ABC):
         not be exact.
         """
 
+    def limits(self, low: int, high: int) -> tuple[int, int]:
+        """The range of results for a first input in low..high; logits have low > high."""
+        return self.low, self.high
+
+    @abstractmethod
+    def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
+        """Add the layer's nodes to an ``export.Writer``; returns the name of the result.
+
+        ``x`` is the first of the ``inputs``, ``y`` the result, of one image.
+        """
+
     def stored(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What the constructor takes: settings that are not default, tensors in the shortest type
+        """The constructor's arguments: settings that are not default, tensors in the shortest type
         that holds them.
         """
-        chosen = {
-            name: value for name, value in self.settings.items() if value != self.SETTINGS[name]
-        }
         settings = {
             name: list(value) if isinstance(value, tuple) else value
-            for name, value in chosen.items()
+            for name, value in self.settings.items()
+            if value != self.SETTINGS[name]
         }
         return settings, {
             name: _shortest(name, value.detach().cpu()) for name, value in self.named_buffers()
@@ -155,14 +173,11 @@ class Convolution(IntegerLayer):
     """
 
     SETTINGS: ClassVar[dict[str, Any]] = {
-        **{
-            "low": 0,
-            "high": -1,
-            "stride": (1, 1),
-            "padding": (0, 0),
-            "dilation": (1, 1),
-            "groups": 1,
-        }
+        **_NO_CLAMP,
+        "stride": (1, 1),
+        "padding": (0, 0),
+        "dilation": (1, 1),
+        "groups": 1,
     }
     TENSORS = ("weight", "bias", "multiplier")
     weight: torch.Tensor
@@ -238,6 +253,36 @@ class Convolution(IntegerLayer):
         scaled = total * multiplier if total.requires_grad else total.mul_(multiplier)
         return scaled if self.is_last else self._in_range(rounded(scaled))
 
+    def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
+        geometry = {
+            "strides": self.stride,
+            "dilations": self.dilation,
+            "group": self.groups,
+            "pads": self.padding * 2,
+        }
+        if self.parts == 1:
+            total = writer.node(
+                "Conv",
+                inputs[0],
+                writer.constant(self.weight),
+                writer.constant(self.bias),
+                **geometry,
+            )
+            total = writer.node("Round", total)  # keeps the multiplier out of the weights
+        else:
+            weights = self.weight.split(-(-x.shape[1] // self.parts), 1)
+            sizes = writer.constant([weight.shape[1] for weight in weights], torch.int64)
+            parts = writer.split(inputs[0], sizes, len(weights))
+            sums = [
+                writer.node("Conv", part, writer.constant(weight), **geometry)
+                for part, weight in zip(parts, weights)
+            ]
+            bias = writer.constant(self.bias[:, None, None], torch.float64)
+            exact = writer.node("Sum", bias, *(writer.cast(one, "DOUBLE") for one in sums))
+            total = writer.cast(exact, "FLOAT")
+        scaled = writer.node("Mul", total, writer.constant(self.multiplier[:, None, None]))
+        return scaled if self.is_last else writer.clip(writer.node("Round", scaled), self)
+
 
 @contextmanager
 def in_float64(layers: Iterable[nn.Module]) -> Iterator[None]:
@@ -253,7 +298,7 @@ def in_float64(layers: Iterable[nn.Module]) -> Iterator[None]:
 class Rescaling(IntegerLayer):
     """clamp(round(m x)): multiplier m [1], float32."""
 
-    SETTINGS: ClassVar[dict[str, Any]] = {"low": 0, "high": -1}
+    SETTINGS: ClassVar[dict[str, Any]] = _NO_CLAMP
     TENSORS = ("multiplier",)
 
     def bound(self, *sizes: float) -> float:
@@ -262,11 +307,15 @@ class Rescaling(IntegerLayer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._in_range(rounded(x * self.multiplier))
 
+    def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
+        scaled = writer.node("Mul", inputs[0], writer.constant(self.multiplier))
+        return writer.clip(writer.node("Round", scaled), self)
+
 
 class Sum(IntegerLayer):
     """clamp(x + y)."""
 
-    SETTINGS: ClassVar[dict[str, Any]] = {"low": 0, "high": -1}
+    SETTINGS: ClassVar[dict[str, Any]] = _NO_CLAMP
     ARGUMENTS = 2
 
     def bound(self, *sizes: float) -> float:
@@ -277,6 +326,9 @@ class Sum(IntegerLayer):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self._in_range(x + y)
 
+    def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
+        return writer.clip(writer.node("Add", *inputs), self)
+
 
 class Maximum(IntegerLayer):
     """The largest value in each window of ``kernel``, with padding that is smaller than all
@@ -284,13 +336,11 @@ class Maximum(IntegerLayer):
     """
 
     SETTINGS: ClassVar[dict[str, Any]] = {
-        **{
-            "kernel": (1, 1),
-            "stride": (1, 1),
-            "padding": (0, 0),
-            "dilation": (1, 1),
-            "ceil_mode": 0,
-        }
+        "kernel": (1, 1),
+        "stride": (1, 1),
+        "padding": (0, 0),
+        "dilation": (1, 1),
+        "ceil_mode": 0,
     }
 
     def bound(self, *sizes: float) -> float:
@@ -300,9 +350,29 @@ class Maximum(IntegerLayer):
             )
         return sizes[0]
 
+    def limits(self, low: int, high: int) -> tuple[int, int]:
+        return low, high
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.max_pool2d(
             x, self.kernel, self.stride, self.padding, self.dilation, bool(self.ceil_mode)
+        )
+
+    def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
+        reach = [size * step - step + 1 for size, step in zip(self.kernel, self.dilation)]
+        each = zip(x.shape[2:], y.shape[2:], self.stride, reach, self.padding)
+        # Padding behind the map that makes the size right, so that no rule for rounding it up is
+        # needed.
+        behind = [
+            max(0, (new - 1) * step + size - old - before) for old, new, step, size, before in each
+        ]
+        return writer.node(
+            "MaxPool",
+            inputs[0],
+            kernel_shape=self.kernel,
+            strides=self.stride,
+            dilations=self.dilation,
+            pads=[*self.padding, *behind],
         )
 
 
@@ -319,12 +389,163 @@ class Total(IntegerLayer):
             raise ValueError("a sum over all positions may exceed 2^24")
         return total
 
+    def limits(self, low: int, high: int) -> tuple[int, int]:
+        positions = math.prod(self.kernel)
+        return positions * low, positions * high
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[2:] != self.kernel:
             raise ValueError(f"maps of {tuple(x.shape[2:])}, expected {self.kernel}")
         return x.sum((2, 3), keepdim=True)
 
+    def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
+        return writer.node("ReduceSum", inputs[0], writer.constant([2, 3], torch.int64), keepdims=1)
+
 
 LAYERS: dict[str, type[IntegerLayer]] = {
     layer.__name__.lower(): layer for layer in (Convolution, Rescaling, Sum, Maximum, Total)
 }
+
+
+@dataclass(frozen=True)
+class Step:
+    """A layer and the numbers of the values that it reads: 0 is the image, n the result of step
+    n.
+    """
+
+    layer: IntegerLayer
+    inputs: tuple[int, ...]
+
+
+class LayerGraph(nn.Module):
+    """Maps images [B, C, H, W] of the shape ``image_shape``, float32, to logits [B, K]: integers
+    times a power of 2.
+
+    An image is rounded to grey levels, clamped to -clip..255 + clip, and loses the ``mean`` [C],
+    integers, of its channel. ``steps`` follow in order. ValueError unless every sum is proven to be
+    exact for all images.
+    """
+
+    mean: torch.Tensor
+    layers: nn.ModuleList
+
+    def __init__(
+        self, image_shape: Sequence[int], clip: int, mean: torch.Tensor, steps: Sequence[Step]
+    ) -> None:
+        super().__init__()
+        self.image_shape, self.clip = tuple(image_shape), clip
+        self.layers = nn.ModuleList(step.layer for step in steps)
+        self.inputs = [step.inputs for step in steps]
+        self.register_buffer("mean", mean.to(torch.float32, copy=True).view(-1, 1, 1))
+        last = {used: number for number, inputs in enumerate(self.inputs, 1) for used in inputs}
+        self._unused_after = [
+            [used for used in last if last[used] == number] for number in range(len(steps) + 1)
+        ]
+        self._prove()
+
+    def steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
+        """Each layer with its number and those of the values that it reads: 0 is the image, n the
+        result of step n.
+        """
+        for number, (layer, inputs) in enumerate(zip(self.layers, self.inputs), 1):
+            assert isinstance(layer, IntegerLayer)
+            yield number, layer, inputs
+
+    def _prove(self) -> None:
+        """Sets ``sizes``: the largest size of each value, by number."""
+        levels = [
+            edge - float(value)
+            for edge in (-self.clip, WHITE + self.clip)
+            for value in self.mean.flatten()
+        ]
+        self.sizes = sizes = [max(map(abs, levels))]
+        for number, layer, inputs in self.steps():
+            if len(inputs) != layer.ARGUMENTS or not all(
+                type(one) is int and 0 <= one < number for one in inputs
+            ):
+                raise ValueError(f"step {number} reads the values {inputs}")
+            if getattr(layer, "is_last", False) != (number == len(self.layers)):
+                raise ValueError(
+                    f"the logits must come from the last step, and only there: found step {number}"
+                )
+            sizes.append(layer.bound(*(sizes[used] for used in inputs)))
+
+    def entrance(self, images: torch.Tensor) -> torch.Tensor:
+        """The integers [B, C, H, W] that stand for images."""
+        return rounded(images * WHITE).clamp(-self.clip, WHITE + self.clip) - self.mean
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        values: dict[int, torch.Tensor] = {0: self.entrance(images)}
+        for number, layer, inputs in self.steps():
+            values[number] = layer(*(values[used] for used in inputs))
+            for used in self._unused_after[number]:
+                del values[used]
+        return values[len(self.layers)].flatten(1)
+
+    def probe_images(self) -> torch.Tensor:
+        """Images [8, C, H, W] of random grey levels, float32: half of them in 0..255, half in the
+        whole range.
+        """
+        count = math.prod(self.image_shape) * _PROBES
+        levels = torch.from_numpy(_words(0, count).astype(np.int64)).view(
+            _PROBES, *self.image_shape
+        )
+        inside, outside = (
+            levels[: _PROBES // 2] % (WHITE + 1),
+            levels[_PROBES // 2 :] % (WHITE + 2 * self.clip + 1),
+        )
+        return torch.cat([inside, outside - self.clip]).to(torch.float32) / WHITE
+
+    @torch.inference_mode()
+    def inexact_layer(self, images: torch.Tensor) -> int | None:
+        """The number of a convolution that sums inexactly here, None if none does, in batches like
+        ``images``.
+
+        Each one is given what it reads of the images, and integers of random size up to the
+        largest: sums near their bounds, which images rarely cause, show rounding first. Compared
+        with float64 are the first and the last row.
+        """
+        inexact: list[int] = []
+
+        def compare(number: int, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            assert isinstance(layer, Convolution)
+            (x,) = inputs
+            for values in (
+                x,
+                random_integers(number, x, layer.smallest_input, layer.largest_input),
+            ):
+                ends = torch.stack([values[0], values[-1]])
+                found = layer.total(values)
+                if not torch.equal(
+                    torch.stack([found[0], found[-1]]), layer.total(ends, in_float64=True)
+                ):
+                    inexact.append(number)
+
+        hooks = [
+            layer.register_forward_pre_hook(partial(compare, number))
+            for number, layer, _ in self.steps()
+            if isinstance(layer, Convolution)
+        ]
+        try:
+            self(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return min(inexact, default=None)
+
+
+def _words(number: int, count: int) -> np.ndarray:
+    """Random integers of 53 bits, uint64, the same with every version of NumPy."""
+    return np.random.Philox(key=[DEFINITION, number]).random_raw(count) >> np.uint64(11)
+
+
+def random_integers(number: int, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Integers in low..high, the same in each run, of the shape, type and device of ``x``, channels
+    last.
+    """
+    some = x[:_PROBES]  # random numbers for all of a large batch would take gigabytes
+    words = torch.from_numpy(
+        (_words(number, some.numel()) % np.uint64(high - low + 1)).astype(np.int64)
+    ) + int(low)
+    rows = torch.arange(len(x), device=x.device) % len(some)
+    return words.view(some.shape).to(x)[rows].contiguous(memory_format=torch.channels_last)

@@ -1,104 +1,43 @@
-"""A network of integer layers, with the entrance that makes integers of an image; docs/integer.md
-defines it.
+"""Networks of integers as checkpoints hold them, and their form in bytes for CPUs; docs/integer.md
+defines them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from smoothadv.base.digests import digest
+from smoothadv.architectures.exact import ExactNetwork, digest_of_logits
 from smoothadv.base.errors import first_line
 from smoothadv.exact.layers import (
+    DEFINITION,
     EXACT,
     LAYERS,
+    WHITE,
     Convolution,
-    IntegerLayer,
+    LayerGraph,
+    Step,
     in_float64,
-    rounded,
 )
 
-DEFINITION = 1
-"""The version of the definition in docs/integer.md."""
-WHITE = 255
-_MOST_STEPS, _PROBES = 10_000, 8
+_MOST_STEPS = 10_000
 _MOST_VALUES = 2**24  # of an image in a map
+_BYTES = (torch.uint8, torch.int8)
 
 
-@dataclass(frozen=True)
-class Step:
-    """A layer and the numbers of the values that it reads: 0 is the image, n the result of step
-    n.
-    """
-
-    layer: IntegerLayer
-    inputs: tuple[int, ...]
-
-
-class IntegerNetwork(nn.Module):
-    """Maps images [B, C, H, W] of the shape ``image_shape``, float32, to logits [B, K]: integers
-    times a power of 2.
-
-    An image is rounded to grey levels, clamped to -clip..255 + clip, and loses the ``mean`` [C],
-    integers, of its channel. ``steps`` follow in order. ``probe`` is the digest of the logits of
-    ``probe_images``, computed in float64. ValueError unless every sum is proven to be exact for all
-    images.
-    """
-
-    mean: torch.Tensor
-    probe: str
-    layers: nn.ModuleList
+class IntegerNetwork(LayerGraph, ExactNetwork):
+    """A LayerGraph that checkpoints hold; ``probe`` is computed in float64."""
 
     def __init__(
         self, image_shape: Sequence[int], clip: int, mean: torch.Tensor, steps: Sequence[Step]
     ) -> None:
-        super().__init__()
-        self.image_shape, self.clip = tuple(image_shape), clip
-        self.layers = nn.ModuleList(step.layer for step in steps)
-        self.inputs = [step.inputs for step in steps]
-        self.register_buffer("mean", mean.to(torch.float32, copy=True).view(-1, 1, 1))
-        last = {used: number for number, inputs in enumerate(self.inputs, 1) for used in inputs}
-        self._unused_after = [
-            [used for used in last if last[used] == number] for number in range(len(steps) + 1)
-        ]
-        self._prove()
-
+        super().__init__(image_shape, clip, mean, steps)
         self.probe = ""
-
-    def _steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
-        """Each layer with its number and those of the values that it reads: 0 is the image, n the
-        result of step n.
-        """
-        for number, (layer, inputs) in enumerate(zip(self.layers, self.inputs), 1):
-            assert isinstance(layer, IntegerLayer)
-            yield number, layer, inputs
-
-    def _prove(self) -> None:
-        """Sets ``sizes``: the largest size of each value, by number."""
-        levels = [
-            edge - float(value)
-            for edge in (-self.clip, WHITE + self.clip)
-            for value in self.mean.flatten()
-        ]
-        self.sizes = sizes = [max(map(abs, levels))]
-        for number, layer, inputs in self._steps():
-            if len(inputs) != layer.ARGUMENTS or not all(
-                type(one) is int and 0 <= one < number for one in inputs
-            ):
-                raise ValueError(f"step {number} reads the values {inputs}")
-            if getattr(layer, "is_last", False) != (number == len(self.layers)):
-                raise ValueError(
-                    f"the logits must come from the last step, and only there: found step {number}"
-                )
-            sizes.append(layer.bound(*(sizes[used] for used in inputs)))
 
     @classmethod
     def read(
@@ -147,7 +86,7 @@ class IntegerNetwork(nn.Module):
             if not isinstance(probe, str):
                 raise ValueError(f"probe {probe!r:.80}")
             network.probe = probe
-            logits = network._rehearse()
+            logits = network._count_logits()
             if num_classes != logits:
                 raise ValueError(f"it has {logits} logits, expected {num_classes}")
         except (
@@ -163,7 +102,7 @@ class IntegerNetwork(nn.Module):
         return network
 
     @torch.inference_mode()
-    def _rehearse(self) -> int:
+    def _count_logits(self) -> int:
         """The number of logits; an exception where shapes do not fit, before memory is taken for
         maps.
         """
@@ -190,7 +129,7 @@ class IntegerNetwork(nn.Module):
         are the network.
         """
         steps, tensors = [], {"mean": self.mean.flatten().to(torch.int16)}
-        for number, layer, inputs in self._steps():
+        for number, layer, inputs in self.steps():
             settings, of_layer = layer.stored()
             steps.append([type(layer).__name__.lower(), list(inputs), settings])
             tensors |= {f"{number}.{name}": value for name, value in of_layer.items()}
@@ -209,93 +148,99 @@ class IntegerNetwork(nn.Module):
         if state != self.get_extra_state():
             raise ValueError("the state is of another integer network")
 
-    def entrance(self, images: torch.Tensor) -> torch.Tensor:
-        """The integers [B, C, H, W] that stand for images."""
-        return rounded(images * WHITE).clamp(-self.clip, WHITE + self.clip) - self.mean
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        values: dict[int, torch.Tensor] = {0: self.entrance(images)}
-        for number, layer, inputs in self._steps():
-            values[number] = layer(*(values[used] for used in inputs))
-            for used in self._unused_after[number]:
-                del values[used]
-        return values[len(self.layers)].flatten(1)
-
-    def probe_images(self) -> torch.Tensor:
-        """Images [8, C, H, W] of random grey levels, float32: half of them in 0..255, half in the
-        whole range.
-        """
-        count = math.prod(self.image_shape) * _PROBES
-        levels = torch.from_numpy(_words(0, count).astype(np.int64)).view(
-            _PROBES, *self.image_shape
-        )
-        inside, outside = (
-            levels[: _PROBES // 2] % (WHITE + 1),
-            levels[_PROBES // 2 :] % (WHITE + 2 * self.clip + 1),
-        )
-        return torch.cat([inside, outside - self.clip]).to(torch.float32) / WHITE
-
-    @torch.inference_mode()
-    def inexact_layer(self, images: torch.Tensor) -> int | None:
-        """The number of a convolution that sums inexactly here, None if none does, in batches like
-        ``images``.
-
-        Each one is given what it reads of the images, and integers of random size up to the
-        largest: sums near their bounds, which images rarely cause, show rounding first. Compared
-        with float64 are the first and the last row.
-        """
-        inexact: list[int] = []
-
-        def compare(number: int, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            assert isinstance(layer, Convolution)
-            (x,) = inputs
-            for values in (
-                x,
-                random_integers(number, x, layer.smallest_input, layer.largest_input),
-            ):
-                ends = torch.stack([values[0], values[-1]])
-                found = layer.total(values)
-                if not torch.equal(
-                    torch.stack([found[0], found[-1]]), layer.total(ends, in_float64=True)
-                ):
-                    inexact.append(number)
-
-        hooks = [
-            layer.register_forward_pre_hook(partial(compare, number))
-            for number, layer, _ in self._steps()
-            if isinstance(layer, Convolution)
-        ]
-        try:
-            self(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return min(inexact, default=None)
-
     @torch.inference_mode()
     def set_probe(self) -> None:
         """Set ``probe``, from sums in float64 on the CPU."""
         with in_float64(self.layers):
             self.probe = digest_of_logits(self(self.probe_images()))
 
+    def fast_form(self, device: torch.device) -> nn.Module | None:
+        if device.type == "cpu":
+            return byte_form(self)
+        try:
+            from smoothadv.exact import kernels
+        except ImportError:  # without Triton
+            return None
+        return kernels.kernel_form(self, device)
 
-def _words(number: int, count: int) -> np.ndarray:
-    """Random integers of 53 bits, uint64, the same with every version of NumPy."""
-    return np.random.Philox(key=[DEFINITION, number]).random_raw(count) >> np.uint64(11)
+
+class ByteConvolution(Convolution):
+    """A convolution of values that ``dtype``, uint8 or int8, holds; without gradients."""
+
+    def __init__(
+        self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
+    ) -> None:
+        super().__init__(settings, tensors)
+        self.dtype = dtype
+        self.scales = torch.ones(len(self.weight)), torch.zeros(len(self.weight), dtype=torch.int64)
+        self.geometry = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
+
+    def bound(self, *sizes: float) -> float:
+        size = super().bound(*sizes)
+        self.width = -(
+            -self.weight.shape[1] * self.groups // (self.parts if self.groups == 1 else 1)
+        )
+        # No buffers: oneDNN's layout cannot be copied or moved.
+        self.packed = [
+            torch.ops.onednn.qconv_prepack(
+                part.contiguous(), self.scales[0], 1.0, 0, *self.geometry, None
+            )
+            for part in self.weight.to(torch.int8).split(self.width, 1)
+        ]
+        return size
+
+    @property
+    def smallest_input(self) -> float:
+        return 0 if self.dtype is torch.uint8 else -self.largest_input
+
+    def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
+        if in_float64:
+            return super().total(x, in_float64)
+        bias = self.bias if self.parts == 1 else None
+        # The scale, zero and type of the result; nothing follows the sum.
+        result: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
+        sums = [
+            torch.ops.onednn.qconv2d_pointwise(
+                part, 1.0, 0, packed, *self.scales, bias, *self.geometry, *result
+            )
+            for part, packed in zip(x.to(self.dtype).split(self.width, 1), self.packed)
+        ]
+        return sums[0] if self.parts == 1 else self.sum_of_parts(sums)
 
 
-def random_integers(number: int, x: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    """Integers in low..high, the same in each run, of the shape, type and device of ``x``, channels
-    last.
+def byte_form(network: LayerGraph) -> LayerGraph | None:
+    """The same network with convolutions of bytes, without gradients; None where this CPU or this
+    PyTorch has none.
+
+    A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32, by oneDNN's
+    quantized convolutions (AVX-512 VNNI, AMX). ``Convolution.bound`` proves that no sum, or no part
+    of one, reaches 2^24: these are the sums of the definition. Scales of 1 leave them as they are
+    in float32. Other layers, like the first one, which reads up to 11 bits, stay in float32 and are
+    those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
     """
-    some = x[:_PROBES]  # random numbers for all of a large batch would take gigabytes
-    words = torch.from_numpy(
-        (_words(number, some.numel()) % np.uint64(high - low + 1)).astype(np.int64)
-    ) + int(low)
-    rows = torch.arange(len(x), device=x.device) % len(some)
-    return words.view(some.shape).to(x)[rows].contiguous(memory_format=torch.channels_last)
-
-
-def digest_of_logits(logits: torch.Tensor) -> str:
-    """A SHA-256, in hexadecimal, of float32 logits."""
-    return digest([logits.cpu().contiguous().numpy().astype("<f4")])
+    if not getattr(torch.cpu, "_is_vnni_supported", bool)():
+        return None
+    ranges = [(-EXACT, EXACT)]  # an image has more than 8 bits
+    steps = []
+    try:
+        for _, layer, inputs in network.steps():
+            low, high = ranges[inputs[0]]
+            ranges.append(layer.limits(low, high))
+            fitting = [
+                kind
+                for kind in _BYTES
+                if torch.iinfo(kind).min <= low and high <= torch.iinfo(kind).max
+            ]
+            weights = layer.weight.abs().max() if isinstance(layer, Convolution) else torch.inf
+            if fitting and weights <= torch.iinfo(torch.int8).max:
+                layer = ByteConvolution(*layer.stored(), fitting[0])
+            steps.append(Step(layer, inputs))
+        if not any(isinstance(step.layer, ByteConvolution) for step in steps):
+            return None
+        form = LayerGraph(network.image_shape, network.clip, network.mean, steps).eval()
+        with torch.inference_mode():
+            form(network.probe_images())
+    except (AttributeError, RuntimeError):
+        # Another version's operators, or a geometry that they do not take.
+        return None
+    return form

@@ -24,13 +24,12 @@ from smoothadv.checkpoints import (
 )
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
-from smoothadv.exact.building import LEVELS, Builder
-from smoothadv.exact.calibration import largest_values
-from smoothadv.exact.network import WHITE, IntegerNetwork
-from smoothadv.exact.reading import FloatNetwork, read_network
+from smoothadv.exact.conversion import FloatNetwork, convert, read_network
+from smoothadv.exact.layers import WHITE
+from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.statistics.bounds import certified_radius
-from smoothadv.voting.classifier import VotingClassifier, arrange
+from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
 
 _PASS = 64  # images at a time
 _KEPT = ("epoch", "dataset", "noise_sd", "recipe", "plugins")
@@ -82,11 +81,8 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
     refuse_to_replace(request.outfile, "checkpoint", b"pk")
     members = read_members(request.checkpoint)
     if members.mean is not None or INTEGER in members.contents[0]:
-        kind = (
-            "an ensemble: quantize its members"
-            if members.mean is not None
-            else "of integers already"
-        )
+        is_ensemble = members.mean is not None
+        kind = "an ensemble: quantize its members" if is_ensemble else "of integers already"
         raise UserError(f"{request.checkpoint} is {kind}")
     images = get_dataset(request.dataset, "train", request.data_dir)
     if len(images) < 2:
@@ -100,22 +96,13 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
     float_network = read_network(classifier, shape)
     chosen = _spaced(len(images), request.calibration)
     rest = np.setdiff1d(np.arange(len(images)), chosen)
-    batches = _calibration_batches(float_network, images, chosen, noise)
-    shown = Progress(batches, "calibrating", -(-len(chosen) // _PASS), delay=2)
+    noisy = _calibration_batches(float_network, images, chosen, noise)
+    batches = Progress(noisy, "calibrating", -(-len(chosen) // _PASS), delay=2)
     with reserved(request.outfile, request.overwrite):
-        network = (
-            Builder(float_network, largest_values(float_network, shown, LEVELS), shape, noise.clip)
-            .build()
-            .eval()
-        )
-        network.set_probe()
-        comparison = _compare(
-            (arrange(classifier, torch.device("cpu")), network),
-            images,
-            rest[_spaced(len(rest), request.held_out)],
-            noise,
-            request.draws,
-        )
+        network = convert(float_network, batches, shape, noise.clip)
+        voter = optimized_for_inference(classifier, torch.device("cpu"))
+        held_out = rest[_spaced(len(rest), request.held_out)]
+        comparison = _compare((voter, network), images, held_out, noise, request.draws)
         _save(request, members.contents[0], images, network, comparison)
     return network, comparison
 
@@ -174,9 +161,11 @@ def _compare(
         ]
         equal += int((votes[0] == votes[1]).sum())
         radii.append([_radius(each, int(label), noise.sigma) for each in votes])
-    reached = [noise.sigma * share for share in (0, 0.5, 1, 1.5)]
-    of_both = np.array(radii)
-    certified = [(radius, *(of_both >= radius).mean(0).tolist()) for radius in reached]
+    both = np.array(radii)
+    certified = [
+        (radius, *(both >= radius).mean(0).tolist())
+        for radius in (noise.sigma * share for share in (0, 0.5, 1, 1.5))
+    ]
     return Comparison(len(chosen), draws, equal / (draws * len(chosen)), certified)
 
 

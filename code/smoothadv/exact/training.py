@@ -15,8 +15,8 @@ from torch.nn.utils import parametrize
 from smoothadv.base.errors import UserError, warn
 from smoothadv.checkpoints import INTEGER, load_classifier
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.exact.layers import Convolution, rounded
-from smoothadv.exact.network import IntegerNetwork, Step
+from smoothadv.exact.layers import Convolution, Step, rounded
+from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import RoundedGaussianNoise
 
 _TYPICAL = 4
@@ -54,32 +54,29 @@ class TrainedIntegers(IntegerNetwork):
     set_extra_state = nn.Module.set_extra_state
 
     def __init__(self, network: IntegerNetwork) -> None:
-        steps = [Step(layer, inputs) for _, layer, inputs in network._steps()]
+        steps = [Step(layer, inputs) for _, layer, inputs in network.steps()]
         super().__init__(network.image_shape, network.clip, network.mean.flatten(), steps)
         for layer in self.layers:
             if isinstance(layer, Convolution):
                 deviation = max(float(layer.weight.square().mean().sqrt()), 1.0)
                 unit = 2.0 ** round(math.log2(math.sqrt(2 / layer.weight[0].numel()) / deviation))
                 # A parameter of the bias counts inputs of typical size.
-                of_bias = unit * 2.0 ** -round(math.log2(max(layer.largest_input / _TYPICAL, 1)))
+                bias_unit = unit * 2.0 ** -round(math.log2(max(layer.largest_input / _TYPICAL, 1)))
                 _train(layer, "weight", unit, float(layer.weight.abs().max()))
-                _train(layer, "bias", of_bias, 2.0**22)
+                _train(layer, "bias", bias_unit, 2.0**22)
 
     def integers(self) -> IntegerNetwork:
         """The network of integers that this one is now, on the CPU; ValueError where a sum may not
         be exact.
         """
         steps = []
-        for _, layer, inputs in self._steps():
-            settings, tensors = layer.stored()
+        for _, layer, inputs in self.steps():
+            kind, (settings, tensors) = type(layer), layer.stored()
             if isinstance(layer, Convolution):
-                tensors |= {
-                    "weight": layer.weight.detach().cpu(),
-                    "bias": layer.bias.detach().cpu(),
-                }
-                steps.append(Step(Convolution(settings, tensors), inputs))
-            else:
-                steps.append(Step(type(layer)(settings, tensors), inputs))
+                kind = Convolution
+                tensors["weight"] = layer.weight.detach().cpu()
+                tensors["bias"] = layer.bias.detach().cpu()
+            steps.append(Step(kind(settings, tensors), inputs))
         return IntegerNetwork(self.image_shape, self.clip, self.mean.cpu().flatten(), steps).eval()
 
 

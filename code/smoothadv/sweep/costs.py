@@ -30,7 +30,7 @@ from smoothadv.sweep.reading import EvaluationPlan, TrainingPlan
 from smoothadv.training.processes import Processes
 from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
-from smoothadv.voting.classifier import arrange, default_batch
+from smoothadv.voting.classifier import default_batch, optimized_for_inference
 
 _REPEATS = 5
 # When measuring has taken so long, on a slow machine, what remains is measured once, and on fewer
@@ -290,7 +290,7 @@ class _CostMeter:
         """
         shape = training.description.image_shape
         network = get_architecture(training.request.arch, training.description, "normalize").eval()
-        voter = arrange(
+        voter = optimized_for_inference(
             network,
             self.device,
             torch.rand(shape),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from smoothadv.base.settings import Checked, checked_field, one_of, positive_float
-from smoothadv.voting.graphs import call_compiled, let_compiler_choose_alike
+from smoothadv.voting.classifier import call_compiled, let_compiler_choose_alike
 
 # None leaves convolutions in float32.
 CONVOLUTION_DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}

@@ -9,8 +9,13 @@ from torch import nn
 
 from smoothadv.attacks.estimators import frozen
 from smoothadv.voting import folding
-from smoothadv.voting.epilogues import are_offered_on, fuse_epilogues, runs
-from smoothadv.voting.graphs import overwrite_in_place, traced_plainly
+from smoothadv.voting.folding import (
+    are_offered_on,
+    fuse_epilogues,
+    overwrite_in_place,
+    runs,
+    traced_plainly,
+)
 
 
 class AttackedModel(nn.Module):

@@ -1,5 +1,5 @@
-"""The base classifier in the form that votes: the same function, arranged to run fast on batches of
-one fixed shape.
+"""The base classifier in the form that votes: the same function, optimized for batches of one fixed
+shape.
 
 These changes affect only the rounding of the logits. But rounding decides which classifier exactly
 is certified, so the changes are recorded in a log's settings.
@@ -14,14 +14,11 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.ensemble import Ensemble
-from smoothadv.base.errors import UserError, warn
+from smoothadv.architectures.exact import ExactNetwork, is_exact
+from smoothadv.base.errors import UserError, first_line, warn
 from smoothadv.base.memory import batch_that_suits
-from smoothadv.exact import engine as integer_engine
-from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import Noise, Purpose
-from smoothadv.voting.epilogues import ConvolutionReLU, are_offered_on, runs
-from smoothadv.voting.folding import fold
-from smoothadv.voting.graphs import call_compiled, let_compiler_choose_alike
+from smoothadv.voting.folding import ConvolutionReLU, are_offered_on, fold, runs
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The most images in a pass of an attack; the number of noisy images above which a CPU gains
@@ -61,26 +58,23 @@ class VotingClassifier(nn.Module):
         if (network := self.integers) is None:
             return
         if self.fast is None:
-            self.use(_fast_form(network, network.mean.device))
+            self.use(network.fast_form(next(network.buffers()).device))
         try:
             check(self.fast)
         except UserError:
             if self.fast is None:
                 raise
-            if not isinstance(self.fast, IntegerNetwork):
-                warn(
-                    "the kernels for integers compute something else here: float32 votes, which "
-                    "costs speed"
-                )
+            warn(
+                "the fast kernels for integers compute something else here: float32 votes, which "
+                "costs speed"
+            )
             self.use(None)
             check(None)
 
     @property
-    def integers(self) -> IntegerNetwork | None:
-        """The classifier where it is a network of integers, one function on all machines; else
-        None.
-        """
-        return self.classifier if type(self.classifier) is IntegerNetwork else None
+    def integers(self) -> ExactNetwork | None:
+        """The classifier where it is a network of integers; else None."""
+        return self.classifier if isinstance(self.classifier, ExactNetwork) else None
 
     @property
     def is_fused(self) -> bool:
@@ -98,27 +92,14 @@ class VotingClassifier(nn.Module):
         return self(noisy_images)
 
 
-def _fast_form(network: IntegerNetwork, device: torch.device) -> nn.Module | None:
-    """A form of a network of integers for this device that has ``inexact_layer``, too; None where
-    there is none.
-    """
-    if device.type != "cuda":
-        return integer_engine.fast_form(network, device)
-    try:
-        from smoothadv.exact import kernels as integer_kernels
-    except ImportError:  # without Triton
-        return None
-    return integer_kernels.fast_form(network, device)
-
-
-def arrange(
+def optimized_for_inference(
     classifier: nn.Module,
     device: torch.device,
     example: torch.Tensor | None = None,
     precision: str = "fp32",
 ) -> VotingClassifier:
     """A copy of ``classifier`` (maps images [B, C, H, W] to logits) on ``device``, in eval mode,
-    arranged for speed.
+    optimized for speed.
 
     Batch normalization, and the input layer's division, are folded into convolutions, unless that
     changes the logits of ``example``, an image [C, H, W], by more than rounding. On a GPU, sums and
@@ -127,9 +108,7 @@ def arrange(
     """
     images = None if example is None else example.cpu().double().unsqueeze(0)
     dtype = PRECISIONS[precision]
-    if precision != "fp32" and any(
-        isinstance(part, IntegerNetwork) for part in classifier.modules()
-    ):
+    if precision != "fp32" and is_exact(classifier):
         raise UserError(
             f"a network of integers is computed exactly, in fp32, not in {precision}: leave "
             "--precision out"
@@ -172,6 +151,38 @@ class CompiledClassifier(VotingClassifier):
 
     def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
         return self(noisy_images)  # all members in one graph
+
+
+def let_compiler_choose_alike(network: nn.Module) -> None:
+    """Let every process compile networks that are on a GPU, like this one, to kernels that round
+    alike.
+
+    Otherwise each process chooses the kernels of sums by timing them. Nothing changes where the
+    network is on the CPU.
+    """
+    import torch._inductor.config as inductor
+
+    if all(weight.device.type == "cpu" for weight in network.parameters()):
+        return
+    if hasattr(inductor, "deterministic"):
+        inductor.deterministic = True
+    else:
+        inductor.triton.autotune_pointwise = inductor.dynamic_scale_rblock = False
+
+
+def call_compiled(
+    compiled: Callable[[torch.Tensor], torch.Tensor], images: torch.Tensor
+) -> torch.Tensor:
+    """The output of a compiled network; UserError, at its first call, where no compiler can be
+    found.
+    """
+    try:
+        return compiled(images)
+    except Exception as error:
+        if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+            raise
+        advice = "--compile failed: leave it out, or install a C++ compiler (on a GPU: Triton)"
+        raise UserError(f"{advice}; {first_line(error)}") from error
 
 
 def default_batch(

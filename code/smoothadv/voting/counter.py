@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoothadv.architectures.exact import ExactNetwork, digest_of_logits
 from smoothadv.base.devices import to_device, to_host
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import NonFiniteError, UserError
 from smoothadv.base.memory import within_memory
-from smoothadv.exact.network import IntegerNetwork, digest_of_logits
 from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator
 from smoothadv.statistics import Draws
 
@@ -86,7 +86,7 @@ class _OpenPoll:
         if self.wanted == 0:
             self._proceed(self.counts)
 
-    def hand_out(self, most: int) -> tuple[int, int]:
+    def take(self, most: int) -> tuple[int, int]:
         """Take up to ``most`` of the draws that are still needed: the number of the first one, and
         how many.
         """
@@ -95,7 +95,7 @@ class _OpenPoll:
         self.wanted -= count
         return first, count
 
-    def receive(self, round_: int, votes: np.ndarray) -> None:
+    def count(self, round_: int, votes: np.ndarray) -> None:
         """Count the votes, in order, of draws taken in ``round_``; the votes of a finished round
         are ignored.
         """
@@ -200,18 +200,18 @@ class VoteCounter:
         shares: list[_Share] = []
         filled = 0
 
-        def take(owner: _OpenPoll) -> None:
+        def add(owner: _OpenPoll) -> None:
             nonlocal filled
-            first, count = owner.hand_out(self.batch - filled)
+            first, count = owner.take(self.batch - filled)
             if count:
                 shares.append(_Share(owner, owner.round, first, filled, filled + count))
                 filled += count
 
         for owner in open_polls:
-            take(owner)
+            add(owner)
         while filled < self.batch and (poll := next(waiting, None)) is not None:
             open_polls.append(_OpenPoll(poll, self.num_classes))
-            take(open_polls[-1])
+            add(open_polls[-1])
         return shares
 
     def _distribute(self, shares: list[_Share], votes: np.ndarray, seconds: float) -> None:
@@ -220,7 +220,7 @@ class VoteCounter:
             raise _not_finite(invalid, len(votes))
         for share in shares:
             share.owner.seconds += seconds * (share.stop - share.start) / len(votes)
-            share.owner.receive(share.round, votes[share.start : share.stop])
+            share.owner.count(share.round, votes[share.start : share.stop])
         self.on_batch(len(votes))
 
     def _launch(self, shares: list[_Share]) -> Callable[[], torch.Tensor]:
@@ -351,7 +351,7 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
 
 
 @torch.inference_mode()
-def check_exact(counter: VoteCounter, network: IntegerNetwork, form: Any = None) -> None:
+def check_exact(counter: VoteCounter, network: ExactNetwork, form: Any = None) -> None:
     """UserError unless the counter's batches have the logits of ``network`` as computed in float64,
     as far as seen.
 

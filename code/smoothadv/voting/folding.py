@@ -1,26 +1,34 @@
-"""Folds batch normalization into the convolutions before it: the same function in eval mode, with
-fewer layers.
+"""Networks as graphs of layers (torch.fx), rewritten to the same function with fewer kernels.
 
-Certification folds a network once; training folds it again after every update, for the attacks on
-it. If folding changes a network's logits by more than rounding, the network is used without
-folding.
+Batch normalization is folded into the convolutions before it. On a GPU, a convolution, the sum with
+a shortcut and ReLU become one call of cuDNN: certification and attacks are bound by the bytes that
+separate kernels move. Certification folds a network once; training folds it again after every
+update, for the attacks on it. If folding changes a network's logits by more than rounding, the
+network is used without folding.
 """
 
+import contextlib
 import copy
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from smoothadv.architectures.denoisers import Denoised
 from smoothadv.architectures.ensemble import Ensemble
+from smoothadv.architectures.exact import ExactNetwork
 from smoothadv.architectures.input_layers import Center, Normalize
-from smoothadv.exact.network import IntegerNetwork
-from smoothadv.voting.epilogues import fuse_epilogues
-from smoothadv.voting.graphs import layer_of, overwrite_in_place, traced_plainly
+from smoothadv.base.errors import first_line, warn
 
+_SUMS = (operator.add, operator.iadd, torch.add)
+_AGREEMENT = 0.1  # of the largest logit: far above what bfloat16 rounds, far below another function
+_RELUS = (F.relu, torch.relu, "relu")  # the last one is a method
 _ROUNDING = 1e-6
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
@@ -64,10 +72,10 @@ def fold(
     Returns the classifier itself if torch.fx cannot trace it, if its layers are used twice, share
     weights or compute their weights in each pass, or if the logits of the ``example`` images [B, C,
     H, W] change by more than rounding, for instance because tracing followed a branch that no
-    tensor takes; also if it is a network of integers. Of an ensemble, each member is folded, of a
-    classifier behind a denoiser each of both.
+    tensor takes; also if it is a network of integers. The members of an ensemble are folded one by
+    one, and so are a denoiser and the classifier behind it.
     """
-    if isinstance(classifier, IntegerNetwork):
+    if isinstance(classifier, ExactNetwork):
         return classifier
     if isinstance(classifier, Ensemble):
         members = [fold(member, example, epilogues) for member in classifier.members]
@@ -80,9 +88,7 @@ def fold(
             classifier if all(new is old for new, old in zip(after, before)) else Denoised(*after)
         )
     entrance, network = split_entrance(classifier)
-    traced = copy.deepcopy(
-        traced_plainly(network)
-    )  # its layers are those of the network, which stays as it is
+    traced = copy.deepcopy(traced_plainly(network))  # the network keeps its own layers
     if traced is None:
         return classifier
     refresh(replace_norms(traced))
@@ -105,15 +111,60 @@ def agree(
     """
     try:
         before, after = one(images), other(images)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ):  # a network that accepts one dtype only, or that tracing broke
+    except (RuntimeError, TypeError, ValueError):
+        # A network that accepts one dtype only, or that tracing broke.
         return False
     scale = float(before.abs().max())
     return scale < math.inf and torch.allclose(
         before, after, rtol=_ROUNDING, atol=_ROUNDING * scale
+    )
+
+
+def traced_plainly(network: nn.Module) -> torch.fx.GraphModule | None:
+    """The graph of a network whose layers may be replaced; None where tracing fails or layers share
+    or compute weights.
+
+    The graph calls the layers of ``network`` itself, not copies.
+    """
+    try:
+        traced = torch.fx.symbolic_trace(network)
+    except Exception:  # a user's code may fail on a symbolic tensor with any exception
+        return None
+    return traced if _has_plain_layers(traced) else None
+
+
+def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
+    """Whether every layer is called once and owns its weights: only then may they be replaced."""
+    called = [node.target for node in network.graph.nodes if node.op == "call_module"]
+    owners = [id(weight) for _, weight in network.named_parameters(remove_duplicate=False)]
+    computed = any(
+        is_parametrized(module) or module._forward_pre_hooks or module._forward_hooks
+        for module in network.modules()
+    )
+    with_weights = [target for target in called if list(network.get_submodule(target).parameters())]
+    return (
+        len(with_weights) == len(set(with_weights))
+        and len(owners) == len(set(owners))
+        and not computed
+    )
+
+
+def layer_of(graph: torch.fx.GraphModule, node: torch.fx.Node) -> nn.Module | None:
+    """The layer that a node calls; None where it calls none."""
+    return graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def _replace_layer(graph: torch.fx.GraphModule, node: torch.fx.Node, layer: nn.Module) -> None:
+    parent, _, name = str(node.target).rpartition(".")
+    setattr(graph.get_submodule(parent), name, layer)
+
+
+def is_plain_convolution(layer: nn.Module | None) -> bool:
+    """Whether a layer is a Conv2d that pads with zeros, by stated numbers."""
+    return (
+        isinstance(layer, nn.Conv2d)
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
     )
 
 
@@ -129,18 +180,13 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
         if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
             continue
         norm, convolution = layer_of(graph, node), layer_of(graph, before)
-        if (
-            not isinstance(convolution, Convolution)
-            or not isinstance(norm, BatchNorm)
-            or norm.running_var is None
-        ):
+        if not isinstance(convolution, Convolution) or not isinstance(norm, BatchNorm):
             continue
-        if type(norm) not in _NORMS.get(type(convolution), ()):
+        if type(norm) not in _NORMS.get(type(convolution), ()) or norm.running_var is None:
             continue
         folded = _convolution_like(convolution, dtype or convolution.weight.dtype)
         replaced.append((folded, convolution, norm))
-        parent, _, name = str(before.target).rpartition(".")
-        setattr(graph.get_submodule(parent), name, folded)
+        _replace_layer(graph, before, folded)
         node.replace_all_uses_with(before)
         graph.graph.erase_node(node)
     graph.delete_all_unused_submodules()
@@ -173,9 +219,8 @@ def refresh(replaced: list[Folded]) -> None:
     numbers_by_shape: dict[torch.Size, list[int]] = defaultdict(list)
     for number, layer in enumerate(convolutions):
         numbers_by_shape[layer.weight.shape[1:]].append(number)
-    for numbers in (
-        numbers_by_shape.values()
-    ):  # together: the foreach functions would take a kernel for each layer
+    # Together: the foreach functions would take a kernel for each layer.
+    for numbers in numbers_by_shape.values():
         scale = torch.cat([scales[number] for number in numbers])
         weights = torch.cat([convolutions[number].weight for number in numbers])
         weights = weights * scale.view(-1, *[1] * (weights.dim() - 1))
@@ -212,3 +257,210 @@ def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -
         return False
     layer.weight.data /= std.flatten().view(1, -1, 1, 1)
     return True
+
+
+def overwrite_in_place(network: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Let sums and ReLUs overwrite the output of a convolution where nothing else reads it; returns
+    ``network``.
+
+    Gradients with respect to the input stay right: the gradient of a ReLU needs its output, which
+    nothing overwrites.
+    """
+    fresh: set[torch.fx.Node] = set()  # values that share their memory with no other value
+    for node in network.graph.nodes:
+        layer = layer_of(network, node)
+        if isinstance(layer, nn.Conv2d):
+            fresh.add(node)
+        elif isinstance(layer, nn.ReLU) or node.target is F.relu:
+            if _may_be_overwritten(node.args[0], fresh):
+                if layer is None:
+                    node.kwargs = {**node.kwargs, "inplace": True}
+                else:
+                    node.op, node.target = "call_function", F.relu
+                    node.args, node.kwargs = (node.args[0],), {"inplace": True}
+        elif node.target is operator.add and all(
+            isinstance(term, torch.fx.Node) for term in node.args
+        ):
+            terms = sorted(node.args, key=lambda term: not _may_be_overwritten(term, fresh))
+            if _may_be_overwritten(terms[0], fresh) and terms[0] is not terms[1]:
+                node.target, node.args = operator.iadd, tuple(terms)
+                fresh.add(node)
+    network.recompile()
+    return network
+
+
+def _may_be_overwritten(value: torch.fx.Node, fresh: set[torch.fx.Node]) -> bool:
+    return value in fresh and len(value.users) == 1
+
+
+class ConvolutionReLU(nn.Module):
+    """Maps x [B, C, H, W] to relu(convolution(x) + shortcut), where the shortcut [B, K, h, w] may
+    be None.
+
+    The ``convolution``'s weights need no gradients. On a CPU, and where a compiler fuses kernels by
+    itself, these are PyTorch's own functions.
+    """
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self.convolution, self.is_plain = convolution, False
+
+    def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
+        layer = self.convolution
+        if self.is_plain or _suits_plain_functions(x):
+            out = layer(x)
+            if shortcut is not None and shortcut.shape != out.shape:  # cuDNN does not expand it
+                raise ValueError(
+                    f"a shortcut of shape {tuple(shortcut.shape)} for {tuple(out.shape)}"
+                )
+            return F.relu(out if shortcut is None else out + shortcut)
+        geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        x = x.to(layer.weight.dtype)
+        shortcut = None if shortcut is None else shortcut.to(layer.weight.dtype)
+        needs_gradient = x.requires_grad or (shortcut is not None and shortcut.requires_grad)
+        call = _WithGradient.apply if torch.is_grad_enabled() and needs_gradient else _in_one_call
+        return call(x, shortcut, layer.weight, layer.bias, geometry)
+
+
+def _suits_plain_functions(x: torch.Tensor) -> bool:
+    return x.device.type == "cpu" or torch.compiler.is_compiling()
+
+
+def _in_one_call(
+    x: torch.Tensor,
+    shortcut: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    geometry: tuple,
+) -> torch.Tensor:
+    """cuDNN's ConvolutionBiasActivationForward, which PyTorch calls without asking for
+    deterministic kernels.
+    """
+    if shortcut is None:
+        return torch.cudnn_convolution_relu(x, weight, bias, *geometry)
+    return torch.cudnn_convolution_add_relu(x, weight, shortcut, 1.0, bias, *geometry)
+
+
+class _WithGradient(torch.autograd.Function):
+    """``_in_one_call`` with gradients for the two inputs: cuDNN's call has none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, shortcut: Any, weight: Any, bias: Any, geometry: tuple
+    ) -> torch.Tensor:
+        out = _in_one_call(x, shortcut, weight, bias, geometry)
+        ctx.save_for_backward(x, weight, out)
+        ctx.geometry = geometry
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, out = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.geometry
+        gradient = torch.ops.aten.threshold_backward(gradients[0], out, 0)
+        x_gradient = None
+        if ctx.needs_input_grad[0]:
+            x_gradient, _, _ = torch.ops.aten.convolution_backward(
+                gradient,
+                x,
+                weight,
+                None,
+                stride,
+                padding,
+                dilation,
+                False,
+                (0, 0),
+                groups,
+                (True, False, False),
+            )
+        return x_gradient, gradient if ctx.needs_input_grad[1] else None, None, None, None
+
+
+def fuse_epilogues(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Replace each folded convolution with the sum and the ReLU behind it by a ConvolutionReLU;
+    returns ``graph``.
+
+    All ``graph``'s convolutions must be called once each. Those whose weights need gradients stay.
+    """
+    for relu in list(graph.graph.nodes):
+        is_function = relu.op != "call_module" and relu.target in _RELUS
+        if not (is_function or isinstance(layer_of(graph, relu), nn.ReLU)):
+            continue
+        before = relu.args[0] if relu.args else None
+        if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
+            continue
+        is_sum = before.target in _SUMS and not before.kwargs
+        terms = [
+            term
+            for term in (before.args if is_sum else [before])
+            if isinstance(term, torch.fx.Node)
+        ]
+        # It moves to the place of the ReLU: the last one, so that nothing it reads is overwritten
+        # before.
+        order = list(graph.graph.nodes)
+        fusible = [term for term in terms if _is_fusible(graph, term)]
+        convolution = max(fusible, key=order.index, default=None)
+        if convolution is None or len(terms) != 1 + is_sum or terms.count(convolution) > 1:
+            continue
+        shortcut = [term for term in terms if term is not convolution]
+        layer = layer_of(graph, convolution)
+        assert isinstance(layer, nn.Conv2d)
+        _replace_layer(graph, convolution, ConvolutionReLU(layer))
+        relu.op, relu.target = "call_module", str(convolution.target)
+        relu.args, relu.kwargs = (convolution.args[0], *shortcut), {}
+        for node in dict.fromkeys((before, convolution)):
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def are_offered_on(device: torch.device) -> bool:
+    """Whether to try these calls: not where every kernel has to be deterministic, as with
+    --sound.
+    """
+    return device.type in ("cuda", "meta") and not torch.are_deterministic_algorithms_enabled()
+
+
+@torch.no_grad()
+def runs(network: nn.Module, images: torch.Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether cuDNN computes the ``network`` in eval mode on images [B, C, H, W], as PyTorch's
+    functions do.
+
+    The logits must agree but for the rounding of the shortest type, and NaN must stay NaN. With a
+    ``dtype``, within torch.autocast to that type. Otherwise a warning says why not.
+    """
+    autocast = torch.autocast(images.device.type, dtype) if dtype else contextlib.nullcontext()
+    modes = [(module, module.training) for module in network.modules()]
+    fused = [module for module in network.modules() if isinstance(module, ConvolutionReLU)]
+    try:
+        network.eval()
+        with autocast:
+            logits, logits_of_nan = network(images).float(), network(images * math.nan)
+            for layer in fused:
+                layer.is_plain = True
+            expected = network(images).float()
+        is_same = bool((logits - expected).abs().max() <= _AGREEMENT * expected.abs().max())
+        keeps_nan = not bool(logits_of_nan.isfinite().any())
+        reason = "" if is_same and keeps_nan else "cuDNN computes something else"
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = first_line(error)
+    finally:
+        for layer in fused:
+            layer.is_plain = False
+        for module, training in modes:
+            module.training = training
+    if reason:
+        warn(f"convolutions and ReLUs are computed one by one: {reason}")
+    return not reason
+
+
+def _is_fusible(graph: torch.fx.GraphModule, node: torch.fx.Node) -> bool:
+    layer = layer_of(graph, node)
+    return (
+        layer is not None
+        and is_plain_convolution(layer)
+        and len(node.users) == 1
+        and not any(weight.requires_grad for weight in layer.parameters())
+    )

@@ -1,0 +1,430 @@
+"""Makes a network of integers of a float network: reads its operations, calibrates the ranges of
+their values, and builds the layers.
+
+A real value is an integer times a scale. A convolution reads values of 8 bits; sums with shortcuts
+are 64 times finer, with 15 bits, since the errors of their rounding add up along the network. All
+sums that a shortcut connects have one scale.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+from torch.nn import functional as F
+
+from smoothadv.architectures.input_layers import Center
+from smoothadv.base.errors import UserError
+from smoothadv.exact.layers import (
+    WHITE,
+    Convolution,
+    IntegerLayer,
+    Maximum,
+    Rescaling,
+    Step,
+    Sum,
+    Total,
+)
+from smoothadv.exact.network import IntegerNetwork
+from smoothadv.voting.folding import (
+    is_plain_convolution,
+    layer_of,
+    refresh,
+    replace_norms,
+    split_entrance,
+    traced_plainly,
+)
+
+LEVELS = 255
+"""The largest of the integers that a convolution reads, where they are not negative."""
+_SIGNED, _FINER, _WIDE, _POOLED = 127, 64, 2**15 - 1, 2**11 - 1
+_WEIGHTS, _LAST_WEIGHTS = 127, 255
+_ANY = 2**23 - 1  # sums of two are exact
+_LARGEST_BIAS = 2**22
+_SAMPLE = 2**15  # values of each operation and batch
+_STRIDE = 2_654_435_761  # a prime, so that the places are of all channels, rows and columns
+_SHARES = (0.99, 0.999, 0.9999, 0.99999, 1.0)
+_RELUS, _MEANS = {F.relu, torch.relu, "relu", "relu_"}, {torch.mean, "mean"}
+_SUMS = {operator.add, operator.iadd, torch.add, "add", "add_"}
+_SAME = {torch.flatten, "flatten"}
+_SAME_LAYERS = (nn.Identity, nn.Flatten, nn.Dropout)
+_IN_PLACE = {operator.iadd, "add_", "relu_"}
+
+
+class NoIntegerForm(UserError):
+    """A float network cannot be converted."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"the network has no integer form: {reason}")
+
+
+@dataclass(eq=False)
+class Operation:
+    """One operation: ``kind`` is "image", "convolution" (also a linear layer), "relu", "sum",
+    "maximum" or "mean".
+
+    It reads the results of its ``inputs``, and its ``users`` read its own. ``node`` has the result,
+    whose ``shape`` is that for one image.
+    """
+
+    kind: str
+    node: fx.Node
+    shape: tuple[int, ...]
+    inputs: list[Operation]
+    users: list[Operation]
+    layer: Any = None
+
+    @property
+    def only_user(self) -> Operation | None:
+        return self.users[0] if len(self.users) == 1 else None
+
+    @cached_property
+    def is_settled(self) -> bool:
+        """Whether its result is rounded. Only a ReLU or a sum may read an unrounded one of a
+        convolution, only a ReLU that of a sum.
+        """
+        absorbing = {"convolution": ("relu", "sum"), "sum": ("relu",)}.get(self.kind, ())
+        return self.only_user is None or self.only_user.kind not in absorbing
+
+    @cached_property
+    def settled(self) -> Operation:
+        """The operation whose rounded result holds this one's."""
+        return self if self.is_settled or self.only_user is None else self.only_user.settled
+
+    @cached_property
+    def is_positive(self) -> bool:
+        """Whether its results are never negative."""
+        return self.kind == "relu" or (
+            self.kind in ("maximum", "mean") and self.inputs[0].is_positive
+        )
+
+
+@dataclass(frozen=True)
+class FloatNetwork:
+    """A base classifier in float64: the ``mean`` and ``std`` [C] of its input layer, and the
+    ``graph`` of its network.
+
+    Batch normalization is folded into convolutions; ``operations`` are in the order of the graph,
+    the last one makes the logits.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    graph: fx.GraphModule
+    operations: list[Operation]
+
+
+def read_network(classifier: nn.Module, image_shape: tuple[int, ...]) -> FloatNetwork:
+    """The operations of a copy of a base classifier, for images of this shape; NoIntegerForm where
+    it has none.
+    """
+    entrance, network = split_entrance(
+        copy.deepcopy(classifier).cpu().double().eval().requires_grad_(False)
+    )
+    traced = traced_plainly(network)
+    if traced is None or not isinstance(entrance, Center):
+        raise NoIntegerForm("it cannot be traced, shares weights, or has no input layer")
+    refresh(replace_norms(traced))
+    ShapeProp(traced).propagate(torch.zeros(1, *image_shape, dtype=torch.float64))
+    mean = entrance.mean.flatten()
+    std = getattr(entrance, "std", torch.ones_like(mean)).flatten()
+    operations = list(_operations(traced))
+    if operations[-1].kind != "convolution" or operations[-1].users:
+        raise NoIntegerForm("its logits do not come from a linear layer")
+    return FloatNetwork(mean, std, traced, operations)
+
+
+def _operations(graph: fx.GraphModule) -> Iterator[Operation]:
+    made: dict[fx.Node, Operation] = {}
+    overwritten: set[Operation] = set()
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            return
+        kind, layer = _kind(graph, node)
+        inputs = [
+            made[value]
+            for value in (*node.args, *node.kwargs.values())
+            if isinstance(value, fx.Node)
+        ]
+        if late := overwritten.intersection(inputs):
+            name = late.pop().node.name
+            raise NoIntegerForm(f"'{node.name}' reads '{name}', which is overwritten before")
+        has_argument = node.kwargs.get("inplace") or any(value is True for value in node.args)
+        if node.target in _IN_PLACE or has_argument or getattr(layer, "inplace", False):
+            overwritten.add(inputs[0])
+        if kind == "same":
+            made[node] = inputs[0]
+            continue
+        made[node] = Operation(kind, node, tuple(node.meta["tensor_meta"].shape), inputs, [], layer)
+        for one in inputs:
+            one.users.append(made[node])
+        yield made[node]
+
+
+def _kind(graph: fx.GraphModule, node: fx.Node) -> tuple[str, Any]:
+    """The kind of an operation, or "same" where it changes nothing, and its layer; NoIntegerForm
+    for others.
+    """
+    layer, target = layer_of(graph, node), node.target
+    if node.op == "placeholder":
+        return "image", None
+    if isinstance(layer, nn.Linear) or is_plain_convolution(layer):
+        return "convolution", layer
+    if isinstance(layer, nn.ReLU) or target in _RELUS:
+        return "relu", None
+    if (
+        target in _SUMS
+        and not node.kwargs
+        and all(isinstance(value, fx.Node) for value in node.args)
+    ):
+        return "sum", None
+    if isinstance(layer, nn.MaxPool2d) and not layer.return_indices:
+        return "maximum", layer
+    dimensions = node.kwargs.get("dim", node.args[1] if len(node.args) > 1 else ())
+    is_mean = isinstance(layer, nn.AdaptiveAvgPool2d) and layer.output_size in (1, (1, 1))
+    if is_mean or (target in _MEANS and dimensions in ((2, 3), [2, 3], (-2, -1), [-2, -1])):
+        return "mean", None
+    # F.dropout drops values by default.
+    is_off = target is F.dropout and not (node.args[2:3] or (node.kwargs.get("training", True),))[0]
+    if isinstance(layer, _SAME_LAYERS) or target in _SAME or is_off:
+        return "same", None
+    what = type(layer).__name__ if layer is not None else getattr(target, "__name__", target)
+    raise NoIntegerForm(f"there is none of {what} ('{node.name}')")
+
+
+@torch.inference_mode()
+def largest_values(
+    network: FloatNetwork, batches: Iterable[torch.Tensor]
+) -> dict[Operation, float]:
+    """For each rounded result the size above which values are best clamped, for LEVELS levels from
+    0 to it.
+
+    ``batches`` [B, C, H, W] are outputs of the network's input layer. Of some quantiles of the
+    sizes, the best has the least mean squared error (as in Choukroun et al., 2019, without a grid).
+    """
+    nodes = {operation.node: operation for operation in network.operations if operation.is_settled}
+    samples: dict[Operation, list[torch.Tensor]] = {operation: [] for operation in nodes.values()}
+
+    class Recorder(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            if (operation := nodes.get(n)) is not None:
+                flat = result.flatten().abs()
+                places = torch.arange(min(len(flat), _SAMPLE)) * _STRIDE % len(flat)
+                samples[operation].append(flat[places].float())
+            return result
+
+    recorder = Recorder(network.graph)
+    for batch in batches:
+        recorder.run(batch)
+    return {
+        operation: _best_clamp(torch.cat(parts)) for operation, parts in samples.items() if parts
+    }
+
+
+def _best_clamp(sizes: torch.Tensor) -> float:
+    """The quantile of ``sizes`` to clamp at; 1 where all are 0."""
+    ascending = sizes.sort().values
+    found = {
+        float(ascending[min(len(sizes) - 1, int(share * len(sizes)))]) for share in _SHARES
+    } - {0.0}
+
+    def error(largest: float) -> float:
+        step = largest / LEVELS
+        return float(((sizes / step).round().clamp(max=LEVELS) * step - sizes).square().mean())
+
+    return min(found, key=error, default=1.0)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """Value ``number`` of the integer network: integers in low..high, times ``scale`` [1] (of the
+    image: [C]).
+    """
+
+    number: int
+    scale: torch.Tensor
+    low: int
+    high: int
+
+
+def _value(scale: float, levels: int, is_positive: bool) -> _Value:
+    low = 0 if is_positive else -levels
+    return _Value(0, torch.tensor([scale], dtype=torch.float64), low, levels)
+
+
+def convert(
+    network: FloatNetwork,
+    batches: Iterable[torch.Tensor],
+    image_shape: tuple[int, ...],
+    clip: int,
+) -> IntegerNetwork:
+    """The network of integers for images of ``image_shape`` with noise of up to ``clip`` grey
+    levels; NoIntegerForm where its sums cannot be proven to be exact.
+
+    ``batches`` as in ``largest_values``.
+    """
+    builder = _Builder(network, largest_values(network, batches), clip)
+    try:
+        for operation in network.operations:
+            builder.add(operation)
+        mean = (network.mean * WHITE).round()
+        converted = IntegerNetwork(image_shape, clip, mean, builder.steps).eval()
+    except ValueError as error:
+        raise NoIntegerForm(error) from error
+    converted.set_probe()
+    return converted
+
+
+class _Builder:
+    """Builds the steps of the integer network.
+
+    ``largest`` has the size at which each rounded result is clamped.
+    """
+
+    def __init__(
+        self, network: FloatNetwork, largest: Mapping[Operation, float], clip: int
+    ) -> None:
+        self.network, self.largest, self.clip = network, largest, clip
+        self.steps: list[Step] = []
+        self.values: dict[Operation, _Value] = {}
+        self.narrowed: dict[Operation, _Value] = {}
+        self.wide_scales = self._wide_scales()
+
+    def add(self, operation: Operation) -> None:
+        """Add the layers of an operation, whose inputs have been added."""
+        reads_image = any(source.kind == "image" for source in operation.inputs)
+        if reads_image and operation.kind != "convolution":
+            raise NoIntegerForm(f"a {operation.kind} reads the image, no convolution")
+        self.values[operation] = getattr(self, f"_{operation.kind}")(operation)
+
+    def _wide_scales(self) -> dict[Operation, float]:
+        """The scale of each rounded result that is a sum or that a sum reads: one for all that
+        shortcuts connect.
+        """
+        chains: dict[Operation, list[Operation]] = {}
+        for operation in self.network.operations:
+            if operation.kind != "sum":
+                continue
+            members = [operation.settled]
+            for term in operation.inputs:
+                while term.is_settled:
+                    members += chains.get(term, [term])
+                    if term.kind != "maximum":  # which has the scale of what it reads
+                        break
+                    term = term.inputs[0]
+            for member in members:
+                chains[member] = members
+        return {
+            operation: max(self.largest[member] for member in members) / (LEVELS * _FINER)
+            for operation, members in chains.items()
+        }
+
+    def _step(self, layer: IntegerLayer, inputs: Sequence[_Value], result: _Value) -> _Value:
+        self.steps.append(Step(layer, tuple(value.number for value in inputs)))
+        return replace(result, number=len(self.steps))
+
+    def _target(self, operation: Operation) -> _Value:
+        """The scale and the range of a rounded result."""
+        if operation in self.wide_scales:
+            return _value(self.wide_scales[operation], _WIDE, operation.is_positive)
+        return self._narrow(operation)
+
+    def _narrow(self, operation: Operation) -> _Value:
+        """The scale and the range of a result as a convolution reads it."""
+        levels = LEVELS if operation.is_positive else _SIGNED
+        return _value(self.largest[operation] / levels, levels, operation.is_positive)
+
+    def _rescaled(self, value: _Value, target: _Value) -> _Value:
+        multiplier = (value.scale / target.scale).float()
+        layer = Rescaling({"low": target.low, "high": target.high}, {"multiplier": multiplier})
+        return self._step(layer, [value], target)
+
+    def _image(self, operation: Operation) -> _Value:
+        return _Value(0, 1 / (WHITE * self.network.std), -self.clip, WHITE + self.clip)
+
+    def _convolution(self, operation: Operation) -> _Value:
+        source, layer = operation.inputs[0], operation.layer
+        value = self.values[source]
+        if value.high == _WIDE and value.number:  # that of a sum, perhaps through a maximum
+            if source not in self.narrowed:
+                self.narrowed[source] = self._rescaled(value, self._narrow(source))
+            value = self.narrowed[source]
+        weight, settings = layer.weight, {}
+        if isinstance(layer, torch.nn.Linear):
+            weight = weight[:, :, None, None]
+            if math.prod(source.shape[1:]) != source.shape[1]:
+                raise NoIntegerForm("a linear layer follows a map, not its mean")
+        else:
+            settings = {
+                name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups")
+            }
+        if len(value.scale) not in (1, weight.shape[1]):
+            raise NoIntegerForm("its first convolution has groups")
+        weight = weight * value.scale.view(1, -1, 1, 1)  # for integers as input
+        bias = torch.zeros(len(weight), dtype=torch.float64) if layer.bias is None else layer.bias
+        if operation.users:
+            target = self._target(operation.settled)
+            if operation.settled is not operation and operation.users[0].kind == "sum":
+                target = replace(target, low=-_ANY, high=_ANY)
+            settings |= {"low": target.low, "high": target.high}
+            scales = torch.maximum(
+                weight.abs().amax((1, 2, 3)) / _WEIGHTS, bias.abs() / _LARGEST_BIAS
+            ).clamp(min=1e-30)
+        else:  # logits are integers times a power of 2, which costs no rounding
+            weight_scale = float(weight.abs().max()) / _LAST_WEIGHTS
+            bias_scale = float(bias.abs().max()) / _LARGEST_BIAS
+            exponent = -math.ceil(math.log2(max(weight_scale, bias_scale, 2.0**-60)))
+            target, scales = _value(1.0, 1, False), torch.full_like(bias, 2.0**-exponent)
+        tensors = {
+            "weight": (weight / scales.view(-1, 1, 1, 1)).round(),
+            "bias": (bias / scales).round(),
+            "multiplier": (scales / target.scale).float(),
+        }
+        return self._step(Convolution(settings, tensors), [value], target)
+
+    def _relu(self, operation: Operation) -> _Value:
+        source = operation.inputs[0]
+        if source.settled is operation:  # the clamp of what it reads begins at 0
+            return self.values[source]
+        return self._rescaled(self.values[source], self._target(operation))
+
+    def _sum(self, operation: Operation) -> _Value:
+        target = self._target(operation.settled)
+        terms = [self.values[term] for term in operation.inputs]
+        any_value = replace(target, low=-_ANY, high=_ANY)
+        terms = [
+            term if torch.equal(term.scale, target.scale) else self._rescaled(term, any_value)
+            for term in terms
+        ]
+        return self._step(Sum({"low": target.low, "high": target.high}, {}), terms, target)
+
+    def _maximum(self, operation: Operation) -> _Value:
+        pool, value = operation.layer, self.values[operation.inputs[0]]
+        settings = {
+            "kernel": _pair(pool.kernel_size),
+            "stride": _pair(pool.stride),
+            "padding": _pair(pool.padding),
+            "dilation": _pair(pool.dilation),
+            "ceil_mode": int(pool.ceil_mode),
+        }
+        return self._step(Maximum(settings, {}), [value], value)
+
+    def _mean(self, operation: Operation) -> _Value:
+        value, kernel = self.values[operation.inputs[0]], operation.inputs[0].shape[2:]
+        mean = replace(value, scale=value.scale / math.prod(kernel))
+        total = self._step(Total({"kernel": kernel}, {}), [value], mean)
+        scale = self.largest[operation] / _POOLED
+        return self._rescaled(total, _value(scale, _POOLED, operation.is_positive))
+
+
+def _pair(given: int | tuple[int, int]) -> tuple[int, int]:
+    return given if isinstance(given, tuple) else (given, given)
