@@ -45,7 +45,7 @@ ALLOWED["api"] = BASE | _BUILDING | {"evaluation", "objectives", "records", "tra
 ALLOWED["sweep"] = ALLOWED["training"] | {"analysis", "cli", "evaluation", "training"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED |= {"": BASE | {"api"}, "scripts": {"cli"}, "__main__": {"cli"}}
-WITH_TORCH = {"base.devices", "base.memory"}
+WITH_TORCH = {"base.devices"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
     *("evaluation.saved_examples", "evaluation.shards"),

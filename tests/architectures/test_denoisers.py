@@ -10,12 +10,8 @@ from torch.nn import functional as F
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.denoisers import DENOISERS, Denoised, DnCNN
 from smoothadv.base.errors import UserError
-from smoothadv.checkpoints import (
-    denoised_classifier,
-    load_classifier,
-    load_denoiser,
-    read_checkpoint,
-)
+from smoothadv.checkpoints import load_classifier, read_checkpoint
+from smoothadv.checkpoints.denoisers import denoised_classifier, load_denoiser
 from smoothadv.datasets import describe_dataset
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.voting.folding import fold

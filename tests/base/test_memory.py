@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smoothadv.architectures import get_architecture
-from smoothadv.base.memory import LargestTensor, batch_that_suits, is_out_of_memory, within_memory
+from smoothadv.base.devices import LargestTensor, batch_that_suits, is_out_of_memory, within_memory
 from smoothadv.voting.classifier import default_attack_batch, default_batch
 
 SHAPE = (3, 4, 4)

@@ -11,7 +11,8 @@ import torch
 
 import smoothadv
 from smoothadv.architectures.denoisers import DENOISERS
-from smoothadv.checkpoints import load_classifier, load_denoiser
+from smoothadv.checkpoints import load_classifier
+from smoothadv.checkpoints.denoisers import load_denoiser
 from smoothadv.datasets import describe_dataset
 from support.commands import call, refused, rows, snapshot, succeed, timeless
 from support.sharding import manifest_of

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
+from smoothadv.datasets.images import augmented, draw_augmentation, pixels_of
 
 FALSE_ALARM = 1e-6
 

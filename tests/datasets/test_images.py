@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from smoothadv.datasets.augmentation import augmented, pixels_of
 from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
-from smoothadv.datasets.images import InMemoryImages, StreamedImages
+from smoothadv.datasets.images import InMemoryImages, StreamedImages, augmented, pixels_of
 from smoothadv.datasets.preparation import Preparation
 from support.image_files import random_image, save_image
 

@@ -16,8 +16,8 @@ from torch import nn
 
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
 from smoothadv.architectures.input_layers import Center, Normalize
+from smoothadv.base.devices import batch_that_fits
 from smoothadv.base.errors import UserError
-from smoothadv.base.memory import batch_that_fits
 from smoothadv.datasets import describe_dataset
 from smoothadv.training.execution import CompiledForSizes
 from smoothadv.voting.classifier import (

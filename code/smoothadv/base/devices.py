@@ -1,13 +1,30 @@
-"""Devices: the default one, their names, one GPU for each process, and copies that do not wait for
-the device.
+"""Devices: the default one, their names, one GPU for each process, copies that do not wait for the
+device, and batches that fit into its memory.
 """
 
+import math
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.settings import found_value
+
+T = TypeVar("T")
+# The last one is cuDNN's, where no engine's workspace fits.
+_SIGNS = (
+    "can't allocate memory",
+    "STATUS_ALLOC_FAILED",
+    "ALLOCATION_FAILED",
+    "out of memory",
+    "unable to find an eng",
+)
+_CPU_ELEMENTS = 100 * 3 * 32 * 32
+_PROBE = 64
+_MOST_ELEMENTS = 2**31 - 1  # of a tensor: some kernels count them with 32 bits
 
 
 def usable_device(name: str | torch.device) -> torch.device:
@@ -70,3 +87,104 @@ def to_host(values: torch.Tensor) -> Callable[[], torch.Tensor]:
         return host
 
     return waited
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that an allocation failed, on an accelerator or on the host."""
+    # The allocators of the host, of the CUDA driver and of its libraries raise a plain
+    # RuntimeError.
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
+        sign in str(error) for sign in _SIGNS
+    )
+
+
+def within_memory(compute: Callable[[], T], halve: Callable[[str], None]) -> T:
+    """What ``compute`` returns; when memory runs out, calls ``halve``, with the reason in one line,
+    and tries again.
+
+    Cached memory of GPUs goes back to the driver then, so that blocks of other sizes can be
+    allocated.
+    """
+    while True:
+        try:
+            return compute()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)
+        halve(reason)  # not above: the error there still refers to what was allocated
+        torch.cuda.empty_cache()
+
+
+def batch_that_suits(
+    work: Callable[[torch.Tensor], object],
+    image_shape: tuple[int, ...],
+    device: torch.device,
+    of_total: bool = False,
+) -> int:
+    """How many images to pass to ``work``, a function of images [B, C, H, W], at a time.
+
+    On a CPU 16 to 200, which fit into its cache; on a GPU as many as its free memory allows, by a
+    trial that measures the memory of an image; with ``of_total`` as its total memory allows, so
+    that all GPUs of one kind get one batch.
+    """
+    if device.type == "cpu":
+        return min(200, max(16, _CPU_ELEMENTS // math.prod(image_shape)))
+    if device.type != "cuda":
+        return _PROBE
+    probe = _PROBE
+    while probe:
+        try:
+            with LargestTensor() as largest:
+                per_image = _bytes_per_image(work, (probe, *image_shape), device)
+            free, total = torch.cuda.mem_get_info(device)
+            return batch_that_fits(total if of_total else free, per_image, largest.elements / probe)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        probe //= 2
+        torch.cuda.empty_cache()
+    return 1
+
+
+def _bytes_per_image(
+    work: Callable[[torch.Tensor], object], shape: tuple[int, ...], device: torch.device
+) -> float:
+    """The peak memory of ``work`` on a batch of this ``shape``, in bytes per image."""
+    images = torch.zeros(shape, device=device).to(memory_format=torch.channels_last)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    work(images)
+    return (torch.cuda.max_memory_allocated(device) - before) / shape[0]
+
+
+class LargestTensor(TorchFunctionMode):
+    """Within, ``elements`` is the size of the largest tensor that a function of torch returned."""
+
+    elements = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return result
+
+
+def batch_that_fits(
+    free_bytes: float, bytes_per_image: float, elements_per_image: float = 1.0
+) -> int:
+    """The largest power of two, up to 4096, whose images take at most half of the free memory; at
+    least 1.
+
+    A tensor of ``elements_per_image`` elements for each image then has fewer than 2^31.
+    """
+    most = min(
+        4096.0,
+        free_bytes / 2 / max(bytes_per_image, 1.0),
+        _MOST_ELEMENTS / max(elements_per_image, 1.0),
+    )
+    most = max(1.0, most)
+    return 2 ** (int(most).bit_length() - 1)

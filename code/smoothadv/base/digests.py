@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 
-def digest(parts: Iterable[Any]) -> str:
-    """The digest of texts, in UTF-8, bytes and contiguous arrays, one after the other."""
+def digest_bytes(parts: Iterable[Any]) -> bytes:
+    """As ``digest``, as 32 bytes."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(part.encode(errors="surrogateescape") if isinstance(part, str) else part)
-    return whole.hexdigest()
+    return whole.digest()
+
+
+def digest(parts: Iterable[Any]) -> str:
+    """The digest of texts, in UTF-8, bytes and contiguous arrays, one after the other."""
+    return digest_bytes(parts).hex()
 
 
 def file_digest(path: str | Path) -> str:

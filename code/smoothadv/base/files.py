@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import json
 import math
 import os
+import pickle
 import re
 import stat
+import struct
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError, visible
 
 if sys.version_info >= (3, 11):
@@ -38,6 +40,9 @@ merged into.
 DEEPEST_JSON = 50
 _LARGEST = "SMOOTHADV_MAX_UNPACKED_GIB"
 _USUAL_RATIO = 20
+_TUPLES = pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3
+_MOST_TUPLES = 20  # in each other
+_PICKLES_OF_AN_OLD_FILE = 5  # of PyTorch
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -255,7 +260,7 @@ def cached(name: str, compute: Callable[[], bytes]) -> bytes:
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         content = b""
     digest, payload = content[:32], content[32:]
-    if hashlib.sha256(payload).digest() != digest:
+    if digest_bytes([payload]) != digest:
         payload = compute()
         write_cached(name, payload)
     return payload
@@ -267,9 +272,7 @@ def write_cached(name: str, payload: bytes) -> None:
         temporary = (
             cache_folder() / f"{name}.{os.getpid()}"
         )  # several processes may write the same name at once
-        write_atomically(
-            temporary, lambda file: file.write(hashlib.sha256(payload).digest() + payload)
-        )
+        write_atomically(temporary, lambda file: file.write(digest_bytes([payload]) + payload))
         os.replace(temporary, cache_folder() / name)
     except (OSError, RuntimeError):
         pass
@@ -303,3 +306,80 @@ def lock(file: IO[bytes] | int, path: Path, shared: bool = False) -> None:
         ) from error
     except OSError:  # a file system without locks, as some clusters have
         return
+
+
+def _few_levels(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``load``, which makes a tuple, but of few levels: Python crashes when it hashes a very deep
+    one.
+    """
+
+    def load_tuple(unpickler: Any) -> None:
+        load(unpickler)
+        made = unpickler.stack[-1]
+        level = 1 + max((unpickler.levels.get(id(part), (0,))[0] for part in made), default=0)
+        if level > _MOST_TUPLES:
+            raise pickle.UnpicklingError("it asks to load tuples in tuples in tuples")
+        unpickler.levels[id(made)] = level, made  # which keeps its id
+
+    return load_tuple
+
+
+def _load_bytearray(unpickler: Any) -> None:
+    """Bytes of a stated length: Python would fill as much memory with zeros before it looks at the
+    file.
+    """
+    (length,) = struct.unpack("<Q", unpickler.read(8))
+    unpickler.append(unpickler.read(length))
+
+
+# The unpickler written in Python: the one in C allocates as much memory as the number of a memo
+# says.
+class CarefulUnpickler(pickle._Unpickler):
+    """Neither crashes nor allocates more than a file holds, whatever is in it; ``find_class`` must
+    not help it.
+    """
+
+    dispatch = {
+        **pickle._Unpickler.dispatch,
+        **{code: _few_levels(pickle._Unpickler.dispatch[code]) for code in _TUPLES},
+        pickle.BYTEARRAY8[0]: _load_bytearray,
+    }
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, encoding="latin1")
+        self.levels: dict[int, tuple[int, tuple[Any, ...]]] = {}
+
+
+class _Nothing(dict[Any, Any]):
+    """Stands for any object of a pickle."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self, *arguments: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class _Rehearsal(CarefulUnpickler):
+    """Goes through a pickle of PyTorch, whose own unpickler does not check for deep tuples."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _Nothing
+
+    def persistent_load(self, identifier: Any) -> Any:
+        return _Nothing()
+
+
+def rehearse_pickles(path: Path) -> None:
+    """Raises an exception where a pickle in a file of PyTorch would crash Python."""
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":
+            file.seek(0)
+            for _ in range(_PICKLES_OF_AN_OLD_FILE):
+                _Rehearsal(file).load()
+            return
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.endswith(".pkl"):
+                with archive.open(name) as member:
+                    _Rehearsal(member).load()

@@ -6,18 +6,22 @@ A checkpoint is a dict with at least ``epoch`` (the next one), ``arch``, ``state
 layer with its constants, the dataset, the recipe and the history of the run.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 import io
+import math
 import re
 import warnings
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from smoothadv.architectures import (
     ARCHITECTURES,
@@ -26,20 +30,18 @@ from smoothadv.architectures import (
     names_network,
     require_architecture,
 )
-from smoothadv.architectures.denoisers import DENOISERS, Denoised
-from smoothadv.architectures.diffusion import PREFIX, load_diffusion
+from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.architectures.ensemble import Ensemble
-from smoothadv.architectures.exact import ExactNetwork, is_exact
+from smoothadv.architectures.exact import ExactNetwork
 from smoothadv.base import plugins
 from smoothadv.base.digests import digest, file_digest
-from smoothadv.base.errors import UserError, first_line, shown, warn
-from smoothadv.base.files import refuse_to_inflate, write_atomically
+from smoothadv.base.errors import UserError, shown, warn
+from smoothadv.base.files import refuse_to_inflate, rehearse_pickles, write_atomically
 from smoothadv.base.members import Members, members_of
 from smoothadv.base.registry import Registry, UnknownNameError
-from smoothadv.checkpoints.fields import checked
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.pickles import CarefulUnpickler
+from smoothadv.records.logs import TRAINING_COLUMNS
 
 Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
@@ -54,7 +56,8 @@ _INTEGERS = "smoothadv.exact.network"
 """The annex that defines these networks, loaded only for such a checkpoint."""
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Where an object lies in memory, as Python prints it: another place in every process."""
-_PICKLES_OF_AN_OLD_FILE = 5
+_REQUIRED = ("epoch", "arch", "state_dict")
+_MOST = 100_000
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -80,12 +83,10 @@ def read_checkpoint(path: str | Path, denoiser: bool = False) -> dict[str, Any]:
     content = _content(Path(path))
     arch = str(content["arch"])
     if content.get("denoiser", arch in DENOISERS and arch not in ARCHITECTURES) != denoiser:
-        advice = (
-            "no denoiser: train_denoiser makes one"
-            if denoiser
-            else "a denoiser: name it with --denoiser"
-        )
-        raise UserError(f"checkpoint {path} is {advice}")
+        found = "no denoiser: train_denoiser makes one"
+        if not denoiser:
+            found = "a denoiser: name it with --denoiser"
+        raise UserError(f"checkpoint {path} is {found}")
     registry: Registry[Any] = DENOISERS if denoiser else ARCHITECTURES
     require = DENOISERS.require if denoiser else require_architecture
     try:
@@ -141,65 +142,210 @@ def _content(path: Path) -> dict[str, Any]:
         raise UserError(f"checkpoint {path} does not exist{hint}")
     refuse_to_inflate(path)
     try:
-        _rehearse(path)
+        rehearse_pickles(path)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # PyTorch warns about pickles, which the next line refuses
+            # PyTorch warns about pickles, which the next line refuses.
+            warnings.simplefilter("ignore")
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly anything
-        asked = re.search(
-            r"GLOBAL (\S{1,99})", str(error)
-        )  # PyTorch's advice is about options that we lack
-        reason = (
-            f"it asks to load {asked[1]}"
-            if asked
-            else error.strerror
-            if isinstance(error, OSError)
-            else ""
-        )
+        reason = getattr(error, "strerror", "")
+        # The rest of PyTorch's advice is about options that we lack.
+        if asked := re.search(r"GLOBAL (\S{1,99})", str(error)):
+            reason = f"it asks to load {asked[1]}"
         raise UserError(
             f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain "
             f"tensors{f' ({reason})' if reason else ''}"
         ) from error
-    return checked(content, path)
+    return _checked(content, path)
 
 
-class _Nothing(dict[Any, Any]):
-    """Stands for whatever a pickle asks for."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-    def __init__(self, *arguments: Any) -> None: ...
-
-    def __setstate__(self, state: Any) -> None: ...
-
-
-class _Rehearsal(CarefulUnpickler):
-    """Goes through a pickle of PyTorch, which PyTorch's own unpickler does without care for deep
-    tuples.
+@dataclass(frozen=True)
+class _Rule:
+    """The condition of a value: ``entry`` is the rule for the entries of a list or a dict, whose
+    keys are text.
     """
 
-    def find_class(self, module: str, name: str) -> Any:
-        return _Nothing
+    expected: str
+    fits: Callable[[Any], bool]
+    entry: _Rule | None = None
 
-    def persistent_load(self, identifier: Any) -> Any:
-        return _Nothing()
-
-
-def _rehearse(path: Path) -> None:
-    """Raises an exception where a pickle in a checkpoint would crash Python."""
-    with path.open("rb") as file:
-        if file.read(2) != b"PK":
-            file.seek(0)
-            for _ in range(_PICKLES_OF_AN_OLD_FILE):
-                _Rehearsal(file).load()
+    def require(self, path: Path, where: str, value: Any) -> None:
+        """UserError, which names the checkpoint ``path``, unless ``value`` meets the rule."""
+        if not self.fits(value):
+            raise UserError(
+                f"checkpoint {path}: its {where} is {_described(value)}, expected {self.expected}"
+            )
+        if self.entry is None:
             return
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith(".pkl"):
-                with archive.open(name) as member:
-                    _Rehearsal(member).load()
+        for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(value, dict):
+                _TEXT.require(path, f"key in {where}", name)
+            self.entry.require(path, f"{where}[{_described(name)}]", entry)
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of {value.dtype}, {value.layout}, on {value.device}"
+    if value is None or isinstance(value, (bool, float, str)) or _is_whole(value):
+        return repr(value[:60] if isinstance(value, str) else value)
+    size = f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else ""
+    return f"a {type(value).__name__}{size}"
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and value.bit_length() < 64
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_whole(value) or (type(value) is float and math.isfinite(value))
+
+
+def _is_weight(value: Any) -> bool:
+    is_plain = (
+        type(value) in (torch.Tensor, nn.Parameter)
+        and value.layout == torch.strided
+        and not value.is_nested
+        and value.device.type == "cpu"
+        and not value.is_quantized
+    )
+    if not is_plain:
+        return False
+    value = torch.Tensor.detach(value)  # without attributes, which the file may have set
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+
+
+def _is_record(value: Any) -> bool:
+    """Whether JSON can hold a dict; lists that hold the same list again and again can be beyond any
+    memory.
+    """
+    rest, seen = [(0, value)], 0
+    while rest:
+        depth, one = rest.pop()
+        if one is None or type(one) in (bool, float, str) or _is_whole(one):
+            continue
+        if isinstance(one, dict) and all(isinstance(key, str) for key in one):
+            one = [*one, *one.values()]
+        if not isinstance(one, (list, tuple)):
+            return False
+        seen += len(one)
+        if depth > 40 or seen > _MOST:
+            return False
+        rest += [(depth + 1, part) for part in one]
+    return isinstance(value, dict)
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _is_whole(value.get(column)) or type(value.get(column)) is float
+        for column in TRAINING_COLUMNS
+    )
+
+
+def _is_optimizer(value: Any) -> bool:
+    state = value.get("state") if isinstance(value, dict) else None
+    return isinstance(state, dict) and all(
+        type(number) is int
+        and isinstance(one, dict)
+        and all(part is None or _is_weight(part) for part in one.values())
+        for number, one in state.items()
+    )
+
+
+def _list_of(rule: _Rule, fewest: int = 0, most: int = _MOST) -> _Rule:
+    expected = f"a list of {most}" if fewest == most else f"a list of {fewest} to {most}"
+    return _Rule(
+        expected,
+        lambda value: isinstance(value, (list, tuple)) and fewest <= len(value) <= most,
+        rule,
+    )
+
+
+_TEXT = _Rule("text", lambda value: isinstance(value, str))
+_COUNT = _Rule("a whole number from 0", lambda value: _is_whole(value) and value >= 0)
+_NUMBER = _Rule("a finite number", _is_finite)
+_AMOUNT = _Rule("a finite number from 0", lambda value: _is_finite(value) and value >= 0)
+_POSITIVE = _Rule("a finite number above 0", lambda value: _is_finite(value) and value > 0)
+_WEIGHT = _Rule(
+    "a tensor: dense, not quantized, in memory, with a place for each value", _is_weight
+)
+_RECORD = _Rule(f"a dict of text, numbers, lists and dicts, {_MOST} in all at most", _is_record)
+_WEIGHTS = _Rule("a dict", lambda value: isinstance(value, dict), _WEIGHT)
+_FIELDS = {
+    "epoch": _COUNT,
+    "arch": _TEXT,
+    "state_dict": _WEIGHTS,
+    "dataset": _TEXT,
+    "input_layer": _TEXT,
+    "classes": _list_of(_TEXT),
+    "image_shape": _list_of(_COUNT, 3, 3),
+    "mean": _list_of(_NUMBER),
+    "std": _list_of(_POSITIVE),
+    "noise_sd": _AMOUNT,
+    "recipe": _RECORD,
+    "integer": _RECORD,
+    "denoiser": _Rule("True or False", lambda value: isinstance(value, bool)),
+}
+_FIELDS_OF_A_RUN = {
+    "optimizer": _Rule("a dict with a 'state' of tensors", _is_optimizer),
+    "history": _list_of(_Rule(f"a dict with numbers for {', '.join(TRAINING_COLUMNS)}", _is_row)),
+    "runs": _list_of(_RECORD, 1),
+    "trained": _WEIGHTS,
+    "step": _COUNT,
+    "seconds": _AMOUNT,
+    "sums": _list_of(_NUMBER, 5, 50),
+    "image_weights": _WEIGHT,
+}
+# A denoiser without a classifier behind it has no accuracy.
+_SUMS_OF_DENOISERS = _list_of(
+    _Rule("a finite number or nan", lambda value: _is_finite(value) or value != value), 5, 50
+)
+
+
+def _checked(content: Any, path: Path) -> dict[str, Any]:
+    """The fields that any reader needs, and, unchecked, those of a run to be resumed; UserError if
+    one is wrong.
+
+    Fields that are None are left out; the weights are tensors without attributes.
+    """
+    pairs = content.items() if isinstance(content, dict) else ()
+    given = {name: value for name, value in pairs if value is not None}
+    if missing := [name for name in _REQUIRED if name not in given]:
+        raise UserError(
+            f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, "
+            "state_dict and optimizer"
+        )
+    _check_fields(_FIELDS, given, path)
+    if ("mean" in given) != ("std" in given):
+        raise UserError(f"checkpoint {path} has only one of mean and std, expected both or neither")
+    given["state_dict"] = {
+        name: torch.Tensor.detach(value) for name, value in given["state_dict"].items()
+    }
+    return {name: given[name] for name in (*_FIELDS, *_FIELDS_OF_A_RUN, "plugins") if name in given}
+
+
+def require_resumable(content: dict[str, Any], path: Path) -> None:
+    """UserError unless a run can continue from a checkpoint, as ``read_checkpoint`` returns it."""
+    rules = _FIELDS_OF_A_RUN
+    if content.get("denoiser"):
+        rules = rules | {"sums": _SUMS_OF_DENOISERS}
+    _check_fields(rules, content, path)
+    needed = ["history", "runs", "optimizer", "step"]
+    needed += ["sums", "seconds"] if content.get("step") else []
+    if missing := [name for name in needed if name not in content]:
+        raise UserError(
+            f"checkpoint {path} lacks {', '.join(missing)}, so the run cannot be resumed"
+        )
+    if (rows := len(content["history"])) != content["epoch"]:
+        raise UserError(
+            f"checkpoint {path}: its history has {rows} entries, expected {content['epoch']}, its "
+            "epoch"
+        )
+
+
+def _check_fields(rules: dict[str, _Rule], content: dict[str, Any], path: Path) -> None:
+    for name, rule in rules.items():
+        if name in content:
+            rule.require(path, name, content[name])
 
 
 def is_module(content: dict[str, Any]) -> bool:
@@ -235,7 +381,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def load_classifier(
     path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None
-) -> torch.nn.Module:
+) -> nn.Module:
     """The base classifier in a checkpoint: in eval mode, [0, 1] images [B, C, H, W] in, logits [B,
     K] out.
 
@@ -251,7 +397,7 @@ def load_classifier(
 
 def classifier_from_members(
     members: Members, description: DatasetDescription, asked: str | None
-) -> torch.nn.Module:
+) -> nn.Module:
     """As ``load_classifier``, for checkpoints that have been read; ``asked`` is its input layer."""
     each = zip(members.contents, members.paths, members.input_layers(asked))
     loaded = [_load(content, path, description, layer) for content, path, layer in each]
@@ -260,71 +406,22 @@ def classifier_from_members(
 
 def _load(
     content: dict[str, Any], path: Path, description: DatasetDescription, asked: str | None
-) -> torch.nn.Module:
+) -> nn.Module:
     if is_module(content):
         name = content["arch"].removeprefix(MODULE_PREFIX)
         raise UserError(
             f"checkpoint {path} holds the weights of a {name}, which is no architecture: load its "
             "state_dict into that module and pass the module"
         )
-    _check_recorded_images(content, path, description)
+    check_recorded_images(content, path, description)
     if INTEGER in content:
         return integer_network(content, path, description.image_shape, description.num_classes)
     description = with_recorded_constants(content, path, description)
     model = get_architecture(
         content["arch"], description, recorded_input_layer(content, path, asked)
     )
-    _load_weights(model, network_keys(content["state_dict"]), path, content["arch"], description)
+    load_weights(model, network_keys(content["state_dict"]), path, content["arch"], description)
     return model.eval()
-
-
-def load_denoiser(
-    path: str | Path, description: DatasetDescription
-) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """The denoiser in a checkpoint, in eval mode, and what ``read_checkpoint`` returns.
-
-    UserError where it does not fit the images.
-    """
-    content = read_checkpoint(path, denoiser=True)
-    _check_recorded_images({**content, "classes": None}, path, description)
-    network = DENOISERS[content["arch"]](description)
-    _load_weights(network, network_keys(content["state_dict"]), path, content["arch"], description)
-    return network.eval(), content
-
-
-def denoised_classifier(
-    classifier: torch.nn.Module, denoiser: str, description: DatasetDescription, sigma: float
-) -> tuple[torch.nn.Module, dict[str, Any], dict[str, Any]]:
-    """The classifier behind a denoiser, a checkpoint or diffusers:PATH, for noise of sigma.
-
-    Also what a log records of the denoiser, and what its checkpoint does. UserError where it does
-    not fit the images.
-    """
-    if is_exact(classifier):
-        raise UserError(
-            "a network of integers reads noisy images in whole grey levels: leave --denoiser out"
-        )
-    content: dict[str, Any] = {"noise_sd": sigma}
-    if denoiser.startswith(PREFIX):
-        network, facts = load_diffusion(denoiser, description.image_shape, sigma)
-    else:
-        network, content = load_denoiser(denoiser, description)
-        facts = {"sha256": file_digest(denoiser), "arch": content["arch"]}
-    image = torch.full((1, *description.image_shape), 0.5)
-    try:
-        with torch.inference_mode():
-            found = list(network(image).shape)
-    except (RuntimeError, ValueError, TypeError) as error:
-        message = (
-            f"--denoiser {denoiser} does not run on images of shape {list(image.shape[1:])}: "
-            f"{first_line(error)}"
-        )
-        raise UserError(message) from error
-    if found != list(image.shape):
-        raise UserError(
-            f"--denoiser {denoiser} makes {found[1:]} of an image of shape {list(image.shape[1:])}"
-        )
-    return Denoised(network, classifier).eval(), facts, content
 
 
 def integer_network(
@@ -341,7 +438,7 @@ def integer_network(
 
 
 def start_from(
-    model: torch.nn.Module,
+    model: nn.Module,
     content: dict[str, Any],
     path: str | Path,
     arch: str,
@@ -356,25 +453,21 @@ def start_from(
     """
     weights = network_keys(content["state_dict"])
     if arch in DENOISERS and arch not in ARCHITECTURES:
-        _load_weights(model, weights, path, arch, description)
+        load_weights(model, weights, path, arch, description)
         return f"starting from {path} with all of its layers"
-    last = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)][
-        -1
-    ]
-    of_last = {key for key in model.state_dict() if key.startswith(f"{last}.")}
-    fits = all(
-        key in weights and weights[key].shape == model.state_dict()[key].shape for key in of_last
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    initial = {
+        key: value for key, value in model.state_dict().items() if key.startswith(f"{layers[-1]}.")
+    }
+    classes = list(content.get("classes", description.class_names))
+    fits = classes == list(description.class_names) and all(
+        key in weights and weights[key].shape == value.shape for key, value in initial.items()
     )
-    recorded = content.get("classes")
-    is_new = not fits or (recorded is not None and list(recorded) != list(description.class_names))
-    kept = {**weights, **{key: model.state_dict()[key] for key in of_last}} if is_new else weights
-    _load_weights(model, kept, path, arch, description)
-    layer = (
-        f"a new classification layer for {description.num_classes} classes"
-        if is_new
-        else "all of its layers"
-    )
-    return f"starting from {path} with {layer}"
+    load_weights(model, weights if fits else {**weights, **initial}, path, arch, description)
+    kept = "all of its layers"
+    if not fits:
+        kept = f"a new classification layer for {description.num_classes} classes"
+    return f"starting from {path} with {kept}"
 
 
 def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str | None) -> str:
@@ -418,7 +511,7 @@ def network_keys(state_dict: Weights) -> Weights:
     }
 
 
-def _check_recorded_images(
+def check_recorded_images(
     content: dict[str, Any], path: str | Path, description: DatasetDescription
 ) -> None:
     """UserError if the checkpoint records that it was trained on images of another shape or on
@@ -463,8 +556,8 @@ def _named(description: DatasetDescription) -> str:
     return f"dataset '{description.name}' ({description.num_classes} classes, images {shape})"
 
 
-def _load_weights(
-    model: torch.nn.Module,
+def load_weights(
+    model: nn.Module,
     weights: Weights,
     path: str | Path,
     arch: str,
@@ -482,10 +575,8 @@ def misfit(weights: Weights, expected: Weights) -> str:
     """How the names, shapes and kinds (floating-point or whole numbers) of tensors differ, "" if
     they do not.
     """
-    missing, extra = (
-        sorted(expected.keys() - weights.keys()),
-        sorted(weights.keys() - expected.keys()),
-    )
+    missing = sorted(expected.keys() - weights.keys())
+    extra = sorted(weights.keys() - expected.keys())
     if missing or extra:
         names = [", ".join(name[:60] for name in some[:2]) for some in (missing, extra)]
         return (

@@ -88,5 +88,5 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
 discover(
     __name__,
     __path__,
-    without=("augmentation", "given", "images", "preparation", "relabelled", "unlabelled"),
+    without=("given", "images", "preparation", "relabelled", "unlabelled"),
 )

@@ -13,9 +13,15 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.datasets.augmentation import augmented, draw_augmentation, pixels_of
 from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
-from smoothadv.datasets.images import Batches, Indices, fingerprint_of
+from smoothadv.datasets.images import (
+    Batches,
+    Indices,
+    augmented,
+    draw_augmentation,
+    fingerprint_of,
+    pixels_of,
+)
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256

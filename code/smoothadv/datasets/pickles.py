@@ -8,16 +8,15 @@ which build arrays of plain numbers or text whose size is that of their content,
 import math
 import pickle
 import re
-import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from smoothadv.base.files import CarefulUnpickler
+
 _NDARRAY = object()
-_MOST_LEVELS = 20
-_TUPLES = pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3
 
 
 class PickledArray:
@@ -105,48 +104,6 @@ _STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-def _few_levels(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """``load``, which makes a tuple, but of few levels: Python crashes when it hashes a very deep
-    one.
-    """
-
-    def load_tuple(unpickler: Any) -> None:
-        load(unpickler)
-        made = unpickler.stack[-1]
-        level = 1 + max((unpickler.levels.get(id(part), (0,))[0] for part in made), default=0)
-        if level > _MOST_LEVELS:
-            raise pickle.UnpicklingError("it asks to load tuples in tuples in tuples")
-        unpickler.levels[id(made)] = level, made  # as long as it is there, no other has its id
-
-    return load_tuple
-
-
-def _load_bytearray(unpickler: Any) -> None:
-    """Bytes of a stated length: Python would fill as much memory with zeros before it looks at the
-    file.
-    """
-    (length,) = struct.unpack("<Q", unpickler.read(8))
-    unpickler.append(unpickler.read(length))
-
-
-# The unpickler written in Python: the one in C allocates as much memory as the number of a memo
-# says.
-class CarefulUnpickler(pickle._Unpickler):
-    """Neither crashes nor allocates more than a file holds, whatever is in it; ``find_class`` must
-    not help it.
-    """
-
-    dispatch = {
-        **pickle._Unpickler.dispatch,
-        **{code: _few_levels(pickle._Unpickler.dispatch[code]) for code in _TUPLES},
-        pickle.BYTEARRAY8[0]: _load_bytearray,
-    }
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file, encoding="latin1")
-        self.levels: dict[int, tuple[int, tuple[Any, ...]]] = {}
-
-
 class _ArraysOnly(CarefulUnpickler):
     """Reads dicts, lists, numbers, text and arrays; a file that asks for anything else is
     refused.
@@ -155,14 +112,12 @@ class _ArraysOnly(CarefulUnpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("numpy", "ndarray"):
             return _NDARRAY
-        stand_in = _STAND_INS.get(
-            (module.replace("numpy._core", "numpy.core"), name)
-        )  # NumPy 2 renamed a module
+        # NumPy 2 renamed a module.
+        stand_in = _STAND_INS.get((module.replace("numpy._core", "numpy.core"), name))
         if stand_in is None:
             raise pickle.UnpicklingError(f"it asks to load {module}.{name}, which no array needs")
-        return lambda *arguments: stand_in(
-            *arguments
-        )  # a pickle can set attributes of what it is given
+        # A pickle can set attributes of the function.
+        return lambda *arguments: stand_in(*arguments)
 
 
 def read_pickled_arrays(path: Path) -> Any:
@@ -179,9 +134,10 @@ def plain_array(value: Any) -> np.ndarray:
     """
     if isinstance(value, PickledArray):
         return value.content
-    entries = value if isinstance(value, list) else [] if isinstance(value, np.ndarray) else [value]
-    if not all(
-        isinstance(entry, (bool, int, float, str)) for entry in entries
-    ):  # lists in lists may fill any memory
+    if isinstance(value, np.ndarray):
+        return value
+    entries = value if isinstance(value, list) else [value]
+    # Lists in lists may fill any memory.
+    if not all(isinstance(entry, (bool, int, float, str)) for entry in entries):
         raise TypeError(f"it holds a {type(value).__name__} of something else than numbers")
     return np.asarray(value)

@@ -19,10 +19,10 @@ from smoothadv.checkpoints import (
     ADDRESS,
     bytes_of,
     classifier_from_members,
-    denoised_classifier,
     digest_of,
     recorded_input_layer,
 )
+from smoothadv.checkpoints.denoisers import denoised_classifier
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.records.logs import DENOISER
 

@@ -23,8 +23,8 @@ import triton.language as tl
 from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.base.devices import is_out_of_memory
 from smoothadv.base.errors import first_line, warn
-from smoothadv.base.memory import is_out_of_memory
 from smoothadv.exact.layers import (
     WHITE,
     Convolution,

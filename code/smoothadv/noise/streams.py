@@ -4,7 +4,6 @@ uses.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from smoothadv.base.devices import to_device
+from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import first_line, warn
 from smoothadv.noise.philox import Words, philox
 
@@ -86,7 +86,7 @@ class NoiseKey:
             float(self.sigma).hex(),
             str(self.seed),
         )
-        return hashlib.sha256("\n".join(named).encode()).digest()
+        return digest_bytes(["\n".join(named)])
 
     @property
     def words(self) -> tuple[int, int, int, int]:

@@ -14,10 +14,11 @@ import numpy as np
 from scipy import special
 
 from smoothadv.base.digests import digest
+from smoothadv.base.settings import setting
 from smoothadv.statistics import PROCEDURES, error_spending
 from smoothadv.statistics.bounds import quantile_loss
 from smoothadv.statistics.on_grid import GridProcedure, cached_tables
-from smoothadv.statistics.two_sided import RIVAL, check_share, share_setting, strongest_rival
+from smoothadv.statistics.two_sided import RIVAL, SHARE, check_share, strongest_rival
 
 STEPS = 50
 """Hypotheses per unit of Phi^-1(p): sums of two are radii sigma / 100 apart."""
@@ -51,7 +52,7 @@ class Sequential(GridProcedure):
 
     default_n: ClassVar[int] = 150_000
     further_columns: ClassVar[tuple[str, ...]] = (RIVAL,)
-    alpha_share: float = share_setting()
+    alpha_share: float = setting(**SHARE)
 
     def __post_init__(self) -> None:
         super().__post_init__()

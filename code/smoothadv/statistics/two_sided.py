@@ -18,16 +18,13 @@ from smoothadv.statistics.bounds import two_sided_radius
 DEFAULT_SHARE = 0.9
 RIVAL = "rival"
 """Column of a log: the largest count of another class among the estimation draws."""
-
-
-def share_setting() -> float:
-    """The field that tells how alpha is divided between the bounds on p_A and on the rivals."""
-    return setting(
-        DEFAULT_SHARE,
-        help="the share of alpha that the lower bound on p_A may spend, fixed before any draw; the "
-        "upper bound on the rivals has the rest",
-        parse=number(float, "a share above 0 and below 1", lambda v: 0 < v < 1),
-    )
+SHARE: dict[str, Any] = {
+    "default": DEFAULT_SHARE,
+    "help": "the share of alpha that the lower bound on p_A may spend, fixed before any draw; the "
+    "upper bound on the rivals has the rest",
+    "parse": number(float, "a share above 0 and below 1", lambda v: 0 < v < 1),
+}
+"""The field that divides alpha between the bounds on p_A and on the rivals."""
 
 
 def check_share(alpha_share: float, alpha: float) -> None:
@@ -56,7 +53,7 @@ class TwoSided(FixedSample):
     Formal guarantee: that of ``Procedure``; docs/guarantee.md has the proof.
     """
 
-    alpha_share: float = share_setting()
+    alpha_share: float = setting(**SHARE)
 
     def __post_init__(self) -> None:
         check_share(self.alpha_share, self.smoothing.alpha)

@@ -14,8 +14,14 @@ import torch
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import lock, refuse_to_replace, write_json, write_text
-from smoothadv.checkpoints import is_module, misfit, network_keys, read_checkpoint, save_checkpoint
-from smoothadv.checkpoints.fields import require_resumable
+from smoothadv.checkpoints import (
+    is_module,
+    misfit,
+    network_keys,
+    read_checkpoint,
+    require_resumable,
+    save_checkpoint,
+)
 from smoothadv.exact.training import state_fields
 from smoothadv.objectives import DataPolicy
 from smoothadv.records.logs import (

@@ -15,8 +15,8 @@ from torch import nn
 
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.exact import ExactNetwork, is_exact
+from smoothadv.base.devices import batch_that_suits
 from smoothadv.base.errors import UserError, first_line, warn
-from smoothadv.base.memory import batch_that_suits
 from smoothadv.noise import Noise, Purpose
 from smoothadv.voting.folding import ConvolutionReLU, are_offered_on, fold, runs
 

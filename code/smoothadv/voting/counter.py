@@ -18,10 +18,9 @@ import numpy as np
 import torch
 
 from smoothadv.architectures.exact import ExactNetwork, digest_of_logits
-from smoothadv.base.devices import to_device, to_host
+from smoothadv.base.devices import to_device, to_host, within_memory
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import NonFiniteError, UserError
-from smoothadv.base.memory import within_memory
 from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator
 from smoothadv.statistics import Draws
 

@@ -5,7 +5,6 @@ pretrained weights are wanted, and of the images to fit: a DatasetDescription, o
 classes and images of the library. It imports the library when it is called, not before.
 """
 
-import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.input_layers import Normalize
+from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.registry import Registry, discover
 from smoothadv.datasets.description import DatasetDescription
@@ -84,7 +84,7 @@ def library_network(
         ) from error
     except Exception as error:  # of a library, about whatever it was asked for
         raise UserError(f"{name} cannot be made: {first_line(error)}") from error
-    digest = torch.tensor(list(hashlib.sha256(found.version.encode()).digest()), dtype=torch.uint8)
+    digest = torch.tensor(list(digest_bytes([found.version])), dtype=torch.uint8)
     found.module.register_buffer("version_sha256", digest, persistent=False)
     return found
 

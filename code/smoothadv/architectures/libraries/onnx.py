@@ -2,7 +2,6 @@
 normalization is inside it.
 """
 
-import hashlib
 import os
 import re
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
+from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import read_regular
 from smoothadv.datasets.description import DatasetDescription
@@ -43,8 +43,8 @@ class OnnxNetwork(nn.Module):
             raise UserError(
                 f"onnx:{file}: its weights cannot be read: {first_line(error)}"
             ) from error
-        digest = hashlib.sha256(b"".join(parts)).digest()
-        self.register_buffer("sha256", torch.tensor(list(digest), dtype=torch.uint8))
+        sha256 = torch.tensor(list(digest_bytes(parts)), dtype=torch.uint8)
+        self.register_buffer("sha256", sha256)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         self.file, self._session = file, onnxruntime.InferenceSession(file, options)

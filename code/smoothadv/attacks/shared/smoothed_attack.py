@@ -29,8 +29,8 @@ from smoothadv.attacks.shared.micro_batches import (
     places_in_pass,
     rows_per_pass,
 )
+from smoothadv.base.devices import within_memory
 from smoothadv.base.errors import NonFiniteError, UserError
-from smoothadv.base.memory import within_memory
 from smoothadv.base.settings import found_value
 from smoothadv.noise import GaussianNoise, Purpose, Rows, derive_generator
 
