@@ -45,8 +45,7 @@ def noisy_images(count: int) -> torch.Tensor:
 def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwork:
     """The network of integers, calibrated on ``images``."""
     floats = read_network(classifier, shape := tuple(images.shape[1:]))
-    batches = ((images.double() - floats.mean.view(-1, 1, 1)) / floats.std.view(-1, 1, 1),)
-    return convert(floats, batches, shape, RoundedGaussianNoise(SIGMA, 0).clip)
+    return convert(floats, [images], shape, RoundedGaussianNoise(SIGMA, 0).clip)
 
 
 def forms(arch: str, batch: int) -> dict[str, VotingClassifier]:

@@ -34,9 +34,7 @@ def quantized(classifier: nn.Module, images: torch.Tensor, clip: int = CLIP) -> 
     """The network of integers of a base classifier, calibrated on images [B, C, H, W]."""
     shape = tuple(images.shape[1:])
     network = read_network(classifier, shape)
-    mean = ((network.mean * 255).round() / 255).view(-1, 1, 1)
-    batches = ((part.double() - mean) / network.std.view(-1, 1, 1) for part in images.split(16))
-    return convert(network, batches, shape, clip)
+    return convert(network, images.split(16), shape, clip)
 
 
 def slow_logits(network: IntegerNetwork, images: torch.Tensor) -> np.ndarray:

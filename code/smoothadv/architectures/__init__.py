@@ -16,7 +16,7 @@ from torch import nn
 
 from smoothadv.architectures.input_layers import INPUT_LAYERS, build_input_layer
 from smoothadv.architectures.libraries import LIBRARIES, library_network
-from smoothadv.architectures.logits import try_on
+from smoothadv.architectures.logits import probe
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.registry import Registry, discover
@@ -120,7 +120,7 @@ def user_network(name: str, description: DatasetDescription) -> nn.Module:
 
 def _fitting(network: nn.Module, name: str, description: DatasetDescription) -> nn.Module:
     """The network as a module that returns logits; UserError where it does not fit the images."""
-    fitting, classes = try_on(network.eval(), torch.full(description.image_shape, 0.5), name)
+    fitting, classes = probe(network.eval(), torch.full(description.image_shape, 0.5), name)
     if classes != description.num_classes:
         raise UserError(
             f"{name} has {classes} classes, '{description.name}' has {description.num_classes}"

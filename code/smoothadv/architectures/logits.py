@@ -40,7 +40,7 @@ class LogitsOf(torch.nn.Module):
 
 
 @torch.inference_mode()
-def try_on(
+def probe(
     network: torch.nn.Module, image: torch.Tensor, called: str = ""
 ) -> tuple[torch.nn.Module, int]:
     """The network as a module that returns logits, and how many it returns for an image [C, H, W].

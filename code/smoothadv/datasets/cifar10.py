@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
 from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription
@@ -24,7 +26,6 @@ _DESCRIPTION = DatasetDescription(
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    import torch
     from torchvision.datasets import CIFAR10
     from torchvision.datasets.utils import check_integrity
 
@@ -56,8 +57,7 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
             f"{'remove it and ' if damaged else ''}put cifar-10-python.tar.gz into {folder} or "
             "name its folder with --data-dir"
         ) from error
-    images = torch.from_numpy(raw.data).permute(0, 3, 1, 2).contiguous()
-    return InMemoryImages(images, torch.tensor(raw.targets), _DESCRIPTION)
+    return InMemoryImages(raw.data.transpose(0, 3, 1, 2), np.array(raw.targets), _DESCRIPTION)
 
 
 DATASETS.register("cifar10")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

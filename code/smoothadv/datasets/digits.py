@@ -43,15 +43,11 @@ def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    import torch
-
     from smoothadv.datasets.images import InMemoryImages
 
     images, labels, is_test = _arrays()
     chosen = is_test if split == "test" else ~is_test
-    return InMemoryImages(
-        torch.from_numpy(images[chosen]), torch.from_numpy(labels[chosen]), _DESCRIPTION
-    )
+    return InMemoryImages(images[chosen], labels[chosen], _DESCRIPTION)
 
 
 DATASETS.register("digits")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

@@ -59,8 +59,6 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    import torch
-
     from smoothadv.datasets.images import InMemoryImages
 
     folder = data_dir or DEFAULT_DATA_DIR
@@ -72,7 +70,7 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
         folder = folder / _RELEASED
     parts = [_read(folder / name) for name in _FILES[split]]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts))
-    return InMemoryImages(torch.from_numpy(images), torch.from_numpy(labels), _DESCRIPTION)
+    return InMemoryImages(images, labels, _DESCRIPTION)
 
 
 DATASETS.register("imagenet32")(

@@ -54,9 +54,9 @@ class ImageDataset(Protocol):
         """A hash that changes whenever an image, a label or their order does."""
 
 
-def fingerprint_of(images: torch.Tensor, labels: torch.Tensor) -> str:
+def fingerprint_of(images: torch.Tensor | np.ndarray, labels: torch.Tensor | np.ndarray) -> str:
     """A hash of images [N, C, H, W] and labels [N] in memory."""
-    arrays = (part.cpu().contiguous().numpy() for part in (images, labels))
+    arrays = (torch.as_tensor(part).cpu().contiguous().numpy() for part in (images, labels))
     return digest([repr(tuple(images.shape)), *arrays])
 
 
@@ -121,8 +121,12 @@ class InMemoryImages(Dataset[Item]):
     """
 
     def __init__(
-        self, images: torch.Tensor, labels: torch.Tensor, description: DatasetDescription
+        self,
+        images: torch.Tensor | np.ndarray,
+        labels: torch.Tensor | np.ndarray,
+        description: DatasetDescription,
     ) -> None:
+        images, labels = torch.as_tensor(images), torch.as_tensor(labels)
         assert images.dtype == torch.uint8 and images.shape[1:] == description.image_shape
         assert labels.dtype == torch.int64 and labels.shape == images.shape[:1]
         self._pixels, self.labels, self.description = pixels_of(images), labels, description

@@ -109,8 +109,6 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    import torch
-
     from smoothadv.datasets.given import Arrays, GivenImages
     from smoothadv.datasets.images import InMemoryImages, StreamedImages, fingerprint_of
 
@@ -119,13 +117,11 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
         raise UserError(
             f"npz: {path} has no {split} images, which are called {_NAMES[split][0][0]}"
         )
-    images, labels = map(torch.from_numpy, found[split])
+    images, labels = found[split]
     if preparation is not None:
-        read, content = partial(_picture, found[split][0]), partial(fingerprint_of, images, labels)
-        return StreamedImages(
-            list(enumerate(labels.tolist())), preparation, description, read, content
-        )
-    if images.dtype == torch.uint8:
+        files, content = list(enumerate(labels.tolist())), partial(fingerprint_of, images, labels)
+        return StreamedImages(files, preparation, description, partial(_picture, images), content)
+    if images.dtype == np.uint8:
         return InMemoryImages(images, labels, description)
     return GivenImages(Arrays(images, labels), description)
 

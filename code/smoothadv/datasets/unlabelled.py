@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_array_header, refuse_to_inflate
@@ -56,7 +55,7 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
             f"has the classes 0 to {description.num_classes - 1}"
         )
     name = dataclasses.replace(description, name=f"pseudo-labelled {path.name}")
-    return InMemoryImages(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)), name)
+    return InMemoryImages(images, labels.astype(np.int64), name)
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures.logits import logits_in, try_on
+from smoothadv.architectures.logits import logits_in, probe
 from smoothadv.attacks.estimators import frozen
 from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError, warn
@@ -179,7 +179,7 @@ def logits_of(network: torch.nn.Module, description: DatasetDescription) -> torc
     It must accept a grey image of the shape in ``description`` and return one logit for each class
     there.
     """
-    classifier, classes = try_on(network, torch.full(description.image_shape, 0.5))
+    classifier, classes = probe(network, torch.full(description.image_shape, 0.5))
     if classes != description.num_classes:
         raise UserError(
             f"{type(network).__name__} has {classes} classes, the images of '{description.name}' "
@@ -193,7 +193,7 @@ def count_classes(network: torch.nn.Module, image: torch.Tensor) -> int:
     returns none.
     """
     with frozen(network):
-        return try_on(network, image)[1]
+        return probe(network, image)[1]
 
 
 @contextmanager

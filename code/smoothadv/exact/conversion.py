@@ -207,8 +207,9 @@ def largest_values(
     """For each rounded result the size above which values are best clamped, for LEVELS levels from
     0 to it.
 
-    ``batches`` [B, C, H, W] are outputs of the network's input layer. Of some quantiles of the
-    sizes, the best has the least mean squared error (as in Choukroun et al., 2019, without a grid).
+    ``batches`` are noisy images [B, C, H, W]. The input layer subtracts whole grey levels, as it
+    will for integers. Of some quantiles of the sizes, the best has the least mean squared error (as
+    in Choukroun et al., 2019, without a grid).
     """
     nodes = {operation.node: operation for operation in network.operations if operation.is_settled}
     samples: dict[Operation, list[torch.Tensor]] = {operation: [] for operation in nodes.values()}
@@ -223,8 +224,9 @@ def largest_values(
             return result
 
     recorder = Recorder(network.graph)
+    mean = ((network.mean * WHITE).round() / WHITE).view(-1, 1, 1)
     for batch in batches:
-        recorder.run(batch)
+        recorder.run((batch.double() - mean) / network.std.view(-1, 1, 1))
     return {
         operation: _best_clamp(torch.cat(parts)) for operation, parts in samples.items() if parts
     }

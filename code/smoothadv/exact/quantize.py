@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ from smoothadv.checkpoints import (
 )
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.images import ImageDataset
-from smoothadv.exact.conversion import FloatNetwork, convert, read_network
-from smoothadv.exact.layers import WHITE
+from smoothadv.exact.conversion import convert, read_network
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.statistics.bounds import certified_radius
@@ -96,8 +95,11 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
     float_network = read_network(classifier, shape)
     chosen = _spaced(len(images), request.calibration)
     rest = np.setdiff1d(np.arange(len(images)), chosen)
-    noisy = _calibration_batches(float_network, images, chosen, noise)
-    batches = Progress(noisy, "calibrating", -(-len(chosen) // _PASS), delay=2)
+    parts = [chosen[start : start + _PASS] for start in range(0, len(chosen), _PASS)]
+    batches = (
+        torch.cat([_noisy(images, int(index), noise, 1, Purpose.CALIBRATION) for index in part])
+        for part in Progress(parts, "calibrating", delay=2)
+    )
     with reserved(request.outfile, request.overwrite):
         network = convert(float_network, batches, shape, noise.clip)
         voter = optimized_for_inference(classifier, torch.device("cpu"))
@@ -125,21 +127,6 @@ def _noisy(
         raise UserError(
             f"integers are for 8-bit images; of {images.description.name}, example {index}: {error}"
         ) from error
-
-
-def _calibration_batches(
-    network: FloatNetwork, images: ImageDataset, indices: np.ndarray, noise: RoundedGaussianNoise
-) -> Iterator[torch.Tensor]:
-    """What the float network would read if its input layer subtracted whole grey levels, float64
-    [B, C, H, W].
-    """
-    mean = (network.mean * WHITE).round() / WHITE
-    for start in range(0, len(indices), _PASS):
-        some = indices[start : start + _PASS]
-        noisy = torch.cat(
-            [_noisy(images, int(index), noise, 1, Purpose.CALIBRATION) for index in some]
-        ).double()
-        yield (noisy - mean.view(-1, 1, 1)) / network.std.view(-1, 1, 1)
 
 
 @torch.inference_mode()

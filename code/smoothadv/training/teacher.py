@@ -14,7 +14,7 @@ from torch import nn
 
 from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
-from smoothadv.architectures.logits import try_on
+from smoothadv.architectures.logits import probe
 from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import cached
@@ -102,7 +102,7 @@ def library_teacher(name: str, description: DatasetDescription, device: torch.de
     UserError where it cannot be had, has no gradients, or lacks a class of the images.
     """
     found = library_network(name, pretrained=True)
-    network, classes = try_on(found.normalized, torch.full(description.image_shape, 0.5), name)
+    network, classes = probe(found.normalized, torch.full(description.image_shape, 0.5), name)
     if isinstance(found.module, OnnxNetwork):
         raise UserError(f"{name} has no gradients: name the network of which it was exported")
     first = matched_classes(description.class_names, found.class_names, classes, name)
