@@ -234,7 +234,7 @@ def test_the_classifier_votes_in_eval_mode():
 
 
 def test_logits_of_another_shape_or_that_are_not_finite_are_refused():
-    """For the cases see tests/voting/test_voting_faults.py."""
+    """For the cases see tests/voting/test_voting.py."""
     for logits, error in (
         (torch.ones(10, 3), "2 classes"),
         (torch.full((10, 2), math.nan), "not finite"),

@@ -1,6 +1,9 @@
-"""Denoisers keep the shape of images, begin as the identity, fold, and load from checkpoints as
-they were released.
+"""Denoisers, trained or of a diffusion model: they keep the shape of images, fold, and load as they
+were released.
 """
+
+import math
+import sys
 
 import pytest
 import torch
@@ -9,7 +12,13 @@ from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.denoisers import DENOISERS, Denoised, DnCNN
-from smoothadv.base.errors import UserError
+from smoothadv.architectures.diffusion import (
+    OneStepDenoiser,
+    load_diffusion,
+    nearest_timestep,
+    noise_of,
+)
+from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.checkpoints import load_classifier, read_checkpoint
 from smoothadv.checkpoints.denoisers import denoised_classifier, load_denoiser
 from smoothadv.datasets import describe_dataset
@@ -100,3 +109,172 @@ def test_classifier_is_no_denoiser_and_the_field_decides(tmp_path):
     torch.save({**content, "arch": "gone", "denoiser": True}, path)
     with pytest.raises(UserError, match="unknown denoiser 'gone'"):
         read_checkpoint(path, denoiser=True)
+
+
+ALPHA_BARS = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)
+MEAN, SPREAD = (
+    0.4,
+    0.03,
+)  # of the pixels of images, which are Gaussian: so narrow that none is clipped
+
+
+class PosteriorMean(torch.nn.Module):
+    """What the best possible diffusion model predicts for such images, at any step."""
+
+    def __init__(self, prediction: str) -> None:
+        super().__init__()
+        self.prediction = prediction
+
+    def forward(self, noisy: torch.Tensor, timestep: int) -> torch.Tensor:
+        a, mean, variance = float(ALPHA_BARS[timestep]), 2 * MEAN - 1, (2 * SPREAD) ** 2
+        image = mean + math.sqrt(a) * variance / (a * variance + 1 - a) * (
+            noisy - math.sqrt(a) * mean
+        )
+        epsilon = (noisy - math.sqrt(a) * image) / math.sqrt(1 - a)
+        v = math.sqrt(a) * epsilon - math.sqrt(1 - a) * image
+        return {"sample": image, "epsilon": epsilon, "v_prediction": v}[self.prediction]
+
+
+def posterior_mean(noisy: torch.Tensor, sigma: float) -> torch.Tensor:
+    """E[x | x + noise] on [0, 1]: Gaussian images under Gaussian noise."""
+    return MEAN + SPREAD**2 / (SPREAD**2 + sigma**2) * (noisy - MEAN)
+
+
+def noisy_images(sigma: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    images, noise = torch.randn(2, 4, 3, 8, 8, generator=generator, dtype=torch.float64)
+    return MEAN + SPREAD * images + sigma * noise
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
+@pytest.mark.parametrize("step", [20, 250, 700])
+def test_best_model_gives_the_posterior_mean(prediction, step):
+    sigma = float(noise_of(ALPHA_BARS)[step])
+    denoiser, noisy = (
+        OneStepDenoiser(PosteriorMean(prediction), ALPHA_BARS, sigma, prediction),
+        noisy_images(sigma),
+    )
+    assert denoiser.timestep == step
+    assert torch.allclose(denoiser(noisy), posterior_mean(noisy, sigma), atol=1e-10)
+
+
+def test_noise_on_the_wrong_scale_is_noticed():
+    """The negative control: the step of sigma where 2 sigma is meant, and a model that gets its
+    input unscaled.
+    """
+    sigma, unet = float(noise_of(ALPHA_BARS)[250]), PosteriorMean("epsilon")
+    noisy = noisy_images(sigma)
+    of_half = OneStepDenoiser(unet, ALPHA_BARS, sigma / 2)
+    unscaled = OneStepDenoiser(
+        lambda x, t: unet(x / math.sqrt(ALPHA_BARS[t]), t), ALPHA_BARS, sigma
+    )
+    for wrong in (of_half, unscaled):
+        assert (wrong(noisy) - posterior_mean(noisy, sigma)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("sigma", [0.12, 0.25, 0.5, 1.0])
+def test_step_is_that_of_twice_the_noise(sigma):
+    step, alpha_bar = nearest_timestep(ALPHA_BARS, sigma)
+    levels = [math.sqrt((1 - a) / a) for a in ALPHA_BARS.tolist()]
+    assert step == min(
+        range(1000), key=lambda t: abs(levels[t] - 2 * sigma)
+    ) and alpha_bar == float(ALPHA_BARS[step])
+    assert (1 - alpha_bar) / alpha_bar == pytest.approx(4 * sigma**2, rel=0.03)
+
+
+def test_variance_that_a_model_learned_is_left_out():
+    unet, noisy = PosteriorMean("epsilon"), noisy_images(0.25)
+    both = OneStepDenoiser(
+        lambda x, t: torch.cat([unet(x, t), torch.rand_like(x)], 1), ALPHA_BARS, 0.25
+    )
+    assert torch.equal(both(noisy), OneStepDenoiser(unet, ALPHA_BARS, 0.25)(noisy))
+
+
+def test_estimate_is_clipped_to_the_range_of_images():
+    denoiser = OneStepDenoiser(lambda x, t: torch.zeros_like(x), ALPHA_BARS, 0.25)
+    assert denoiser(
+        torch.tensor([-3.0, 0.25, 3.0]).view(3, 1, 1, 1)
+    ).flatten().tolist() == pytest.approx([0, 0.25, 1])
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Saves a small random UNet2DModel as a pipeline; returns it, its scheduler and the folder."""
+    diffusers = pytest.importorskip(
+        "diffusers", reason="diffusers, which is optional, reads its own folders"
+    )
+
+    def save(prediction: str = "epsilon", **changes):
+        torch.manual_seed(0)
+        blocks = {
+            "down_block_types": ("DownBlock2D",) * 2,
+            "up_block_types": ("UpBlock2D",) * 2,
+            "norm_num_groups": 8,
+        }
+        sizes = {
+            "sample_size": 8,
+            "in_channels": 1,
+            "out_channels": 1,
+            "block_out_channels": (16, 32),
+        }
+        unet = diffusers.UNet2DModel(**blocks, **sizes, layers_per_block=1, **changes).eval()
+        scheduler = diffusers.DDPMScheduler(prediction_type=prediction)
+        diffusers.DDPMPipeline(unet, scheduler).save_pretrained(tmp_path / "ddpm")
+        return unet, scheduler, tmp_path / "ddpm"
+
+    return save
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
+def test_estimate_is_that_of_the_scheduler_of_diffusers(saved, prediction):
+    unet, scheduler, folder = saved(prediction)
+    denoiser, facts = load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25)
+    step, noisy = facts["timestep"], torch.rand(3, 1, 8, 8) + 0.25 * torch.randn(3, 1, 8, 8)
+    with torch.inference_mode():
+        x_t = math.sqrt(facts["alpha_bar"]) * (2 * noisy - 1)
+        expected = scheduler.step(unet(x_t, step).sample, step, x_t).pred_original_sample
+        assert torch.allclose(denoiser(noisy), (expected + 1) / 2, atol=1e-5)
+        assert torch.equal(denoiser(noisy), denoiser(noisy)), "it is a function"
+    assert facts["arch"] == "diffusers:UNet2DModel" and len(facts["sha256"]) == 64
+
+
+def test_weights_and_schedule_decide_the_digest_and_a_lone_unet_is_read(saved):
+    _, _, folder = saved()
+    name = f"diffusers:{folder}"
+    before = load_diffusion(name, (1, 8, 8), 0.25)[1]["sha256"]
+    (folder / "README.md").write_text("no matter")
+    assert load_diffusion(name, (1, 8, 8), 0.25)[1]["sha256"] == before
+    config = folder / "scheduler/scheduler_config.json"
+    config.write_text(config.read_text().replace("0.02", "0.03"))
+    assert load_diffusion(name, (1, 8, 8), 0.25)[1]["sha256"] != before
+    with pytest.warns(DoubtfulWarning, match="has no scheduler_config.json"):
+        load_diffusion(f"{name}/unet", (1, 8, 8), 0.25)
+    with pytest.warns(DoubtfulWarning, match="has no step with noise of 0.001"):
+        load_diffusion(name, (1, 8, 8), 0.001)
+
+
+def test_model_that_does_not_fit_is_refused(saved):
+    _, _, folder = saved(num_class_embeds=10)
+    for channels, message in (
+        (1, "needs the class of an image"),
+        (3, "takes images of 1 channels and returns 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_diffusion(f"diffusers:{folder}", (channels, 8, 8), 0.25)
+
+
+def test_damaged_folder_and_missing_package_are_one_line(saved, tmp_path, monkeypatch):
+    _, _, folder = saved()
+    (folder / "unet/diffusion_pytorch_model.safetensors").write_bytes(b"nothing")
+    for name, message in (
+        (folder, "cannot be read by diffusers"),
+        (tmp_path, "has no config.json"),
+    ):
+        with pytest.raises(UserError, match=message) as refusal:
+            load_diffusion(f"diffusers:{name}", (1, 8, 8), 0.25)
+        assert "\n" not in str(refusal.value)
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(
+        UserError, match=r"needs the package diffusers: pip install 'smoothadv\[diffusers\]'$"
+    ):
+        load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25)

@@ -1,0 +1,375 @@
+"""Datasets known by name: digits, cifar10 and imagenet32 as they were published, with their facts;
+other names, locations and files are refused.
+"""
+
+import hashlib
+import pickle
+import re
+import tarfile
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+from torchvision.datasets import CIFAR10
+
+from smoothadv.base.errors import UserError
+from smoothadv.datasets import DATASETS, SPLITS, describe_dataset, get_dataset
+from support.refusals import refusal
+from support.traps import Trap
+
+PLAIN = [name for name in DATASETS if not DATASETS[name].takes_location]
+LOCATED = [name for name in DATASETS if DATASETS[name].takes_location]
+
+
+def test_documented_datasets_are_plain_names_but_for_imagefolder():
+    assert {"digits", "cifar10", "imagenet", "imagenet32"} <= {*PLAIN} and "imagefolder" in LOCATED
+
+
+@pytest.mark.parametrize("ask", [describe_dataset, lambda name: get_dataset(name, "test")])
+def test_unknown_name_lists_the_known_ones_and_suggests_the_close_one(ask):
+    message = refusal(ask, "cifar100", names="'cifar100'")
+    assert "did you mean 'cifar10'" in message
+    assert all(name in message for name in DATASETS)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("location", ["foo", ""])
+def test_location_after_a_plain_name_is_refused(name, location):
+    with pytest.raises(UserError, match=f"'{name}:{location}'.*imagefolder:PATH"):
+        describe_dataset(f"{name}:{location}")
+
+
+@pytest.mark.parametrize("name", LOCATED)
+@pytest.mark.parametrize("colon", ["", ":"])
+def test_missing_location_is_asked_for(name, colon):
+    with pytest.raises(UserError, match=f"{name}:PATH"):
+        describe_dataset(name + colon)
+
+
+@pytest.mark.parametrize("split", ["val", "Train", ""])
+def test_unknown_split_lists_the_known_ones(split):
+    with pytest.raises(UserError, match=f"'{split}'.*train, test"):
+        get_dataset("digits", split)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_description_is_complete_without_any_file(name, tmp_path):
+    description = describe_dataset(name, tmp_path / "nothing here")
+    channels, height, width = description.image_shape
+    assert description.name == name
+    assert channels in (1, 3) and height > 0 and width > 0
+    assert len(description.mean) == len(description.std) == channels
+    assert all(0 < mean < 1 for mean in description.mean) and all(
+        0 < deviation < 1 for deviation in description.std
+    )
+    assert description.num_classes == len(set(description.class_names)) > 1
+    defaults = description.defaults
+    assert (
+        min(defaults.batch, defaults.epochs, defaults.learning_rate, defaults.learning_rate_step)
+        > 0
+    )
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_items_are_float_images_in_0_1_and_plain_integer_labels(split):
+    dataset = get_dataset("digits", split)
+    image, label = dataset[len(dataset) - 1]
+    assert str(image.dtype) == "torch.float32" and 0 <= image.min() and image.max() <= 1
+    assert type(label) is int
+
+
+def grey_levels(dataset) -> np.ndarray:
+    """The images [N, 8, 8] on scikit-learn's scale 0..16."""
+    return np.stack([dataset[index][0].numpy()[0] for index in range(len(dataset))]) * 16
+
+
+def labels(dataset) -> np.ndarray:
+    return np.array([dataset[index][1] for index in range(len(dataset))])
+
+
+def expected_members(split: str) -> list[int]:
+    """The images of a split by their position in scikit-learn's file: of each class, the last
+    fifth is for testing.
+    """
+    target = load_digits().target
+    members = []
+    for label in range(10):
+        of_class = [index for index in range(len(target)) if target[index] == label]
+        tested = round(len(of_class) / 5)
+        members += of_class[-tested:] if split == "test" else of_class[:-tested]
+    return sorted(members)
+
+
+def test_no_image_occurs_in_both_splits():
+    contents = {
+        split: {image.tobytes() for image in grey_levels(get_dataset("digits", split))}
+        for split in SPLITS
+    }
+    assert len(contents["train"]) + len(contents["test"]) == 1797
+    assert not contents["train"] & contents["test"]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_split_is_fixed_and_keeps_the_order_of_the_file_and_its_17_grey_levels(split):
+    members, dataset = expected_members(split), get_dataset("digits", split)
+    assert labels(dataset).tolist() == load_digits().target[members].tolist()
+    levels, original = grey_levels(dataset), load_digits().images[members]
+    assert np.array_equal(np.rint(levels), original)
+    assert set(np.rint(levels).ravel()) == set(range(17))
+    # The nearest of 255 levels is at most half a level away.
+    assert np.abs(levels - original).max() <= 0.5 * 16 / 255 + 1e-6
+
+
+def test_documented_constants_are_those_of_the_training_images():
+    description = describe_dataset("digits")
+    pixels = grey_levels(get_dataset("digits", "train")).astype(np.float64) / 16
+    assert description.mean == (pytest.approx(pixels.mean(), abs=5e-5),)
+    assert description.std == (pytest.approx(pixels.std(), abs=5e-5),)
+    assert not description.horizontal_flip, "a mirrored digit is none"
+
+
+# The published order, label 0 first.
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+BATCHES = [
+    "data_batch_1",
+    "data_batch_2",
+    "data_batch_3",
+    "data_batch_4",
+    "data_batch_5",
+    "test_batch",
+]
+IMAGES_PER_BATCH = 3
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+
+
+def batch_content(name: str) -> dict:
+    """A batch as published: rows of 1,024 red, 1,024 green and 1,024 blue values, and a list of
+    labels.
+    """
+    random = np.random.default_rng(BATCHES.index(name))
+    return {
+        "batch_label": name,
+        "data": random.integers(0, 256, (IMAGES_PER_BATCH, 3072), dtype=np.uint8),
+        "labels": random.integers(0, 10, IMAGES_PER_BATCH).tolist(),
+    }
+
+
+def image_of(row: np.ndarray) -> np.ndarray:
+    """The image [3, 32, 32] in [0, 1] of 1,024 red, 1,024 green and 1,024 blue values."""
+    colours = [row[:1024], row[1024:2048], row[2048:]]
+    return np.stack([colour.reshape(32, 32) for colour in colours]) / np.float32(255)
+
+
+def md5(path) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """Any attempt to download fails the way it does without a network."""
+
+    def refuse(*arguments, **options):
+        raise urllib.error.URLError("Temporary failure in name resolution")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch, offline):
+    """A folder with cifar-10-batches-py/ and cifar-10-python.tar.gz, which torchvision takes for
+    the published ones.
+    """
+    folder = tmp_path / "published" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name in BATCHES:
+        (folder / name).write_bytes(pickle.dumps(batch_content(name), protocol=2))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list(CLASSES)}, protocol=2))
+    archive = folder.parent / "cifar-10-python.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, folder.name)
+    monkeypatch.setattr(CIFAR10, "tgz_md5", md5(archive))
+    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5(folder / name)] for name in BATCHES[:5]])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5(folder / "test_batch")]])
+    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(folder / "batches.meta")})
+    return folder.parent
+
+
+@pytest.mark.parametrize("form", ["archive", "extracted"])
+@pytest.mark.parametrize("split, batches", [("train", BATCHES[:5]), ("test", BATCHES[5:])])
+def test_images_and_labels_are_those_of_the_batches_in_order(
+    published, tmp_path, form, split, batches
+):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    name = "cifar-10-python.tar.gz" if form == "archive" else "cifar-10-batches-py"
+    (published / name).rename(folder / name)
+    dataset = get_dataset("cifar10", split, folder)
+    rows = np.concatenate([batch_content(batch)["data"] for batch in batches])
+    labels = [label for batch in batches for label in batch_content(batch)["labels"]]
+    assert [dataset[index][1] for index in range(len(dataset))] == labels
+    for index, row in enumerate(rows):
+        assert np.array_equal(dataset[index][0].numpy(), image_of(row))
+
+
+def test_nothing_there_and_no_network_is_one_line_that_says_what_to_do(tmp_path, offline):
+    message = refusal(get_dataset, "cifar10", "test", tmp_path / "empty", names=tmp_path / "empty")
+    assert "cifar-10-python.tar.gz" in message and "--data-dir" in message
+
+
+def test_damaged_archive_is_not_used(published):
+    for file in (published / "cifar-10-batches-py").iterdir():
+        file.unlink()
+    archive = published / "cifar-10-python.tar.gz"
+    archive.write_bytes(archive.read_bytes()[:-100])
+    with pytest.raises(UserError, match="could not be downloaded"):
+        get_dataset("cifar10", "test", published)
+
+
+@pytest.mark.parametrize("name", ["cifar-10-batches-py/data_batch_3", "cifar-10-python.tar.gz"])
+def test_a_damaged_file_is_named_and_not_said_to_be_absent(published, offline, name):
+    (published / "cifar-10-batches-py/test_batch").unlink()
+    for other in list(published.glob("*.tar.gz")):
+        if other != published / name:
+            other.unlink()
+    (published / name).write_bytes((published / name).read_bytes()[:-100])
+    message = refusal(get_dataset, "cifar10", "test", published, names=published / name)
+    assert (
+        message.startswith("cifar10 is damaged: ")
+        and "is not the published file, by its MD5" in message
+    )
+
+
+def test_images_are_looked_for_in_the_data_folder_of_the_working_folder(
+    published, tmp_path, monkeypatch
+):
+    published.rename(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    assert len(get_dataset("cifar10", "test")) == IMAGES_PER_BATCH
+
+
+TRAINING_FILES = [f"train_data_batch_{number}" for number in range(1, 11)]
+
+
+def imagenet32_batch(seed: int, images: int = 3) -> dict:
+    """A batch as published: 'data' uint8 [N, 3072], 'labels' a list of 1..1000, 'mean' the mean
+    image.
+    """
+    random = np.random.default_rng(seed)
+    data = random.integers(0, 256, (images, 3072), dtype=np.uint8)
+    return {"data": data, "labels": random.integers(1, 1001, images).tolist(), "mean": data.mean(0)}
+
+
+def write(path, content):
+    path.write_bytes(pickle.dumps(content, protocol=2))
+    return path
+
+
+def assert_holds(dataset, contents: list[dict]) -> None:
+    rows = np.concatenate([content["data"] for content in contents])
+    labels = [label - 1 for content in contents for label in content["labels"]]
+    assert len(dataset) == len(rows)
+    for index, (row, label) in enumerate(zip(rows, labels)):
+        image, found = dataset[index]
+        assert np.array_equal(image.numpy(), image_of(row)) and found == label
+
+
+def test_validation_file_is_read_with_labels_counted_from_0(tmp_path):
+    content = imagenet32_batch(0)
+    content["labels"][:2] = [1, 1000]
+    write(tmp_path / "val_data", content)
+    dataset = get_dataset("imagenet32", "test", tmp_path)
+    assert_holds(dataset, [content])
+    assert [dataset[0][1], dataset[1][1]] == [0, 999]
+
+
+@pytest.mark.parametrize("folder", [".", "Imagenet32_train"])
+def test_the_ten_training_files_follow_each_other_in_numerical_order(tmp_path, folder):
+    """In one folder with val_data, or beside it as for the released code."""
+    contents = [imagenet32_batch(seed, images=2) for seed in range(10)]
+    (tmp_path / folder).mkdir(exist_ok=True)
+    for name, content in zip(TRAINING_FILES, contents):
+        write(tmp_path / folder / name, content)
+    assert_holds(get_dataset("imagenet32", "train", tmp_path), contents)
+
+
+def test_a_missing_training_file_is_named(tmp_path):
+    for name in TRAINING_FILES[:-1]:
+        write(tmp_path / name, imagenet32_batch(0))
+    with pytest.raises(UserError, match="train_data_batch_10.*--data-dir"):
+        get_dataset("imagenet32", "train", tmp_path)
+
+
+def test_a_file_that_asks_to_run_a_command_is_refused_before_it_runs(tmp_path):
+    write(tmp_path / "val_data", {**imagenet32_batch(0), "mean": Trap(tmp_path / "sprung")})
+    with pytest.raises(UserError, match="val_data.*system"):
+        get_dataset("imagenet32", "test", tmp_path)
+    assert not (tmp_path / "sprung").exists()
+    # The same file is no dud: a plain unpickler runs the command.
+    pickle.loads((tmp_path / "val_data").read_bytes())
+    assert (tmp_path / "sprung").exists()
+
+
+FAULTS = {
+    "label 0": {"labels": [0, 1, 2]},
+    "label 1001": {"labels": [1, 2, 1001]},
+    "fewer labels than images": {"labels": [1, 2]},
+    "no images": {"data": np.zeros((0, 3072), np.uint8), "labels": []},
+    "images of another size": {"data": np.zeros((3, 3073), np.uint8)},
+    "labels that are no numbers": {"labels": ["cat", "dog", "bird"]},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_inconsistent_content_is_refused_by_file_name(tmp_path, fault):
+    write(tmp_path / "val_data", {**imagenet32_batch(0), **fault})
+    with pytest.raises(UserError, match="val_data"):
+        get_dataset("imagenet32", "test", tmp_path)
+
+
+@pytest.mark.parametrize("label", [0, 1001])
+def test_label_out_of_range_is_stated(tmp_path, label):
+    write(tmp_path / "val_data", {**imagenet32_batch(0), "labels": [5, label, 7]})
+    with pytest.raises(UserError) as error:
+        get_dataset("imagenet32", "test", tmp_path)
+    assert re.search(rf"\b{label}\b", str(error.value).replace(str(tmp_path), ""))
+
+
+@pytest.mark.parametrize("key", ["data", "labels"])
+def test_missing_entry_is_named(tmp_path, key):
+    content = imagenet32_batch(0)
+    del content[key]
+    write(tmp_path / "val_data", content)
+    with pytest.raises(UserError, match=f"val_data.*{key}"):
+        get_dataset("imagenet32", "test", tmp_path)
+
+
+FACTS = {
+    "digits": (tuple("0123456789"), (1, 8, 8), (0.3054,), (0.3753,), (128, 60, 0.1, 20)),
+    "cifar10": (CLASSES, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, (256, 150, 0.1, 50)),
+    "imagenet32": (1000, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, (256, 150, 0.1, 50)),
+    "imagenet": (
+        1000,
+        (3, 224, 224),
+        (0.485, 0.456, 0.406),
+        (0.229, 0.224, 0.225),
+        (400, 90, 0.1, 30),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_description_has_the_published_classes_constants_and_schedule(name):
+    description = describe_dataset(name)
+    classes, *facts, schedule = FACTS[name]
+    found = description.num_classes if classes == 1000 else description.class_names
+    assert found == classes
+    assert [description.image_shape, description.mean, description.std] == facts
+    defaults = description.defaults
+    assert schedule == (
+        defaults.batch,
+        defaults.epochs,
+        defaults.learning_rate,
+        defaults.learning_rate_step,
+    )
