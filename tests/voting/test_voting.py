@@ -1,5 +1,5 @@
-"""Counting votes: packing, batch and depth change no vote, compared with a slow counter of one draw at
-a time; what happens where memory runs out or a classifier is broken.
+"""Counting votes: packing, batch and depth change no vote, compared with a slow counter of one draw
+at a time; what happens where memory runs out or a classifier is broken.
 
 The classifiers compute in whole numbers, so that equal means equal.
 """
