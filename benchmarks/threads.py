@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from smoothadv.base.cpus import shorten_waiting, suitable_threads, usable_cpus
+from smoothadv.base.cpus import suitable_threads, usable_cpus
+from smoothadv.cli import shorten_waiting
 
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"
 START, END = (

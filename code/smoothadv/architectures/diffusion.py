@@ -83,8 +83,9 @@ def load_diffusion(
     try:
         from diffusers import DDPMScheduler, UNet2DModel, __version__
     except ImportError as error:
-        message = f"{PREFIX}PATH needs the package diffusers: pip install 'smoothadv[diffusers]'"
-        raise UserError(message) from error
+        raise UserError(
+            f"{PREFIX}PATH needs the package diffusers: pip install 'smoothadv[diffusers]'"
+        ) from error
     folder = Path(name.removeprefix(PREFIX)).expanduser()
     part = folder / "unet" if (folder / "unet").is_dir() else folder
     if not (part / "config.json").is_file():
@@ -110,8 +111,10 @@ def load_diffusion(
         ) from error
     config, channels, kind = unet.config, image_shape[0], schedule.config.prediction_type
     if config.in_channels != channels or config.out_channels not in (channels, 2 * channels):
-        found = f"{config.in_channels} channels and returns {config.out_channels}"
-        raise UserError(f"--denoiser {name} takes images of {found}; these have {channels}")
+        raise UserError(
+            f"--denoiser {name} takes images of {config.in_channels} channels and returns "
+            f"{config.out_channels}; these have {channels}"
+        )
     if (
         kind not in _KINDS
         or config.num_class_embeds is not None

@@ -52,11 +52,10 @@ def probe(
     try:
         output = network(image.unsqueeze(0).to(weight.device))
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-        message = (
+        raise UserError(
             f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: "
             f"{first_line(error)}"
-        )
-        raise UserError(message) from error
+        ) from error
     logits = logits_in(output)
     if logits.dim() != 2 or len(logits) != 1:
         raise UserError(

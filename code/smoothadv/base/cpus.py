@@ -60,16 +60,3 @@ def suitable_threads(image_shape: tuple[int, ...], most: int) -> int:
     return max(
         1, min(most, usable_cpus(), image_shape[-2] * image_shape[-1] // _PIXELS_OF_A_THREAD)
     )
-
-
-def shorten_waiting() -> None:
-    """Let threads of PyTorch that wait for others sleep soon, not after long turning in a loop;
-    call it before torch.
-
-    They would keep CPUs from the threads that have work, where other programs compute as well. Does
-    nothing where the environment says how to wait.
-    """
-    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        os.environ["GOMP_SPINCOUNT"] = (
-            "1000"  # as libgomp does by itself where it has more threads than CPUs
-        )

@@ -243,6 +243,22 @@ def read_array_header(
     return shape, is_fortran, dtype
 
 
+@contextlib.contextmanager
+def arrays_in(path: Path) -> Iterator[Any]:
+    """The NpzFile of a .npz file without objects; ValueError, OSError or UserError where it cannot
+    be read or would fill the memory.
+    """
+    import numpy as np
+
+    refuse_to_inflate(path)
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as member:
+                read_array_header(archive, member, name)
+    with np.load(path, allow_pickle=False) as content:
+        yield content
+
+
 def cache_folder() -> Path:
     """The folder of results that can be computed again: $SMOOTHADV_CACHE, or one in the user's
     cache folder.

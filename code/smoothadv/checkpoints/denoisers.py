@@ -58,11 +58,10 @@ def denoised_classifier(
         with torch.inference_mode():
             found = list(network(image).shape)
     except (RuntimeError, ValueError, TypeError) as error:
-        message = (
+        raise UserError(
             f"--denoiser {denoiser} does not run on images of shape {list(image.shape[1:])}: "
             f"{first_line(error)}"
-        )
-        raise UserError(message) from error
+        ) from error
     if found != list(image.shape):
         raise UserError(
             f"--denoiser {denoiser} makes {found[1:]} of an image of shape {list(image.shape[1:])}"

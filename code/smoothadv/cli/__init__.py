@@ -8,7 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-from smoothadv.base.cpus import shorten_waiting
 from smoothadv.base.errors import shown
 from smoothadv.base.registry import did_you_mean
 from smoothadv.version import __version__
@@ -24,6 +23,18 @@ COMMANDS = {
     "analyze": "turn logs into summaries, tables and plots",
     "sweep": "train, certify and attack grids of models",
 }
+
+
+def shorten_waiting() -> None:
+    """Let threads of PyTorch that wait for others sleep soon, not after long turning in a loop;
+    call it before torch.
+
+    They would keep CPUs from the threads that have work, where other programs compute as well. Does
+    nothing where the environment says how to wait.
+    """
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        # As libgomp does by itself where it has more threads than CPUs.
+        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def usage() -> str:

@@ -1,6 +1,5 @@
 """Arrays of images and labels in a NumPy file, as of MedMNIST or Keras: npz:FILE."""
 
-import zipfile
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import check_regular, read_array_header, refuse_to_inflate
+from smoothadv.base.files import arrays_in, check_regular
 from smoothadv.datasets import DATASETS, ImageDataset, Source
 from smoothadv.datasets.description import (
     CIFAR_TRAINING,
@@ -19,11 +18,13 @@ from smoothadv.datasets.description import (
 from smoothadv.datasets.image_files import Image, Made
 from smoothadv.datasets.preparation import split_location
 
-_NAMES = {
-    "train": (("x_train", "y_train"), ("train_images", "train_labels")),
-    "test": (("x_test", "y_test"), ("test_images", "test_labels"), ("images", "labels")),
-}
-
+_NAMES = (
+    ("train", ("x_train", "y_train")),
+    ("train", ("train_images", "train_labels")),
+    ("test", ("x_test", "y_test")),
+    ("test", ("test_images", "test_labels")),
+    ("test", ("images", "labels")),
+)
 _MOST_CLASSES = 100_000
 
 
@@ -35,21 +36,12 @@ def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     found = {}
     try:
         check_regular(path)
-        refuse_to_inflate(path)
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as member:
-                    read_array_header(archive, member, name)
-        with np.load(path, allow_pickle=False) as content:
-            for split, names in (
-                (split, names) for split, pairs in _NAMES.items() for names in pairs
-            ):
+        with arrays_in(path) as content:
+            for split, names in _NAMES:
                 if split not in found and {*names} <= {*content}:
                     found[split] = _checked(*(content[name] for name in names), *names)
             if len({(images.dtype, images.shape[1:]) for images, _ in found.values()}) != 1:
-                expected = " or ".join(
-                    " and ".join(names) for pairs in _NAMES.values() for names in pairs
-                )
+                expected = " or ".join(" and ".join(names) for _, names in _NAMES)
                 raise ValueError(
                     f"it holds {', '.join(content)[:200]}; expected {expected}, of one shape and "
                     "type"
@@ -73,15 +65,16 @@ def _checked(images: np.ndarray, labels: np.ndarray, *names: str) -> tuple[np.nd
         kind == np.float32 and images.size and images.min() >= 0 and images.max() <= 1
     )
     if not (is_level and images.size and images.ndim == 4 and images.shape[1] in (1, 3)):
-        expected = "[N, H, W, C] or [N, C, H, W] of 1 or 3 channels, uint8 or float32 in [0, 1]"
-        raise ValueError(f"{names[0]} is {kind} {shape}, expected {expected}")
+        raise ValueError(
+            f"{names[0]} is {kind} {shape}, expected [N, H, W, C] or [N, C, H, W] of 1 or 3 "
+            "channels, uint8 or float32 in [0, 1]"
+        )
     is_number = labels.shape in ((len(images),), (len(images), 1)) and labels.dtype.kind in "iu"
     if not (is_number and 0 <= labels.min() <= labels.max() < _MOST_CLASSES):
-        found, expected = (
-            f"{labels.dtype} {list(labels.shape)}",
-            f"{len(images)} whole numbers from 0 to {_MOST_CLASSES - 1}",
+        raise ValueError(
+            f"{names[1]} is {labels.dtype} {list(labels.shape)}, expected {len(images)} whole "
+            f"numbers from 0 to {_MOST_CLASSES - 1}"
         )
-        raise ValueError(f"{names[1]} is {found}, expected {expected}")
     return np.ascontiguousarray(images), labels.reshape(-1).astype(np.int64)
 
 
@@ -114,9 +107,8 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
 
     description, (path, preparation) = _describe(location, data_dir), split_location(location)
     if split not in (found := _arrays(location)):
-        raise UserError(
-            f"npz: {path} has no {split} images, which are called {_NAMES[split][0][0]}"
-        )
+        name = dict(reversed(_NAMES))[split][0]
+        raise UserError(f"npz: {path} has no {split} images, which are called {name}")
     images, labels = found[split]
     if preparation is not None:
         files, content = list(enumerate(labels.tolist())), partial(fingerprint_of, images, labels)

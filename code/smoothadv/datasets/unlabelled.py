@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import read_array_header, refuse_to_inflate
+from smoothadv.base.files import arrays_in, refuse_to_inflate
 from smoothadv.datasets.description import DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
@@ -60,12 +60,8 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
 
 def _read(path: Path) -> Mapping[str, Any]:
     if zipfile.is_zipfile(path):  # a .npz file, whatever its name
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as member:
-                    read_array_header(archive, member, name)
-        with np.load(path, allow_pickle=False) as content:
-            return dict(content)
+        with arrays_in(path) as arrays:
+            return dict(arrays)
     content = read_pickled_arrays(path)
     if not isinstance(content, dict):
         raise ValueError(f"it holds a {type(content).__name__}, no dict")

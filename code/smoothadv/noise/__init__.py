@@ -6,13 +6,27 @@ float32; ``rounded`` draws integer grey levels, for certificates that hold for t
 arithmetic.
 """
 
-from smoothadv.noise.gaussian import GaussianNoise as GaussianNoise
-from smoothadv.noise.gaussian import training_noise as training_noise
-from smoothadv.noise.rounded import RoundedGaussianNoise as RoundedGaussianNoise
-from smoothadv.noise.streams import Noise as Noise
-from smoothadv.noise.streams import NoiseKey as NoiseKey
-from smoothadv.noise.streams import NoiseStream as NoiseStream
-from smoothadv.noise.streams import Purpose as Purpose
-from smoothadv.noise.streams import Rows as Rows
-from smoothadv.noise.streams import derive_generator as derive_generator
-from smoothadv.noise.streams import kernels_on as kernels_on
+from smoothadv.noise.gaussian import GaussianNoise, training_noise
+from smoothadv.noise.rounded import RoundedGaussianNoise
+from smoothadv.noise.streams import (
+    Noise,
+    NoiseKey,
+    NoiseStream,
+    Purpose,
+    Rows,
+    derive_generator,
+    kernels_on,
+)
+
+__all__ = [
+    "GaussianNoise",
+    "Noise",
+    "NoiseKey",
+    "NoiseStream",
+    "Purpose",
+    "RoundedGaussianNoise",
+    "Rows",
+    "derive_generator",
+    "kernels_on",
+    "training_noise",
+]

@@ -1,4 +1,6 @@
-"""Residual networks for small images (He et al., 2016, section 4.2): ResNet-N with N = 6k + 2."""
+"""Residual networks: for small images (He et al., 2016, section 4.2) ResNet-N with N = 6k + 2, for
+224x224 images that of torchvision.
+"""
 
 from collections import OrderedDict
 from functools import partial
@@ -8,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.architectures import ARCHITECTURES
+from smoothadv.base.errors import UserError
 from smoothadv.datasets.description import DatasetDescription
 
 
@@ -87,3 +90,16 @@ ARCHITECTURES.register("imagenet32_resnet110")(partial(_cifar_resnet, 110))
 # For the 8x8 digits: it has all parts of the large ones, on 8x8, 4x4 and 2x2 maps, and trains in
 # seconds.
 ARCHITECTURES.register("digits_resnet8")(partial(_cifar_resnet, 8))
+
+
+@ARCHITECTURES.register("resnet50")
+def resnet50(description: DatasetDescription) -> nn.Module:
+    """ResNet-50, randomly initialised; for three-channel images."""
+    from torchvision import models
+
+    if description.image_shape[0] != 3:
+        raise UserError(
+            f"resnet50 takes images of 3 channels; {description.name} has "
+            f"{description.image_shape[0]}"
+        )
+    return models.resnet50(weights=None, num_classes=description.num_classes)
