@@ -21,7 +21,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
-from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
 
 BATCH = 256

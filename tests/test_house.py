@@ -49,7 +49,7 @@ WITH_TORCH = {"base.devices"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
     *("evaluation.saved_examples", "evaluation.shards"),
-    *("datasets.description", "sweep.folders", "sweep.grid", "sweep.jobs", "sweep.job_record"),
+    *("sweep.folders", "sweep.grid", "sweep.jobs", "sweep.job_record"),
     *("sweep.job_execution", "sweep.stages", "sweep.engines", "cli.merging"),
     *("cli.options.components", "cli.options.recipes", "cli.runner"),
 }

@@ -17,7 +17,7 @@ from smoothadv.architectures import get_architecture
 from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
 from smoothadv.checkpoints import load_classifier, save_checkpoint
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription
 from support import refusals, released
 from support.released import InputLayer, blocky_images, cifar_classifier, save_released_checkpoint
 from support.traps import Trap

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2
 
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.images import (
     InMemoryImages,
     StreamedImages,

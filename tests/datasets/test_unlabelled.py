@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 from smoothadv.datasets.unlabelled import load_pseudo_labelled

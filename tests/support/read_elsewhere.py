@@ -8,7 +8,7 @@ _READ = """
 import json, resource, sys
 from pathlib import Path
 from smoothadv.checkpoints import read_checkpoint
-from smoothadv.datasets.description import CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.base.errors import UserError
 from smoothadv.evaluation.saved_examples import read_examples

@@ -29,9 +29,8 @@ from smoothadv.base.devices import usable_device
 from smoothadv.base.errors import UserError
 from smoothadv.base.progress import progress_hidden
 from smoothadv.base.settings import checked
-from smoothadv.datasets import describe_dataset
+from smoothadv.datasets import ImageDataset, describe_dataset
 from smoothadv.datasets.given import GivenImages
-from smoothadv.datasets.images import ImageDataset
 from smoothadv.evaluation import attack as attacking
 from smoothadv.evaluation import certify as certifying
 from smoothadv.evaluation import falsify as falsifying

@@ -17,8 +17,8 @@ from smoothadv.base.devices import usable_device
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import checked, checked_list, perturbation_size, up_to_a_million
 from smoothadv.checkpoints import read_members
+from smoothadv.datasets import ImageDataset
 from smoothadv.datasets.given import described, first_image, items_of
-from smoothadv.datasets.images import ImageDataset
 from smoothadv.evaluation.classifiers import count_classes
 from smoothadv.evaluation.named_networks import class_names_of, is_named
 from smoothadv.evaluation.specs import AttackPlan

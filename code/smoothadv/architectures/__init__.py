@@ -20,8 +20,7 @@ from smoothadv.architectures.logits import probe
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.registry import Registry, discover
-from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription, describe_dataset
 
 ARCHITECTURES: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("architecture")
 
@@ -74,12 +73,10 @@ def get_architecture(
     entrance = build_input_layer(input_layer, description)
     if name in ARCHITECTURES:
         return nn.Sequential(entrance, ARCHITECTURES[name](description))
-    of_user = name in plugins.FUNCTIONS
-    network = (
-        user_network(name, description)
-        if of_user
-        else library_network(name, False, description).module
-    )
+    if name in plugins.FUNCTIONS:
+        network = user_network(name, description)
+    else:
+        network = library_network(name, False, description).module
     return nn.Sequential(entrance, _fitting(network, name, description)).train()
 
 

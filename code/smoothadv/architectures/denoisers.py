@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.base.registry import Registry
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 
 DENOISERS: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("denoiser")
 
@@ -55,7 +55,7 @@ class DnCNN(nn.Module):
 
 
 class UNet(nn.Module):
-    """x - net(x), where net looks at three scales (Ronneberger et al., 2015); for height and width
+    """x - net(x), where net has three scales (Ronneberger et al., 2015); for height and width
     of 8 and more.
 
     Each scale halves the resolution, rounding up; on the way back features are repeated to the size

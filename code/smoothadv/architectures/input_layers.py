@@ -9,7 +9,7 @@ from torch import nn
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.registry import Registry
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 
 
 class Center(nn.Module):

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from smoothadv.architectures import ARCHITECTURES
 from smoothadv.base.errors import UserError
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 
 
 class BasicBlock(nn.Module):

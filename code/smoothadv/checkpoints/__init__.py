@@ -39,8 +39,7 @@ from smoothadv.base.errors import UserError, shown, warn
 from smoothadv.base.files import refuse_to_inflate, rehearse_pickles, write_atomically
 from smoothadv.base.members import Members, members_of
 from smoothadv.base.registry import Registry, UnknownNameError
-from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription, describe_dataset
 from smoothadv.records.logs import TRAINING_COLUMNS
 
 Weights = dict[str, torch.Tensor]

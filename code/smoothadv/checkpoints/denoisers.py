@@ -18,7 +18,7 @@ from smoothadv.checkpoints import (
     network_keys,
     read_checkpoint,
 )
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 
 
 def load_denoiser(

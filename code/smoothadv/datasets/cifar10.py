@@ -5,8 +5,16 @@ from pathlib import Path
 import numpy as np
 
 from smoothadv.base.errors import UserError
-from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
-from smoothadv.datasets.description import CIFAR_MEAN, CIFAR_STD, CIFAR_TRAINING, DatasetDescription
+from smoothadv.datasets import (
+    CIFAR_MEAN,
+    CIFAR_STD,
+    CIFAR_TRAINING,
+    DATASETS,
+    DEFAULT_DATA_DIR,
+    DatasetDescription,
+    ImageDataset,
+    Source,
+)
 
 _CLASSES = (
     "airplane",

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smoothadv.datasets import DATASETS, ImageDataset, Source
-from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
+from smoothadv.datasets import DATASETS, DatasetDescription, ImageDataset, Source, TrainingDefaults
 
 _TEST_SHARE = 0.2
 _DESCRIPTION = DatasetDescription(

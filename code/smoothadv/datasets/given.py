@@ -13,15 +13,8 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.datasets.description import DatasetDescription, TrainingDefaults
-from smoothadv.datasets.images import (
-    Batches,
-    Indices,
-    augmented,
-    draw_augmentation,
-    fingerprint_of,
-    pixels_of,
-)
+from smoothadv.datasets import Batches, DatasetDescription, Indices, TrainingDefaults
+from smoothadv.datasets.images import augmented, draw_augmentation, fingerprint_of, pixels_of
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256

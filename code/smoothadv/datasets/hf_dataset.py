@@ -15,10 +15,12 @@ import numpy as np
 
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.datasets import DATASETS, ImageDataset, Source
-from smoothadv.datasets.description import (
+from smoothadv.datasets import (
     CIFAR_TRAINING,
+    DATASETS,
     DatasetDescription,
+    ImageDataset,
+    Source,
     constants,
     photographs,
     spread,

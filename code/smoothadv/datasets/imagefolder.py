@@ -16,10 +16,13 @@ from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_regular
 from smoothadv.base.progress import Progress
-from smoothadv.datasets import DATASETS, SPLITS, ImageDataset, Source
-from smoothadv.datasets.description import (
+from smoothadv.datasets import (
     CIFAR_TRAINING,
+    DATASETS,
+    SPLITS,
     DatasetDescription,
+    ImageDataset,
+    Source,
     constants,
     photographs,
     spread,

@@ -5,8 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from smoothadv.base.errors import UserError
-from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
-from smoothadv.datasets.description import photographs
+from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source, photographs
 from smoothadv.datasets.preparation import Preparation
 
 _CLASSES = 1000

@@ -5,11 +5,14 @@ from pathlib import Path
 import numpy as np
 
 from smoothadv.base.errors import UserError
-from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source
-from smoothadv.datasets.description import (
+from smoothadv.datasets import (
     CIFAR_MEAN,
     CIFAR_STD,
+    DATASETS,
+    DEFAULT_DATA_DIR,
     DatasetDescription,
+    ImageDataset,
+    Source,
     TrainingDefaults,
 )
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays

@@ -1,9 +1,9 @@
 """The interface of datasets: single images, and batches for training and evaluation."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,46 +12,14 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import Batches, DatasetDescription, Indices
 from smoothadv.datasets.image_files import Image, read_image
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
-Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
 Transform = Callable[[Image], torch.Tensor]
 Read = Callable[[Any, Transform], torch.Tensor]
-Indices = Sequence[torch.Tensor]
-"""Of the images of each batch: int64 [B], on the CPU."""
-
-
-class ImageDataset(Protocol):
-    """The interface that training, certification and prediction rely on.
-
-    Items are (float32 image [C, H, W] in [0, 1], int label) without augmentation. Batches are
-    (images [B, C, H, W], labels int64 [B]) on the requested device.
-    """
-
-    description: DatasetDescription
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Item: ...
-
-    def training_batches(
-        self, batches: Indices, device: torch.device, generator: torch.Generator
-    ) -> Batches:
-        """The images of each of ``batches``, augmented.
-
-        The augmentation of an image is a function of its index and of the state of ``generator`` (a
-        CPU generator), whatever batch it is in and whatever other batches are requested.
-        """
-
-    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
-        """The images of each of ``batches``, as in ``training_batches``, but unaugmented."""
-
-    def fingerprint(self) -> str:
-        """A hash that changes whenever an image, a label or their order does."""
 
 
 def fingerprint_of(images: torch.Tensor | np.ndarray, labels: torch.Tensor | np.ndarray) -> str:

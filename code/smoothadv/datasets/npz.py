@@ -8,10 +8,12 @@ import numpy as np
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import arrays_in, check_regular
-from smoothadv.datasets import DATASETS, ImageDataset, Source
-from smoothadv.datasets.description import (
+from smoothadv.datasets import (
     CIFAR_TRAINING,
+    DATASETS,
     DatasetDescription,
+    ImageDataset,
+    Source,
     constants,
     photographs,
 )

@@ -7,7 +7,8 @@ import torch
 
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
-from smoothadv.datasets.images import Batches, ImageDataset, Indices, Item
+from smoothadv.datasets import Batches, ImageDataset, Indices
+from smoothadv.datasets.images import Item
 
 
 class RelabelledImages:
@@ -63,18 +64,18 @@ def matched_classes(
         return " ".join(name.replace("_", " ").lower().split())
 
     known: dict[str, set[int]] = {}
-    for number, of_class in enumerate(names):
-        for name in {plain(part) for full in of_class for part in (full, *full.split(","))}:
+    for number, class_names in enumerate(names):
+        for name in {plain(part) for full in class_names for part in (full, *full.split(","))}:
             known.setdefault(name, set()).add(number)
     numbers = {str(number): {number} for number in range(count)}
-    found = [known.get(plain(folder)) or numbers.get(folder, set()) for folder in folders]
-    if not names and len(folders) == count and not any(found):
+    matches = [known.get(plain(folder)) or numbers.get(folder, set()) for folder in folders]
+    if not names and len(folders) == count and not any(matches):
         return list(range(count))
-    if wrong := [f"'{folder}'" for folder, classes in zip(folders, found) if len(classes) != 1]:
-        shown = ", ".join(wrong[:5]) + (f", ... ({len(wrong)} in all)" * (len(wrong) > 5))
+    if wrong := [f"'{folder}'" for folder, classes in zip(folders, matches) if len(classes) != 1]:
+        found = ", ".join(wrong[:5]) + (f", ... ({len(wrong)} in all)" * (len(wrong) > 5))
         like = f" by its name, like '{names[0][0]}'," if names else ""
         raise UserError(
-            f"{who} has no class, or several classes, called {shown}: name each class of the "
+            f"{who} has no class, or several classes, called {found}: name each class of the "
             f"images{like} or by its number in the network, 0 to {count - 1}"
         )
-    return [number for classes in found for number in classes]
+    return [number for classes in matches for number in classes]

@@ -10,7 +10,7 @@ import numpy as np
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import arrays_in, refuse_to_inflate
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from smoothadv.base.errors import UsageError, warn
 from smoothadv.base.settings import settings_record
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 from smoothadv.evaluation.log import Example, LogPlan, write_log
 from smoothadv.evaluation.setup import SmoothingJob, check_top_k, noise_kind, prepare
 from smoothadv.evaluation.shards import WrittenLog

@@ -23,7 +23,7 @@ from smoothadv.checkpoints import (
     recorded_input_layer,
 )
 from smoothadv.checkpoints.denoisers import denoised_classifier
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 from smoothadv.records.logs import DENOISER
 
 

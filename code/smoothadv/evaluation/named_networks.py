@@ -16,9 +16,7 @@ from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.attacks.estimators import Stein
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets import DatasetDescription, ImageDataset, describe_dataset
 from smoothadv.datasets.preparation import prepared_name, split_location
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
 from smoothadv.evaluation.classifiers import BaseClassifier, count_classes, from_module

@@ -20,9 +20,7 @@ from smoothadv.base.errors import NonFiniteError, UsageError, UserError, first_l
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
 from smoothadv.checkpoints import read_members
-from smoothadv.datasets import get_dataset
-from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets import DatasetDescription, ImageDataset, get_dataset
 from smoothadv.evaluation.classifiers import (
     BaseClassifier,
     base_classifier,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import torch
 
     from smoothadv.attacks import GradientAttack, SmoothedAttack
-    from smoothadv.datasets.images import ImageDataset
+    from smoothadv.datasets import ImageDataset
 
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""

@@ -42,10 +42,8 @@ rounded to one.
 """
 _BLOCK_ROWS = 128
 _TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32)
-_DIGITS = (
-    127,
-    127 * 257,
-)  # the largest sizes that one and two digits of base 256 hold, which go from -128 to 127
+# The largest sizes that one and two digits of base 256 hold, from -128 to 127 each.
+_DIGITS = (127, 127 * 257)
 _SIZES = (
     "CHANNELS",
     "HEIGHT",
@@ -61,9 +59,8 @@ _SIZES = (
     "DILATION_W",
 )
 _RANGES = "LOW", "HIGH", "SUM_LOW", "SUM_HIGH", "NARROW_LOW", "NARROW_HIGH"
-_MOST_TERMS = (
-    2**16
-)  # times 2^7 * 2^7: sums of products of digits stay below 2^31, where some instructions saturate
+# Times 2^7 * 2^7: sums of products of digits stay below 2^31, where some instructions saturate.
+_MOST_TERMS = 2**16
 
 
 @triton.jit
@@ -164,9 +161,9 @@ def convolution(
             for digit in tl.static_range(DIGITS):
                 low = value.to(tl.int8)  # the last eight bits, with sign
                 value = (value - low.to(tl.int32)) >> 8
-                for of_weight in tl.static_range(WEIGHT_DIGITS):
-                    part = tl.load(own + of_weight * (COLUMNS * BLOCK_N * DEPTH))
-                    total += tl.dot(low, part, out_dtype=tl.int32) << (8 * (digit + of_weight))
+                for other in tl.static_range(WEIGHT_DIGITS):
+                    part = tl.load(own + other * (COLUMNS * BLOCK_N * DEPTH))
+                    total += tl.dot(low, part, out_dtype=tl.int32) << (8 * (digit + other))
     total += tl.load(bias + column)[None, :]
     scaled = total.to(tl.float32) * tl.load(multiplier + column)[None, :]
     place = row.to(tl.int64)[:, None] * OUT_CHANNELS + column[None, :]
@@ -248,15 +245,9 @@ class _Operation(nn.Module):
         makes: list[int],
     ) -> None:
         super().__init__()
-        self.layers, self.reads, self.makes, self.entrance = (
-            nn.ModuleList(layers),
-            reads,
-            makes,
-            network.entrance,
-        )
-        self.read, self.made = (
-            [values[number] for number in numbers] for numbers in (reads, makes)
-        )
+        self.layers, self.entrance = nn.ModuleList(layers), network.entrance
+        self.reads, self.read = reads, [values[number] for number in reads]
+        self.makes, self.made = makes, [values[number] for number in makes]
 
     def defined(self, *values: torch.Tensor) -> list[torch.Tensor]:
         """What the definition makes of the values, float32."""
@@ -310,18 +301,16 @@ class _Convolution(_Operation):
         ]
         self.constants = {
             **dict(zip((*_SIZES, *_RANGES), (*sizes, *ranges, *ranges[-2:], *ranges[-2:]))),
-            **{
-                "KERNEL_WIDTH": width,
-                "DEPTH": terms + -terms % depth,
-                "IS_LAST": layer.is_last,
-                "CLIP": network.clip,
-            },
-            **{
-                "DIGITS": before.digits,
-                "WEIGHT_DIGITS": len(digits),
-                "num_warps": 4 if self.reads[0] and columns < 128 else 8,
-            },
-            **{"BLOCK_M": _BLOCK_ROWS, "BLOCK_N": columns, "BLOCK_K": depth},
+            "KERNEL_WIDTH": width,
+            "DEPTH": terms + -terms % depth,
+            "IS_LAST": layer.is_last,
+            "CLIP": network.clip,
+            "DIGITS": before.digits,
+            "WEIGHT_DIGITS": len(digits),
+            "num_warps": 4 if self.reads[0] and columns < 128 else 8,
+            "BLOCK_M": _BLOCK_ROWS,
+            "BLOCK_N": columns,
+            "BLOCK_K": depth,
         }
 
     def forward(self, *values: torch.Tensor) -> list[torch.Tensor]:
@@ -329,24 +318,20 @@ class _Convolution(_Operation):
         empty = partial(torch.empty, device=x.device, memory_format=torch.channels_last)
         made = [empty((len(x), *value.shape), dtype=value.dtype) for value in self.made]
         rows = made[0].numel() // made[0].shape[1]
-        blocks = -(-rows // self.constants["BLOCK_M"]) * (
-            len(self.bias) // self.constants["BLOCK_N"]
-        )
+        columns = len(self.bias) // self.constants["BLOCK_N"]
         narrow = (None, None) if self.rescaling is None else (made[-1], self.rescaling.multiplier)
-        results = made[0] if self.has_wide else None, *narrow
         launch(
-            *(
-                convolution,
-                blocks,
-                x,
-                self.mean,
-                self.weight,
-                self.bias,
-                self.multiplier,
-                shortcut,
-                *results,
-                rows,
-            ),
+            convolution,
+            -(-rows // self.constants["BLOCK_M"]) * columns,
+            x,
+            self.mean,
+            self.weight,
+            self.bias,
+            self.multiplier,
+            shortcut,
+            made[0] if self.has_wide else None,
+            *narrow,
+            rows,
             **self.constants,
         )
         return made
@@ -354,15 +339,10 @@ class _Convolution(_Operation):
 
 def _values(network: LayerGraph) -> list[_Value]:
     """The values of a network, by number; their ranges are proven."""
-    most = int(network.sizes[0])
     maps = [network.entrance(network.mean.new_zeros(1, *network.image_shape))]
-    values = [_Value(tuple(maps[0].shape[1:]), -most, most)]
-    for number, layer, inputs in network.steps():
+    for _, layer, inputs in network.steps():
         maps.append(layer(*(maps[used] for used in inputs)))
-        most, source = int(network.sizes[number]), values[inputs[0]]
-        low, high = layer.limits(source.low, source.high)
-        values.append(_Value(tuple(maps[-1].shape[1:]), max(low, -most), min(high, most)))
-    return values
+    return [_Value(tuple(x.shape[1:]), *limits) for x, limits in zip(maps, network.ranges)]
 
 
 def _is_suitable(layer: IntegerLayer, before: _Value) -> bool:
@@ -390,14 +370,12 @@ class KernelNetwork(nn.Module):
 
     def __init__(self, network: LayerGraph) -> None:
         super().__init__()
-        values, steps = (
-            _values(network),
-            {number: (layer, inputs) for number, layer, inputs in network.steps()},
-        )
+        values = _values(network)
+        steps = {number: (layer, inputs) for number, layer, inputs in network.steps()}
         kinds = {
             number: type(layer)
-            for number, (layer, of) in steps.items()
-            if _is_suitable(layer, values[of[0]])
+            for number, (layer, inputs) in steps.items()
+            if _is_suitable(layer, values[inputs[0]])
         }
         readers = Counter(used for inputs in network.inputs for used in inputs)
         # Of the convolutions that a sum alone reads, the last one takes the sum along; what makes a
@@ -418,10 +396,8 @@ class KernelNetwork(nn.Module):
         for number, (_, inputs) in steps.items():
             if number in done:
                 continue
-            first, others = (
-                makers.get(number, number),
-                [rescaled[number]] if number in rescaled else [],
-            )
+            first = makers.get(number, number)
+            others = [rescaled[number]] if number in rescaled else []
             layers = [steps[each][0] for each in dict.fromkeys((first, number, *others))]
             reads = [
                 *steps[first][1],
@@ -466,8 +442,8 @@ class KernelNetwork(nn.Module):
             operation: _Operation, read: list[torch.Tensor], made: list[torch.Tensor]
         ) -> None:
             ranges = [
-                (of.low, of.high) if n else (-self.clip, WHITE + self.clip)
-                for n, of in zip(operation.reads, operation.read)
+                (value.low, value.high) if number else (-self.clip, WHITE + self.clip)
+                for number, value in zip(operation.reads, operation.read)
             ]
             random = [random_integers(1, x, *limits) for x, limits in zip(read, ranges)]
             random = [x if number else x / WHITE for x, number in zip(random, operation.reads)]

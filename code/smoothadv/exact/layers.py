@@ -113,7 +113,9 @@ class IntegerLayer(nn.Module, ABC):
         """
 
     def limits(self, low: int, high: int) -> tuple[int, int]:
-        """The range of results for a first input in low..high; logits have low > high."""
+        """The range of results for a first input in low..high, if it is not ``bound`` that limits
+        them; logits have low > high.
+        """
         return self.low, self.high
 
     @abstractmethod
@@ -452,13 +454,14 @@ class LayerGraph(nn.Module):
             yield number, layer, inputs
 
     def _prove(self) -> None:
-        """Sets ``sizes``: the largest size of each value, by number."""
+        """Set ``ranges``: the least and the largest integer of each value, by number."""
         levels = [
             edge - float(value)
             for edge in (-self.clip, WHITE + self.clip)
             for value in self.mean.flatten()
         ]
-        self.sizes = sizes = [max(map(abs, levels))]
+        sizes = [max(map(abs, levels))]
+        self.ranges = [(-int(sizes[0]), int(sizes[0]))]
         for number, layer, inputs in self.steps():
             if len(inputs) != layer.ARGUMENTS or not all(
                 type(one) is int and 0 <= one < number for one in inputs
@@ -469,6 +472,8 @@ class LayerGraph(nn.Module):
                     f"the logits must come from the last step, and only there: found step {number}"
                 )
             sizes.append(layer.bound(*(sizes[used] for used in inputs)))
+            low, high = layer.limits(*self.ranges[inputs[0]])
+            self.ranges.append((max(low, -int(sizes[-1])), min(high, int(sizes[-1]))))
 
     def entrance(self, images: torch.Tensor) -> torch.Tensor:
         """The integers [B, C, H, W] that stand for images."""

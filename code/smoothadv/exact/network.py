@@ -220,12 +220,10 @@ def byte_form(network: LayerGraph) -> LayerGraph | None:
     """
     if not getattr(torch.cpu, "_is_vnni_supported", bool)():
         return None
-    ranges = [(-EXACT, EXACT)]  # an image has more than 8 bits
     steps = []
     try:
         for _, layer, inputs in network.steps():
-            low, high = ranges[inputs[0]]
-            ranges.append(layer.limits(low, high))
+            low, high = network.ranges[inputs[0]]
             fitting = [
                 kind
                 for kind in _BYTES

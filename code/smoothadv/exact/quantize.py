@@ -22,8 +22,7 @@ from smoothadv.checkpoints import (
     recorded_input_layer,
     save_checkpoint,
 )
-from smoothadv.datasets import get_dataset
-from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets import ImageDataset, get_dataset
 from smoothadv.exact.conversion import convert, read_network
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import Purpose, RoundedGaussianNoise

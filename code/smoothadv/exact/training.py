@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from smoothadv.base.errors import UserError, warn
 from smoothadv.checkpoints import INTEGER, load_classifier
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 from smoothadv.exact.layers import Convolution, Step, rounded
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import RoundedGaussianNoise

@@ -201,7 +201,7 @@ class Noise(ABC):
         of its image in memory, the draw, and the words of example and purpose. Rows that are left
         over repeat the first.
         """
-        first_word, second_word, of_example, of_purpose = self._words
+        first_word, second_word, example_word, purpose_word = self._words
         plan = np.empty((1 + size, 4), dtype=np.int64)
         plan[0] = first_word, second_word, np.float64(self.sigma).view(np.int64), 0
         filled = 1
@@ -209,7 +209,7 @@ class Noise(ABC):
             example, purpose = rows.stream.example, rows.stream.purpose
             self._check_address(image.numel(), rows.count, example, rows.first, purpose)
             part = plan[filled : filled + rows.count]
-            part[:] = image.data_ptr(), rows.first, example ^ of_example, purpose ^ of_purpose
+            part[:] = image.data_ptr(), rows.first, example ^ example_word, purpose ^ purpose_word
             part[:, 1] += np.arange(rows.count)
             filled += rows.count
         plan[filled:] = plan[1:2]
@@ -246,9 +246,9 @@ class Noise(ABC):
             return torch.full((1, 1), value, dtype=torch.int64, device=device)
 
         position = torch.arange(counters, dtype=torch.int64, device=device).unsqueeze(0)
-        first_word, second_word, of_example, of_purpose = self._words
+        first_word, second_word, example_word, purpose_word = self._words
         # Exclusive or permutes the words, so different addresses stay different.
-        stream = constant(example ^ of_example), constant(purpose ^ of_purpose)
+        stream = constant(example ^ example_word), constant(purpose ^ purpose_word)
         chunk = max(1, draws if device.type != "cpu" else _CHUNK // counters)
         for start in range(0, draws, chunk):
             stop = min(draws, start + chunk)

@@ -12,8 +12,7 @@ from typing import Any
 from smoothadv.cli import attack, certify, train, train_pgd
 from smoothadv.cli.options.training import request_of, with_recipes
 from smoothadv.cli.runner import Parser
-from smoothadv.datasets import describe_dataset
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription, describe_dataset
 from smoothadv.evaluation.attack import attacks_of
 from smoothadv.evaluation.certify import make_procedure, procedure_record
 from smoothadv.evaluation.predict import attack_record

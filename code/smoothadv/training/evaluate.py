@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from smoothadv.base.settings import Checked, checked_field, positive_int
-from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets import ImageDataset
 from smoothadv.noise import Purpose
 from smoothadv.objectives import draw_uniforms
 from smoothadv.training.update import Address, Update

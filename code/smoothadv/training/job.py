@@ -26,9 +26,7 @@ from smoothadv.checkpoints import (
     start_from,
     with_recorded_constants,
 )
-from smoothadv.datasets import SPLITS, get_dataset
-from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets import SPLITS, DatasetDescription, ImageDataset, get_dataset
 from smoothadv.datasets.preparation import split_location
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.exact.training import trained_integers

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from smoothadv.base.errors import NonFiniteError, Terminated, UserError
-from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.images import Batches, ImageDataset
+from smoothadv.datasets import Batches, DatasetDescription, ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
 from smoothadv.training.evaluate import NOT_EVALUATED, evaluate

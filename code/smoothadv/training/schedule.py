@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.datasets.description import TrainingDefaults
+from smoothadv.datasets import TrainingDefaults
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
 

@@ -29,8 +29,7 @@ from smoothadv.base.settings import (
     settings_record,
 )
 from smoothadv.checkpoints import MODULE_PREFIX
-from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets import DatasetDescription, ImageDataset
 from smoothadv.objectives import DataPolicy, Objective
 from smoothadv.records.logs import CHECKPOINT
 from smoothadv.training.evaluate import EvaluationSchedule

@@ -20,8 +20,7 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.files import cached
 from smoothadv.base.members import members_of
 from smoothadv.checkpoints import digest_of, load_classifier
-from smoothadv.datasets.description import DatasetDescription
-from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets import DatasetDescription, ImageDataset
 from smoothadv.datasets.relabelled import matched_classes
 from smoothadv.noise import GaussianNoise
 from smoothadv.training.processes import Processes

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from smoothadv.base.progress import Progress
-from smoothadv.datasets.images import ImageDataset
+from smoothadv.datasets import ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose
 from smoothadv.statistics import Draws
 from smoothadv.training.processes import Processes

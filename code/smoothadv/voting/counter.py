@@ -354,8 +354,8 @@ def check_exact(counter: VoteCounter, network: ExactNetwork, form: Any = None) -
     """UserError unless the counter's batches have the logits of ``network`` as computed in float64,
     as far as seen.
 
-    What votes is ``form`` (None: the network itself), which is looked at layer by layer. A compiled
-    form shows nothing but its logits: those of another batch must be the network's, too.
+    ``form`` votes (None: the network itself) and is compared layer by layer. A compiled form has
+    nothing but its logits, so that a second batch must have the logits of the network, too.
     """
     images = network.probe_images().to(
         counter.device, counter.dtype, memory_format=torch.channels_last

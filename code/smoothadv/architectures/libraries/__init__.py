@@ -18,7 +18,7 @@ from smoothadv.architectures.input_layers import Normalize
 from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.registry import Registry, discover
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
 
 T = TypeVar("T")
@@ -27,12 +27,12 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class LibraryNetwork:
     """``module`` maps images [B, C, H, W], of this ``mean`` and ``std`` per channel, to logits, or
-    to what holds them.
+    to an object with logits.
 
-    ``version`` is the library's name and version, and a digest of what else but weights decides the
-    function; the module has its SHA-256 as a buffer, for records. ``class_names`` has for each
-    class all of its names, the usual one first; ``preparation`` is how the library makes images of
-    photographs. Empty and None stand for what is not known.
+    ``version`` is the library's name and version, and a digest of all settings that decide the
+    function; the module has its SHA-256 as a buffer, for records. ``class_names`` has all names of
+    each class, the usual one first; the library makes images of photographs by ``preparation``.
+    An unknown fact is empty or None.
     """
 
     module: nn.Module
@@ -70,8 +70,7 @@ def library_network(
     made for the images.
     """
     kind, _, location = name.partition(":")
-    # It tells of each attempt to reach the hub; the level of its package's own logger is set when
-    # it is imported.
+    # This logger reports each attempt to reach the hub; an import resets the package's own level.
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     try:
         found = LIBRARIES[kind](os.path.expanduser(location), pretrained, images)
@@ -96,11 +95,9 @@ def fetched(name: str, fetch: Callable[[], T], images: DatasetDescription | None
     try:
         return fetch()
     except Exception as error:  # of a network connection, a file system or a library
-        advice = (
-            "leave --pretrained out for random ones"
-            if images
-            else "--no-pretrained takes random ones"
-        )
+        advice = "--no-pretrained takes random ones"
+        if images is not None:
+            advice = "leave --pretrained out for random ones"
         raise UserError(
             f"the weights of {name} cannot be had ({first_line(error)}): {advice}"
         ) from error

@@ -7,7 +7,7 @@ from typing import Any
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, warn
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import SQUASH, Preparation
 
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers

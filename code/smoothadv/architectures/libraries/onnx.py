@@ -14,7 +14,7 @@ from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import read_regular
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 
 
 class OnnxNetwork(nn.Module):

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import INTERPOLATIONS, SQUASH, Preparation
 
 

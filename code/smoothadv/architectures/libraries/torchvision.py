@@ -3,7 +3,7 @@
 from torch import nn
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
-from smoothadv.datasets.description import DatasetDescription
+from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
 
 
