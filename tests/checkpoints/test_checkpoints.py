@@ -43,34 +43,40 @@ def assert_same_classifier(
     assert not any(module.training for module in ours.modules())
 
 
-@pytest.mark.parametrize(
-    "zipped", [True, False], ids=["today's format", "the published files' format"]
-)
-@pytest.mark.parametrize("input_layer", INPUT_LAYERS)
-def test_released_cifar_checkpoint_gives_the_released_logits(tmp_path, input_layer, zipped):
-    released = cifar_classifier(110, 10, input_layer)
-    path = save_released_checkpoint(
-        tmp_path / "checkpoint.pth.tar", released, "cifar_resnet110", zipped
-    )
-    other = cifar_classifier(110, 10, "center" if input_layer == "normalize" else "normalize")
-    assert_same_classifier(
-        load_classifier(path, "cifar10", input_layer), released, blocky_images(4), other
-    )
+RELEASED = {
+    "today's format": ("cifar_resnet110", 110, "cifar10", "normalize", True, ""),
+    "the published files' format": ("cifar_resnet110", 110, "cifar10", "center", False, ""),
+    "a shallow network": ("cifar_resnet20", 20, "cifar10", "center", True, ""),
+    "1,000 classes": ("imagenet32_resnet110", 110, "imagenet32", "normalize", False, ""),
+    "a DataParallel around the input layer": (
+        "cifar_resnet20",
+        20,
+        "cifar10",
+        "normalize",
+        True,
+        "module.",
+    ),
+}
 
 
 @pytest.mark.parametrize(
-    "arch, depth, dataset, classes",
-    [("cifar_resnet20", 20, "cifar10", 10), ("imagenet32_resnet110", 110, "imagenet32", 1000)],
+    ("arch", "depth", "dataset", "input_layer", "zipped", "prefix"), RELEASED.values(), ids=RELEASED
 )
-def test_other_released_architectures_of_small_images_give_the_released_logits(
-    tmp_path, arch, depth, dataset, classes
+def test_released_checkpoint_gives_the_released_logits(
+    tmp_path, arch, depth, dataset, input_layer, zipped, prefix
 ):
-    released = cifar_classifier(depth, classes, "normalize")
-    path = save_released_checkpoint(tmp_path / "checkpoint.pth.tar", released, arch)
-    other = cifar_classifier(depth, classes, "normalize", seed=1)
-    assert_same_classifier(
-        load_classifier(path, dataset, "normalize"), released, blocky_images(4), other
+    classes, path = 1000 if dataset == "imagenet32" else 10, tmp_path / "checkpoint.pth.tar"
+    released = cifar_classifier(depth, classes, input_layer)
+    save_released_checkpoint(path, released, arch, zipped)
+    content = torch.load(path, weights_only=True)
+    state = {prefix + key: value for key, value in content["state_dict"].items()}
+    if prefix:
+        torch.save({**content, "state_dict": state}, path)
+    other = cifar_classifier(
+        depth, classes, "center" if input_layer == "normalize" else "normalize"
     )
+    ours = load_classifier(path, dataset, input_layer)
+    assert_same_classifier(ours, released, blocky_images(4), other)
 
 
 @pytest.fixture
@@ -100,19 +106,6 @@ def test_released_imagenet_checkpoint_gives_the_released_logits(released_imagene
     assert_same_classifier(
         ours, released, blocky_images(2, side=64), imagenet_classifier("normalize")
     )
-
-
-@pytest.mark.parametrize("prefix", ["module.", ""])
-def test_data_parallel_outside_the_input_layer_is_seen_through(tmp_path, prefix):
-    released = cifar_classifier(20, 10, "normalize")
-    state = {prefix + key: value for key, value in released.state_dict().items()}
-    torch.save(
-        {"epoch": 1, "arch": "cifar_resnet20", "state_dict": state, "optimizer": {}},
-        tmp_path / "file",
-    )
-    other = cifar_classifier(20, 10, "normalize", seed=1)
-    ours = load_classifier(tmp_path / "file", "cifar10", "normalize")
-    assert_same_classifier(ours, released, blocky_images(4), other)
 
 
 def test_released_checkpoint_needs_an_input_layer_and_the_error_says_how_to_choose(tmp_path):
@@ -160,12 +153,20 @@ def trained_looking(arch: str, description, input_layer: str) -> nn.Module:
     return model.eval()
 
 
+WITHOUT_CONSTANTS = DatasetDescription(
+    "imagefolder:tests only", tuple("0123456789"), (3, 32, 32), None, None, CIFAR_TRAINING
+)
+
+
 @pytest.mark.parametrize("input_layer", INPUT_LAYERS)
 @pytest.mark.parametrize("asked", [None, "the same"])
-def test_own_checkpoint_comes_back_without_being_told_its_input_layer(tmp_path, input_layer, asked):
+@pytest.mark.parametrize("dataset", ["cifar10", WITHOUT_CONSTANTS], ids=["cifar10", "others"])
+def test_own_checkpoint_comes_back_with_its_input_layer_and_constants(
+    tmp_path, input_layer, asked, dataset
+):
     model = trained_looking("cifar_resnet20", "cifar10", input_layer)
     path = own_checkpoint(tmp_path / "run" / "checkpoint.pth.tar", model, input_layer=input_layer)
-    loaded = load_classifier(path, "cifar10", asked and input_layer)
+    loaded = load_classifier(path, dataset, asked and input_layer)
     assert torch.equal(logits_of(loaded, blocky_images(4)), logits_of(model, blocky_images(4)))
 
 
@@ -188,18 +189,6 @@ def test_recorded_constants_win_over_the_datasets(tmp_path):
     torch.testing.assert_close(
         logits_of(load_classifier(path, "cifar10"), images), expected, rtol=0, atol=1e-4
     )
-
-
-WITHOUT_CONSTANTS = DatasetDescription(
-    "imagefolder:tests only", tuple("0123456789"), (3, 32, 32), None, None, CIFAR_TRAINING
-)
-
-
-def test_own_checkpoint_brings_the_constants_that_a_dataset_lacks(tmp_path):
-    model = trained_looking("cifar_resnet20", "cifar10", "center")
-    path = own_checkpoint(tmp_path / "file", model)
-    loaded = load_classifier(path, WITHOUT_CONSTANTS)
-    assert torch.equal(logits_of(loaded, blocky_images(4)), logits_of(model, blocky_images(4)))
 
 
 def test_released_checkpoint_cannot_do_without_the_datasets_constants(tmp_path):
