@@ -8,7 +8,8 @@ import torch
 import smoothadv
 from smoothadv.base.files import reserved
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.exact.network import ByteConvolution, IntegerNetwork
+from smoothadv.exact.layers import LayerGraph
+from smoothadv.exact.network import ByteConvolution
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import call, refused, rows, run_process, script, succeed, timeless
 from support.integers import needs_bytes
@@ -127,15 +128,15 @@ def test_other_kernels_are_refused_before_any_row(integers, workplace, capsys):
 @pytest.mark.parametrize("fault", [0, 1])
 def test_batch_that_memory_halves_is_checked_again(fault, integers, workplace, capsys, monkeypatch):
     """Its kernels may be others, which may be wrong."""
-    command, exact = ("certify", "digits", integers, 0.25), IntegerNetwork.forward
+    command, exact = ("certify", "digits", integers, 0.25), LayerGraph.forward
 
-    def forward(network: IntegerNetwork, images: torch.Tensor) -> torch.Tensor:
+    def forward(network: LayerGraph, images: torch.Tensor) -> torch.Tensor:
         if len(images) == 64 and Path("log.tsv").exists():
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return exact(network, images).roll(fault * (len(images) == 32), 1)
 
     succeed(*command, "whole.tsv", *SOUND, "--max", 2, "--batch", 64)
-    monkeypatch.setattr(IntegerNetwork, "forward", forward)
+    monkeypatch.setattr(LayerGraph, "forward", forward)
     outcome = call(capsys, *command, "log.tsv", *SOUND, "--max", 2, "--batch", 64)
     if fault:
         assert (

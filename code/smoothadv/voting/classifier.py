@@ -64,12 +64,12 @@ class VotingClassifier(nn.Module):
         except UserError:
             if self.fast is None:
                 raise
+            self.use(None)
+            check(None)
             warn(
                 "the fast kernels for integers compute something else here: float32 votes, which "
                 "costs speed"
             )
-            self.use(None)
-            check(None)
 
     @property
     def integers(self) -> ExactNetwork | None:
