@@ -80,8 +80,8 @@ def photographs(name: str, class_names: tuple[str, ...], size: int) -> DatasetDe
 
 
 def spread(images: int) -> range:
-    """Of so many images, those that decide the constants: evenly spaced, of all classes, enough for
-    4 decimals.
+    """The indices of the images that decide the constants: evenly spaced, of all classes, enough
+    for 4 decimals.
     """
     return range(0, images, -(-images // 10_000))
 

@@ -34,9 +34,7 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", "
 
 
 def _folder(root: Path, split: str) -> Path:
-    """Where the class folders of a split are: without train/ and test/, those of the test split are
-    in ``root``.
-    """
+    """The folder of a split's classes: ``root`` for the test split without train/ and test/."""
     is_whole = split == "test" and not any((root / name).is_dir() for name in SPLITS)
     return root if is_whole else root / split
 

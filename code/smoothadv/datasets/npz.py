@@ -85,7 +85,7 @@ def _arrays(location: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _levels(images: np.ndarray) -> np.ndarray:
-    """Images as uint8: those of float32 rounded to 256 levels."""
+    """Images as uint8: float32 is rounded to 256 levels."""
     return images if images.dtype == np.uint8 else np.rint(images * 255).astype(np.uint8)
 
 

@@ -362,8 +362,8 @@ class KernelNetwork(nn.Module):
     """A network of integers, by these kernels: maps images [B, C, H, W], float32, to logits [B, K].
     No gradients.
 
-    It shares the layers of the ``network``, whose values have the same numbers here, and leaves
-    those as they are that have no kernel.
+    It shares the layers of the ``network`` and the numbers of its values. Layers without a kernel
+    compute as they are.
     """
 
     operations: Any

@@ -446,8 +446,8 @@ class LayerGraph(nn.Module):
         self._prove()
 
     def steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
-        """Each layer with its number and those of the values that it reads: 0 is the image, n the
-        result of step n.
+        """Each layer with its number and the numbers of its inputs: 0 is the image, n the result of
+        step n.
         """
         for number, (layer, inputs) in enumerate(zip(self.layers, self.inputs), 1):
             assert isinstance(layer, IntegerLayer)

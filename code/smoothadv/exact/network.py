@@ -130,9 +130,9 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
         """
         steps, tensors = [], {"mean": self.mean.flatten().to(torch.int16)}
         for number, layer, inputs in self.steps():
-            settings, of_layer = layer.stored()
+            settings, layer_tensors = layer.stored()
             steps.append([type(layer).__name__.lower(), list(inputs), settings])
-            tensors |= {f"{number}.{name}": value for name, value in of_layer.items()}
+            tensors |= {f"{number}.{name}": value for name, value in layer_tensors.items()}
         return {
             "definition": DEFINITION,
             "clip": self.clip,

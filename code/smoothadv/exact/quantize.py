@@ -109,9 +109,7 @@ def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
 
 
 def _spaced(available: int, wanted: int) -> np.ndarray:
-    """At most ``wanted`` indices below ``available``, evenly spaced; half of those available at
-    most.
-    """
+    """At most ``wanted`` indices below ``available``, evenly spaced; half of them at most."""
     count = max(1, min(wanted, available // 2))
     return np.arange(count) * available // count
 
