@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from torch.nn import functional as F
 
 from smoothadv.architectures.diffusion import load_diffusion
-from smoothadv.checkpoints import load_denoiser
+from smoothadv.checkpoints.denoisers import load_denoiser
 from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.records.readers import read_certification_log
 

@@ -12,12 +12,7 @@ from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.exact import is_exact
 from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.checkpoints import (
-    check_recorded_images,
-    load_weights,
-    network_keys,
-    read_checkpoint,
-)
+from smoothadv.checkpoints import check_recorded_images, load_weights, network_keys, read_checkpoint
 from smoothadv.datasets import DatasetDescription
 
 
