@@ -43,13 +43,13 @@ from torch.overrides import TorchFunctionMode
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
+from smoothadv.base.distributed import Processes
 from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise, derive_generator
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.statistics import Draws
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.graphed import GraphedUpdate, sgd
-from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 from smoothadv.voting.classifier import PRECISIONS, VotingClassifier, optimized_for_inference
 from smoothadv.voting.counter import Poll, VoteCounter

@@ -23,13 +23,13 @@ from training_speed import sgd as plain_sgd
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
+from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise, training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training.execution import Execution
 from smoothadv.training.graphed import GraphedUpdate, sgd
-from smoothadv.training.processes import Processes
 from smoothadv.training.update import Update
 from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, optimized_for_inference
 from smoothadv.voting.counter import VoteCounter

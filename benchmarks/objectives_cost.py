@@ -23,9 +23,9 @@ import torch
 from training_speed import batch_of, seconds, settled, sgd
 
 from smoothadv.attacks.pgd import PGD
+from smoothadv.base.distributed import Processes
 from smoothadv.objectives import OBJECTIVES, Objective
 from smoothadv.training.execution import Execution
-from smoothadv.training.processes import Processes
 from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 

@@ -25,10 +25,10 @@ import torch
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
+from smoothadv.base.distributed import Processes
 from smoothadv.noise import training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
-from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 
 SIGMA, EPSILON = 0.25, 0.5

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from smoothadv.datasets import get_dataset
-from smoothadv.evaluation.shards import WrittenLog
+from smoothadv.records.writer import WrittenLog
 from support.commands import call, header, refused, rows, run_process, script, snapshot, timeless
 from support.image_files import save_image
 from support.sharding import manifest_of

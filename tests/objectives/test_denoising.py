@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.base.distributed import Processes
 from smoothadv.objectives import Batch
 from smoothadv.objectives.denoising import DENOISING, DenoisedStability, MeanSquaredError
 from smoothadv.training.execution import Execution
-from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 
 SIGMA = 0.25

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from smoothadv.attacks import ATTACKS
+from smoothadv.base.distributed import Processes
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.noise import Purpose, derive_generator
@@ -19,7 +20,6 @@ from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.evaluate import COLUMNS, NOT_EVALUATED, EvaluationSchedule, evaluate
 from smoothadv.training.execution import Execution
 from smoothadv.training.folded import attacked_form
-from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address
 from support.models import Recorder
 from support.released import randomise_batch_norms

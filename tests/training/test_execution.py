@@ -14,10 +14,10 @@ from torch import nn
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import plug_in
+from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import UserError
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import CompiledForSizes, Execution
-from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update
 from support.networks import settle_batch_norms
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from smoothadv.attacks import ATTACKS
+from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.gaussian import Gaussian
@@ -20,7 +21,6 @@ from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training import graphed
 from smoothadv.training.execution import Execution
 from smoothadv.training.graphed import GraphedUpdate, optimizer_of, sgd
-from smoothadv.training.processes import Processes
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update

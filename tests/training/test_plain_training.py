@@ -9,10 +9,10 @@ import torch
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
+from smoothadv.base.distributed import Processes
 from smoothadv.noise import Purpose
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
-from smoothadv.training.processes import Processes
 from smoothadv.training.update import Address, Update, means
 from support.plain import plain_module
 

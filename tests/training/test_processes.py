@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from smoothadv.attacks import ATTACKS
+from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.noise import GaussianNoise
@@ -26,7 +27,6 @@ from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training import processes
 from smoothadv.training.evaluate import evaluate
 from smoothadv.training.execution import Execution
-from smoothadv.training.processes import Processes, join_processes
 from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from smoothadv.training.votes import count_votes

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from smoothadv.attacks import ATTACKS
+from smoothadv.base.distributed import Processes
 from smoothadv.objectives import OBJECTIVES as KINDS
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
-from smoothadv.training.processes import Processes
 from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from support.models import Recorder

@@ -85,12 +85,12 @@ def certify(
         "certify", model, images, labels, options, sigma=sigma, alpha=alpha, draws=n
     )
     given = {} if settings is None else settings
-    with arguments.log_at(log) as outfile:
-        request = requests.CertifyRequest(
-            **fields, outfile=outfile, n0=n0, method=method, procedure_settings=given, sound=sound
-        )
-        certifying.certify(request)
-        return read_certification_log(outfile)
+    outfile = arguments.output_path("log", log)
+    request = requests.CertifyRequest(
+        **fields, outfile=outfile, n0=n0, method=method, procedure_settings=given, sound=sound
+    )
+    written, _ = certifying.certify(request)
+    return written.table(read_certification_log)
 
 
 @torch_settings_kept()
@@ -143,10 +143,9 @@ def predict(
         )
     else:
         plan = arguments.attack_plan(attack, num_noise_vec, base_attack, usual=1, **further)
-    with arguments.log_at(log) as outfile:
-        request = requests.PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
-        predicting.predict(request)
-        return read_prediction_log(outfile)
+    outfile = arguments.output_path("log", log)
+    request = requests.PredictRequest(**fields, outfile=outfile, attack=plan, top_k=top_k)
+    return predicting.predict(request).table(read_prediction_log)
 
 
 @torch_settings_kept()
@@ -200,11 +199,10 @@ def attack(
         attack_batch=attack_batch,
     )
     sizes = arguments.attack_sizes(epsilons, attack)
-    with arguments.folder_at(folder) as outdir:
-        request = requests.AttackRequest(**fields, outdir=outdir, attack=plan, epsilons=sizes)
-        return pd.concat(
-            [read_prediction_log(log.path) for log in attacking.attack(request)], ignore_index=True
-        )
+    outdir = arguments.output_path("folder", folder)
+    request = requests.AttackRequest(**fields, outdir=outdir, attack=plan, epsilons=sizes)
+    logs = attacking.attack(request)
+    return pd.concat([log.table(read_prediction_log) for log in logs], ignore_index=True)
 
 
 @torch_settings_kept()
@@ -240,17 +238,18 @@ def falsify(
     plan = arguments.attack_plan(
         attack, num_noise_vec, False, usual=64, restarts=restarts, attack_batch=attack_batch
     )
-    with arguments.folder_at(folder) as outdir:
-        request = requests.FalsifyRequest(
-            **fields,
-            outdir=outdir,
-            attack=plan,
-            against=arguments.path_of("against", against),
-            fraction=fraction,
-            false_alarm=false_alarm,
-        )
-        _, certificates = falsifying.falsify(request)
-        return falsifying.verdict(request, certificates, named=against if folder is None else None)
+    request = requests.FalsifyRequest(
+        **fields,
+        outdir=arguments.output_path("folder", folder),
+        attack=plan,
+        against=arguments.path_of("against", against),
+        fraction=fraction,
+        false_alarm=false_alarm,
+    )
+    log, certificates = falsifying.falsify(request)
+    table = log.table(read_prediction_log)
+    named = against if folder is None else None
+    return falsifying.verdict(request, certificates, table, named)
 
 
 @torch_settings_kept()

@@ -4,7 +4,6 @@ these become.
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 
 from smoothadv.attacks import GradientAttack
 from smoothadv.base.devices import usable_device
+from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import checked, checked_list, perturbation_size, up_to_a_million
 from smoothadv.checkpoints import read_members
@@ -230,25 +230,12 @@ def torch_settings_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@contextmanager
-def log_at(path: FilePath | None) -> Iterator[Path]:
-    """The log to write, or one in a folder that is removed afterwards."""
+def output_path(name: str, path: FilePath | None) -> Path | None:
+    """The file or folder to write; None where the rows stay in memory."""
     if path is not None:
-        yield path_of("log", path)
-        return
-    with folder_at(None) as folder:
-        yield folder / "log.tsv"
-
-
-@contextmanager
-def folder_at(path: FilePath | None) -> Iterator[Path]:
-    """The folder to write to, or one that is removed afterwards."""
-    if path is not None:
-        yield path_of("folder", path)
-        return
-    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        return path_of(name, path)
+    if is_launched():
         raise UserError(
             "under torchrun the processes share a log: name the file or folder to write"
         )
-    with tempfile.TemporaryDirectory(prefix="smoothadv") as folder:
-        yield Path(folder)
+    return None

@@ -22,11 +22,11 @@ from smoothadv.cli.options.smoothing import add_smoothing, request_fields
 from smoothadv.cli.runner import Parser
 from smoothadv.evaluation import attack as attacking
 from smoothadv.evaluation import specs as requests
-from smoothadv.evaluation.saved_examples import write_pictures
-from smoothadv.evaluation.shards import WrittenLog
+from smoothadv.evaluation.pictures import write_pictures
 from smoothadv.evaluation.specs import AttackRequest, FalsifyRequest
 from smoothadv.records.logs import CLASS, examples_path, numbered, pictures_folder
 from smoothadv.records.readers import read_prediction_log
+from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN
 from smoothadv.statistics.bounds import binomial_interval
 

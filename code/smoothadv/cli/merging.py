@@ -10,8 +10,8 @@ from typing import Any
 from smoothadv.base.settings import output_file
 from smoothadv.cli.options.components import add_options
 from smoothadv.cli.runner import Body, Parser, run
-from smoothadv.evaluation.saved_examples import pack
-from smoothadv.evaluation.shards import Shard, WrittenLog, merge, shards_of
+from smoothadv.evaluation.shards import Shard, merge, shards_of
+from smoothadv.records.writer import WrittenLog
 
 _MERGE: dict[str, tuple[Any, ...]] = {
     "outfile OUTFILE": (output_file, "log to write: the OUTFILE for which the shards were made"),
@@ -59,5 +59,4 @@ def merge_parser(command: str) -> Parser:
 def _merge(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     shards = options.shards or shards_of(options.outfile)
     rows = merge(options.outfile, shards, options.overwrite)
-    pack(options.outfile, shards)
     print(f"{options.outfile}: {rows} examples from {len(shards)} shards, which can be removed now")

@@ -10,6 +10,7 @@ from pathlib import Path
 from smoothadv.architectures import ARCHITECTURES, LIBRARIES, chosen_architecture
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.base import plugins
+from smoothadv.base.distributed import ended
 from smoothadv.base.settings import output_folder
 from smoothadv.cli.options.attack import in_256ths, unchanged
 from smoothadv.cli.options.components import add_options
@@ -25,7 +26,6 @@ from smoothadv.objectives import Objective
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT
 from smoothadv.training.job import train
-from smoothadv.training.processes import ended
 
 _EXAMPLES = """examples:
   python code/train.py digits digits_resnet8 models/digits_gaussian --noise 0.25

@@ -10,9 +10,9 @@ from smoothadv.base.errors import UserError
 from smoothadv.evaluation.log import write_log
 from smoothadv.evaluation.predict import PredictionPolls, fit_to_job
 from smoothadv.evaluation.setup import prepare, warn_of_few_draws
-from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.evaluation.specs import AttackPlan, AttackRequest
 from smoothadv.records.logs import attacked_log
+from smoothadv.records.writer import WrittenLog
 
 
 def attack(request: AttackRequest) -> Iterator[WrittenLog]:
@@ -23,7 +23,8 @@ def attack(request: AttackRequest) -> Iterator[WrittenLog]:
     refuse_file_as_folder(request.outdir)
     plans = attacks_of(request)
     first = next((path for path in plans if path.exists()), next(iter(plans)))
-    job = prepare(request, first)
+    in_memory = request.outdir is None
+    job = prepare(request, None if in_memory else first)
     if request.only is not None:
         job = dataclasses.replace(
             job,
@@ -33,7 +34,7 @@ def attack(request: AttackRequest) -> Iterator[WrittenLog]:
         )
     usual_batch = fit_to_job(request.attack, job).batch
     for path, plan in plans.items():
-        log_job = job.for_log(path)
+        log_job = job.for_log(None if in_memory else path)
         polls = PredictionPolls(log_job, fit_to_job(plan, log_job, usual_batch))
         yield write_log(
             log_job,
@@ -44,16 +45,16 @@ def attack(request: AttackRequest) -> Iterator[WrittenLog]:
 def attacks_of(request: AttackRequest) -> dict[Path, AttackPlan]:
     """The logs of a request, and the attack of each."""
     return {
-        attacked_log(request.outdir, epsilon): dataclasses.replace(
+        attacked_log(request.outdir or Path(), epsilon): dataclasses.replace(
             request.attack, attack=dataclasses.replace(request.attack.attack, epsilon=epsilon)
         )
         for epsilon in request.epsilons
     }
 
 
-def refuse_file_as_folder(outdir: Path) -> None:
+def refuse_file_as_folder(outdir: Path | None) -> None:
     """UserError where the folder for the logs is a file."""
-    if outdir.is_file():
+    if outdir is not None and outdir.is_file():
         raise UserError(f"{outdir} is a file: name a folder for the logs")
 
 

@@ -14,9 +14,9 @@ from smoothadv.base.settings import settings_record
 from smoothadv.datasets import DatasetDescription
 from smoothadv.evaluation.log import Example, LogPlan, write_log
 from smoothadv.evaluation.setup import SmoothingJob, check_top_k, noise_kind, prepare
-from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.evaluation.specs import CertifyRequest
 from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
+from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import Draws, Procedure, Smoothing
 from smoothadv.statistics.bounds import squared_grey_radius
 from smoothadv.voting.counter import Poll

@@ -36,11 +36,11 @@ from smoothadv.evaluation.setup import (
     recorded_number,
     warn_of_few_draws,
 )
-from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.evaluation.specs import FalsifyRequest
 from smoothadv.noise import Purpose
 from smoothadv.records import logs as records
 from smoothadv.records.readers import read_prediction_log
+from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN
 from smoothadv.statistics.bounds import tolerated_false_statements
 
@@ -236,7 +236,7 @@ def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
     ``verdict`` judges a whole log.
     """
     refuse_file_as_folder(request.outdir)
-    path = request.outdir / records.FALSIFICATION_LOG
+    path = None if request.outdir is None else request.outdir / records.FALSIFICATION_LOG
     certificates = read_certificates(request)
     warn_of_few_draws(request, certificates.top_k)
     if certificates.sound:  # votes in batches of another shape might be those of another function
@@ -287,7 +287,7 @@ def verdict(
 
     The sentence is about ``named`` (None: that log).
     """
-    path = request.outdir / records.FALSIFICATION_LOG
+    path = (request.outdir or Path()) / records.FALSIFICATION_LOG
     table = read_prediction_log(path) if table is None else table
     flips = table[table.flipped == 1]
     chance = certificates.alpha + request.alpha

@@ -23,10 +23,10 @@ from smoothadv.evaluation.setup import (
     recorded_number,
     warn_of_few_draws,
 )
-from smoothadv.evaluation.shards import WrittenLog
 from smoothadv.evaluation.specs import AttackPlan, PredictRequest
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.records.logs import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_columns
+from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN, Draws, prediction
 from smoothadv.voting.classifier import default_attack_batch
 from smoothadv.voting.counter import Poll
@@ -68,8 +68,7 @@ def fit_to_job(
     if batch is None:
         shape, is_shard = job.dataset.description.image_shape, job.request.shard is not None
         batch = default_attack_batch(job.attacked, shape, job.device, plan.num_noise_vec, is_shard)
-    batch = batch if job.workers is None else job.workers.agree("attack_batch", batch)
-    return plan.smoothed(job.request.sigma, job.key.attack_seed, batch)
+    return plan.smoothed(job.request.sigma, job.key.attack_seed, job.processes.received(batch))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch
 
 from smoothadv.base.cpus import MOST_THREADS
 from smoothadv.base.devices import default_device, device_name, device_of_process
+from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import NonFiniteError, UsageError, UserError, first_line, warn
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
@@ -30,7 +31,6 @@ from smoothadv.evaluation.classifiers import (
 from smoothadv.evaluation.named_networks import named_network
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.specs import AttackPlan, EvaluationRequest, select_examples
-from smoothadv.evaluation.workers import Workers, join_workers
 from smoothadv.noise import (
     GaussianNoise,
     Noise,
@@ -80,11 +80,12 @@ class SmoothingJob:
     ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``attacked``
     the form that is attacked. ``noise`` makes the noise of each image, keyed by ``key``;
     ``indices`` are those of the images to evaluate. ``settings`` decide the numbers in the log,
-    ``run`` describes this process. ``workers`` is None without torchrun.
+    ``run`` describes this process. ``processes`` share the work. Without a ``log`` the rows stay in
+    memory.
     """
 
     request: EvaluationRequest
-    log: Path
+    log: Path | None
     classifier: torch.nn.Module
     voter: VotingClassifier
     attacked: VotingClassifier
@@ -96,7 +97,7 @@ class SmoothingJob:
     batch: int
     settings: dict[str, Any]
     run: dict[str, Any]
-    workers: Workers | None
+    processes: Processes
 
     def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:
         """A new counter of ``voter.scores``, in batches of this size (None: that of the job)."""
@@ -154,7 +155,7 @@ class SmoothingJob:
         digest = counter.logits_digest(self.dataset.description.image_shape)
         return digest if counter.batch == batch else None
 
-    def for_log(self, log: Path) -> SmoothingJob:
+    def for_log(self, log: Path | None) -> SmoothingJob:
         """The same job for ``log``: with the batch with which that log was begun, where it was."""
         batch = self.request.batch or recorded_number(self.request, log, "batch") or self.batch
         digest = self.logits_digest(batch)
@@ -163,8 +164,8 @@ class SmoothingJob:
             self.is_exact and getattr(self.request, "attack", None) is None
         ):  # the gradients of an attack are float32
             settings = {name: value for name, value in settings.items() if name not in _OF_MACHINE}
-        run, workers = {**self.run, LOGITS: digest}, self.workers and self.workers.for_log(log.name)
-        return replace(self, log=log, batch=batch, settings=settings, run=run, workers=workers)
+        run = {**self.run, LOGITS: digest}
+        return replace(self, log=log, batch=batch, settings=settings, run=run)
 
 
 def noise_kind(sound: bool) -> type[GaussianNoise] | type[RoundedGaussianNoise]:
@@ -199,12 +200,12 @@ def check_top_k(top_k: int, description: DatasetDescription) -> None:
         )
 
 
-def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> SmoothingJob:
+def prepare(request: EvaluationRequest, log: Path | None, sound: bool = False) -> SmoothingJob:
     """Load all that a request needs; UserError where classifier, images and options do not fit
     together.
 
-    ``log`` is the log to be written: if it exists already, its batch is used again. ``sound`` as in
-    ``CertifyRequest``.
+    ``log`` is the log to be written (None: none): if it exists already, its batch is used again.
+    ``sound`` as in ``CertifyRequest``.
     """
     if sound:
         make_deterministic()
@@ -232,15 +233,15 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         base = base_classifier(source, dataset.description, request.input_layer)
     if request.denoiser is not None:
         base = with_denoiser(base, str(request.denoiser), dataset.description, request.sigma)
-    workers = join_workers()
-    if workers is not None and request.shard is not None:
+    processes = join_processes().connect()
+    if processes.size > 1 and request.shard is not None:
         raise UserError(
             "--shard is not read under torchrun, which shares the examples out by itself: leave it "
             "out"
         )
-    is_first = workers is None or workers.rank == 0
+    is_first = processes.is_first
     device = device_of_process(
-        request.device or default_device(), None if workers is None else workers.local_rank
+        request.device or default_device(), processes.local_rank if processes.size > 1 else None
     )
     if (recorded := _recorded(request, log, "device")) not in (None, device_name(device)):
         # whose batch may not fit into memory here
@@ -284,7 +285,7 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
             )
         if is_first:
             print("compiling the classifier first, which may take a minute", file=sys.stderr)
-    batch = batch if workers is None else workers.agree("batch", batch)
+    batch = processes.received(batch)
     job = SmoothingJob(
         request=request,
         log=log,
@@ -299,25 +300,24 @@ def prepare(request: EvaluationRequest, log: Path, sound: bool = False) -> Smoot
         batch=batch,
         settings={},
         run={},
-        workers=workers,
+        processes=processes,
     )
     job = replace(job, settings=_settings(base, job), run=_run(base, job)).for_log(log)
-    if workers is not None:
-        _agree_on_logits(job, workers, sound)
+    _agree_on_logits(job, sound)
     if len(job.indices):
         _check_classifier(job, sound)
     return job
 
 
-def _agree_on_logits(job: SmoothingJob, workers: Workers, sound: bool) -> None:
+def _agree_on_logits(job: SmoothingJob, sound: bool) -> None:
     """UserError if ``sound``, else a warning, where this process's logits are not those of
     torchrun's first process.
     """
-    digest = job.run[LOGITS] or "0"
-    if workers.agree(LOGITS, int(digest, 16)) == int(digest, 16):
+    digest = job.run[LOGITS]
+    if job.processes.received(digest) == digest:
         return
     difference = (
-        f"process {workers.rank} rounds the logits differently than process 0: {LOGITS} is "
+        f"process {job.processes.rank} rounds the logits differently than process 0: {LOGITS} is "
         f"{digest!r}"
     )
     if sound:
@@ -405,16 +405,18 @@ def _run(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
     }
 
 
-def recorded_number(request: EvaluationRequest, log: Path, setting: str) -> int | None:
+def recorded_number(request: EvaluationRequest, log: Path | None, setting: str) -> int | None:
     """A setting, a whole number >= 1, that the log to be continued or one of its shards records;
     None if none does.
     """
     return _recorded(request, log, setting)
 
 
-def _recorded(request: EvaluationRequest, log: Path, setting: str) -> Any:
+def _recorded(request: EvaluationRequest, log: Path | None, setting: str) -> Any:
     """A setting that the log to be continued or one of its shards records; None if none does."""
-    paths = (log, *shards_of(log)) if request.existing == "resume" else ()
+    if log is None or request.existing != "resume":
+        return None
+    paths = log, *shards_of(log)
     recorded = (recorded_settings(path).get(setting) for path in paths if path.is_file())
     return next((value for value in recorded if value is not None), None)
 

@@ -1,10 +1,10 @@
-"""Shards: logs with a share of the examples of one evaluation, and how they are merged into one
-log.
+"""Shards: logs with a share of the examples of one evaluation, and how they become one log.
 
 Shard K of N has every N-th of the selected examples, from the K-th on (K from 0): neighbouring
 examples, which often cost the same, are spread over all shards. No torch.
 """
 
+import contextlib
 import itertools
 import re
 from collections.abc import Sequence
@@ -13,11 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import read_regular, refuse_to_replace, reserved, write_json, write_text
+from smoothadv.base.files import (
+    lock,
+    read_regular,
+    refuse_to_replace,
+    reserved,
+    write_json,
+    write_text,
+)
 from smoothadv.records import logs as records
+from smoothadv.records.images import finish_images, forget_images, saved_images, write_images
+from smoothadv.records.manifests import fits
+from smoothadv.records.writer import read_rows
 
 _SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
-_EXAMPLES_PER_SHARD, _MOST_SHARDS = 8, 256
+_WHOLE_NUMBERS = "list of whole 0 to 2000000000000000000"
+_SHOWN = 1000
 
 
 @dataclass(frozen=True)
@@ -49,28 +60,6 @@ class Shard:
         return {"index": self.index, "count": self.count, "examples": selection}
 
 
-@dataclass(frozen=True)
-class WrittenLog:
-    """A log and the batches that made it; ``is_whole`` is False where this process has written only
-    a share of it.
-    """
-
-    path: Path
-    is_whole: bool
-    batch: int
-    attack_batch: int | None
-
-
-def shard_count(examples: int) -> int:
-    """The number of shards for processes that share the work: small shards, so that a slow process
-    takes fewer.
-
-    It depends on the number of examples only, so that another number of processes can continue the
-    work.
-    """
-    return max(1, min(_MOST_SHARDS, -(-examples // _EXAMPLES_PER_SHARD)))
-
-
 def shards_of(log: Path) -> list[Path]:
     """The existing shards of ``log``, in their order."""
     folder = records.shard_folder(log)
@@ -82,24 +71,6 @@ def shards_of(log: Path) -> list[Path]:
     return sorted(found)
 
 
-def check_siblings(log: Path, settings: dict[str, Any]) -> None:
-    """UserError where an existing shard of ``log`` could not be merged with a shard of these
-    ``settings``.
-    """
-    ours, others = _without_index(settings), []
-    for path in shards_of(log):
-        theirs = records.recorded_settings(path)
-        if not isinstance(theirs.get("shard"), dict):
-            continue
-        if difference := records.differing_settings(_without_index(theirs), ours):
-            raise UserError(
-                f"{path} was made with other settings: {difference}; give the same ones, or remove "
-                f"{path.parent}"
-            )
-        others.append(theirs)
-    records.warn_of_other_logits(records.shard_folder(log), ours, *others)
-
-
 def is_merged(shard: Path, log: Path) -> bool:
     """Whether ``log`` exists and contains all rows of a shard."""
     try:
@@ -108,20 +79,21 @@ def is_merged(shard: Path, log: Path) -> bool:
         return False
 
 
-def _without_index(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that all shards share."""
-    return {
-        **settings,
-        "shard": {name: value for name, value in settings["shard"].items() if name != "index"},
-    }
+def check_siblings(log: Path, settings: dict[str, Any]) -> None:
+    """UserError where an existing shard of ``log`` could not be merged with a shard of these
+    ``settings``.
+    """
+    folder = records.shard_folder(log)
+    siblings = [_read_part(path) for path in shards_of(log) if _has_rows(path)]
+    _check_settings(siblings, settings, f"give the same ones, or remove {folder}")
 
 
 def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
-    """Merge ``shards`` into ``log``, with rows in the order of the examples; returns the number of
-    rows.
+    """Merge finished ``shards`` into ``log``, with rows in the order of the examples; returns the
+    number of rows.
 
     UserError, and nothing is written, if a shard is missing or unfinished, or if shards overlap or
-    have other settings.
+    have other settings. The shards stay where they are.
     """
     if not shards:
         raise UserError(
@@ -132,123 +104,164 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     if missing:
         raise UserError(f"shard {missing[0]} does not exist")
     refuse_to_replace(log, *records.LOG)
-    manifests = [records.read_manifest_file(path) for path in shards]
-    settings = _common_settings(shards, manifests)
-    _check_complete(shards, manifests)
-    header, rows = _joined_rows(shards, manifests)
-    runs = [
-        {"shard": manifest["settings"]["shard"]["index"], **run}
-        for manifest in manifests
-        for run in manifest["runs"]
-    ]
+    parts = [_read_part(path) for path in shards]
+    for part in parts:
+        if not _is_record(part.settings.get("shard")):
+            raise UserError(f"{part.path} is no shard: its manifest does not say which one")
+    _check_settings(parts, parts[0].settings, f"{shards[0]} has these")
+    _check_complete(parts)
+    images = _joined_images(parts)
     with reserved(log, overwrite):
         # In this order, so that a kill at any point leaves no rows beside another log's manifest,
         # and merging works again.
+        forget_images(log)
         log.unlink(missing_ok=True)
-        write_json(records.manifest_path(log), {"settings": settings, "runs": runs})
-        write_text(log, "\n".join([header, *(rows[idx] for idx in sorted(rows))]) + "\n")
-    return len(rows)
+        rows = _write(log, parts, images)
+    if images:
+        finish_images(log, _image_shape(parts))
+    return rows
 
 
-def _common_settings(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The settings that all shards share; UserError naming the first difference."""
-    shared = []
-    for path, manifest in zip(shards, manifests):
-        if not _is_record(manifest["settings"].get("shard")):
-            raise UserError(f"{path} is no shard: its manifest does not say which one")
-        shared.append(_without_index(manifest["settings"]))
-        difference = records.differing_settings(shared[0], shared[-1])
-        if difference:
+def gather(log: Path, settings: dict[str, Any]) -> None:
+    """Move the finished rows of all shards of ``log``, which may be unfinished, into the log, and
+    remove the shards.
+
+    UserError, and nothing is written, where they or the log have other ``settings``, or another
+    process writes them. A kill at any point loses no row: what is there twice is equal.
+    """
+    shards = shards_of(log)
+    if not shards:
+        return
+    with contextlib.ExitStack() as opened:
+        for path in shards:
+            lock(opened.enter_context(path.open("rb")), path)
+        opened.enter_context(reserved(log))
+        parts = [_read_part(path) for path in (log, *shards) if path.exists() and _has_rows(path)]
+        _check_settings(parts, settings, "--overwrite starts anew")
+        if parts:
+            _write(log, parts, _joined_images(parts))
+        for path in shards:
+            for file in records.files_of(path):
+                file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the folder contains other files
+        records.shard_folder(log).rmdir()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A log whose rows go into another log: its manifest, its header and its rows by example."""
+
+    path: Path
+    settings: dict[str, Any]
+    runs: list[dict[str, Any]]
+    header: str
+    rows: dict[int, str]
+
+
+def _read_part(path: Path) -> _Part:
+    """A part without a last row that is torn; UserError where it has a line that is no row."""
+    manifest = records.read_manifest_file(path)
+    try:
+        return _Part(path, manifest["settings"], manifest["runs"], *read_rows(read_regular(path)))
+    except ValueError as error:
+        raise UserError(f"cannot merge {path}: {error}") from error
+
+
+def _has_rows(path: Path) -> bool:
+    """Whether a log has more than a part of its header."""
+    return b"\n" in read_regular(path)
+
+
+def _check_settings(parts: Sequence[_Part], settings: dict[str, Any], way: str) -> None:
+    """UserError, which says the ``way`` on, where a part has other settings than these, or other
+    columns than the first part.
+
+    Of shards, all have the same number of shards and examples, unless these settings have none.
+    """
+    others = [_without_index(part.settings, "shard" in settings) for part in parts]
+    expected = _without_index(settings)
+    for part, other in zip(parts, others):
+        if difference := records.differing_settings(other, expected):
+            raise UserError(f"{part.path} was made with other settings: {difference}; {way}")
+        if part.header != parts[0].header:
             raise UserError(
-                f"cannot merge {path} with {shards[0]}, made with other settings: {difference}"
+                f"cannot merge {part.path}: its columns are '{part.header}', those of "
+                f"{parts[0].path} '{parts[0].header}'"
             )
-    records.warn_of_other_logits(shards[0].parent, *shared)
-    return {name: value for name, value in manifests[0]["settings"].items() if name != "shard"}
+    if parts:
+        records.warn_of_other_logits(parts[-1].path.parent, expected, *others)
+
+
+def _without_index(settings: dict[str, Any], keeps_shard: bool = True) -> dict[str, Any]:
+    """The settings that all shards share."""
+    common = {name: value for name, value in settings.items() if name != "shard"}
+    if keeps_shard and "shard" in settings:
+        common["shard"] = {**settings["shard"], "index": None}
+    return common
+
+
+def _check_complete(parts: Sequence[_Part]) -> None:
+    """UserError unless the shards together have each of the examples once."""
+    record, owners = parts[0].settings["shard"], dict[int, Path]()
+    chosen, count = record["examples"], record["count"]
+    examples = chosen["only"] if isinstance(chosen, dict) else range(*chosen)
+    known = examples if isinstance(examples, range) else set(examples)
+    for part in parts:
+        for index in part.rows:
+            if index in owners or index not in known:
+                other = (
+                    f"is in {owners[index]}, too" if index in owners else "does not belong to it"
+                )
+                raise UserError(f"cannot merge {part.path}: example {index} {other}")
+            owners[index] = part.path
+    # Not all that are missing: a manifest can claim any number of examples.
+    absent = (place for place, index in enumerate(examples) if index not in owners)
+    shards = sorted({place % count for place in itertools.islice(absent, _SHOWN)})
+    if shards:
+        raise UserError(
+            f"cannot merge: there are {len(owners)} rows of {len(examples)}, and shards "
+            f"{', '.join(map(str, shards))} lack some; finish them with --shard {shards[0]}/{count}"
+        )
 
 
 def _is_record(value: Any) -> bool:
     """Whether it is what ``Shard.record`` returns; a manifest may hold anything."""
     if not isinstance(value, dict) or not {"index", "count", "examples"} <= value.keys():
         return False
-    examples = value["examples"]
-    numbers = examples.get("only") if isinstance(examples, dict) else examples
-    if not isinstance(numbers, list) or (
-        numbers is examples and (len(numbers) != 3 or numbers[2] == 0)
-    ):
-        return False
-    whole = [
-        type(number) is int and abs(number) < 2**61
-        for number in (value["index"], value["count"], *numbers)
-    ]
-    return all(whole) and 0 <= value["index"] < value["count"]
+    index, count, examples = value["index"], value["count"], value["examples"]
+    if isinstance(examples, dict):
+        is_selection = fits(examples.get("only"), _WHOLE_NUMBERS)
+    else:
+        is_selection = fits(examples, _WHOLE_NUMBERS) and len(examples) == 3 and examples[2] > 0
+    return is_selection and fits([index, count], _WHOLE_NUMBERS) and index < count
 
 
-def _check_complete(shards: Sequence[Path], manifests: Sequence[dict[str, Any]]) -> None:
-    """UserError unless there is exactly one log for each shard."""
-    owners: dict[int, Path] = {}
-    for path, manifest in zip(shards, manifests):
-        index = manifest["settings"]["shard"]["index"]
-        if index in owners:
-            raise UserError(f"cannot merge {path} and {owners[index]}: both are shard {index}")
-        owners[index] = path
-    count = manifests[0]["settings"]["shard"]["count"]
-    number = count - len(owners)
-    if number:
-        # Not all of them: a manifest can claim any count.
-        missing = [
-            str(index)
-            for index in itertools.islice((i for i in range(count) if i not in owners), 8)
-        ]
-        raise UserError(
-            f"cannot merge: of {count} shards {number} are missing, {', '.join(missing)}"
-            f"{', ...' if number > 8 else ''}; make them with --shard {missing[0]}/{count}"
-        )
+def _write(log: Path, parts: Sequence[_Part], images: dict[int, Any]) -> int:
+    """Write the log that has the rows of all parts; returns their number."""
+    rows: dict[int, str] = {}
+    runs = []
+    for part in parts:
+        rows = {**part.rows, **rows}
+        shard = {"shard": part.settings["shard"]["index"]} if "shard" in part.settings else {}
+        runs += [{**shard, **run} for run in part.runs]
+    if images:
+        write_images(log, images)
+    settings = _without_index(parts[0].settings, keeps_shard=False)
+    write_json(records.manifest_path(log), {"settings": settings, "runs": runs})
+    lines = [parts[0].header, *(rows[index] for index in sorted(rows))]
+    write_text(log, "\n".join(lines) + "\n")
+    return len(rows)
 
 
-def _joined_rows(
-    shards: Sequence[Path], manifests: Sequence[dict[str, Any]]
-) -> tuple[str, dict[int, str]]:
-    """The header and the rows of all shards by example; UserError if a shard has other rows than it
-    should have.
-    """
-    header, rows = "", {}
-    for path, manifest in zip(shards, manifests):
-        record = manifest["settings"]["shard"]
-        examples = (
-            record["examples"]["only"]
-            if "only" in record["examples"]
-            else range(*record["examples"])
-        )
-        share = Shard(record["index"], record["count"]).of(examples)
-        expected = (
-            share if isinstance(share, range) else set(share)
-        )  # a manifest can claim a range of any length
-        try:
-            text = read_regular(path).decode()
-        except UnicodeDecodeError as error:
-            raise UserError(f"cannot merge {path}: it is no text ({error.reason})") from error
-        first, *lines = text.splitlines() or [""]
-        found = {
-            int(line.partition("\t")[0]): line for line in lines if re.match("[0-9]{1,18}\t", line)
-        }
-        torn = bool(text) and not text.endswith("\n")
-        foreign = sorted(index for index in found if index not in expected)
-        if torn or foreign or not len(expected) == len(found) == len(lines):
-            reason = f"it has {len(lines)} rows of {len(expected)}"
-            if torn or foreign:
-                reason = (
-                    "its last row is torn"
-                    if torn
-                    else f"{reason}, and example {foreign[0]} does not belong to it"
-                )
-            raise UserError(
-                f"cannot merge {path}: {reason}; finish it with --shard "
-                f"{record['index']}/{record['count']}"
-            )
-        if header and first != header:
-            raise UserError(
-                f"cannot merge {path}: its columns are '{first}', those of {shards[0]} '{header}'"
-            )
-        header = first
-        rows.update(found)
-    return header, rows
+def _joined_images(parts: Sequence[_Part]) -> dict[int, Any]:
+    """The saved images of all rows, in the order of the examples; none if the parts have none."""
+    images: dict[int, Any] = {}
+    for part in parts:
+        if part.settings.get(records.IMAGES):
+            images |= saved_images(part.path, _image_shape(parts), part.rows)
+    return dict(sorted(images.items()))
+
+
+def _image_shape(parts: Sequence[_Part]) -> Sequence[int]:
+    """The shape of the images, as a manifest records it."""
+    return next((run["image_shape"] for part in parts for run in part.runs), ())

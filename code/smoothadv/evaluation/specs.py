@@ -150,7 +150,7 @@ class CertifyRequest(EvaluationRequest):
     deterministic kernels only.
     """
 
-    outfile: Path
+    outfile: Path | None
     n0: int = checked_field(positive_int, 100)
     method: str = checked_field(str, "exact")
     procedure_settings: Mapping[str, Any] = checked_field(
@@ -218,7 +218,7 @@ class PredictRequest(EvaluationRequest):
     With ``top_k`` above 1, a prediction is the set of the k most probable classes.
     """
 
-    outfile: Path
+    outfile: Path | None
     attack: AttackPlan | None = None
     top_k: int = checked_field(positive_int, 1)
 
@@ -232,7 +232,7 @@ class AttackRequest(EvaluationRequest):
     ``maximum`` select).
     """
 
-    outdir: Path
+    outdir: Path | None
     attack: AttackPlan
     epsilons: tuple[float, ...] = ()
     only: tuple[int, ...] | None = None
@@ -247,7 +247,7 @@ class FalsifyRequest(EvaluationRequest):
     alpha.
     """
 
-    outdir: Path
+    outdir: Path | None
     attack: AttackPlan
     against: Path
     fraction: float = checked_field(_fraction, DEFAULT_FRACTION)

@@ -1,15 +1,8 @@
-"""File names, TSV columns and manifests, which no other module defines; writes every log. No torch.
-
-Each row of a log is on the disk before the next row is written. When a log is resumed, a last row
-that a crash left incomplete is dropped. Beside each log lies a manifest that records how the log
-was made.
-"""
+"""File names, TSV columns and manifests, which no other module defines. No torch."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Collection, Iterable
 from decimal import ROUND_DOWN, Context, Decimal
 from functools import partial
@@ -18,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UserError, warn
-from smoothadv.base.files import append_whole, lock, read_json, refuse_to_replace, write_json
+from smoothadv.base.files import read_json
 from smoothadv.records.manifests import images_of, manifest_fault
 
 CHECKPOINT = "checkpoint.pth.tar"
@@ -98,6 +91,11 @@ batch of images.
 CLASSIFIER = "classifier_sha256"
 """The setting that keys the noise, with dataset, sigma and seed."""
 
+IMAGES = "images_saved"
+"""The setting of logs beside which adversarial examples are saved."""
+SELECTION = ("images", "skip", "max")
+"""What a run says of the images that it selects: how many there are, every ``skip``-th, ``max``."""
+
 DENOISER = "denoiser"
 """The setting, of logs with a denoiser before the classifier, that says which; a run says where it
 lies.
@@ -105,7 +103,6 @@ lies.
 
 _OTHER_PLACE = "another processor, instruction set, library or way to run the classifier"
 _MANIFEST, _SHARDS = ".manifest.json", ".shards"
-_SELECTION = ("images", "skip", "max")
 
 
 def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
@@ -183,7 +180,7 @@ def images_selected(run: dict[str, Any]) -> int | None:
     """How many images a run selects: every ``skip``-th of ``images``, up to ``max``; None where it
     does not say.
     """
-    return len(images_of({}, run)) if {*_SELECTION} <= run.keys() else None
+    return len(images_of({}, run)) if {*SELECTION} <= run.keys() else None
 
 
 def format_radius(radius: float) -> str:
@@ -262,147 +259,3 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
             _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
         )
     return flat
-
-
-class ExampleLog:
-    """A TSV log with one row per example that survives being killed.
-
-    ``settings`` are the facts that decide the rows' numbers: they go into the manifest, and a log
-    is resumed only under equal ones. ``run`` describes the process that writes, for the reader
-    alone: the manifest lists each run that added rows, from which row on. ``existing`` says what to
-    do with a log that is already there: "refuse", "resume" or "overwrite".
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        columns: tuple[str, ...],
-        settings: dict[str, Any],
-        run: dict[str, Any],
-        existing: str = "refuse",
-    ) -> None:
-        self.path, self.columns = path, columns
-        self._manifest: dict[str, Any] = {"settings": settings, "runs": []}
-        self._unrecorded_run: dict[str, Any] | None = run
-        self.done: set[int] = set()
-        if path.is_dir():
-            raise UserError(f"{path} is a folder: name the log file to write")
-        if path.exists() and existing == "refuse":
-            raise UserError(
-                f"{path} exists already: add --resume to continue it or --overwrite to start it "
-                "anew"
-            )
-        if existing == "overwrite" or not path.is_file():
-            refuse_to_replace(path, *LOG)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
-        try:
-            lock(self._file, path)
-            if existing == "resume" and path.stat().st_size:
-                self._manifest = self._check_manifest({"settings": settings, "runs": [run]})
-                self.done = self._recover()
-            else:
-                self._file.truncate(0)
-                self._record_run()
-            if not path.stat().st_size:
-                self._write(columns)
-        except BaseException:
-            self.close()
-            raise
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Write one row, whole, to the disk."""
-        self._record_run()
-        self._write(str(row[column]) for column in self.columns)
-        self.done.add(int(row["idx"]))
-
-    def amend(self, run: dict[str, Any]) -> None:
-        """Record in the manifest that ``run`` has changed for this process, from the next row
-        on.
-        """
-        self._record_run()
-        last = {
-            name: value for name, value in self._manifest["runs"][-1].items() if name != "first_row"
-        }
-        self._unrecorded_run = {**last, **run}
-
-    def record_selection(self) -> None:
-        """Record this run if it selects other images than the last one: how many rows a whole log
-        has depends on it.
-        """
-        if self._unrecorded_run and self._manifest["runs"]:
-            now, last = self._unrecorded_run, self._manifest["runs"][-1]
-            if any(now.get(name) != last.get(name) for name in _SELECTION):
-                self._record_run()
-
-    def _record_run(self) -> None:
-        self._check_place()
-        if self._unrecorded_run is not None:
-            self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})
-            self._unrecorded_run = None
-            write_json(manifest_path(self.path), self._manifest)
-
-    def _check_place(self) -> None:
-        """UserError if the file that is open is no longer at its path: every further row would be
-        lost.
-        """
-        try:
-            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            is_there = False
-        if not is_there:
-            raise UserError(
-                f"{self.path} was deleted, moved or replaced while it was written, so nothing more "
-                "is written: put it back and add --resume, or start anew"
-            )
-
-    def _write(self, fields: Iterable[str]) -> None:
-        append_whole(self._file, ("\t".join(fields) + "\n").encode(), self.path)
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _check_manifest(self, now: dict[str, Any]) -> dict[str, Any]:
-        """The manifest of the earlier runs; UserError unless they had the settings of ``now``, the
-        present one.
-        """
-        try:
-            content = read_manifest_file(self.path)
-        except UserError as error:
-            raise UserError(
-                f"cannot resume {self.path}: {error}; --overwrite starts anew"
-            ) from error
-        compared = content["settings"], now["settings"]
-        if difference := differing_settings(*compared):
-            raise UserError(
-                f"cannot resume {self.path} with other settings: {difference}; --overwrite starts "
-                "anew"
-            )
-        warn_of_other_logits(self.path, *compared)
-        return content
-
-    def _recover(self) -> set[int]:
-        """Drop a torn last row and return the examples that the log holds."""
-        content = self.path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))
-        lines = whole.decode(errors="replace").splitlines()
-        if lines and tuple(lines[0].split("\t")) != self.columns:
-            raise UserError(
-                f"cannot resume {self.path}: its columns are '{lines[0]}', expected "
-                f"'{' '.join(self.columns)}'"
-            )
-        done: set[int] = set()
-        for number, line in enumerate(lines[1:], start=2):
-            fields = line.split("\t")
-            if (
-                len(fields) != len(self.columns)
-                or not re.fullmatch("[0-9]{1,18}", fields[0])
-                or int(fields[0]) in done
-            ):
-                raise UserError(
-                    f"cannot resume {self.path}: line {number} is no row of this log, or its idx "
-                    f"is there twice: '{line[:80]}'"
-                )
-            done.add(int(fields[0]))
-        return done

@@ -20,6 +20,7 @@ from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.shared.smoothed_attack import EVERY
 from smoothadv.base.cpus import suitable_threads
 from smoothadv.base.devices import default_device, device_name
+from smoothadv.base.distributed import Processes
 from smoothadv.base.progress import Progress
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.evaluation.specs import AttackPlan, select_examples
@@ -27,7 +28,6 @@ from smoothadv.objectives import Objective
 from smoothadv.sweep.grid import Grid
 from smoothadv.sweep.planning import Plan
 from smoothadv.sweep.reading import EvaluationPlan, TrainingPlan
-from smoothadv.training.processes import Processes
 from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from smoothadv.voting.classifier import default_batch, optimized_for_inference

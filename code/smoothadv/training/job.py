@@ -15,6 +15,7 @@ from smoothadv.architectures import LIBRARIES, get_architecture, pretrained_arch
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.base.devices import default_device, device_name, device_of_process
 from smoothadv.base.digests import file_digest
+from smoothadv.base.distributed import join_processes
 from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.base.provenance import provenance
 from smoothadv.base.settings import describe
@@ -33,7 +34,6 @@ from smoothadv.exact.training import trained_integers
 from smoothadv.noise import derive_generator
 from smoothadv.training.graphed import layer_groups
 from smoothadv.training.loop import Job, TrainingRun
-from smoothadv.training.processes import join_processes
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import TrainingRequest

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import NonFiniteError, Terminated, UserError
 from smoothadv.datasets import Batches, DatasetDescription, ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
@@ -16,7 +17,6 @@ from smoothadv.objectives import DataPolicy
 from smoothadv.training.evaluate import NOT_EVALUATED, evaluate
 from smoothadv.training.graphed import GraphedUpdate, are_offered_on, optimizer_of
 from smoothadv.training.interruption import Interruption
-from smoothadv.training.processes import Processes
 from smoothadv.training.progress import Board, TrainingProgress
 from smoothadv.training.run_folder import RunFolder
 from smoothadv.training.schedule import Schedule, Step, steps_of_epoch

@@ -16,6 +16,7 @@ from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.architectures.logits import probe
 from smoothadv.base.digests import digest, file_digest
+from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import cached
 from smoothadv.base.members import members_of
@@ -23,7 +24,6 @@ from smoothadv.checkpoints import digest_of, load_classifier
 from smoothadv.datasets import DatasetDescription, ImageDataset
 from smoothadv.datasets.relabelled import matched_classes
 from smoothadv.noise import GaussianNoise
-from smoothadv.training.processes import Processes
 from smoothadv.training.votes import count_votes
 
 

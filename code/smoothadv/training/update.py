@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from smoothadv.base.distributed import Processes
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import Batch, Objective, Outcome, draw_uniforms
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.folded import attacked_form
-from smoothadv.training.processes import Processes
 from smoothadv.training.teacher import Teacher
 
 

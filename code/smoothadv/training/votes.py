@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Iterator
 import numpy as np
 import torch
 
+from smoothadv.base.distributed import Processes
 from smoothadv.base.progress import Progress
 from smoothadv.datasets import ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose
 from smoothadv.statistics import Draws
-from smoothadv.training.processes import Processes
 from smoothadv.voting.counter import Poll, VoteCounter
 
 _IMAGES_AT_A_TIME = 512

@@ -1,27 +1,36 @@
-"""The processes that train one model together: torchrun starts them, one per GPU. Without it there
-is only one.
+"""The processes that torchrun started together, which share one piece of work. Without torchrun
+there is only one process, and nothing here loads torch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import pickle
 import secrets
 import sys
+import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-from torch import distributed, nn
+if TYPE_CHECKING:
+    import torch
+    from torch import distributed, nn
 
 _PATIENCE = timedelta(days=1)
+_PAUSE_SECONDS = 0.2
 _Content = TypeVar("_Content")
+_connections = itertools.count()
 
 
 class Processes:
-    """This process and those that train with it. ``rank`` counts from 0; the first process writes
-    and decides.
+    """This process and those that torchrun started with it.
+
+    ``rank`` counts all processes from 0, ``local_rank`` those of this machine. The first process
+    decides for all, and writes what is written once. All processes call the methods in the same
+    order.
     """
 
     rank, local_rank, size = 0, 0, 1
@@ -29,51 +38,65 @@ class Processes:
     """An identifier that all processes of one torchrun share once connected, also after torchrun
     has restarted them.
     """
-    # Torchrun restarts all processes after one has failed.
-    _attempt = 0
-    _blocks = 0
+    _group = False
+    _step = 0
+    _launch_store: distributed.Store
     _store: distributed.Store
-    _exchange: distributed.Store
 
     def __init__(self, launched: bool = False) -> None:
         if launched:
             self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
-            self._attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
+    def connect(self) -> Processes:
+        """Let processes exchange messages, through the store of torchrun; returns this object."""
+        if self.size > 1:
+            from torch import distributed
+
+            self._launch_store, *_ = next(iter(distributed.rendezvous("env://")))
+            token = secrets.token_hex(8)
+            self.launch = self._launch_store.compare_set("launch", "", token).decode()
+            # The store survives a restart of all processes, which torchrun does after one has
+            # failed; and a program may share several pieces of work.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            prefix = f"attempt {attempt}, connection {next(_connections)}"
+            self._store = distributed.PrefixStore(prefix, self._launch_store)
+        return self
+
     @contextlib.contextmanager
     def connected(self, device: torch.device) -> Iterator[Processes]:
-        """A context in which processes can exchange tensors on the CPU and on ``device`` (by NCCL
-        if it is a GPU).
+        """A context in which processes can also exchange tensors on the CPU and on ``device`` (by
+        NCCL if it is a GPU).
         """
         if self.size == 1:
             yield self
             return
+        import torch
+        from torch import distributed
+
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self._store, *_ = next(iter(distributed.rendezvous("env://")))
-        self.launch = self._store.compare_set("launch", "", secrets.token_hex(8)).decode()
-        # torchrun's store survives a restart, and still holds the addresses of processes that have
-        # ended.
-        self._exchange = distributed.PrefixStore(f"attempt {self._attempt}", self._store)
+        self.connect()
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=self._exchange,
+            store=self._store,
             rank=self.rank,
             world_size=self.size,
         )
+        self._group = True
         try:
             yield self
             self.total(torch.zeros(1))  # each process waits here until all have finished
         finally:
+            self._group = False
             distributed.destroy_process_group()
             # Delete the stores to end their threads: a process that ends before its threads is
             # aborted.
-            del self._exchange, self._store
+            del self._store, self._launch_store
 
     @contextlib.contextmanager
     def first_goes_first(self) -> Iterator[None]:
@@ -82,22 +105,60 @@ class Processes:
 
         If it fails, the others exit without a message, since the first process reports the error.
         """
-        self._blocks += 1
-        key = f"block {self._blocks}"
         if self.size == 1:
             yield
         elif self.is_first:
             try:
                 yield
             except BaseException:
-                self._exchange.set(key, "failed")
+                self._from_first(b"failed")
                 raise
-            self._exchange.set(key, "done")
+            self._from_first(b"done")
         else:
-            self._exchange.wait([key], _PATIENCE)
-            if self._exchange.get(key) == b"failed":
+            if self._from_first(b"") == b"failed":
                 raise SystemExit(1)
             yield
+
+    def wait(self) -> None:
+        """Return once every process has called this."""
+        if self.size == 1:
+            return
+        self._step += 1
+        self._store.add(f"{self._step} reached", 1)
+        while self._store.add(f"{self._step} reached", 0) < self.size:
+            time.sleep(_PAUSE_SECONDS)
+        # The first process may host the store: it must return last.
+        self._store.add(f"{self._step} left", 1)
+        while self.is_first and self._store.add(f"{self._step} left", 0) < self.size:
+            time.sleep(_PAUSE_SECONDS)
+
+    def is_new(self, name: str) -> bool:
+        """Whether this is the first call with ``name`` by any process of this torchrun, also before
+        a restart.
+        """
+        return self.size == 1 or self._launch_store.add(name, 1) == 1
+
+    def received(self, content: _Content) -> _Content:
+        """The ``content`` of the first process: any object that can be pickled."""
+        if self.size == 1:
+            return content
+        if not self._group:
+            return pickle.loads(self._from_first(pickle.dumps(content)))
+        from torch import distributed
+
+        contents = [content]
+        distributed.broadcast_object_list(contents, 0)
+        return contents[0]
+
+    def _from_first(self, message: bytes) -> bytes:
+        """The ``message`` of the first process, for which the others wait."""
+        self._step += 1
+        key = f"{self._step} message"
+        if self.is_first:
+            self._store.set(key, message)  # type: ignore[arg-type]
+            return message
+        self._store.wait([key], _PATIENCE)
+        return self._store.get(key)
 
     def share(self, indices: torch.Tensor) -> tuple[torch.Tensor, slice]:
         """This process's part of a batch of indices [B], and the slice of the batch that it is."""
@@ -114,6 +175,9 @@ class Processes:
         more would end with other weights.
         """
         if self.size > 1:
+            import torch
+            from torch import distributed
+
             gradients = [
                 parameter.grad for parameter in model.parameters() if parameter.grad is not None
             ]
@@ -136,26 +200,23 @@ class Processes:
         """Set the tensors to those of the first process, in one exchange for each dtype."""
         if self.size == 1:
             return
+        import torch
+        from torch import distributed
+
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-            of_dtype = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat, views = _in_one_tensor(of_dtype, of_dtype[0].device.type != "cpu")
+            equal = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat, views = _in_one_tensor(equal, equal[0].device.type != "cpu")
             distributed.broadcast(flat, 0)
-            torch._foreach_copy_(of_dtype, views)
+            torch._foreach_copy_(equal, views)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of ``values`` over all processes."""
         if self.size > 1:
+            from torch import distributed
+
             values = values.clone()
             distributed.all_reduce(values)
         return values
-
-    def received(self, content: _Content) -> _Content:
-        """The ``content`` of the first process: any object that can be pickled."""
-        if self.size == 1:
-            return content
-        contents = [content]
-        distributed.broadcast_object_list(contents, 0)
-        return contents[0]
 
 
 def _in_one_tensor(
@@ -165,6 +226,8 @@ def _in_one_tensor(
     With ``as_stored`` values are in the order in which they lie in memory: a GPU then copies many
     in one kernel.
     """
+    import torch
+
     form = torch.preserve_format if as_stored else torch.contiguous_format
     strides = [
         torch.empty_like(tensor, device="meta", memory_format=form).stride() for tensor in tensors
@@ -183,13 +246,18 @@ def _in_one_tensor(
     ]
 
 
+def is_launched() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def join_processes() -> Processes:
     """The processes that torchrun started, or this one alone."""
-    return Processes(launched=distributed.is_available() and distributed.is_torchelastic_launched())
+    return Processes(launched=is_launched())
 
 
 def ended(code: int) -> int:
-    """The exit code of this process; where several train together, this ends the process with that
+    """The exit code of this process; where several work together, this ends the process with that
     code.
 
     At Python's regular exit a thread of gloo may still be running (about once in thirty trainings

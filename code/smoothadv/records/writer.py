@@ -1,0 +1,260 @@
+"""Writes logs of examples: into a file that survives being killed, or into memory. No torch.
+
+Each row is on the disk before the next row is written. When a log is resumed, a last row that a
+crash left incomplete is dropped. Beside each log lies a manifest that records how the log was made.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import append_whole, lock, refuse_to_replace, write_json
+from smoothadv.records.images import forget_images, image_record, open_images
+from smoothadv.records.logs import (
+    LOG,
+    REAL_COLUMNS,
+    SELECTION,
+    differing_settings,
+    manifest_path,
+    read_manifest_file,
+    spool_path,
+    warn_of_other_logits,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+Row = dict[str, Any]
+"""The columns of an example in a log."""
+
+
+@dataclass(frozen=True)
+class WrittenLog:
+    """A log and the batches that made it.
+
+    ``is_whole`` is False where this process has written only a share of the log. ``rows`` are those
+    of a log that is kept in memory, whose ``path`` is empty.
+    """
+
+    path: Path
+    is_whole: bool
+    batch: int
+    attack_batch: int | None
+    rows: Sequence[Row] | None = None
+
+    def table(self, read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
+        """The rows, as ``read`` returns those of a file."""
+        return read(self.path) if self.rows is None else _table_of_rows(self.rows)
+
+
+def read_rows(content: bytes) -> tuple[str, dict[int, str]]:
+    """The header of a log and its rows by example; ValueError naming the first line that is no row.
+
+    A last line without its end is left out.
+    """
+    text = content[: content.rfind(b"\n") + 1].decode(errors="replace")
+    header, *lines = text.splitlines() or [""]
+    rows: dict[int, str] = {}
+    for number, line in enumerate(lines, start=2):
+        index = line.partition("\t")[0]
+        if (
+            line.count("\t") != header.count("\t")
+            or not re.fullmatch("[0-9]{1,18}", index)
+            or int(index) in rows
+        ):
+            raise ValueError(
+                f"line {number} is no row of this log, or its idx is there twice: '{line[:80]}'"
+            )
+        rows[int(index)] = line
+    return header, rows
+
+
+class LogWriter:
+    """Writes a TSV log with one row per example.
+
+    ``settings`` are the facts that decide the rows' numbers: they go into the manifest, and a log
+    is resumed only under equal ones. ``run`` describes the process that writes, for the reader
+    alone: the manifest lists each run that added rows, from which row on. ``existing`` says what to
+    do with a log that is already there: "refuse", "resume" or "overwrite". ``examples`` are those
+    that the log may have (None: any). ``image_shape`` is the shape of the images that are saved for
+    each row (None: no images). ``done`` are the examples whose rows the log has.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        columns: tuple[str, ...],
+        settings: dict[str, Any],
+        run: dict[str, Any],
+        existing: str = "refuse",
+        examples: Collection[int] | None = None,
+        image_shape: Sequence[int] | None = None,
+    ) -> None:
+        self.path, self.columns, self.image_shape = path, columns, image_shape
+        self.done: set[int] = set()
+        self._manifest: dict[str, Any] = {"settings": settings, "runs": []}
+        self._unrecorded_run: dict[str, Any] | None = run
+        self._images: IO[bytes] | None = None
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: name the log file to write")
+        if path.exists() and existing == "refuse":
+            raise UserError(
+                f"{path} exists already: add --resume to continue it or --overwrite to start it "
+                "anew"
+            )
+        if existing == "overwrite" or not path.is_file():
+            refuse_to_replace(path, *LOG)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        try:
+            lock(self._file, path)
+            if existing == "resume" and path.stat().st_size:
+                self._continue(settings, examples)
+            else:
+                forget_images(path)  # before its rows: no image may stay beside the row of another
+                self._file.truncate(0)
+                self._record_run()
+            if not path.stat().st_size:
+                self._write(columns)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, row: Row, images: Sequence[np.ndarray] = ()) -> None:
+        """Write one row, whole, to the disk; before it ``images``, that of the example and the
+        adversarial one.
+
+        An image without a row is computed again, but a row without its image could not be
+        completed.
+        """
+        self._record_run()
+        if images and self.image_shape is not None:
+            if self._images is None:
+                self._images = open_images(self.path, self.image_shape, self.done)
+            record = image_record(int(row["idx"]), *images)
+            append_whole(self._images, record, spool_path(self.path))
+        self._write(str(row[column]) for column in self.columns)
+        self.done.add(int(row["idx"]))
+
+    def amend(self, run: dict[str, Any]) -> None:
+        """Record in the manifest that ``run`` has changed for this process, from the next row
+        on.
+        """
+        self._record_run()
+        last = {
+            name: value for name, value in self._manifest["runs"][-1].items() if name != "first_row"
+        }
+        self._unrecorded_run = {**last, **run}
+
+    def close(self) -> None:
+        self._file.close()
+        if self._images is not None:
+            self._images.close()
+
+    def _continue(self, settings: dict[str, Any], examples: Collection[int] | None) -> None:
+        """Find the rows that the log has, and drop a torn last row; UserError where the log is not
+        one with these settings, columns and examples.
+        """
+        path, present = self.path, self._unrecorded_run or {}
+        try:
+            self._manifest = read_manifest_file(path)
+        except UserError as error:
+            raise UserError(f"cannot resume {path}: {error}; --overwrite starts anew") from error
+        if difference := differing_settings(self._manifest["settings"], settings):
+            raise UserError(
+                f"cannot resume {path} with other settings: {difference}; --overwrite starts anew"
+            )
+        warn_of_other_logits(path, self._manifest["settings"], settings)
+        content = path.read_bytes()
+        header = content.partition(b"\n")[0].decode(errors="replace")
+        if b"\n" in content and tuple(header.split("\t")) != self.columns:
+            raise UserError(
+                f"cannot resume {path}: its columns are '{header}', expected "
+                f"'{' '.join(self.columns)}'"
+            )
+        try:
+            self.done = set(read_rows(content)[1])
+        except ValueError as error:
+            raise UserError(f"cannot resume {path}: {error}") from error
+        foreign = set() if examples is None else self.done.difference(examples)
+        if foreign:
+            raise UserError(
+                f"cannot resume {path}: it holds example {min(foreign)}, which the present options "
+                "leave out"
+            )
+        if self.image_shape is not None and self.done and self.done != set(examples or ()):
+            self._images = open_images(path, self.image_shape, self.done)
+        self._file.truncate(content.rfind(b"\n") + 1)
+        last = (self._manifest["runs"] or [present])[-1]
+        if any(present.get(name) != last.get(name) for name in SELECTION):
+            self._record_run()  # how many rows a whole log has depends on it
+
+    def _record_run(self) -> None:
+        self._check_place()
+        if self._unrecorded_run is not None:
+            self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})
+            self._unrecorded_run = None
+            write_json(manifest_path(self.path), self._manifest)
+
+    def _check_place(self) -> None:
+        """UserError if the file that is open is no longer at its path: every further row would be
+        lost.
+        """
+        try:
+            is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            is_there = False
+        if not is_there:
+            raise UserError(
+                f"{self.path} was deleted, moved or replaced while it was written, so nothing more "
+                "is written: put it back and add --resume, or start anew"
+            )
+
+    def _write(self, fields: Iterable[str]) -> None:
+        append_whole(self._file, ("\t".join(fields) + "\n").encode(), self.path)
+
+
+class MemoryLog:
+    """Keeps the rows of a log in memory; a program that asked for no file gets them."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self.columns, self.rows = columns, list[Row]()
+        self.done: set[int] = set()
+
+    def append(self, row: Row, images: Sequence[np.ndarray] = ()) -> None:
+        self.rows.append({column: row[column] for column in self.columns})
+
+    def amend(self, run: dict[str, Any]) -> None:
+        """Nothing records the run."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _table_of_rows(rows: Sequence[Row]) -> pd.DataFrame:
+    """The rows of a ``MemoryLog`` as the readers of logs return them: sorted by idx, with a column
+    int64 or float64 for each column of numbers.
+    """
+    import numpy as np
+    import pandas as pd
+
+    if not rows:
+        raise UserError("there are no images, so there are no rows")
+    names = [name for name in rows[0] if name not in ("time", "basePredict", "correct")]
+    columns = {}
+    for name in [*names, "correct"]:
+        values = np.array([row[name] for row in rows])
+        if name in REAL_COLUMNS:
+            columns[name] = values.astype(np.float64)
+        elif values.dtype.kind in "iuf":
+            columns[name] = values
+    frame = pd.DataFrame(columns).sort_values("idx", kind="stable", ignore_index=True)
+    frame.attrs["notes"] = []
+    return frame

@@ -1,0 +1,648 @@
+"""Logs: whatever stops their writers, no row and no image is lost; anything odd is refused, in one
+line.
+"""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import lock
+from smoothadv.evaluation.shards import Shard, gather, is_merged, merge, shards_of
+from smoothadv.records.images import finish_images
+from smoothadv.records.logs import examples_path, manifest_path, shard_folder, spool_path
+from smoothadv.records.readers import read_examples
+from support import refusals
+from support.commands import snapshot
+from support.logs_of_attacks import (
+    COLUMNS,
+    RUN,
+    SETTINGS,
+    SHAPE,
+    assert_images,
+    images_of,
+    line_of,
+    open_log,
+    row_of,
+    text_of,
+    write_rows,
+)
+
+ROWS = [3, 10, 11, 40]
+WHOLE = text_of(ROWS).encode()
+RECORD = 8 + 2 * 4 * 6
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def stop_after(patch: pytest.MonkeyPatch, steps: int) -> None:
+    """Let the process end at a later change of a folder: a file is renamed or removed."""
+
+    def ending(act):
+        def change(*arguments, **options):
+            nonlocal steps
+            steps -= 1
+            if steps < 0:
+                raise Killed
+            return act(*arguments, **options)
+
+        return change
+
+    patch.setattr(os, "replace", ending(os.replace))
+    patch.setattr(Path, "unlink", ending(Path.unlink))
+
+
+class Writers(RuleBasedStateMachine):
+    """One log, which one process, shards and processes of torchrun write, stopped at any point."""
+
+    @initialize(count=st.integers(1, 9), step=st.integers(1, 3))
+    def begin(self, count, step):
+        self.folder = Path(tempfile.mkdtemp())
+        self.log = self.folder / "log.tsv"
+        self.examples = range(0, count * step, step)
+        self.written: set[int] = set()
+
+    def teardown(self):
+        if not hasattr(self, "folder"):
+            return
+        gather(self.log, SETTINGS)
+        write_rows(self.log, self.examples, examples=self.examples)
+        finish_images(self.log, SHAPE)
+        assert sorted(self.log.read_text().splitlines()[1:]) == sorted(map(line_of, self.examples))
+        assert_images(read_examples(examples_path(self.log)), list(self.examples))
+        assert not spool_path(self.log).exists() and not shard_folder(self.log).exists()
+        shutil.rmtree(self.folder)
+
+    def add(self, path: Path, examples, number: int, **changes) -> None:
+        """Continue a log with some rows."""
+        with open_log(path, examples=examples, **changes) as log:
+            assert log.done == self.rows_in(path)
+            for index in [index for index in examples if index not in log.done][:number]:
+                log.append(row_of(index), images_of(index))
+                self.written.add(index)
+
+    def add_to_shard(self, shard: Shard, examples, number: int) -> None:
+        settings = {**SETTINGS, "shard": shard.record(examples)}
+        self.add(shard.path(self.log), shard.of(examples), number, settings=settings)
+
+    @staticmethod
+    def rows_in(path: Path) -> set[int]:
+        """The examples whose rows are whole in a file, each as it must be."""
+        lines = path.read_text().split("\n")[1:-1] if path.exists() else []
+        assert all(line == line_of(int(line.split("\t")[0])) for line in lines)
+        return {int(line.split("\t")[0]) for line in lines}
+
+    def unmerged(self) -> list[Path]:
+        return [path for path in shards_of(self.log) if not is_merged(path, self.log)]
+
+    @invariant()
+    def no_row_is_lost(self):
+        if hasattr(self, "folder"):
+            found = set().union(*map(self.rows_in, [self.log, *shards_of(self.log)]))
+            assert found == self.written
+
+    @precondition(lambda self: not self.unmerged())
+    @rule(number=st.integers(0, 4))
+    def one_process(self, number):
+        self.add(self.log, self.examples, number)
+
+    @precondition(lambda self: not self.log.exists())
+    @rule(index=st.integers(0, 2), number=st.integers(0, 4))
+    def shard_of_three(self, index, number):
+        assume(all("-of-3" in path.name for path in shards_of(self.log)))
+        self.add_to_shard(Shard(index, 3), self.examples, number)
+
+    @rule(numbers=st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    def processes_of_torchrun(self, numbers):
+        """They end before the first one has gathered their shards."""
+        gather(self.log, SETTINGS)
+        done = self.rows_in(self.log)
+        missing = [index for index in self.examples if index not in done] if done else self.examples
+        for rank, number in enumerate(numbers):
+            if missing:
+                self.add_to_shard(Shard(rank, len(numbers)), missing, number)
+
+    @rule(steps=st.integers(0, 12))
+    def gathering_that_is_killed(self, steps):
+        with pytest.MonkeyPatch.context() as patch:
+            stop_after(patch, steps)
+            try:
+                gather(self.log, SETTINGS)
+            except Killed:
+                pass
+
+    @precondition(lambda self: shards_of(self.log))
+    @rule(steps=st.integers(0, 12))
+    def merging_that_is_killed(self, steps):
+        """Only finished shards of one division are merged."""
+        with pytest.MonkeyPatch.context() as patch:
+            stop_after(patch, steps)
+            try:
+                merge(self.log, shards_of(self.log), overwrite=True)
+            except UserError:
+                pass
+            except Killed:
+                pass
+
+    @rule(which=st.integers(0, 9), length=st.integers(1, 40))
+    def power_fails(self, which, length):
+        """Half a row and half an image are left at the end of a file."""
+        paths = [path for path in (self.log, *shards_of(self.log)) if path.exists()]
+        if paths:
+            path = paths[which % len(paths)]
+            with path.open("ab") as file:
+                file.write(line_of(7).encode()[:length])
+            if spool_path(path).exists():
+                with spool_path(path).open("ab") as file:
+                    file.write(bytes(length))
+
+
+Writers.TestCase.settings = settings(max_examples=60, stateful_step_count=12, deadline=None)
+TestWriters = Writers.TestCase
+
+
+# One log
+
+
+def refusal(path: Path, existing: str = "resume", **changes) -> str:
+    """The message with which opening is refused; no file changes."""
+    before = snapshot(path.parent)
+    message = refusals.refusal(open_log, path, names=path, existing=existing, **changes)
+    assert snapshot(path.parent) == before
+    return message
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log of four rows."""
+    path = tmp_path / "folder" / "log.tsv"
+    write_rows(path, ROWS)
+    return path
+
+
+def test_each_row_and_image_is_on_the_disk_before_the_next(tmp_path):
+    path = tmp_path / "new" / "log.tsv"
+    with open_log(path, "refuse") as log:
+        assert not spool_path(path).exists()
+        for number, index in enumerate(ROWS, start=1):
+            log.append({**row_of(index), "another column": 1}, images_of(index))
+            assert path.read_bytes() == b"".join(WHOLE.splitlines(keepends=True)[: number + 1])
+            assert spool_path(path).stat().st_size == number * RECORD
+            assert log.done == set(ROWS[:number])
+
+
+@pytest.mark.parametrize("length", [*range(0, 140, 3), len(WHOLE) - 1, len(WHOLE)])
+def test_log_cut_at_any_byte_is_resumed_to_the_whole_log(log, length):
+    log.write_bytes(WHOLE[:length])
+    complete = max(0, WHOLE[:length].count(b"\n") - 1)
+    with open_log(log) as resumed:
+        assert resumed.done == set(ROWS[:complete])
+    write_rows(log, ROWS)
+    assert log.read_bytes() == WHOLE
+    finish_images(log, SHAPE)
+    assert_images(read_examples(examples_path(log)), ROWS)
+
+
+def test_manifest_lists_each_run_that_added_rows_or_chose_others(log):
+    for device in ("idle", "another"):
+        with open_log(log, run={**RUN, "device": device}) as resumed:
+            if device != "idle":
+                resumed.append(row_of(50), images_of(50))
+    with open_log(log, run={**RUN, "max": 9}):
+        pass
+    manifest = json.loads(manifest_path(log).read_text())
+    first, another = {"first_row": 0, **RUN}, {"first_row": 4, **RUN, "device": "another"}
+    assert manifest["runs"] == [first, another, {"first_row": 5, **RUN, "max": 9}]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_overwriting_starts_anew_and_forgets_images(log, packed):
+    if packed:
+        finish_images(log, SHAPE)
+    write_rows(log, [40], "overwrite", settings={**SETTINGS, "sigma": 1.0})
+    assert log.read_text() == text_of([40]) and not examples_path(log).exists()
+    assert json.loads(manifest_path(log).read_text())["settings"]["sigma"] == 1.0
+    finish_images(log, SHAPE)
+    assert_images(read_examples(examples_path(log)), [40])
+
+
+def test_no_other_archive_is_removed(tmp_path):
+    """A file of images may have the name of a log."""
+    (tmp_path / "log.npz").write_bytes(b"mine")
+    plain = {"settings": {"sigma": 1}, "image_shape": None}
+    for existing in ("resume", "overwrite"):
+        write_rows(tmp_path / "log.tsv", ROWS, existing, **plain)
+    assert (tmp_path / "log.npz").read_bytes() == b"mine"
+
+
+def test_existing_log_is_refused_with_the_two_ways_on(log):
+    message = refusal(log, "refuse", settings={"sigma": 1})
+    assert "--resume" in message and "--overwrite" in message
+
+
+@pytest.mark.parametrize("existing", ["refuse", "resume", "overwrite"])
+def test_folder_is_refused(tmp_path, existing):
+    assert "is a folder" in refusal(tmp_path, existing)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"sigma": 0.5}, "sigma was 0.25, now 0.5"),
+        ({"alpha": 0.01}, "alpha was None, now 0.01"),
+        ({"attack": {"name": "DDN"}}, "attack.name was 'PGD', now 'DDN'"),
+        ({"noise_kernel": "Triton 9"}, "noise_kernel was None, now 'Triton 9'"),
+    ],
+)
+def test_other_settings_are_refused_with_both_values_and_only_those(log, change, words):
+    message = refusal(log, settings={**SETTINGS, **change})
+    assert words in message and message.count(" was ") == 1 and "--overwrite" in message
+
+
+def test_settings_compare_as_the_manifest_stores_them(tmp_path):
+    for existing in ("refuse", "resume"):
+        with open_log(tmp_path / "log.tsv", existing, settings={"a": (1, 2), "b": 0.1 + 0.2}):
+            pass
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"settings": {"sig', b"[]", b"{}", b"\xff\xfe"])
+def test_log_without_a_readable_manifest_cannot_be_resumed(log, content):
+    manifest_path(log).unlink() if content is None else manifest_path(log).write_bytes(content)
+    message = refusal(log)
+    assert str(manifest_path(log)) in message and "--overwrite" in message
+
+
+ODD_LINES = {
+    "a field less": b"10\t1\t-1\t1\t0\t0:00:01\t0.25\t0.5",
+    "a field more": line_of(10).encode() + b"\t1",
+    "nothing": b"",
+    "an idx that is no number": b"x" + line_of(10).encode(),
+    "a negative idx": b"-" + line_of(10).encode(),
+    "an idx with a fraction": line_of(10).encode().replace(b"10", b"1.5", 1),
+    "an idx that only looks like a digit": line_of(10).replace("10", "²", 1).encode(),
+    "bytes that are no text": b"\xff\xfe\x00",
+    "an example that was there already": line_of(3).encode(),
+}
+
+
+@pytest.mark.parametrize("line", ODD_LINES.values(), ids=ODD_LINES)
+def test_malformed_row_is_refused_by_line_number_and_kept(log, line):
+    log.write_bytes(WHOLE.replace(line_of(10).encode(), line))
+    assert "line 3" in refusal(log)
+
+
+@pytest.mark.parametrize("header", [b"idx\tlabel\n", b"0\t3\t0.5\n", b"something else\n"])
+def test_log_with_other_columns_is_refused(log, header):
+    log.write_bytes(header)
+    message = refusal(log)
+    assert "its columns are" in message and all(column in message for column in COLUMNS)
+
+
+def test_row_of_an_example_that_is_not_selected_is_refused(log):
+    assert "it holds example 11, which the present options" in refusal(log, examples=[3, 10, 40])
+
+
+@pytest.mark.parametrize("existing", ["resume", "overwrite"])
+def test_second_writer_is_refused_while_the_first_one_writes(log, existing):
+    with open_log(log) as first:
+        assert "another process" in refusal(log, existing)
+        first.append(row_of(50), images_of(50))
+    with open_log(log, existing):
+        pass
+
+
+WRITER = """
+import pathlib, sys
+from support.logs_of_attacks import images_of, open_log, row_of
+with open_log(pathlib.Path(sys.argv[1])) as log:
+    log.append(row_of(3), images_of(3))
+    print("wrote", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_log_of_a_killed_process_is_locked_until_its_end(tmp_path, repository, monkeypatch):
+    path = tmp_path / "log.tsv"
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join(str(repository / n) for n in ("code", "tests"))
+    )
+    command = [sys.executable, "-c", WRITER, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as writer:
+        try:
+            assert writer.stdout.readline() == "wrote\n"
+            assert "another process" in refusal(path)
+        finally:
+            writer.kill()
+            writer.communicate()
+    write_rows(path, ROWS)
+    assert path.read_bytes() == WHOLE
+
+
+def replace(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"idx\tlabel\tradius\n")
+
+
+@pytest.mark.parametrize("amended", [False, True])
+@pytest.mark.parametrize("happens", [Path.unlink, replace, lambda path: shutil.rmtree(path.parent)])
+def test_log_that_is_gone_is_noticed_at_the_next_row(log, happens, amended):
+    with open_log(log) as resumed:
+        happens(log)
+        before = snapshot(log.parents[1])
+        with pytest.raises(UserError, match="was deleted, moved or replaced while it was written"):
+            resumed.amend({"batch": 1}) if amended else resumed.append(row_of(50), images_of(50))
+        assert snapshot(log.parents[1]) == before
+
+
+def test_full_disk_names_the_file_and_leaves_what_can_be_continued(log, monkeypatch):
+    """The image may be whole or not: its row was not written, so it is made again."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        for write in (lambda: write_rows(log, [50]), lambda: finish_images(log, SHAPE)):
+            with pytest.raises(OSError, match="No space left on device") as caught:
+                write()
+            assert caught.value.filename in map(str, (spool_path(log), examples_path(log)))
+    assert log.read_bytes() == WHOLE and not examples_path(log).exists()
+    write_rows(log, [50])
+    finish_images(log, SHAPE)
+    assert_images(read_examples(examples_path(log)), [*ROWS, 50])
+
+
+# Images
+
+
+def test_archive_has_every_row_and_needs_no_reader_of_ours(log):
+    finish_images(log, SHAPE)
+    with np.load(log.with_name("log.npz"), allow_pickle=False) as archive:
+        assert_images(dict(archive), ROWS)
+        columns = {"idx", "label", "predict", "epsilon", "attack_norm"}
+        assert set(archive) == {"image", "adversarial", *columns}
+        assert archive["image"].shape == (4, *SHAPE) and archive["image"].dtype == np.float32
+    before = snapshot(log.parent)
+    assert sorted(before) == ["log.npz", "log.tsv", "log.tsv.manifest.json"]
+    finish_images(log, SHAPE)
+    assert snapshot(log.parent) == before, "again, for nothing"
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 4, 5), (1, 5, 1)], ids=str)
+@pytest.mark.parametrize("order", [[7], [9, 2, 2**40, 0]], ids=str)
+def test_images_of_any_shape_and_order_come_back(tmp_path, shape, order):
+    path = tmp_path / "log.tsv"
+    for index in order:  # the archive is unpacked again
+        write_rows(path, [index], image_shape=shape)
+        finish_images(path, shape)
+    arrays = read_examples(examples_path(path))
+    assert arrays["idx"].tolist() == sorted(order)
+    for row, index in enumerate(sorted(order)):
+        assert (arrays["adversarial"][row] == images_of(index, shape)[1]).all()
+
+
+SPOOLS = {
+    "missing": lambda content: None,
+    "empty": lambda content: b"",
+    "text": lambda content: b"idx\tlabel\n0\t1\n",
+    "last torn": lambda content: content[:-1],
+    "a record less": lambda content: content[:-RECORD],
+    "of zeros": lambda content: bytes(len(content)),
+    "shifted": lambda content: b"0" + content,
+}
+
+
+@pytest.mark.parametrize("damage", SPOOLS.values(), ids=SPOOLS)
+def test_rows_without_their_images_are_refused(log, damage):
+    content = damage(spool_path(log).read_bytes())
+    spool_path(log).unlink() if content is None else spool_path(log).write_bytes(content)
+    assert "--overwrite" in refusal(log)
+    before = snapshot(log.parent)
+    assert "--overwrite" in refusals.refusal(finish_images, log, SHAPE)
+    assert snapshot(log.parent) == before
+
+
+def archive_bytes(*array: np.ndarray, **arrays: np.ndarray) -> bytes:
+    """Of named arrays, or of a single one without a name."""
+    with tempfile.TemporaryFile() as file:
+        np.save(file, *array) if array else np.savez(file, **arrays)
+        file.seek(0)
+        return file.read()
+
+
+PICTURES = np.zeros((4, *SHAPE), np.float32)
+OTHERS = np.zeros((4, 3, 2, 3), np.float32)
+OWN = {"idx": np.array(ROWS), "image": PICTURES, "adversarial": PICTURES}
+UNREADABLE = {
+    "empty": lambda content: b"",
+    "text": lambda content: b"I am a file.\n",
+    "start": lambda content: content[:100],
+    "end lost": lambda content: content[:-40],
+    "zeros inside": lambda content: content[:400] + bytes(60) + content[460:],
+    "no images": lambda content: archive_bytes(idx=np.array(ROWS)),
+    "pickled": lambda content: archive_bytes(**{**OWN, "image": np.array([{}], dtype=object)}),
+    "a single array": lambda content: archive_bytes(PICTURES),
+    "fewer images": lambda content: archive_bytes(**{**OWN, "image": PICTURES[:3]}),
+    "one index": lambda content: archive_bytes(**{**OWN, "idx": np.array(3)}),
+    "words": lambda content: archive_bytes(**{**OWN, "idx": np.array(["a", "b", "c", "d"])}),
+}
+UNFIT = {
+    "fewer": lambda content: archive_bytes(**{name: array[:3] for name, array in OWN.items()}),
+    "other indices": lambda content: archive_bytes(**{**OWN, "idx": np.array([3, 10, 11, 41])}),
+    "other shape": lambda content: archive_bytes(**{**OWN, "image": OTHERS, "adversarial": OTHERS}),
+}
+
+
+@pytest.mark.parametrize("damage", [*UNREADABLE, *UNFIT])
+def test_archive_that_is_something_else_is_one_line(log, damage):
+    finish_images(log, SHAPE)
+    path = examples_path(log)
+    path.write_bytes({**UNREADABLE, **UNFIT}[damage](path.read_bytes()))
+    before = snapshot(log.parent)
+    if damage in UNREADABLE:
+        refusals.refusal(read_examples, path, names="log.npz")
+    refusals.refusal(open_log, log, names="log.npz")
+    assert snapshot(log.parent) == before
+    path.unlink()
+    refusals.refusal(finish_images, log, SHAPE, names="log.npz")
+    with pytest.raises(UserError, match="log.npz cannot be read"):
+        read_examples(path)
+
+
+# Shards
+
+
+def write_shard(log: Path, index: int, count: int = 3, examples=range(0, 35, 5), **changed) -> Path:
+    """A finished shard of a log without images; ``changed`` are settings that differ."""
+    shard = Shard(index, count)
+    settings = {"sigma": 0.25, "N": 1000, **changed, "shard": shard.record(examples)}
+    run = {**RUN, "device": f"device {index}"}
+    arguments = {"settings": settings, "image_shape": None, "run": run}
+    write_rows(shard.path(log), shard.of(examples), "overwrite", **arguments)
+    return shard.path(log)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[Path]:
+    """The examples 0, 5, ... 30 in three finished shards of LOG."""
+    return [write_shard(tmp_path / "logs" / "log.tsv", index) for index in range(3)]
+
+
+def log_of(shards: list[Path]) -> Path:
+    return shards[0].parents[1] / "log.tsv"
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_merged_log_has_all_rows_in_order_and_can_be_resumed(shards, tmp_path, order):
+    """The shards stay where they are, which may be anywhere."""
+    before, log = snapshot(shards[0].parent), tmp_path / "new" / "place" / "log.tsv"
+    assert merge(log, [shards[index] for index in order]) == 7
+    assert log.read_text() == text_of(range(0, 35, 5)) and snapshot(shards[0].parent) == before
+    runs = json.loads(manifest_path(log).read_text())["runs"]
+    assert [(run["shard"], run["first_row"], run["device"]) for run in runs] == [
+        (index, 0, f"device {index}") for index in order
+    ]
+    with open_log(log, settings={"sigma": 0.25, "N": 1000}, image_shape=None) as whole:
+        assert whole.done == set(range(0, 35, 5))
+
+
+def merge_refusal(shards: list[Path]) -> str:
+    """The message with which merging is refused. Nothing is written or removed."""
+    log = log_of(shards)
+    before = snapshot(log.parent)
+    message = refusals.refusal(merge, log, shards, True)
+    assert snapshot(log.parent) == before
+    return message
+
+
+def test_shard_that_was_named_but_is_not_there_is_named(shards, tmp_path):
+    for path in (tmp_path / "gone.tsv", tmp_path):
+        message = merge_refusal([*shards[:2], path])
+        assert str(path) in message and "not exist" in message
+
+
+@pytest.mark.parametrize("kept, absent", [((1, 2), "0"), ((0, 1), "2"), ((1,), "0, 2")])
+def test_gap_is_refused_with_the_shards_to_make(shards, kept, absent):
+    message = merge_refusal([shards[index] for index in kept])
+    assert f"of 7, and shards {absent} lack some" in message
+    assert f"--shard {absent[0]}/3" in message
+
+
+def test_a_manifest_may_claim_any_number_of_examples(tmp_path):
+    path = write_shard(tmp_path / "log.tsv", 3, 40, range(80))
+    manifest = manifest_path(path)
+    manifest.write_text(manifest.read_text().replace(" 80,", f" {10**18},"))
+    assert f"rows of {10**18}" in refusals.refusal(merge, tmp_path / "log.tsv", [path])
+
+
+def test_the_same_shard_twice_is_refused_with_both_places(shards, tmp_path):
+    copy = write_shard(tmp_path / "copy" / "log.tsv", 1)
+    message = merge_refusal([*shards, copy])
+    assert str(copy) in message and f"example 5 is in {shards[1]}, too" in message
+
+
+DAMAGES = {
+    "a row less": (lambda lines: lines[:-1], "--shard 0/3"),
+    "no rows": (lambda lines: lines[:1], "--shard 0/3"),
+    "torn row": (lambda lines: [*lines[:-1], lines[-1][:4]], "--shard 0/3"),
+    "row without its end": (lambda lines: [*lines[:-1], lines[-1][:-1]], "--shard 0/3"),
+    "row of another shard": (lambda lines: [*lines, line_of(5) + "\n"], "example 5 is in"),
+    "row of no shard": (lambda lines: [*lines, line_of(16) + "\n"], "example 16 does not belong"),
+    "row twice": (lambda lines: [*lines, lines[-1]], "line 5 is no row"),
+    "text in place of a row": (lambda lines: [*lines[:-1], "what is this?\n"], "line 4 is no row"),
+    "blank line": (lambda lines: [*lines, "\n"], "line 5 is no row"),
+}
+
+
+@pytest.mark.parametrize("damage, words", DAMAGES.values(), ids=DAMAGES)
+def test_shard_without_exactly_its_rows_is_refused(shards, damage, words):
+    shards[0].write_text("".join(damage(shards[0].read_text().splitlines(keepends=True))))
+    assert words in merge_refusal(shards)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"sigma": 0.5}, "sigma was 0.5, now 0.25"),
+        ({"seed": 7}, "seed was 7, now None"),
+        ({"radii": [0.0, 0.5]}, "radii was [0.0, 0.5], now None"),
+        ({"count": 4}, "shard.count was 4, now 3"),
+        ({"examples": range(7)}, "shard.examples was [0, 7, 1], now [0, 35, 5]"),
+    ],
+)
+def test_mixed_settings_are_refused_naming_the_field(shards, tmp_path, change, words):
+    other = write_shard(tmp_path / "other" / "log.tsv", 2, **change)
+    message = merge_refusal([*shards[:2], other])
+    assert words in message and str(other) in message and str(shards[0]) in message
+
+
+def test_other_columns_are_refused(shards):
+    shards[2].write_text(shards[2].read_text().replace("predict", "guess"))
+    message = merge_refusal(shards)
+    assert "columns" in message and "guess" in message and str(shards[2]) in message
+
+
+@pytest.mark.parametrize("record", ["absent", None, 3, [], {"index": 0}, {"index": 0, "count": 3}])
+def test_log_whose_manifest_does_not_say_which_shard_it_is_is_refused(shards, record):
+    settings = {} if record == "absent" else {"shard": record}
+    manifest_path(shards[2]).write_text(json.dumps({"settings": settings, "runs": []}))
+    message = merge_refusal(shards)
+    assert "no shard" in message or "states the shard" in message
+
+
+@pytest.mark.parametrize("content", [None, "", '{"settings": {"sig', "[]", "{}"])
+def test_shard_without_a_readable_manifest_is_refused(shards, content):
+    manifest = manifest_path(shards[1])
+    manifest.unlink() if content is None else manifest.write_text(content)
+    message = merge_refusal(shards)
+    assert str(manifest) in message and "missing or unreadable" in message
+
+
+def test_shards_are_found_in_their_numerical_order_and_nothing_else(tmp_path):
+    log = tmp_path / "log.tsv"
+    assert shards_of(log) == []
+    expected = [Shard(index, 12).path(log) for index in range(12)]
+    expected[0].parent.mkdir()
+    others = [expected[0].with_name(name) for name in ("backup-0-of-3.tsv", "-of-.tsv", "0-of-1")]
+    for path in [*expected[::-1], *others, *map(manifest_path, expected)]:
+        path.touch()
+    assert shards_of(log) == expected == sorted(expected)
+
+
+def test_no_other_file_is_replaced_by_a_merged_log(shards):
+    log_of(shards).write_bytes(b"PK\x03\x04 weights")
+    assert "no log" in merge_refusal(shards)
+
+
+def test_gathering_refuses_other_settings_and_a_shard_that_is_being_written(shards):
+    log, before = log_of(shards), snapshot(log_of(shards).parent)
+    message = refusals.refusal(gather, log, {"sigma": 0.5, "N": 1000})
+    assert "sigma was 0.25, now 0.5" in message and "--overwrite" in message
+    with shards[1].open("rb") as file:
+        lock(file, shards[1])
+        refusals.refusal(gather, log, {"sigma": 0.25, "N": 1000}, names=shards[1])
+    assert snapshot(log.parent) == before
+    gather(log, {"sigma": 0.25, "N": 1000})
+    assert log.read_text() == text_of(range(0, 35, 5)) and not shards[0].parent.exists()
+
+
+def test_processes_that_left_no_row_leave_no_log(tmp_path):
+    log = tmp_path / "log.tsv"
+    Shard(0, 2).path(log).parent.mkdir()
+    Shard(0, 2).path(log).touch()
+    gather(log, SETTINGS)
+    assert list(tmp_path.iterdir()) == []
