@@ -45,10 +45,10 @@ ALLOWED["api"] = BASE | _BUILDING | {"evaluation", "objectives", "records", "tra
 ALLOWED["sweep"] = ALLOWED["training"] | {"analysis", "cli", "evaluation", "training"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED |= {"": BASE | {"api"}, "scripts": {"cli"}, "__main__": {"cli"}}
-WITH_TORCH = {"base.devices"}
+WITH_TORCH = {"base.devices", "base.distributed"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
-    *("evaluation.saved_examples", "evaluation.shards"),
+    *("evaluation.pictures", "evaluation.shards"),
     *("sweep.folders", "sweep.grid", "sweep.jobs", "sweep.job_record"),
     *("sweep.job_execution", "sweep.stages", "sweep.engines", "cli.merging"),
     *("cli.options.components", "cli.options.recipes", "cli.runner"),
@@ -57,6 +57,7 @@ WITHOUT_TORCH = {
 # not wait for it.
 LOADED_WITHOUT_TORCH = {
     "smoothadv",
+    "smoothadv.base.distributed",
     "smoothadv.cli",
     "smoothadv.cli.analyze",
     "smoothadv.cli.certify",

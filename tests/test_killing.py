@@ -120,26 +120,6 @@ def check_runs(log: Path, starts: list[int]) -> None:
     assert listed == sorted(listed) and set(added) <= set(listed) <= set(starts) and len(added) >= 5
 
 
-def test_interrupted_certification_says_how_to_go_on(checkpoint, warm, tmp_path):
-    log, fresh = tmp_path / "interrupted.tsv", tmp_path / "fresh.tsv"
-    with warm.start(
-        script("certify", *certification(checkpoint, log, "--N", 300)), tmp_path
-    ) as process:
-        try:
-            wait_until(lambda: whole_rows(log) >= 3, process)
-            process.send_signal(signal.SIGINT)
-            said = process.communicate()[1]
-        finally:
-            process.kill()
-    assert process.returncode == 130
-    assert len(said.strip().splitlines()) == 1 and "same command again" in said
-    done = whole_rows(log)
-    assert log.read_bytes() == whole_lines(log) and done >= 3
-    for path in (log, fresh):
-        succeed("certify", *certification(checkpoint, path, "--N", 300, "--max", done + 1))
-    assert timeless(log) == timeless(fresh)
-
-
 @pytest.fixture(scope="module")
 def finished(checkpoint, tmp_path_factory) -> dict[str, Path]:
     """A finished log of three examples by each method."""
@@ -147,20 +127,6 @@ def finished(checkpoint, tmp_path_factory) -> dict[str, Path]:
     for method, options in METHODS.items():
         succeed("certify", *certification(checkpoint, folder / method, "--max", 3, *options))
     return {method: folder / method for method in METHODS}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_finished_certification_is_left_alone_by_the_same_command(
-    checkpoint, finished, method, capsys
-):
-    before = snapshot(finished[method].parent)
-    outcome = call(
-        capsys,
-        "certify",
-        *certification(checkpoint, finished[method], "--max", 3, *METHODS[method]),
-    )
-    assert outcome.code == 0 and "3 examples" in outcome.out and outcome.err == ""
-    assert snapshot(finished[method].parent) == before
 
 
 OTHER_SETTINGS = [

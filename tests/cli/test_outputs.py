@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from smoothadv.base.errors import UserError
-from smoothadv.records.logs import ARGUMENTS, ExampleLog
+from smoothadv.records.logs import ARGUMENTS
+from smoothadv.records.writer import LogWriter
 from support.commands import call, snapshot
 
 LOG = (
@@ -126,7 +127,7 @@ def test_file_behind_a_link_is_replaced_and_the_link_kept(analyze):
 def test_pipes_are_no_logs(workplace, flag):
     os.mkfifo("pipe")
     with pytest.raises(UserError, match="pipe is no regular file"):
-        ExampleLog(Path("pipe"), ("idx", "label"), {}, {}, flag[2:])
+        LogWriter(Path("pipe"), ("idx", "label"), {}, {}, flag[2:])
 
 
 @pytest.mark.parametrize("name", ["log.txt", ARGUMENTS])

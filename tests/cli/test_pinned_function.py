@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from smoothadv.base.distributed import Processes
 from smoothadv.voting.counter import VoteCounter
 from support.commands import call, place_of, refused, rows, script
-from support.sharding import OneWorker, manifest_of
+from support.sharding import manifest_of
 
 # The same processor with the kernels of older ones: what another machine would compute.
 OTHER_KERNELS = [{"ONEDNN_MAX_CPU_ISA": "SSE41"}, {"MKL_CBWR": "COMPATIBLE"}]
@@ -127,11 +128,11 @@ def test_certificates_of_another_function_are_not_attacked_with_sound(at, workpl
 def test_a_worker_that_rounds_differently_does_not_join_with_sound(
     at, workplace, monkeypatch, mode
 ):
-    class Second(OneWorker):
-        def agree(self, name: str, value: int) -> int:
-            return int(HERE, 16) if name == "logits_sha256" else value
+    class Second(Processes):
+        def received(self, content):
+            return HERE if content == ELSEWHERE else content
 
-    monkeypatch.setattr("smoothadv.evaluation.setup.join_workers", Second)
+    monkeypatch.setattr("smoothadv.evaluation.setup.join_processes", Second)
     outcome = at(ELSEWHERE, "certify", "log.tsv", "--max", 3, *mode)
     if mode:
         assert refused(outcome, "process 0", "--sound") and not (workplace / "log.tsv").exists()

@@ -29,7 +29,7 @@ from smoothadv.noise import (
 )
 from support import slow_noise
 from support.commands import timeless
-from support.sharding import key_of_log, manifest_of, settings_of
+from support.sharding import key_of_log, settings_of
 
 SIGMA, SHAPE, N0, N = 0.25, (1, 8, 8), 50, 400
 IMAGES = np.full((3, *SHAPE), 51 / 255, dtype=np.float32)
@@ -194,26 +194,6 @@ def test_all_words_of_a_key_decide_the_bits_of_a_draw():
                 (position, 9, example ^ third, purpose ^ fourth), (first, second)
             )
             assert tuple(int(word[0, position]) for word in words) == expected
-
-
-def test_seeds_of_earlier_logs_are_recorded(tmp_path, monkeypatch):
-    monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path / "cache"))
-    torch.manual_seed(1)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-    for number, (changes, seeds) in enumerate(
-        [
-            ({}, [0]),
-            ({"seed": 5}, [0, 5]),
-            ({"seed": 3, "sigma": 0.5}, [3]),
-            ({"seed": 2}, [0, 2, 5]),
-        ]
-    ):
-        log = tmp_path / f"{number}.tsv"
-        certify(module, log, **changes)
-        assert manifest_of(log)["runs"][-1]["seeds"] == seeds
-    monkeypatch.setenv("SMOOTHADV_CACHE", str(log))  # a file: nothing can be recorded there
-    certify(module, tmp_path / "last.tsv", seed=9)
-    assert manifest_of(tmp_path / "last.tsv")["runs"][-1]["seeds"] == [9]
 
 
 class Bright(nn.Module):

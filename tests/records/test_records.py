@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from importlib import metadata
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 import smoothadv
 from smoothadv.base.files import write_atomically, write_json, write_text
 from smoothadv.base.provenance import provenance
-from smoothadv.records.logs import ExampleLog, format_radius, manifest_path, tsv
+from smoothadv.records.logs import format_radius, tsv
 from support.commands import run_process
 
 
@@ -121,19 +120,6 @@ def test_text_and_json_are_written_in_utf_8_with_a_final_newline(tmp_path):
     write_json(tmp_path / "json", {"sigma": 0.25, "model": "modèle"})
     assert (tmp_path / "json").read_text().endswith("}\n")
     assert json.loads((tmp_path / "json").read_text()) == {"sigma": 0.25, "model": "modèle"}
-
-
-def test_manifest_beside_the_log_says_which_settings_made_it_and_which_run(tmp_path):
-    path = manifest_path(tmp_path / "log")
-    assert path.parent == tmp_path and path.name.startswith("log") and path.name.endswith(".json")
-    with closing(
-        ExampleLog(
-            tmp_path / "log", ("idx",), {"sigma": 0.25, "classes": (1, 2)}, {"device": "cpu"}
-        )
-    ):
-        manifest = json.loads(path.read_text())
-    assert manifest["settings"] == {"sigma": 0.25, "classes": [1, 2]}
-    assert manifest["runs"] == [{"first_row": 0, "device": "cpu"}]
 
 
 def test_provenance_is_command_versions_and_start(monkeypatch):

@@ -11,7 +11,7 @@ from smoothadv.checkpoints import read_checkpoint
 from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.base.errors import UserError
-from smoothadv.evaluation.saved_examples import read_examples
+from smoothadv.records.readers import read_examples
 toys = DatasetDescription("toys", ("a", "b"), (1, 2, 2), (0.5,), (0.5,), CIFAR_TRAINING)
 readers = {"checkpoint": read_checkpoint, "examples": read_examples}
 readers["pseudo-labels"] = lambda path: load_pseudo_labelled(path, toys)

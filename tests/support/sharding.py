@@ -1,34 +1,12 @@
-"""What the tests of shards share: small runs by each method, and comparing the logs that they
-leave.
-"""
+"""What tests read of logs and their manifests, and comparing two logs."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from smoothadv.noise import NoiseKey
 from support.commands import header, timeless
-
-EXAMPLES = ["--max", 20]
-METHODS = {
-    "exact": ["certify", "--N", 100],
-    "adaptive": ["certify", "--method", "adaptive", "--N", 500, "--radii", 0, 0.25],
-    "predict": [
-        "predict",
-        "--N",
-        50,
-        "--attack",
-        "PGD",
-        "--epsilon",
-        0.5,
-        "--num-steps",
-        2,
-        "--num-noise-vec",
-        2,
-    ],
-}
 
 
 def manifest_of(log: Path) -> dict:
@@ -53,24 +31,3 @@ def assert_same(log: Path, expected: Path) -> None:
     """
     assert header(log) == header(expected) and timeless(log) == timeless(expected)
     assert settings_of(log) == settings_of(expected)
-
-
-class OneWorker:
-    """What a process under torchrun sees that was started alone."""
-
-    rank, size, local_rank, restarted = 0, 1, 0, False
-
-    def for_log(self, name: str) -> OneWorker:
-        return self
-
-    def claims(self, count: int) -> Iterator[int]:
-        return iter(range(count))
-
-    def report(self, examples: int) -> int:
-        return examples
-
-    def agree(self, name: str, value: int) -> int:
-        return value
-
-    def wait_for_all(self, step: str) -> None:
-        pass

@@ -294,16 +294,6 @@ def write_cached(name: str, payload: bytes) -> None:
         pass
 
 
-def cached_names(folder: str) -> list[str]:
-    """The names of what ``write_cached`` saved in a folder of the cache; none if that cannot be
-    read.
-    """
-    try:
-        return [path.name for path in (cache_folder() / folder).iterdir()]
-    except (OSError, RuntimeError):
-        return []
-
-
 def lock(file: IO[bytes] | int, path: Path, shared: bool = False) -> None:
     """Lock ``path``, which is open as ``file`` (or this descriptor); UserError if another process
     has locked it.

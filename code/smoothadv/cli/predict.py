@@ -70,10 +70,11 @@ def request_of(
 def _predict(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     request = request_of(parser, options, command)
     use_threads(options)
-    if is_finished(predict(request), request.shard, "predict"):
-        table = read_prediction_log(request.outfile)
+    log = predict(request)
+    if is_finished(log, request.shard, "predict"):
+        table = read_prediction_log(log.path)
         print(
-            f"{request.outfile}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
+            f"{log.path}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
             f"abstained {(table.predict == ABSTAIN).mean():.1%}"
         )
 

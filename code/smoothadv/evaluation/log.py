@@ -166,7 +166,8 @@ def _write_share(
 ) -> None:
     """Write the rows of ``examples``, or of a ``shard`` of them into its own log."""
     if shard is not None:
-        settings = {**settings, "shard": shard.record(examples)}
+        # Where the log has rows already, shards without these are not to be merged as if complete.
+        settings = {**settings, "shard": shard.record(job.indices)}
         log, examples = shard.path(log), shard.of(examples)
     written = _open_log(job, plan, settings, log, examples, existing)
     _write_rows(job, plan, written, examples)

@@ -26,7 +26,7 @@ from smoothadv.records.images import finish_images, forget_images, saved_images,
 from smoothadv.records.manifests import fits
 from smoothadv.records.writer import read_rows
 
-_SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
+_SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")  # what lies beside a shard has a longer name
 _WHOLE_NUMBERS = "list of whole 0 to 2000000000000000000"
 _SHOWN = 1000
 
@@ -129,8 +129,8 @@ def gather(log: Path, settings: dict[str, Any]) -> None:
     UserError, and nothing is written, where they or the log have other ``settings``, or another
     process writes them. A kill at any point loses no row: what is there twice is equal.
     """
-    shards = shards_of(log)
-    if not shards:
+    folder, shards = records.shard_folder(log), shards_of(log)
+    if not folder.exists():
         return
     with contextlib.ExitStack() as opened:
         for path in shards:
@@ -140,11 +140,11 @@ def gather(log: Path, settings: dict[str, Any]) -> None:
         _check_settings(parts, settings, "--overwrite starts anew")
         if parts:
             _write(log, parts, _joined_images(parts))
-        for path in shards:
-            for file in records.files_of(path):
-                file.unlink(missing_ok=True)
+        for path in sorted(folder.iterdir()):
+            if _SHARD_NAME.match(path.name):
+                path.unlink()
     with contextlib.suppress(OSError):  # the folder contains other files
-        records.shard_folder(log).rmdir()
+        folder.rmdir()
 
 
 @dataclass(frozen=True)

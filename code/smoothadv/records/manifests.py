@@ -49,7 +49,6 @@ whole 1 to 2000000000: torch_threads
 whole 1 to 4000000000000000000 or null: max
 list of whole 1 to 2000000000: image_shape
 whole 1 to 1000000: batch attack_batch
-list of whole 0 to 340282366920938463463374607431768211455: seeds
 """
 SETTINGS, RUN = (
     {

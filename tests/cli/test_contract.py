@@ -1,0 +1,374 @@
+"""Every evaluation ends with the log and the images of an undisturbed process: stopped anywhere,
+killed, in shards, or shared out by torchrun among any number of processes.
+"""
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smoothadv.base.files import lock
+from support.commands import (
+    call,
+    refused,
+    rows,
+    run_process,
+    script,
+    snapshot,
+    succeed,
+    wait_until,
+)
+from support.evaluations import EVALUATIONS, IMAGES, arguments_of, assert_equal, stop_at_pass
+from support.patience import HANG_SECONDS
+from support.sharding import manifest_of
+from support.torchrun import launched, needs_proc, torchrun, workers_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
+KINDS = ["exact", "adaptive", "predict", "attack", "falsify"]
+LOGS = {kind: log for kind, (_, _, log) in EVALUATIONS.items()}
+
+
+@pytest.fixture(scope="module")
+def certified(checkpoint, tmp_path_factory) -> Path:
+    """The log whose certificates are attacked."""
+    log = tmp_path_factory.mktemp("certified") / "log.tsv"
+    options = ["--N", 100, "--max", IMAGES, "--device", "cpu"]
+    succeed("certify", "digits", checkpoint, 0.25, log, *options)
+    return log
+
+
+@pytest.fixture(scope="module")
+def whole(checkpoint, certified, tmp_path_factory) -> Callable[[str], Path]:
+    """The folder that one undisturbed process makes, by the kind of evaluation."""
+    folders: dict[str, Path] = {}
+
+    def make(kind: str) -> Path:
+        if kind not in folders:
+            folders[kind] = tmp_path_factory.mktemp(kind)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.chdir(folders[kind])
+                succeed(EVALUATIONS[kind][0], *arguments_of(kind, checkpoint, certified))
+        return folders[kind]
+
+    return make
+
+
+@pytest.fixture
+def start(checkpoint, certified, workplace, capsys) -> Callable:
+    """Run an evaluation in this process; options given later win."""
+
+    def run(kind: str, *options: object):
+        arguments = arguments_of(kind, checkpoint, certified, *options)
+        return call(capsys, EVALUATIONS[kind][0], *arguments)
+
+    return run
+
+
+@pytest.fixture
+def command(checkpoint, certified) -> Callable[..., list[str]]:
+    """The command line of an evaluation."""
+
+    def line(kind: str, *options: object) -> list[str]:
+        arguments = arguments_of(kind, checkpoint, certified, *options)
+        return script(EVALUATIONS[kind][0], *arguments)
+
+    return line
+
+
+@pytest.fixture
+def merge(workplace, capsys) -> Callable:
+    """Merge the shards of an evaluation."""
+
+    def run(kind: str, *options: object):
+        return call(capsys, EVALUATIONS[kind][0], "merge", LOGS[kind], *options)
+
+    return run
+
+
+def rows_in(folder: Path, kind: str) -> int:
+    """The whole rows of a log and of its shards."""
+    log = folder / LOGS[kind]
+    paths = [log, *log.with_name(f"{log.name}.shards").glob("*.tsv")]
+    counts = [path.read_bytes().count(b"\n") - 1 for path in paths if path.exists()]
+    return sum(max(0, count) for count in counts)
+
+
+# Stopped
+
+
+@pytest.mark.parametrize("kind", [*EVALUATIONS])
+def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(
+    start, workplace, whole, monkeypatch, kind
+):
+    """Stopped a little later each time until it is done: no finished row is computed again."""
+    kept: list[bytes] = []
+    log = workplace / LOGS[kind]
+    for number in range(2, 400, 5):
+        with monkeypatch.context() as patch:
+            stop_at_pass(patch, number, KeyboardInterrupt())
+            outcome = start(kind)
+        if outcome.code == 0:
+            break
+        assert outcome.code == 130 and "run the same command again" in outcome.err
+        lines = log.read_bytes() if log.exists() else b""
+        assert not kept or lines.startswith(kept[-1])
+        kept.append(lines)
+    assert outcome.code == 0 and len(kept) >= 2
+    assert_equal(workplace, whole(kind), kind)
+
+
+@pytest.mark.parametrize("kind", ["adaptive", "predict", "restarts", "falsify"])
+def test_killed_at_random_it_is_finished_by_the_same_command(
+    start, command, warm, workplace, whole, kind
+):
+    """Half of the time the power fails as well and leaves half a row or image."""
+    moments = random.Random(kind)
+    for row in (1, 6, 11):
+        process = warm.start(command(kind), workplace)
+        try:
+            wait_until(lambda row=row: rows_in(workplace, kind) >= row, process)
+            time.sleep(moments.uniform(0, 0.03))
+        finally:
+            process.kill()
+        process.communicate()
+        log = workplace / LOGS[kind]
+        for path in (log, log.with_name(f"{log.name}.examples")):
+            if path.exists() and process.returncode and moments.random() < 0.5:
+                with path.open("ab") as file:
+                    file.write(b"20\t8\t8\t0\t"[: moments.randrange(1, 9)])
+    assert start(kind).code == 0
+    assert_equal(workplace, whole(kind), kind)
+
+
+@pytest.mark.parametrize("kind", ["exact", "predict", "restarts", "falsify"])
+def test_finished_log_is_left_alone_and_extended(start, workplace, whole, kind):
+    """Images that were packed are unpacked again."""
+    for images in (5, 12):
+        assert start(kind, "--max", images).code == 0
+        before = snapshot(workplace)
+        again = start(kind, "--max", images)
+        assert again.code == 0 and again.err == "" and snapshot(workplace) == before
+    assert start(kind).code == 0
+    assert_equal(workplace, whole(kind), kind)
+
+
+# Shards
+
+
+@pytest.mark.parametrize(
+    "kind, order",
+    [*((kind, (2, 0, 1)) for kind in KINDS), ("exact", (0,)), ("attack", (1, 0))],
+)
+def test_shards_in_any_order_merge_into_the_log_of_one_process(
+    start, merge, workplace, whole, kind, order
+):
+    for index in order:
+        outcome = start(kind, "--shard", f"{index}/{len(order)}")
+        assert (outcome.code, outcome.err) == (0, "")
+        assert f"merge {LOGS[kind]}" in outcome.out, "what to do next"
+    if len(order) > 1:
+        assert refused(start(kind), ".shards", "merge", "remove that folder")
+    outcome = merge(kind)
+    assert (outcome.code, outcome.err) == (0, "") and f"from {len(order)} shards" in outcome.out
+    runs = manifest_of(workplace / LOGS[kind])["runs"]
+    assert [run["shard"] for run in runs] == sorted(order)
+    before = snapshot(workplace)
+    assert start(kind).code == 0 and snapshot(workplace) == before, "the summary"
+    log = workplace / LOGS[kind]
+    for path in log.with_name(f"{log.name}.shards").iterdir():  # as merging suggests
+        path.unlink()
+    assert_equal(workplace, whole(kind), kind)
+
+
+@pytest.mark.parametrize(("kind", "keep"), [("exact", 0), ("predict", 2), ("attack", 3)])
+def test_unfinished_shard_is_refused_and_continued_by_the_same_command(
+    start, merge, workplace, whole, kind, keep
+):
+    for index in (0, 1, 2):
+        start(kind, "--shard", f"{index}/3")
+    log = workplace / LOGS[kind]
+    part = log.with_name(f"{log.name}.shards") / "1-of-3.tsv"
+    left = b"".join(part.read_bytes().splitlines(keepends=True)[: 1 + keep])
+    part.write_bytes(left + b"16\t4\t")
+    assert refused(merge(kind), f"{14 + keep} rows of 21", "shards 1 lack", "--shard 1/3")
+    assert start(kind, "--shard", "1/3").code == 0
+    assert part.read_bytes().startswith(left)
+    finished = snapshot(workplace)
+    outcome = start(kind, "--shard", "1/3")
+    assert outcome.code == 0 and "shard 1/3 is done" in outcome.out
+    assert snapshot(workplace) == finished
+    assert merge(kind).code == 0
+    for path in part.parent.iterdir():
+        path.unlink()
+    assert_equal(workplace, whole(kind), kind)
+
+
+def test_shards_may_be_brought_together_from_several_places(start, merge, workplace, whole):
+    """Also those of images named one by one."""
+    only = ["--max", -1, "--only", 17, 3, 8]
+    folder = workplace / "out/epsilon_0.5.tsv.shards"
+    for index in (0, 1):
+        assert start("attack", *only, "--shard", f"{index}/2").code == 0
+        folder.rename(workplace / f"machine{index}")
+    assert merge("attack", "machine1/1-of-2.tsv", "machine0/0-of-2.tsv").code == 0
+    expected = rows(whole("attack") / LOGS["attack"])
+    found = rows(workplace / LOGS["attack"])
+    assert [row["idx"] for row in found] == ["3", "8", "17"]
+    assert [row["attack_norm"] for row in found] == [
+        expected[index]["attack_norm"] for index in (3, 8, 17)
+    ]
+
+
+def test_images_that_a_shard_lost_are_missed_before_anything_is_written(start, merge, workplace):
+    for index in (0, 1):
+        start("attack", "--shard", f"{index}/2")
+    lost = workplace / "out/epsilon_0.5.tsv.shards/1-of-2.tsv.examples"
+    content = lost.read_bytes()
+    lost.unlink()
+    before = snapshot(workplace)
+    assert refused(merge("attack"), "10 have no adversarial example")
+    assert snapshot(workplace) == before
+    lost.write_bytes(content)
+    assert merge("attack").code == 0
+
+
+def test_more_shards_than_examples_do(start, merge, workplace):
+    for index in range(3):
+        assert start("exact", "--max", 2, "--shard", f"{index}/3").code == 0
+    assert rows(workplace / "log.tsv.shards/2-of-3.tsv") == []
+    assert merge("exact").code == 0 and len(rows(workplace / "log.tsv")) == 2
+
+
+def test_shards_are_refused_where_the_log_exists(start, workplace):
+    start("exact", "--max", 2)
+    before = snapshot(workplace)
+    assert refused(start("exact", "--shard", "0/2"), "log.tsv exists already", "without shards")
+    assert snapshot(workplace) == before
+
+
+def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, workplace):
+    assert refused(merge("exact"), "log.tsv.shards", "--shard K/N")
+    assert list(workplace.iterdir()) == []
+    start("exact", "--shard", "0/1")
+    (workplace / "log.tsv").write_text("idx\tlabel\n")
+    assert refused(merge("exact"), "log.tsv exists already", "--overwrite")
+    assert (workplace / "log.tsv").read_text() == "idx\tlabel\n"
+    for held in ("log.tsv", "log.tsv.tmp"):
+        with (workplace / held).open("ab") as file:
+            lock(file, Path(held))
+            assert refused(merge("exact", "--overwrite"), "is being written by another process")
+    assert merge("exact", "--overwrite").code == 0 and not (workplace / "log.tsv.tmp").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (["--seed", 1], "seed was 0, now 1"),
+        (["--max", 19], "shard.examples was [0, 21, 1], now [0, 19, 1]"),
+        (["--method", "adaptive"], "method was 'exact', now 'adaptive'"),
+    ],
+)
+def test_shards_of_other_settings_are_not_merged(start, merge, workplace, change, field):
+    start("exact", "--shard", "0/2", "--batch", 50)
+    assert refused(start("exact", "--shard", "1/2", *change), field, "0-of-2.tsv"), "before work"
+    folder, aside = workplace / "log.tsv.shards", workplace / "aside"
+    folder.rename(aside)  # as on another machine
+    assert start("exact", "--shard", "1/2", *change).code == 0, "nobody can know yet"
+    for path in aside.iterdir():
+        path.rename(folder / path.name)
+    before = snapshot(workplace)
+    assert refused(merge("exact"), field.split()[0], "0-of-2.tsv", "1-of-2.tsv")
+    assert snapshot(workplace) == before
+    assert refused(start("exact", "--shard", "1/2"), "-of-2.tsv", field.split()[0])
+    assert start("exact", "--shard", "1/2", "--overwrite", "--batch", 50).code == 0
+    assert merge("exact").code == 0
+
+
+def test_shard_takes_over_the_batch_of_those_that_are_there(start, merge, workplace):
+    start("exact", "--shard", "0/2", "--batch", 50)
+    start("exact", "--shard", "1/2")
+    assert merge("exact").code == 0
+    assert manifest_of(workplace / "log.tsv")["settings"]["batch"] == 50
+
+
+# torchrun
+
+
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in (("exact", 3), ("predict", 2))]
+
+
+@pytest.mark.parametrize("kind, processes", [("adaptive", 2), ("attack", 2), ("falsify", 2), *SLOW])
+def test_processes_write_the_log_of_one(command, warm, tmp_path, whole, kind, processes):
+    """As torchrun starts them; torchrun itself is at work below."""
+    done = warm.run_workers(processes, command(kind), tmp_path)
+    assert [each.returncode for each in done] == [0] * processes, done
+    assert len([each for each in done if each.stdout]) == 1, "one of the processes sums up"
+    runs = manifest_of(tmp_path / LOGS[kind])["runs"]
+    assert {run["shard"] for run in runs} == {*range(processes)}
+    assert_equal(tmp_path, whole(kind), kind)
+
+
+@pytest.mark.parametrize("kind", ["exact", "attack"])
+def test_killed_processes_are_continued_by_another_number(
+    start, command, warm, workplace, whole, kind
+):
+    """First one process begins, then two go on until they are killed, then three, which finish."""
+    start(kind, "--max", 2)
+    begun = (workplace / LOGS[kind]).read_bytes().splitlines()
+    with warm.workers(2, command(kind), workplace) as workers:
+        wait_until(lambda: rows_in(workplace, kind) >= 8, workers[0])
+    paths = workplace.rglob("*.tsv")
+    kept = [line for path in paths for line in path.read_bytes().split(b"\n")[1:-1]]
+    assert refused(start(kind), "shards of this log", "torchrun")
+    done = warm.run_workers(3, command(kind), workplace)
+    assert [each.returncode for each in done] == [0] * 3, done
+    assert {*begun, *kept} <= {*(workplace / LOGS[kind]).read_bytes().splitlines()}
+    assert_equal(workplace, whole(kind), kind)
+
+
+def test_shard_of_ones_own_is_refused_under_torchrun(command, warm, tmp_path):
+    for each in warm.run_workers(2, command("exact", "--shard", "0/2"), tmp_path):
+        assert each.returncode == 1 and "--shard" in each.stderr and "leave it out" in each.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torchrun_starts_anew_only_when_told(command, warm, workplace, start, whole):
+    """With --overwrite, an old log and any number of old shards are replaced."""
+    start("exact", "--seed", 1, "--max", 3)
+    (first, _) = warm.run_workers(2, command("exact"), workplace)
+    assert first.returncode == 1 and "seed was 1, now 0; --overwrite" in first.stderr
+    for index, count in [(0, 1), (1, 3), (2, 5)]:
+        path = workplace / f"log.tsv.shards/{index}-of-{count}.tsv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("idx\tlabel\n0\t1\n")
+    done = warm.run_workers(2, command("exact", "--overwrite"), workplace)
+    assert [each.returncode for each in done] == [0, 0], done
+    assert_equal(workplace, whole("exact"), "exact")
+
+
+@needs_proc
+@pytest.mark.slow
+def test_killed_worker_is_started_again_by_torchrun(command, tmp_path, whole):
+    """torchrun then starts all of them anew, which takes 15 seconds; also with --overwrite, no
+    finished row is computed again.
+    """
+    line = torchrun(command("exact", "--overwrite"), 2, restarts=1)
+    with launched(line, tmp_path, lambda: rows_in(tmp_path, "exact") >= 5) as launcher:
+        os.kill(workers_of(launcher)[1], signal.SIGKILL)
+        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
+    (tmp_path / "output").unlink()
+    assert_equal(tmp_path, whole("exact"), "exact")
+    assert len(manifest_of(tmp_path / "log.tsv")["runs"]) > 2
+
+
+@pytest.mark.slow
+def test_torchrun_leaves_a_finished_log_alone(command, start, workplace):
+    """A run of 6 seconds."""
+    start("exact")
+    before = snapshot(workplace)
+    assert run_process(torchrun(command("exact"), 2), workplace).returncode == 0
+    assert snapshot(workplace) == before

@@ -1,0 +1,85 @@
+"""Small runs of all evaluations, whose logs are compared to the last bit but for times."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothadv.voting.classifier import VotingClassifier
+from smoothadv.voting.counter import VoteCounter
+from support.attack_runs import archive, assert_same_attack
+from support.commands import rows
+from support.sharding import assert_same
+
+_ATTACK = ["--num-steps", 2, "--num-noise-vec", 2, "--N", 50]
+EVALUATIONS: dict[str, tuple[str, list[object], str]] = {
+    "exact": ("certify", ["--N", 300], "log.tsv"),
+    "adaptive": ("certify", ["--method", "adaptive", "--N", 800, "--radii", 0, 0.25], "log.tsv"),
+    "predict": ("predict", [*_ATTACK, "--attack", "PGD", "--epsilon", 0.5], "log.tsv"),
+    "attack": ("attack", [*_ATTACK, "--epsilon", 0.5], "out/epsilon_0.5.tsv"),
+    "restarts": (
+        "attack",
+        [
+            *(*_ATTACK, "--epsilon", 0.5, "--random-start", "--restarts", 2),
+            *("--target", "random", "--attack-batch", 5),
+        ],
+        "out/epsilon_0.5.tsv",
+    ),
+    "stein": (
+        "attack",
+        [*_ATTACK, "--epsilon", 0.5, "--gradient", "stein", "--attack-batch", 1],
+        "out/epsilon_0.5.tsv",
+    ),
+    "ddn": ("attack", [*_ATTACK, "--attack", "DDN", "--epsilon", 0.5], "out/epsilon_0.5.tsv"),
+    "falsify": ("attack", _ATTACK, "out/against.tsv"),
+}
+"""The command, its options, and its log; ``falsify`` needs --against as well."""
+IMAGES = 21
+
+
+def arguments_of(kind: str, checkpoint: Path, certified: Path, *options: object) -> list[object]:
+    """The arguments of a command that evaluates some images; options given later win."""
+    command, usual, log = EVALUATIONS[kind]
+    against = ["--against", certified] if kind == "falsify" else []
+    selected = ["--device", "cpu", "--max", IMAGES]
+    output = "out" if command == "attack" else log
+    return ["digits", checkpoint, 0.25, output, *selected, *usual, *against, *options]
+
+
+def assert_equal(folder: Path, expected: Path, kind: str) -> None:
+    """The log of an evaluation in a folder is that in another one, and nothing else is there."""
+    path = EVALUATIONS[kind][2]
+    compare: Callable = assert_same
+    if EVALUATIONS[kind][0] == "attack":
+        compare = assert_same_attack
+        indices = [int(row["idx"]) for row in rows(folder / path)]
+        assert archive(folder / path)["idx"].tolist() == sorted(indices)
+    compare(folder / path, expected / path)
+    files = {name.relative_to(folder) for name in folder.rglob("*") if name.is_file()}
+    wanted = {name.relative_to(expected) for name in expected.rglob("*") if name.is_file()}
+    assert files == wanted
+
+
+def stop_at_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:
+    """Let the classifier raise ``error`` at its pass with this number, of votes and attacks, not of
+    their digest.
+    """
+    forward, digest = VotingClassifier.forward, VoteCounter.logits_digest
+    passes = itertools.count(1)
+
+    def stopping(self: VotingClassifier, images: torch.Tensor) -> torch.Tensor:
+        if next(passes) == number:
+            raise error
+        return forward(self, images)
+
+    def undisturbed(self: VoteCounter, shape: tuple[int, ...]) -> str | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(VotingClassifier, "forward", forward)
+            return digest(self, shape)
+
+    monkeypatch.setattr(VotingClassifier, "forward", stopping)
+    monkeypatch.setattr(VoteCounter, "logits_digest", undisturbed)
