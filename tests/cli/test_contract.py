@@ -312,6 +312,38 @@ def test_processes_write_the_log_of_one(command, warm, tmp_path, whole, kind, pr
     assert_equal(tmp_path, whole(kind), kind)
 
 
+HELD = """
+import time
+from pathlib import Path
+from smoothadv.base.registry import Registry
+from smoothadv.records.writer import LogWriter
+
+append, rows = LogWriter.append, []
+
+def held(log, *arguments):
+    while len(rows) == 4 and Path("held").exists():
+        time.sleep(0.01)
+    rows.append(append(log, *arguments))
+
+LogWriter.append = held
+Registry("nothing").register("held")(held)
+"""
+
+
+def hold(folder: Path) -> list[object]:
+    """Options with which a process waits after four rows, for as long as there is a file
+    ``held``.
+    """
+    (folder / "held").touch()
+    (folder / "held.py").write_text(HELD)
+    return ["--plugin", "held.py"]
+
+
+def release(folder: Path) -> None:
+    for name in ("held", "held.py"):
+        (folder / name).unlink(missing_ok=True)
+
+
 @pytest.mark.parametrize("kind", ["exact", "attack"])
 def test_killed_processes_are_continued_by_another_number(
     start, command, warm, workplace, whole, kind
@@ -319,8 +351,9 @@ def test_killed_processes_are_continued_by_another_number(
     """First one process begins, then two go on until they are killed, then three, which finish."""
     start(kind, "--max", 2)
     begun = (workplace / LOGS[kind]).read_bytes().splitlines()
-    with warm.workers(2, command(kind), workplace) as workers:
-        wait_until(lambda: rows_in(workplace, kind) >= 8, workers[0])
+    with warm.workers(2, command(kind, *hold(workplace)), workplace) as workers:
+        wait_until(lambda: rows_in(workplace, kind) == 2 + 4 + 4, workers[0])
+    release(workplace)
     paths = workplace.rglob("*.tsv")
     kept = [line for path in paths for line in path.read_bytes().split(b"\n")[1:-1]]
     assert refused(start(kind), "shards of this log", "torchrun")
@@ -356,11 +389,13 @@ def test_killed_worker_is_started_again_by_torchrun(command, tmp_path, whole):
     """torchrun then starts all of them anew, which takes 15 seconds; also with --overwrite, no
     finished row is computed again.
     """
-    line = torchrun(command("exact", "--overwrite"), 2, restarts=1)
-    with launched(line, tmp_path, lambda: rows_in(tmp_path, "exact") >= 5) as launcher:
+    line = torchrun(command("exact", "--overwrite", *hold(tmp_path)), 2, restarts=1)
+    with launched(line, tmp_path, lambda: rows_in(tmp_path, "exact") == 8) as launcher:
         os.kill(workers_of(launcher)[1], signal.SIGKILL)
+        (tmp_path / "held").unlink()
         assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
     (tmp_path / "output").unlink()
+    release(tmp_path)
     assert_equal(tmp_path, whole("exact"), "exact")
     assert len(manifest_of(tmp_path / "log.tsv")["runs"]) > 2
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from smoothadv.attacks import ATTACKS
+from smoothadv.base import distributed
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
@@ -24,7 +25,6 @@ from smoothadv.noise import GaussianNoise
 from smoothadv.objectives import OBJECTIVES as KINDS
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training import processes
 from smoothadv.training.evaluate import evaluate
 from smoothadv.training.execution import Execution
 from smoothadv.training.teacher import Teacher
@@ -359,7 +359,7 @@ def test_tensors_of_all_layouts_are_exchanged_as_one(as_stored):
         torch.randn(()),
         last[:0],
     ]
-    flat, views = processes._in_one_tensor(tensors, as_stored)
+    flat, views = distributed._in_one_tensor(tensors, as_stored)
     assert flat.shape == (sum(tensor.numel() for tensor in tensors),)
     assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
     assert [view.stride() == each.stride() for view, each in zip(views[:2], tensors)] == [
