@@ -2,7 +2,6 @@
 undisturbed run.
 """
 
-import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from support.commands import (
 )
 from support.evaluations import stop_at_pass
 from support.sharding import manifest_of
-from support.stopping import send
 
 # Images of two draws each: 64 share a pass, so that stopped runs continue in groups of other
 # images.
@@ -65,8 +63,11 @@ def attack(checkpoint, workplace, capsys) -> Callable:
 def test_stopped_between_its_last_row_and_the_end_it_is_finished_without_work(
     attack, workplace, whole, monkeypatch
 ):
+    def stop(*arguments, **arrays):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(np, "savez_compressed", lambda *arguments, **arrays: send(signal.SIGINT))
+        patch.setattr(np, "savez_compressed", stop)
         assert attack().code == 130
     log = (workplace / LOG).read_bytes()
     stop_at_pass(monkeypatch, 1, AssertionError("nothing is left to be computed"))
