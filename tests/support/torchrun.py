@@ -27,7 +27,7 @@ def torchrun(command: list[str], processes: int, restarts: int = 0) -> list[str]
         "--standalone",
         f"--nproc-per-node={processes}",
     ]
-    return [*launch, f"--max-restarts={restarts}", *command[1:]]
+    return [*launch, f"--max-restarts={restarts}", "--", *command[1:]]
 
 
 def workers_of(launcher: subprocess.Popen) -> list[int]:
