@@ -50,7 +50,7 @@ WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
     *("evaluation.pictures", "evaluation.shards"),
     *("sweep.folders", "sweep.grid", "sweep.jobs", "sweep.job_record"),
-    *("sweep.job_execution", "sweep.stages", "sweep.engines", "cli.merging"),
+    *("sweep.job_execution", "sweep.stages", "sweep.engines"),
     *("cli.options.components", "cli.options.recipes", "cli.runner"),
 }
 # Their functions may import torch, but importing them does not: names, requests and help texts do
@@ -62,7 +62,7 @@ LOADED_WITHOUT_TORCH = {
     "smoothadv.cli.analyze",
     "smoothadv.cli.certify",
     "smoothadv.cli.options.shared",
-    "smoothadv.cli.options.smoothing",
+    "smoothadv.cli.evaluation",
     "smoothadv.sweep",
     "smoothadv.datasets",
     "smoothadv.evaluation.specs",

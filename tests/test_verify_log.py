@@ -24,11 +24,11 @@ import torch
 from scipy import stats
 
 from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.api.arguments import common_fields
+from smoothadv.api import dataset_of
 from smoothadv.base.errors import UserError
 from smoothadv.evaluation.certify import certify
 from smoothadv.evaluation.shards import Shard, merge
-from smoothadv.evaluation.specs import CertifyRequest
+from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.records.logs import manifest_path
 from smoothadv.statistics import PROCEDURES, Smoothing
@@ -96,22 +96,24 @@ def written(
     images[:, 0, 0, 0] = torch.tensor(GREY) / 255
     lower = thresholds.index(0.5)  # the last two will be wrong
     labels = torch.tensor([lower + int(grey > 127) for grey in GREY[:-2]] + [lower + 1] * 2)
-    fields = common_fields(
-        "certify", IntervalClassifier(*thresholds), images, labels, {"seed": 3, "device": "cpu"}
+    model = IntervalClassifier(*thresholds)
+    spec = CertifySpec(
+        model=model,
+        dataset=dataset_of(model, images, labels, None, "images"),
+        seed=3,
+        device="cpu",
+        sigma=SIGMA,
+        n=N,
+        method=method,
+        settings=settings,
+        sound=sound,
+        log=log,
     )
-    fields |= {
-        "sigma": SIGMA,
-        "draws": N,
-        "method": method,
-        "procedure_settings": settings,
-        "sound": sound,
-    }
-    request = CertifyRequest(**fields, outfile=log)
     for number in range(shards):
-        certify(dataclasses.replace(request, shard=Shard(number, shards)))
+        certify(dataclasses.replace(spec, shard=Shard(number, shards)))
     merge(
         log, [Shard(number, shards).path(log) for number in range(shards)]
-    ) if shards else certify(request)
+    ) if shards else certify(spec)
     return log
 
 

@@ -1,6 +1,6 @@
 """Smooth: a base classifier under Gaussian noise, its predictions and its certificates.
 
-``smoothing.voting`` counts votes; ``certification`` and ``bounds`` decide what the counts certify.
+``voting`` counts votes; ``statistics`` decides what the counts certify.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Smooth:
         ``n0`` draws select the class, ``n`` fresh ones estimate its probability, ``alpha`` is the
         probability of a false statement, ``batch_size`` the draws per forward pass. ``stream``
         supplies the noise: by default a new one seeded by torch's global generator, so that every
-        call draws new noise. The guarantee is that of ``certification.exact``.
+        call draws new noise. The guarantee is that of ``statistics.exact``.
         """
         certificate = self.certificate(x, n0, n, alpha, batch_size, stream=stream)
         return certificate.prediction, certificate.radius
@@ -100,7 +100,7 @@ class Smooth:
     ) -> int:
         """The smoothed classifier's class at ``x`` [C, H, W] from ``n`` draws, or ABSTAIN.
 
-        Wrong with probability at most ``alpha``: the guarantee of ``certification.prediction``.
+        Wrong with probability at most ``alpha``: the guarantee of ``statistics.prediction``.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, got {n}")

@@ -17,8 +17,8 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import PlugIn, Stein
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.errors import NonFiniteError, UserError
-from smoothadv.base.settings import settings_of
-from smoothadv.evaluation.specs import CertifyRequest
+from smoothadv.base.settings import options_of
+from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.objectives import OBJECTIVES, DataPolicy
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.objectives.smoothadv import SmoothAdv
@@ -53,7 +53,8 @@ UP_TO_A_MILLION = [*COUNT, 1_000_001]
 NAME = [True, math.nan, -1, 10**6000, b"x", [1], {}, object()]
 CHOICE = [*NAME, "x", "", None]
 SWITCH = [*NO_NUMBERS[1:-2], 0, 1, None]
-PATH = [*NAME, "", "/"]
+FOLDER = [*NAME, ""]
+PATH = [*FOLDER, "/"]
 SHARED = {
     **{
         "sigma": [*POSITIVE, 10.1],
@@ -61,7 +62,7 @@ SHARED = {
         "n": COUNT,
         "seed": [*WHOLE, 2**128],
         "skip": COUNT,
-        "maximum": COUNT,
+        "limit": COUNT,
     },
     **{
         "batch": UP_TO_A_MILLION,
@@ -101,7 +102,7 @@ KEYWORDS = {
         **{
             **ATTACKED,
             "base_attack": SWITCH,
-            "folder": PATH,
+            "outdir": FOLDER,
             "attack": OTHER,
             "target": [-1, 10**6000, -(10**6000), 1.5, True, "cat", "", [1], {}, np.array([1, 2])],
         },
@@ -124,7 +125,7 @@ KEYWORDS = {
         "against": PATH,
         "fraction": INSIDE,
         "false_alarm": INSIDE,
-        "folder": PATH,
+        "outdir": FOLDER,
     },
     "train": {
         **{
@@ -218,7 +219,7 @@ FIELDS = [
         )
         for registry in (ATTACKS, OBJECTIVES, DENOISING, PROCEDURES)
         for kind in registry.values()
-        for one in settings_of(kind)
+        for one in options_of(kind)
     ),
 ]
 
@@ -288,9 +289,9 @@ def test_numbers_of_other_kinds_become_pythons():
     assert ScheduleChoices(epochs=1e2, micro_batch=None, momentum=0) == ScheduleChoices(
         epochs=100, momentum=0.0
     )
-    limits = {"sigma": 10, "seed": 2**128 - 1, "draws": 4e9, "batch": 10**6, "maximum": None}
+    limits = {"sigma": 10, "seed": 2**128 - 1, "n": 4e9, "batch": 10**6, "limit": None}
     assert (
-        CertifyRequest(classifier=nn.Flatten(), images="digits", outfile="log.tsv", **limits).n
+        CertifySpec(model=nn.Flatten(), dataset="digits", log="log.tsv", **limits).n
         == 4_000_000_000
     )
     assert (

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDat
 import smoothadv
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.errors import DoubtfulWarning, UserError
-from smoothadv.evaluation.classifiers import module_digest
+from smoothadv.evaluation.model import module_digest
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from support.commands import CODE, run_process

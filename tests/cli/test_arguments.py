@@ -18,7 +18,7 @@ from smoothadv.cli import (
     analyze,
     attack,
     certify,
-    merging,
+    evaluation,
     predict,
     quantize,
     sweep,
@@ -39,7 +39,7 @@ MAKERS = [
     ),
     *(
         quantize.export_parser,
-        lambda: merging.merge_parser("certify"),
+        lambda: evaluation.merge_parser("certify"),
         lambda: train.make_parser([]),
     ),
     *(lambda: train_pgd.make_parser([]), lambda: train_pgd.make_parser(["--released-behaviour"])),
@@ -84,7 +84,9 @@ def takers(text: str) -> dict[str, object]:
 
 
 def test_digits_are_those_from_0_to_9_and_outputs_have_names():
-    outputs = {name for name in EVERY if name.split()[-1] in ("outfile", "outdir", "output")}
+    outputs = {
+        name for name in EVERY if name.split()[-1] in ("outfile", "outdir", "output", "--against")
+    }
     for right, wrong, least in (("5", "٥", 150), ("0.5", "٠.٥", 100), ("3/8", "٣/٨", 10)):
         assert (
             len(takers(right)) > least and not takers(right).keys() & takers(wrong).keys() - outputs
@@ -100,7 +102,7 @@ def test_counts_end_where_no_run_could():
     assert not counts & takers(str(2**128)).keys() and "smoothadv analyze table decimals" in takers(
         "100"
     )
-    assert {f"smoothadv certify {name}" for name in ("N", "N0", "max", "skip")} <= takers(
+    assert {f"smoothadv certify {name}" for name in ("--N", "--N0", "--max", "--skip")} <= takers(
         str(MOST)
     ).keys()
 

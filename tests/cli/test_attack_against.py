@@ -26,7 +26,7 @@ from smoothadv.evaluation.falsify import (
     verdict,
 )
 from smoothadv.evaluation.log import Example
-from smoothadv.evaluation.specs import AttackPlan, FalsifyRequest
+from smoothadv.evaluation.specs import FalsifySpec
 from smoothadv.noise import Noise, Purpose
 from smoothadv.statistics.bounds import certified_radius
 from support.attack_runs import (
@@ -397,14 +397,14 @@ def test_sound_certificates_are_attacked_by_images_of_8_bits_within_the_radius(
 # the certificates are false. That is allowed: before its noise is drawn, each image gets a false
 # certificate with probability <= alpha.
 ALPHA, N, IMAGES, RUNS = 0.001, 1000, 5000, 60
-REQUEST = FalsifyRequest(
-    classifier=Path("checkpoint.pth.tar"),
-    images="digits",
+SPEC = FalsifySpec(
+    model=Path("checkpoint.pth.tar"),
+    dataset="digits",
     sigma=0.25,
     alpha=ALPHA,
     against=Path("log.tsv"),
     outdir=Path("out"),
-    attack=AttackPlan(attack=PGD(0.0, 1)),
+    attack=PGD(0.0, 1),
 )
 
 
@@ -422,7 +422,7 @@ def test_radii_that_were_rounded_are_attacked_as_if_they_were_rounded_up(workpla
     """
     rows = [f"{idx}\t1\t1\t{radius}\t1\t0:00:01\n" for idx, radius in enumerate((*printed, 0.0))]
     Path("log.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))
-    certificates = read_certificates(REQUEST)
+    certificates = read_certificates(SPEC)
     radii = [claim.radius for claim in certificates.claims.values()]
     assert radii == pytest.approx(least, rel=1e-12)
     polls, example = (
@@ -450,13 +450,13 @@ RECORD = (
 )
 def test_certificates_of_anything_else_are_not_attacked(images, classes, changed):
     recorded = {name: f"one {name}" for name in RECORD}
-    certificates = Certificates(REQUEST.against, [4], {4: Claim(0, 1, 0.1)}, ALPHA, 1.0, recorded)
+    certificates = Certificates(SPEC.against, [4], {4: Claim(0, 1, 0.1)}, ALPHA, 1.0, recorded)
 
     def check(images: int, classes: int, **settings: object) -> None:
         dataset = mock.MagicMock(
             __len__=lambda dataset: images, description=mock.Mock(num_classes=classes)
         )
-        certificates.check_job(mock.Mock(dataset=dataset, settings={**recorded, **settings}))
+        certificates.check_evaluation(mock.Mock(dataset=dataset, settings={**recorded, **settings}))
 
     check(5, 2)
     words = "it has image 4 and class 1" if changed is None else f"something else: {changed} was"
@@ -480,7 +480,7 @@ def certified_and_flipped(seed: int) -> tuple[Certificates, pd.DataFrame]:
         {"idx": images, "certified": [claim.certified for claim in claims.values()]}
     )
     table = table.assign(label=0, predict=0, radius=0.01, attack_norm=0.0, flipped=table.certified)
-    return Certificates(REQUEST.against, list(range(IMAGES)), claims, ALPHA, 0.999, None), table
+    return Certificates(SPEC.against, list(range(IMAGES)), claims, ALPHA, 0.999, None), table
 
 
 def test_a_log_that_holds_its_alpha_is_not_accused():
@@ -488,7 +488,7 @@ def test_a_log_that_holds_its_alpha_is_not_accused():
     less than 0.002.
     """
     runs = [certified_and_flipped(seed) for seed in range(RUNS)]
-    assert sum(verdict(REQUEST, *run).refutes for run in runs) <= 1
+    assert sum(verdict(SPEC, *run).refutes for run in runs) <= 1
     false = np.array([table.flipped.sum() for _, table in runs])
     assert (
         stats.binomtest(int(false.sum()), RUNS * IMAGES, ALPHA, alternative="greater").pvalue > 1e-6
@@ -497,7 +497,7 @@ def test_a_log_that_holds_its_alpha_is_not_accused():
     # The negative control, of the certified images alone: far more than a share alpha of these are
     # false.
     alone = [(dataclasses.replace(each, images=sorted(each.claims)), table) for each, table in runs]
-    assert sum(verdict(REQUEST, *run).refutes for run in alone) > RUNS / 10
+    assert sum(verdict(SPEC, *run).refutes for run in alone) > RUNS / 10
 
 
 def test_one_flip_more_than_is_credible_accuses_a_log():
@@ -505,7 +505,7 @@ def test_one_flip_more_than_is_credible_accuses_a_log():
     exceeds is no proof.
     """
     certificates, table = certified_and_flipped(0)
-    credible = int(stats.binom.isf(0.001, IMAGES, ALPHA + REQUEST.alpha))
+    credible = int(stats.binom.isf(0.001, IMAGES, ALPHA + SPEC.alpha))
     assert (
         stats.binom.sf(credible, IMAGES, 0.002)
         <= 0.001
@@ -516,5 +516,5 @@ def test_one_flip_more_than_is_credible_accuses_a_log():
         flipped = pd.concat(
             [table.head(1).assign(idx=index, certified=1, flipped=1) for index in claims]
         )
-        judged = verdict(REQUEST, dataclasses.replace(certificates, claims=claims), flipped)
+        judged = verdict(SPEC, dataclasses.replace(certificates, claims=claims), flipped)
         assert (judged.tolerated, judged.refutes) == (credible, flips > credible)

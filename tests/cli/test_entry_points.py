@@ -77,7 +77,7 @@ def validate(monkeypatch):
         for step in FIRST_STEPS[name]:
             monkeypatch.setattr(f"smoothadv.{step}", accept)
         if arguments[0] == "merge":
-            monkeypatch.setattr("smoothadv.cli.merging.merge", accept)
+            monkeypatch.setattr("smoothadv.cli.evaluation.merge", accept)
         with pytest.raises(Accepted):
             code = command.main(arguments)
             pytest.fail(f"exit code {code}: {line}")

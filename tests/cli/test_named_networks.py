@@ -4,6 +4,7 @@ Python.
 
 import csv
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch
 import smoothadv
 from smoothadv.architectures.libraries import library_network
 from smoothadv.checkpoints import read_checkpoint
-from smoothadv.evaluation.named_networks import named_network
-from smoothadv.evaluation.specs import CertifyRequest
+from smoothadv.evaluation.model import fit_to_model, open_model, warn_about_network
+from smoothadv.evaluation.specs import CertifySpec
 from support.commands import call, refused, run_process, script, succeed, timeless
 from support.image_files import random_image, save_image
 from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
@@ -157,18 +158,18 @@ def test_photographs_are_prepared_as_the_network_expects(place):
         "imagefolder:photos@16": "imagefolder:photos@16",
         "digits": "digits",
     }.items():
-        request = CertifyRequest(
-            classifier=Path("hf:hf"), images=images, sigma=0.25, outfile=Path("log.tsv")
-        )
-        named = named_network(request)
+        spec = CertifySpec(model="hf:hf", dataset=images, sigma=0.25, log="log.tsv")
+        named = open_model(spec)
         named.found.module.train()
         module, pixels = named.found.normalized, torch.rand(2, 3, 8, 8)
         assert not module.training, "dropout and batch statistics never vote"
         expected = named.found.module.eval()((pixels - 0.5) / 0.5).logits
         torch.testing.assert_close(module(pixels).logits, expected)
-        changed, notes = named.prepared(request)
-        assert changed.images == prepared and len(notes) == (images != prepared)
-        assert all(f"radii are about {prepared}" in note for note in notes)
+        changed = fit_to_model(spec, named)
+        with warnings.catch_warnings(record=True) as notes:
+            warn_about_network(named, spec, changed)
+        assert changed.dataset == prepared and len(notes) == (images != prepared)
+        assert all(f"radii are about {prepared}" in str(note.message) for note in notes)
 
 
 @pytest.mark.parametrize(

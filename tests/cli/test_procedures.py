@@ -171,7 +171,9 @@ def test_default_number_of_draws_is_that_of_the_method(
     given = {}
     nothing = WrittenLog(workplace / "log.tsv", is_whole=False, batch=1, attack_batch=None)
     written = "smoothadv.evaluation.certify.write_log"
-    monkeypatch.setattr(written, lambda job, plan: given.update(plan.settings) or nothing)
+    monkeypatch.setattr(
+        written, lambda evaluation, plan: given.update(evaluation.settings) or nothing
+    )
     positional = ["digits", checkpoint, SIGMA, "log.tsv", "--device", "cpu"]
     assert call(capsys, "certify", *positional, "--method", method).code == 0
     assert (given["N"], given["N0"], given["method"]) == (draws, 100, method)
@@ -355,7 +357,7 @@ def test_sound_is_refused_at_an_image_that_is_not_of_8_bits(
     certify, workplace, restored_kernels, monkeypatch, start
 ):
     dimmed = Dimmed(get_dataset("digits", "test"), start)
-    monkeypatch.setattr("smoothadv.evaluation.setup.get_dataset", lambda *arguments: dimmed)
+    monkeypatch.setattr("smoothadv.evaluation.model.get_dataset", lambda *arguments: dimmed)
     outcome = certify("log.tsv", "--sound")
     assert refused(outcome, "8-bit")
     if start == 0:

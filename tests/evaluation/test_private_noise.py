@@ -17,7 +17,7 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.errors import UserError
 from smoothadv.evaluation import setup as smoothing_job
-from smoothadv.evaluation.classifiers import classifier_digest
+from smoothadv.evaluation.model import classifier_digest
 from smoothadv.noise import (
     GaussianNoise,
     Noise,

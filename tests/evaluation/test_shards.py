@@ -6,8 +6,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from smoothadv.cli.options.smoothing import shard
+
 from smoothadv.evaluation.shards import Shard
 
 

@@ -10,7 +10,7 @@ import torch
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import Stein
-from smoothadv.base.settings import SettingError, settings_of
+from smoothadv.base.settings import SettingError, options_of
 from smoothadv.noise import training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.gaussian import Gaussian
@@ -186,7 +186,7 @@ def test_every_objective_gives_a_finite_loss_with_a_gradient(objective, noise_sd
 @every_objective
 @pytest.mark.parametrize("text", ["-0.1", "10.1", "nan", "inf", "some"])
 def test_noise_of_every_objective_is_a_standard_deviation_of_at_most_10(objective, text):
-    (noise,) = [each for each in settings_of(objective) if each.field == "noise_sd"]
+    (noise,) = [each for each in options_of(objective) if each.field == "noise_sd"]
     assert noise.parse("10") == 10
     with pytest.raises(SettingError, match=text):
         noise.parse(text)

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from smoothadv.datasets import get_dataset
-from smoothadv.evaluation.classifiers import classifier_digest
+from smoothadv.evaluation.model import classifier_digest
 from smoothadv.noise import GaussianNoise, NoiseKey, Purpose
 from support.commands import rows, timeless
 from support.sharding import manifest_of

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.settings import settings_of
+from smoothadv.base.settings import options_of
 from smoothadv.sweep.engines import ENGINES, Site, local, ray, slurm
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.engines.slurm import Attempt, Slurm
@@ -55,8 +55,7 @@ def refused(capsys, *options: object) -> tuple[int, str]:
 
 
 SETTINGS = {
-    engine: {setting.flag: setting for setting in settings_of(ENGINES[engine])}
-    for engine in ENGINES
+    engine: {setting.flag: setting for setting in options_of(ENGINES[engine])} for engine in ENGINES
 }
 FLAGS = {flag for settings in SETTINGS.values() for flag in settings}
 FOREIGN = [(engine, flag) for engine in ENGINES for flag in sorted(FLAGS - SETTINGS[engine].keys())]

@@ -7,4 +7,4 @@ INPUT_LAYER_NAMES = ("normalize", "center")
 EXISTING = ("resume", "overwrite", "refuse")
 """What to do with a log, or a training run, that exists already."""
 PRECISION_NAMES = ("fp32", "bf16", "fp16")
-"""Of ``smoothing.classifier.PRECISIONS``."""
+"""Of ``voting.classifier.PRECISIONS``."""

@@ -1,20 +1,46 @@
-"""Components declare their settings as dataclass fields; commands make an option of each.
+"""Frozen dataclasses describe runs and components; each field, made by ``setting``, says all of
+itself.
 
-A component (an attack, an objective) is a frozen dataclass. Each field made by ``setting`` becomes
-one command-line option, so that the file of a new component also defines what commands offer, and
-what values it may have: ``check_settings`` holds a value that was given in Python to the words that
-a command would accept.
+A field says what it means, which values it takes, what a command calls it, whether Python has it as
+a keyword, and whether it decides the numbers. This one place makes the options of a command
+(``cli.options.components``), the keywords and the documentation of a Python function (``takes``),
+the checks of values (``Checked``) and the manifest's record of a run (``identity``):
+
+    @dataclass(frozen=True, kw_only=True)
+    class ShoutSpec(Checked):
+        text: str = setting(parse=str, flag="text", help="what to shout")
+        volume: float = setting(
+            1.0, parse=positive_float, flag="--volume --loudness", group="sound", unit="decibels",
+            records="volume", help="how loud",
+        )
+        echo: bool = setting(False, help="repeat it")
+        log: Path | None = setting(None, parse=output_file, flag="", help="log to write")
+
+        def __post_init__(self) -> None:  # the values are checked by now
+            if self.echo and self.volume < 1:
+                raise UsageError("--echo needs a --volume of at least 1")
+
+    add_settings(parser, options_of(ShoutSpec))  # TEXT, --volume (or --loudness) and --echo
+    spec = ShoutSpec(**given_settings(ShoutSpec, parser.parse_args()))
+    identity(spec)  # {"volume": 1.0}
+
+    @takes(ShoutSpec)
+    def shout(**keywords): ...  # help(shout) lists text, volume, echo and log
 """
 
 import argparse
 import dataclasses
+import functools
+import inspect
 import math
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from decimal import Decimal
 from numbers import Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from smoothadv.base.errors import UserError
@@ -65,8 +91,7 @@ _MOST = 4_000_000_000
 positive_int = number(int, "a whole number from 1 to 4,000,000,000", lambda v: 1 <= v <= _MOST)
 non_negative_int = number(int, "a whole number from 0 to 4,000,000,000", lambda v: 0 <= v <= _MOST)
 any_seed = number(int, "a whole number from 0 to 2^128 - 1", lambda v: 0 <= v < 2**128)
-"""Parses the seed of random numbers; all other whole numbers are counts, which a run could come to.
-"""
+"""Parses the seed of random numbers; all other whole numbers are counts that a run could reach."""
 positive_float = number(float, "a number above 0", lambda v: v > 0)
 non_negative_float = number(float, "a number of at least 0", lambda v: v >= 0)
 share_of_one = number(float, "a share from 0 to 1", lambda v: 0 <= v <= 1)
@@ -150,25 +175,125 @@ def output_folder(text: str) -> Path:
     return Path(text)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a field says of itself; the arguments of ``setting`` say what each entry means."""
+
+    help: str | Callable[[], str]
+    parse: Callable[[str], Any] | None
+    choices: Iterable[str] | None
+    check: Callable[[str], Any] | None
+    kind: Any
+    flags: tuple[str, ...]
+    metavar: str | None
+    many: bool | str
+    constants: Mapping[str, str]
+    group: str
+    unit: str
+    keyword: bool
+    alias: str | None
+    records: str
+    default: Any
+    field: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The main flag, or the name of a positional argument; "" if commands have no option."""
+        return self.flags[0] if self.flags else ""
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def description(self) -> str:
+        """The help text, with the names to choose from and the unit."""
+        text = self.help() if callable(self.help) else self.help
+        if isinstance(self.choices, Mapping):
+            text = f"{text}, one of {', '.join(self.choices)}"
+        return f"{text} ({self.unit})" if self.unit else text
+
+
 def setting(
     default: Any = MISSING,
     *,
-    help: str,
+    help: str | Callable[[], str] = "",
     parse: Callable[[str], Any] | None = None,
-    flag: str | None = None,
-    many: bool = False,
+    choices: Iterable[str] | None = None,
     check: Callable[[str], Any] | None = None,
+    kind: Any = bool,
+    flag: str | None = None,
+    metavar: str | None = None,
+    many: bool | str = False,
+    constants: Mapping[str, str] = MappingProxyType({}),
+    group: str = "",
+    unit: str = "",
+    keyword: bool = True,
+    alias: str | None = None,
+    records: str = "",
+    **further: Any,
 ) -> Any:
-    """A dataclass field that becomes an option: ``--field-name`` unless ``flag`` says otherwise.
+    """A field of a frozen dataclass; one without default is required, one that may be None says so
+    in its type.
 
-    ``parse`` turns the text into the value and raises SettingError on a bad one; without it the
-    setting is a switch (a bool, False by default). ``many`` takes one value or more, as a list.
-    ``check`` reads what is given in Python (None: as ``parse``). A field without default is a
-    required option. The result is Any, as for dataclasses.field: the annotation of the field is its
-    type.
+    What it is: ``help`` is its meaning, or a function that returns it, ``unit`` its unit.
+    ``records`` is the manifest's name for it where it decides the numbers.
+
+    Which values it takes: ``parse`` turns a text into the value and raises SettingError on a bad
+    one; or it is one of ``choices``, which may be a Registry. ``check`` reads what is given in
+    Python (None: as ``parse``), unless that is an object of the ``kind``. Without parser and
+    choices it must be one: by default a bool, which makes a switch. ``many`` takes a list of one
+    value or more, "*" also of none.
+
+    What commands call it: ``flag`` is its flag, or several separated by spaces, of which the first
+    is the main one; a name without dashes makes a positional argument, "" no option. By default the
+    flag is ``--field-name`` if there is a ``help``. The flag of a switch that is True by default
+    turns it off; one that is None by default has ``--x`` and ``--no-x``. ``constants`` makes a
+    switch ``--value`` of each value, with its help text. ``group`` is the title of the options
+    around it in the help of the command.
+
+    What Python calls it: the name of the field, if ``keyword``; ``alias`` is an older name.
+
+    ``further`` arguments are those of dataclasses.field. The result is Any, as there: the
+    annotation of the field is its type.
     """
-    how = {"help": help, "parse": parse, "flag": flag, "many": many, "check": check or parse}
-    return dataclasses.field(default=default, metadata=how)
+    if parse is None and choices is not None:
+        parse = getattr(choices, "require", None) or one_of(choices)
+    is_option = bool(help) if flag is None else bool(flag)
+    how = Setting(
+        help=help,
+        parse=parse,
+        choices=choices,
+        check=check or parse,
+        kind=kind,
+        flags=tuple((flag or "").split()) or (("",) if is_option else ()),
+        metavar=metavar,
+        many=many,
+        constants=constants,
+        group=group,
+        unit=unit,
+        keyword=keyword,
+        alias=alias,
+        records=records,
+        default=default,
+    )
+    return dataclasses.field(default=default, metadata={"setting": how}, **further)
+
+
+def settings_of(spec: type) -> list[Setting]:
+    """The settings that a dataclass declares, in order of declaration."""
+    found = []
+    for field in dataclasses.fields(spec):
+        if "setting" in field.metadata:
+            how: Setting = field.metadata["setting"]
+            flags = tuple(flag or "--" + field.name.replace("_", "-") for flag in how.flags)
+            found.append(dataclasses.replace(how, field=field.name, flags=flags))
+    return found
+
+
+def options_of(spec: type) -> list[Setting]:
+    """The settings of which commands make options."""
+    return [one for one in settings_of(spec) if one.flags]
 
 
 def found_value(value: Any) -> str:
@@ -181,24 +306,17 @@ def checked_field(
     parse: Callable[[str], Any] | None,
     default: Any = MISSING,
     *,
-    name: str = "",
+    name: str | None = None,
     kind: Any = bool,
     **further: Any,
 ) -> Any:
-    """A dataclass field, which Python calls ``name``, that ``check_settings`` checks and that makes
-    no option itself.
-
-    ``parse`` and ``kind`` are those of ``checked``; ``further`` arguments those of
-    dataclasses.field.
-    """
-    return dataclasses.field(
-        default=default, metadata={"check": parse, "name": name, "kind": kind}, **further
-    )
+    """A ``setting`` of which no command makes an option."""
+    return setting(default, parse=parse, kind=kind, alias=name, **further)
 
 
 def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any = bool) -> Any:
-    """A ``value`` that was given in Python, as ``parse`` reads it from a command line; None: an
-    object of a ``kind``.
+    """A ``value`` that was given in Python: an object of the ``kind``, or what ``parse`` reads from
+    a command line (None: only such an object).
 
     Numbers become Python's, of NumPy's or of a tensor with one entry; a whole number may be a float
     like 1e5. SettingError, which calls the value ``name``, where a command would accept no text for
@@ -210,9 +328,9 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
         else value
     )
     is_number = isinstance(plain, (Real, Decimal)) and not isinstance(plain, bool)
+    if (parse is None or kind is not bool) and isinstance(plain, kind):
+        return plain
     if parse is None:
-        if isinstance(plain, kind):
-            return plain
         expected = "True or False" if kind is bool else getattr(kind, "__name__", kind)
         raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
     try:
@@ -221,14 +339,15 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
             plain = int(plain) if plain.is_integer() else plain
         text = os.fspath(plain) if isinstance(plain, os.PathLike) else str(plain)
         parsed = parse(text)
-    except SettingError as error:
+    except UserError as error:
         reason = str(error).replace(f"'{text}' is not known; known:", "expected one of")
         reason = reason.replace(f"'{text}' is not", "expected")
         raise SettingError(f"{name}: {found_value(value)}, {reason}") from None
     except (ValueError, OverflowError):
         raise SettingError(f"{name}: {found_value(value)}, expected a smaller one") from None
     wants_number = isinstance(parsed, (int, float))
-    if not (is_number if wants_number else isinstance(plain, (str, os.PathLike))):
+    is_text = isinstance(plain, (str, os.PathLike, type(parsed)))
+    if not (is_number if wants_number else is_text):
         raise SettingError(
             f"{name}: {found_value(value)}, expected {'a number' if wants_number else 'a name'}"
         )
@@ -244,25 +363,23 @@ def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[A
 
 
 def check_settings(component: Any) -> None:
-    """Replace the fields of a dataclass that have a parser by what ``checked`` makes of them, but
-    for their defaults.
+    """Replace the settings of a dataclass by what ``checked`` makes of them, but for their
+    defaults.
 
-    To be called in ``__post_init__``. A field that may be None says so in its type.
+    To be called in ``__post_init__``.
     """
     for field in dataclasses.fields(component):
-        value, how = getattr(component, field.name), field.metadata
-        if (
-            "check" not in how
-            or value is field.default
-            or (value is None and "None" in str(field.type))
-        ):
+        value, how = getattr(component, field.name), field.metadata.get("setting")
+        is_none = value is None and "None" in str(field.type)
+        if how is None or value is field.default or is_none:
             continue
-        name, parse, kind = how.get("name") or field.name, how["check"], how.get("kind", bool)
-        read = (
-            checked_list(name, value, parse)
-            if how.get("many")
-            else checked(name, value, parse, kind)
-        )
+        name = field.name
+        if how.many:
+            read: Any = checked_list(name, value, how.check)
+            if not read and how.many is True:
+                raise SettingError(f"{name}: found {value!r}, expected a list of one or several")
+        else:
+            read = checked(name, value, how.check, how.kind)
         object.__setattr__(component, field.name, read)
 
 
@@ -285,35 +402,56 @@ class Checked:
         check_settings(self)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One declared setting of a component, as a command sees it."""
-
-    field: str
-    flag: str
-    help: str
-    parse: Callable[[str], Any] | None
-    default: Any
-    many: bool
-    check: Callable[[str], Any] | None
-
-    @property
-    def required(self) -> bool:
-        return self.default is MISSING
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def settings_of(component: type) -> list[Setting]:
-    """The declared settings of a component class, in order of declaration, without fields not made
-    by ``setting``.
+def takes(*specs: type) -> Callable[[Function], Function]:
+    """Decorator: a function with ``**keywords`` takes the keywords of the specs.
+
+    Its signature and its docstring then list them, and another one is a TypeError, as Python's. The
+    function gets the keywords that were given, by field.
     """
-    found = []
-    for field in dataclasses.fields(component):
-        if "help" in field.metadata:
-            flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
-            found.append(
-                Setting(field.name, default=field.default, **{**field.metadata, "flag": flag})
-            )
-    return found
+    settings = [one for spec in specs for one in settings_of(spec) if one.keyword]
+    fields = {name: one.field for one in settings for name in (one.field, one.alias) if name}
+
+    parameters = [
+        inspect.Parameter(
+            one.field,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.required else one.default,
+        )
+        for one in settings
+    ]
+    lines = [f"- ``{one.field}``: {one.description}" for one in settings]
+    listed = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
+
+    def decorate(function: Function) -> Function:
+        own = inspect.signature(function)
+        fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        signature = own.replace(parameters=[*fixed, *parameters])
+
+        @functools.wraps(function)
+        def with_keywords(*arguments: Any, **given: Any) -> Any:
+            named = {fields.get(name, name): value for name, value in given.items()}
+            try:
+                signature.bind(*arguments, **named)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            return function(*arguments, **named)
+
+        with_keywords.__signature__ = signature  # type: ignore[attr-defined]
+        with_keywords.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}\n"
+        return with_keywords  # type: ignore[return-value]
+
+    return decorate
+
+
+def identity(spec: Any) -> dict[str, Any]:
+    """What a manifest records of a run: the settings that decide the numbers, but those at None."""
+    values = {one.records: getattr(spec, one.field) for one in settings_of(type(spec))}
+    return {
+        name: settings_record(value) for name, value in values.items() if name and value is not None
+    }
 
 
 def describe(component: Any) -> str:

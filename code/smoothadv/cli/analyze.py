@@ -17,12 +17,12 @@ from smoothadv.base.errors import warn
 from smoothadv.base.files import PAGE, refuse_to_replace, write_atomically, write_text
 from smoothadv.base.settings import (
     number,
+    options_of,
     output_file,
     output_folder,
     positive_int,
     positive_noise_level,
     probability,
-    settings_of,
 )
 from smoothadv.cli.options.components import add_options, add_settings, compose
 from smoothadv.cli.runner import Parser, run
@@ -108,7 +108,7 @@ def _make_parser() -> Parser:
             "-o", "--output", metavar="FILE", type=kind, action="append", default=[], help=what
         )
         add_options(output, _OUTPUT)
-        add_settings(command.add_argument_group(name), settings_of(ANALYSES[name]))
+        add_settings(command.add_argument_group(name), options_of(ANALYSES[name]))
         command.set_defaults(parser=command)
     return parser
 

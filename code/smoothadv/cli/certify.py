@@ -3,63 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.settings import any_seed, positive_int
-from smoothadv.cli.merging import evaluation_main, is_finished
+from smoothadv.base.settings import options_of
+from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.components import (
-    add_components,
-    add_options,
-    fields_given,
+    add_settings,
     given_settings,
+    group_of,
     refuse_foreign_settings,
 )
-from smoothadv.cli.options.shared import THREADS, device, use_threads
-from smoothadv.cli.options.smoothing import add_smoothing, request_fields
+from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import Parser, run
-from smoothadv.evaluation.specs import CertifyRequest
+from smoothadv.evaluation.specs import CertifySpec, VerifySpec
 from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics import PROCEDURES, Procedure
 
 _EXAMPLES = """examples:
-  python code/certify.py digits models/digits_gaussian/checkpoint.pth.tar 0.25 logs/digits.tsv \\
-      --N 10000
-  python code/certify.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 \\
-      logs/cifar10.tsv --skip 20
-  python code/certify.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/all.tsv \\
-      --method adaptive
-  python code/certify.py cifar10 models/cifar10/pgd_0.25/checkpoint.pth.tar 0.25 logs/top3.tsv \\
-      --method top-k --top-k 3
-  python code/certify.py imagenet released/checkpoint.pth.tar 0.5 logs/imagenet.tsv --skip 100 \\
-      --input-layer center --data-dir /datasets/imagenet
+  python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv --skip 20
+  python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/all.tsv --method adaptive
 on several GPUs, or machines:
   torchrun --nproc-per-node 8 \\
       -- code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv
-  python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv \\
-      --shard 0/4    # ... 3/4
+  python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv --shard 0/4
   python code/certify.py merge logs/cifar10.tsv
 rows of a log drawn again, and compared:
   python code/certify.py verify logs/cifar10.tsv --rows 20
-The same command again continues what was interrupted. docs/guarantee.md says what a radius
-guarantees.
+The same command again continues a log. docs/guarantee.md says what a radius guarantees.
 """
-
-_VERIFY = {
-    "log LOG": (Path, "certification log, with its manifest beside it"),
-    "--rows K": (positive_int, "random rows to draw again (default: 20)", 20),
-    "--classifier CHECKPOINT": (Path, "the checkpoint (default: where the manifest says it was)"),
-    "--denoiser CHECKPOINT": (str, "the denoiser before it, if there is one (default: likewise)"),
-    "--data-dir DIR": (
-        str,
-        "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)",
-    ),
-    "--device": (device, "torch device like cpu or cuda:1 (default: cuda if there is one)"),
-    **THREADS,
-    "--seed": (any_seed, "seed that chooses the rows (default: another one each time)"),
-}
 
 
 def make_parser() -> Parser:
@@ -70,48 +43,30 @@ def make_parser() -> Parser:
         description="Certify a smoothed classifier (Cohen et al., 2019): for each "
         "image a class and an l2 radius within which it cannot change, or an abstention.",
     )
-    add_smoothing(
-        parser,
-        outfile="log to write (TSV)",
-        n_help="draws that estimate the class's probability; for adaptive, at most that many "
-        "(default: "
-        + ", ".join(f"{procedure.default_n:,} for {name}" for name, procedure in PROCEDURES.items())
-        + ")",
-    )
-    add_options(parser, {"--N0": (positive_int, "draws that select the class (default: 100)", 100)})
-    group = parser.add_argument_group("procedure")
-    names = f"certification procedure, one of {', '.join(sorted(PROCEDURES))} (default: exact)"
-    add_components(group, "--method", PROCEDURES, names, "exact")
-    sound = (
-        "noise in whole grey levels and deterministic kernels: certificates that hold for the "
-        "executed arithmetic"
-    )
-    add_options(group, {"--sound": (None, f"{sound}, on 8-bit images")})
+    add_settings(parser, options_of(CertifySpec))
+    group = group_of(parser, "procedure")
+    add_settings(group, [one for kind in PROCEDURES.values() for one in options_of(kind)])
     return parser
 
 
-def request_of(
-    parser: Parser, options: argparse.Namespace, command: Sequence[str]
-) -> CertifyRequest:
-    """The request that the options describe; a usage error for options of another procedure than
+def spec_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> CertifySpec:
+    """The spec that the options describe; a usage error for options of another procedure than
     --method's.
     """
-    refuse_foreign_settings(parser, options, PROCEDURES, "--method")
-    chosen, name = PROCEDURES[options.method], f"--method {options.method}"
-    settings = given_settings(parser, chosen, options, name)
-    fields = request_fields(CertifyRequest, options, command)
-    return CertifyRequest(**fields, n0=options.N0, procedure_settings=settings)
+    method = getattr(options, "--method", "exact")
+    refuse_foreign_settings(parser, options, PROCEDURES, "--method", method)
+    settings = given_settings(PROCEDURES[method], options)
+    return spec_from(CertifySpec, options, command, settings=settings)
 
 
 def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    request = request_of(parser, options, command)
-    from smoothadv.evaluation.certify import (
-        certify,
-    )  # imports torch, for which a usage error need not wait
+    spec = spec_of(parser, options, command)
+    # Imports torch, for which a usage error need not wait.
+    from smoothadv.evaluation.certify import certify
 
-    use_threads(options)
-    log, procedure = certify(request)
-    if is_finished(log, request.shard, "certify"):
+    use_threads(spec)
+    log, procedure = certify(spec)
+    if is_finished(log, spec.shard, "certify"):
         _summarise(log.path, procedure)
 
 
@@ -147,18 +102,18 @@ def verify_parser() -> Parser:
         "machine, another one where it was made.",
         epilog="examples:\n  python code/certify.py verify logs/integers.tsv --rows 100\n",
     )
-    add_options(parser, _VERIFY)
+    add_settings(parser, options_of(VerifySpec))
     return parser
 
 
 def _verify(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    from smoothadv.evaluation.verify import VerifyRequest, verify  # imports torch
+    from smoothadv.evaluation.verify import verify  # imports torch
 
-    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
-    use_threads(options)
-    found = verify(VerifyRequest(**{**fields_given(VerifyRequest, options), "seed": seed}))
+    spec = VerifySpec(**given_settings(VerifySpec, options))
+    use_threads(spec)
+    found = verify(spec)
     rows = (
-        f"{found.repeated} of {found.of} rows of {options.log}, chosen by --seed {seed}, were "
+        f"{found.repeated} of {found.rows} rows of {spec.log}, chosen by --seed {found.seed}, were "
         "drawn again"
     )
     for index, difference in found.differences.items():
@@ -167,7 +122,7 @@ def _verify(parser: Parser, options: argparse.Namespace, command: Sequence[str])
         raise UserError(f"{rows}: {len(found.differences)} differ")
     if found.missing:
         some = ", ".join(map(str, found.missing[:8])) + ", ..." * (len(found.missing) > 8)
-        count = len(found.missing) + found.of
+        count = len(found.missing) + found.rows
         raise UserError(
             f"{rows}, and are equal; unfinished: {len(found.missing)} of {count} images are "
             f"missing, {some}"

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from smoothadv.base.choices import INPUT_LAYER_NAMES
-from smoothadv.base.settings import any_seed, output_file, positive_int, positive_noise_level
-from smoothadv.cli.options.components import add_options, fields_given
-from smoothadv.cli.options.shared import THREADS, add_dataset, check_dataset, use_threads
+from smoothadv.base.settings import options_of
+from smoothadv.cli.options.components import add_settings, given_settings
+from smoothadv.cli.options.shared import say_what_is_certified, use_threads
 from smoothadv.cli.runner import Parser, run
+from smoothadv.exact.spec import ExportSpec, QuantizeSpec
 
 _EXAMPLES = """examples:
   python code/quantize.py digits models/gaussian/checkpoint.pth.tar 0.25 \\
@@ -19,41 +18,6 @@ _EXAMPLES = """examples:
   python code/quantize.py export models/gaussian/integers.pth.tar models/gaussian/integers.onnx
 Whoever has the checkpoint of integers can repeat that log bit for bit: docs/integer.md.
 """
-_OPTIONS = {
-    "checkpoint CHECKPOINT": (Path, "checkpoint.pth.tar of a trained or released model"),
-    "sigma SIGMA": (
-        positive_noise_level,
-        "standard deviation of the smoothing noise on images in [0, 1]",
-    ),
-    "outfile OUTFILE": (output_file, "checkpoint of integers to write"),
-    "--calibration M": (
-        positive_int,
-        "noisy training images that decide the ranges of values (default: 512)",
-        512,
-    ),
-    "--held-out M": (
-        positive_int,
-        "other training images on which the votes are compared (default: 200)",
-        200,
-    ),
-    "--draws N": (positive_int, "draws for each of these (default: 200)", 200),
-    "--input-layer": (
-        INPUT_LAYER_NAMES,
-        "first layer of a model whose checkpoint does not record it",
-    ),
-    "--data-dir DIR": (
-        str,
-        "folder of the dataset's files (default: data; for imagenet IMAGENET_DIR)",
-    ),
-    **THREADS,
-    "--seed": (any_seed, "seed of the noise (default: 0)", 0),
-    "--overwrite": (None, "replace OUTFILE if it exists"),
-}
-_EXPORT = {
-    "checkpoint CHECKPOINT": (Path, "checkpoint of integers, as quantize writes it"),
-    "outfile OUTFILE": (output_file, "ONNX model to write"),
-    "--overwrite": (None, "replace OUTFILE if it is such a model"),
-}
 _WELL = 0.99  # digits have more, CIFAR-10 after a few epochs less
 
 
@@ -66,31 +30,30 @@ def make_parser() -> Parser:
         "exact, so that every machine computes the same logits, and certificates of certify "
         "--sound can be repeated bit for bit.",
     )
-    add_dataset(parser)
-    add_options(parser, _OPTIONS)
+    add_settings(parser, options_of(QuantizeSpec))
     return parser
 
 
 def _quantize(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    check_dataset(options, options.checkpoint)
-    from smoothadv.exact.quantize import QuantizeRequest, quantize  # imports torch
+    spec = QuantizeSpec(**given_settings(QuantizeSpec, options), command=tuple(command))
+    say_what_is_certified(spec.dataset)
+    from smoothadv.exact.quantize import quantize  # imports torch
 
-    request = QuantizeRequest(**fields_given(QuantizeRequest, options), command=tuple(command))
-    use_threads(options)
-    network, comparison = quantize(request)
+    use_threads(spec)
+    network, comparison = quantize(spec)
     bound = max(getattr(layer, "largest_sum", 0.0) for layer in network.layers)
     print(
-        f"{request.outfile}: {len(network.layers)} layers of integers; no sum exceeds "
+        f"{spec.outfile}: {len(network.layers)} layers of integers; no sum exceeds "
         f"{bound:,.0f}\n"
         f"{comparison.agreement:.2%} of votes are those of the float network, on "
         f"{comparison.images} training images with {comparison.draws} draws each; certified "
         "accuracy there:"
     )
-    for radius, of_float, of_integers in comparison.certified:
-        print(f"  at {radius:<6.4g} float {of_float:6.1%}   integers {of_integers:6.1%}")
+    for radius, floats, integers in comparison.certified:
+        print(f"  at {radius:<6.4g} float {floats:6.1%}   integers {integers:6.1%}")
     if comparison.agreement < _WELL:
         print(
-            f"train --pretrained-model {request.outfile} --finetune-quantized, an epoch or two, "
+            f"train --pretrained-model {spec.outfile} --finetune-quantized, an epoch or two, "
             "may mend what was lost"
         )
 
@@ -105,21 +68,22 @@ def export_parser() -> Parser:
         epilog="examples:\n  python code/quantize.py export models/gaussian/integers.pth.tar "
         "integers.onnx\n",
     )
-    add_options(parser, _EXPORT)
+    add_settings(parser, options_of(ExportSpec))
     return parser
 
 
 def _export(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
     from smoothadv.exact.export import OPSET, export  # imports torch
 
-    version = export(options.checkpoint, options.outfile, options.overwrite)
+    spec = ExportSpec(**given_settings(ExportSpec, options))
+    version = export(spec.checkpoint, spec.outfile, spec.overwrite)
     found = (
         f"ONNX Runtime {version} computes the probe's logits exactly"
         if version
         else "onnxruntime is not installed"
     )
     print(
-        f"{options.outfile}: ONNX, opset {OPSET}; "
+        f"{spec.outfile}: ONNX, opset {OPSET}; "
         f"{found}{'' if version else ', so no logits were compared'}"
     )
 

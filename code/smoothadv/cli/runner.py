@@ -20,12 +20,11 @@ from typing import Any, NoReturn
 from smoothadv.base import plugins
 from smoothadv.base.errors import DoubtfulWarning, Terminated, UsageError, UserError, shown, visible
 from smoothadv.base.registry import PLUGIN_HINT, did_you_mean
-from smoothadv.cli.released_options import translated
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT, FALSIFICATION_LOG, TRAINING_LOG, files_of
 from smoothadv.version import __version__
 
 COMPLETING = "_ARGCOMPLETE"
-"""The environment variable that is set where a shell wants to know which words can come next."""
+"""The environment variable that is set where a shell wants to know which words can follow."""
 _READ = """checkpoint classifier denoiser against dataset logs shards grids recipe plugin
 pretrained_model teacher use_unlabelled""".split()
 """The options that name files to read, also as KIND:FILE, FILE:FUNCTION, GROUP=FILE or FILE+FILE.
@@ -41,6 +40,13 @@ _WRITTEN: dict[str, Callable[[Path], Iterable[Path]]] = {
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps texts as written, and gives most options one line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=100)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that keeps help text as written, refuses abbreviations and answers errors
     in one line.
@@ -49,12 +55,16 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, prog: str, epilog: str = "", **options: Any) -> None:
-        keep, invocation = argparse.RawDescriptionHelpFormatter, _invocation(prog)
+        invocation = _invocation(prog)
         if invocation.startswith("smoothadv "):
             epilog = re.sub(r"python code/(\w+)\.py", r"smoothadv \1", epilog)
             epilog = re.sub(r"scripts/grids/([\w-]+)\.toml", r"\1", epilog)
         super().__init__(
-            prog=invocation, epilog=epilog, formatter_class=keep, allow_abbrev=False, **options
+            prog=invocation,
+            epilog=epilog,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
+            **options,
         )
         self.add_argument(
             "--version",
@@ -79,6 +89,19 @@ class Parser(argparse.ArgumentParser):
 
         self._source = ""
 
+    def format_usage(self) -> str:
+        """One line: the options are listed below it."""
+        words = [
+            str(action.metavar or action.dest.upper()) + " ..." * (action.nargs is not None)
+            for action in self._actions
+            if not action.option_strings
+        ]
+        return f"usage: {' '.join([self.prog, *words, '[options]'])}\n"
+
+    def format_help(self) -> str:
+        self.usage = self.format_usage().removeprefix("usage: ").rstrip().replace("%", "%%")
+        return super().format_help()
+
     @contextmanager
     def reading(self, source: str) -> Iterator[None]:
         """Within this context, a usage error names ``source``, which is not the command line, as
@@ -96,30 +119,24 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         words = sys.argv[1:] if args is None else list(args)
-        if command := translated(self.prog, words):
-            self.error(
-                f"options of the released code: here, the command is {command} , as "
-                "docs/released.md explains"
-            )
         self._refuse_unknown_options(words)
         return super().parse_known_args(words, namespace)
 
     def _refuse_unknown_options(self, words: Sequence[str]) -> None:
-        """Before argparse looks at the words: it would first miss the arguments that a mistyped
-        option takes away.
+        """A usage error for an option that this parser does not know.
+
+        argparse would first miss the arguments that a mistyped option takes away.
         """
         for word in words:
             flag = word.partition("=")[0]
-            if word == "--" or (
-                self._subparsers and not word.startswith("-")
-            ):  # what follows belongs to a subcommand
+            is_subcommand = self._subparsers and not word.startswith("-")
+            if word == "--" or is_subcommand:  # the rest is for others
                 return
             # To argparse, a word with a space is a value, whatever it starts with.
-            if (
-                flag.startswith("--")
-                and " " not in flag
-                and flag not in self._option_string_actions
-            ):
+            is_flag = flag.startswith("--") and " " not in flag
+            if flag == "alpha" or (is_flag and flag not in self._option_string_actions):
+                self._refuse_released_options(words)
+            if is_flag and flag not in self._option_string_actions:
                 # Compared without the dashes, which would make all flags similar.
                 known = [
                     option[2:] for option in self._option_string_actions if option.startswith("--")
@@ -129,6 +146,16 @@ class Parser(argparse.ArgumentParser):
                     or "; --plugin FILE adds the options of a plug-in"
                 )
                 self.error(f"unknown option {flag}{hint}")
+
+    def _refuse_released_options(self, words: Sequence[str]) -> None:
+        """A usage error that translates options of the released code, if there are any."""
+        from smoothadv.cli.released_options import translated
+
+        if command := translated(self.prog, list(words)):
+            self.error(
+                f"options of the released code: here, the command is {command} , as "
+                "docs/released.md explains"
+            )
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
@@ -174,7 +201,7 @@ def _open_closed_streams() -> None:
 
 
 def complete(parser: argparse.ArgumentParser, start: int) -> None:
-    """Tell the shell which words can come next, by a ``parser`` of what follows the first
+    """Tell the shell which words can follow, by a ``parser`` of what follows the first
     ``start``, and exit.
 
     argcomplete finds the command line, and where to answer, in environment variables.
@@ -201,6 +228,7 @@ def _listed(value: Any) -> list[Any]:
 
 def _refuse_inputs(options: Mapping[str, Any]) -> None:
     """UsageError if OUTFILE, OUTDIR or -o would make a file that an option in ``_READ`` names."""
+    options = {name.lstrip("-").replace("-", "_"): value for name, value in options.items()}
     written = [
         one
         for name, files in _WRITTEN.items()

@@ -19,7 +19,7 @@ from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import PAGE, refuse_to_replace, write_text
 from smoothadv.base.progress import Progress
-from smoothadv.base.settings import output_file, positive_int, settings_of
+from smoothadv.base.settings import options_of, output_file, positive_int
 from smoothadv.cli.options.components import (
     add_components,
     add_options,
@@ -117,7 +117,7 @@ def _add_report(parser: Parser) -> None:
         "logs/report.html)"
     )
     add_options(parser, {"-o --output FILE": (output_file, page)})
-    add_settings(parser, settings_of(Report))
+    add_settings(parser, options_of(Report))
 
 
 def _read(options: argparse.Namespace) -> list[Sweep]:

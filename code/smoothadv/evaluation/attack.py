@@ -8,48 +8,40 @@ from pathlib import Path
 
 from smoothadv.base.errors import UserError
 from smoothadv.evaluation.log import write_log
-from smoothadv.evaluation.predict import PredictionPolls, fit_to_job
+from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import prepare, warn_of_few_draws
-from smoothadv.evaluation.specs import AttackPlan, AttackRequest
+from smoothadv.evaluation.specs import AttackSpec
 from smoothadv.records.logs import attacked_log
 from smoothadv.records.writer import WrittenLog
 
 
-def attack(request: AttackRequest) -> Iterator[WrittenLog]:
-    """Write the missing rows of the logs in ``request.outdir``, as ``write_log``; yields each
-    finished log.
+def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
+    """Write the missing rows of the logs in ``spec.outdir``, as ``write_log``; yields each finished
+    log.
     """
-    warn_of_few_draws(request)
-    refuse_file_as_folder(request.outdir)
-    plans = attacks_of(request)
-    first = next((path for path in plans if path.exists()), next(iter(plans)))
-    in_memory = request.outdir is None
-    job = prepare(request, None if in_memory else first)
-    if request.only is not None:
-        job = dataclasses.replace(
-            job,
-            indices=chosen_images(
-                request.only, range(len(job.dataset)), f"{job.settings['dataset']} has no image"
-            ),
-        )
-    usual_batch = fit_to_job(request.attack, job).batch
-    for path, plan in plans.items():
-        log_job = job.for_log(None if in_memory else path)
-        polls = PredictionPolls(log_job, fit_to_job(plan, log_job, usual_batch))
-        yield write_log(
-            log_job,
-            polls.plan(f"attacking, epsilon {plan.attack.epsilon:g}", {}, keeps_images=True),
-        )
+    warn_of_few_draws(spec)
+    refuse_file_as_folder(spec.outdir)
+    specs = specs_by_log(spec)
+    first = next((path for path in specs if path.exists()), next(iter(specs)))
+    evaluation = prepare(spec, None if spec.outdir is None else first)
+    if spec.only is not None:
+        complaint = f"{evaluation.settings['dataset']} has no image"
+        indices = chosen_images(spec.only, range(len(evaluation.dataset)), complaint)
+        evaluation = dataclasses.replace(evaluation, indices=indices)
+    _, usual_attack = with_attack_batch(evaluation)
+    usual_batch = None if usual_attack is None else usual_attack.batch
+    for path, one in specs.items():
+        log = None if spec.outdir is None else path
+        continued = dataclasses.replace(evaluation, spec=one).continuing(log)
+        polls = PredictionPolls(*with_attack_batch(continued, usual_batch))
+        description = f"attacking, epsilon {one.attack.epsilon:g}"
+        yield write_log(polls.evaluation, polls.log(description, keeps_images=True))
 
 
-def attacks_of(request: AttackRequest) -> dict[Path, AttackPlan]:
-    """The logs of a request, and the attack of each."""
-    return {
-        attacked_log(request.outdir or Path(), epsilon): dataclasses.replace(
-            request.attack, attack=dataclasses.replace(request.attack.attack, epsilon=epsilon)
-        )
-        for epsilon in request.epsilons
-    }
+def specs_by_log(spec: AttackSpec) -> dict[Path, AttackSpec]:
+    """The logs of a spec, and the spec of each."""
+    folder = spec.outdir or Path()
+    return {attacked_log(folder, size): spec.with_epsilon(size) for size in spec.epsilons}
 
 
 def refuse_file_as_folder(outdir: Path | None) -> None:

@@ -13,8 +13,9 @@ from smoothadv.base.errors import UsageError, warn
 from smoothadv.base.settings import settings_record
 from smoothadv.datasets import DatasetDescription
 from smoothadv.evaluation.log import Example, LogPlan, write_log
-from smoothadv.evaluation.setup import SmoothingJob, check_top_k, noise_kind, prepare
-from smoothadv.evaluation.specs import CertifyRequest
+from smoothadv.evaluation.setup import Evaluation, check_top_k, noise_kind, prepare
+from smoothadv.evaluation.specs import CertifySpec
+from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import Draws, Procedure, Smoothing
@@ -24,75 +25,65 @@ from smoothadv.voting.counter import Poll
 _SOUND_COLUMN = "squared_radius"
 
 
-def certify(request: CertifyRequest) -> tuple[WrittenLog, Procedure]:
-    """Write the missing rows of the log ``request.outfile``, as ``write_log``; returns the
-    procedure, too.
+def certify(spec: CertifySpec) -> tuple[WrittenLog, Procedure]:
+    """Write the missing rows of the log ``spec.log``, as ``write_log``; returns the procedure,
+    too.
     """
-    job = prepare(request, request.outfile, request.sound)
-    procedure = make_procedure(request, job.dataset.description)
+    evaluation = prepare(spec, spec.log, spec.sound)
+    procedure = make_procedure(spec, evaluation.dataset.description)
     if procedure.largest_radius is None:
-        least = procedure.least_draws(request.alpha)
+        least = procedure.least_draws(spec.alpha)
+        enough = "a larger --N" if least is None else f"at least --N {least}"
         warn(
-            f"--N {request.n} can certify nothing at --alpha {request.alpha:g}, every image will "
-            f"abstain: {'a larger --N' if least is None else f'at least --N {least}'} is needed"
+            f"--N {spec.n} can certify nothing at --alpha {spec.alpha:g}, every image will "
+            f"abstain: {enough} is needed"
         )
+    return write_log(evaluation, certification_log(evaluation, procedure)), procedure
 
-    return write_log(job, plan_of(request, job, procedure)), procedure
 
-
-def plan_of(request: CertifyRequest, job: SmoothingJob, procedure: Procedure) -> LogPlan:
-    """How the log of a request is made."""
+def certification_log(evaluation: Evaluation, procedure: Procedure) -> LogPlan:
+    """How a certification log is made."""
+    spec = evaluation.spec
+    is_sound = isinstance(evaluation.noise, RoundedGaussianNoise)
 
     def polls(examples: list[Example]) -> Iterator[Poll]:
         for example in examples:
-            job.check_image(example.index, example.image)
-            yield Poll(
-                example.image,
-                job.stream(example.index),
-                _voting(procedure, example.label, request.sound),
-            )
+            evaluation.check_image(example.index, example.image)
+            voting = _voting(procedure, example.label, is_sound)
+            yield Poll(example.image, evaluation.stream(example.index), voting)
 
+    sound_columns = (_SOUND_COLUMN,) if is_sound else ()
     return LogPlan(
-        columns=(
-            *CERTIFICATION_COLUMNS,
-            *procedure.columns,
-            *((_SOUND_COLUMN,) if request.sound else ()),
-        ),
-        settings=procedure_record(request, procedure),
+        columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *sound_columns),
+        settings=procedure_record(procedure),
         make_polls=polls,
         description="certifying",
-        title=f"certified at {request.sigma:g}:",
-        scores=lambda row: bool(row["correct"]) and float(row["radius"]) >= request.sigma,
+        title=f"certified at {spec.sigma:g}:",
+        scores=lambda row: bool(row["correct"]) and float(row["radius"]) >= spec.sigma,
     )
 
 
-def make_procedure(request: CertifyRequest, description: DatasetDescription) -> Procedure:
-    """The certification procedure of a request; UsageError where the procedure refuses the
-    request's numbers.
-    """
-    chosen, given = request.procedure, dict(request.procedure_settings)
-    if "radii" in {field.name for field in dataclasses.fields(chosen)}:
+def make_procedure(spec: CertifySpec, description: DatasetDescription) -> Procedure:
+    """The certification procedure of a spec; UsageError where the procedure refuses its numbers."""
+    given = dict(spec.settings or {})
+    if "radii" in {field.name for field in dataclasses.fields(spec.procedure)}:
         given.setdefault("radii", description.radii)
-    noise = noise_kind(request.sound)(request.sigma, request.seed)
+    noise = noise_kind(spec.sound)(spec.sigma, spec.seed)
     distance = noise.distance(math.prod(description.image_shape))
     try:
-        smoothing = Smoothing(request.sigma, request.n0, request.n, request.alpha, distance)
-        procedure = chosen(smoothing, **given)
+        smoothing = Smoothing(spec.sigma, spec.n0, spec.n, spec.alpha, distance)
+        procedure = spec.procedure(smoothing, **given)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
     check_top_k(getattr(procedure, "top_k", 1), description)
     return procedure
 
 
-def procedure_record(request: CertifyRequest, procedure: Procedure) -> dict[str, Any]:
+def procedure_record(procedure: Procedure) -> dict[str, Any]:
     """The procedure's part of the settings that decide the numbers in a log."""
-    given = {"N0": request.n0, "N": request.n, "method": request.method, "sound": request.sound}
-    fields = {
-        name: value
-        for name, value in settings_record(procedure).items()
-        if name not in ("name", "smoothing")
-    }
-    return {**given, **fields, **procedure.settings}
+    fields = settings_record(procedure)
+    own = {name: value for name, value in fields.items() if name not in ("name", "smoothing")}
+    return {**own, **procedure.settings}
 
 
 def _voting(

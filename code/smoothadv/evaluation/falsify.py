@@ -29,14 +29,14 @@ from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.attack import chosen_images, refuse_file_as_folder
 from smoothadv.evaluation.log import Example, write_log
-from smoothadv.evaluation.predict import PredictionPolls, fit_to_job
+from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
-    SmoothingJob,
+    Evaluation,
     prepare,
-    recorded_number,
+    recorded_setting,
     warn_of_few_draws,
 )
-from smoothadv.evaluation.specs import FalsifyRequest
+from smoothadv.evaluation.specs import FalsifySpec
 from smoothadv.noise import Purpose
 from smoothadv.records import logs as records
 from smoothadv.records.readers import read_prediction_log
@@ -107,18 +107,18 @@ class Certificates:
         """The noisy images per forward pass that made the log; None if unknown."""
         return (self.settings or {}).get("batch")
 
-    def check_job(self, job: SmoothingJob) -> None:
+    def check_evaluation(self, evaluation: Evaluation) -> None:
         """UserError unless the certificates were made for the classifier and the images that are to
         be attacked.
         """
-        last, classes = max(self.claims), job.dataset.description.num_classes
+        last, classes = max(self.claims), evaluation.dataset.description.num_classes
         largest = max(claim.certified for claim in self.claims.values())
-        if last >= len(job.dataset) or largest >= classes or self.top_k >= max(2, classes):
+        if last >= len(evaluation.dataset) or largest >= classes or self.top_k >= max(2, classes):
             sets = f" among the {self.top_k} most probable" * (self.top_k > 1)
+            name, size = evaluation.settings["dataset"], len(evaluation.dataset)
             raise UserError(
                 f"{self.path} certifies something else: it has image {last} and class "
-                f"{largest}{sets}, {job.settings['dataset']} has {len(job.dataset)} images of "
-                f"{classes} classes"
+                f"{largest}{sets}, {name} has {size} images of {classes} classes"
             )
         if self.settings is None:
             warn(
@@ -126,16 +126,15 @@ class Certificates:
                 "cannot be checked"
             )
             return
-        recorded, now = (
-            {name: record.get(name) for name in _SAME} for record in (self.settings, job.settings)
-        )
+        recorded = {name: self.settings.get(name) for name in _SAME}
+        now = {name: evaluation.settings.get(name) for name in _SAME}
         if records.LOGITS in self.settings and self.batch is not None:
-            is_here = self.settings.get("device") == job.settings.get(
+            is_here = self.settings.get("device") == evaluation.settings.get(
                 "device"
             )  # elsewhere its batch may not fit
             recorded |= {records.LOGITS: self.settings[records.LOGITS], "sound": self.sound}
             now |= {
-                records.LOGITS: job.logits_digest(self.batch) if is_here else "unknown",
+                records.LOGITS: evaluation.logits_digest(self.batch) if is_here else "unknown",
                 "sound": self.sound,
             }
         difference = records.differing_settings(recorded, now)
@@ -146,23 +145,22 @@ class Certificates:
             warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
 
 
-def read_certificates(request: FalsifyRequest) -> Certificates:
-    """The certificates in the log ``request.against``; UserError where there is none or the log
-    cannot be true.
+def read_certificates(spec: FalsifySpec) -> Certificates:
+    """The certificates in the log ``spec.against``; UserError where there is none or the log cannot
+    be true.
     """
-    path, stated = request.against, {"sigma": request.sigma}
+    path, stated = spec.against, {"sigma": spec.sigma}
     if not path.is_file():
         raise UserError(f"{path} is no file: name one certification log")
     (log,) = read_logs([str(path)], ("certification",), {}, warn).certification
-    if (
-        log.parameters.get("sigma") is None
-    ):  # then the request's sigma counts, and the radii must be possible at it
+    if log.parameters.get("sigma") is None:
+        # Then the spec's sigma counts, and the radii must be possible at it.
         (log,) = read_logs([str(path)], ("certification",), stated, warn).certification
     for note in log.notes:
         warn(f"{path}: {note}")
     sigma, manifest = log.parameters.get("sigma"), log.parameters.manifest
-    if sigma != request.sigma:
-        raise UserError(f"{path} certifies something else: sigma was {sigma}, now {request.sigma}")
+    if sigma != spec.sigma:
+        raise UserError(f"{path} certifies something else: sigma was {sigma}, now {spec.sigma}")
     radii = log.table.radius.to_numpy()
     radii = np.maximum(radii - rounded_by(radii), 0.0)
     columns = (log.table[name].tolist() for name in ("idx", "label", "predict"))
@@ -175,12 +173,15 @@ def read_certificates(request: FalsifyRequest) -> Certificates:
         raise UserError(
             f"{path} certifies no image within a radius above 0: there is nothing to attack"
         )
-    settings, top_k = (
-        None if manifest is None else manifest["settings"],
-        max(1, top_k_of(log.table, log.parameters)),
+    return Certificates(
+        path=path,
+        images=log.table.idx.tolist(),
+        claims=claims,
+        alpha=log.parameters.alpha,
+        fraction=spec.fraction,
+        settings=None if manifest is None else manifest["settings"],
+        top_k=max(1, top_k_of(log.table, log.parameters)),
     )
-    images, alpha = log.table.idx.tolist(), log.parameters.alpha
-    return Certificates(path, images, claims, alpha, request.fraction, settings, top_k)
 
 
 @dataclass(frozen=True)
@@ -199,9 +200,10 @@ class CertificatePolls(PredictionPolls):
     def aim(self, example: Example) -> tuple[int, float]:
         claim = self.certificates.claims[example.index]
         if claim.label != example.label:
+            dataset = self.evaluation.settings["dataset"]
             raise UserError(
                 f"{self.certificates.path} certifies something else: image {example.index} has "
-                f"class {claim.label} there, {example.label} in {self.job.settings['dataset']}"
+                f"class {claim.label} there, {example.label} in {dataset}"
             )
         return claim.certified, self.certificates.fraction * claim.radius
 
@@ -229,55 +231,51 @@ class Verdict:
         return len(self.flips) > self.tolerated
 
 
-def falsify(request: FalsifyRequest) -> tuple[WrittenLog, Certificates]:
-    """Attack each certificate of ``request.against``; the log in ``request.outdir`` is written as
-    by ``write_log``.
+def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
+    """Attack each certificate of ``spec.against``; the log in ``spec.outdir`` is written as by
+    ``write_log``.
 
     ``verdict`` judges a whole log.
     """
-    refuse_file_as_folder(request.outdir)
-    path = None if request.outdir is None else request.outdir / records.FALSIFICATION_LOG
-    certificates = read_certificates(request)
-    warn_of_few_draws(request, certificates.top_k)
+    refuse_file_as_folder(spec.outdir)
+    path = None if spec.outdir is None else spec.outdir / records.FALSIFICATION_LOG
+    certificates = read_certificates(spec)
+    warn_of_few_draws(spec, certificates.top_k)
     if certificates.sound:  # votes in batches of another shape might be those of another function
-        batch = request.batch or recorded_number(request, path, "batch") or certificates.batch
+        batch = spec.batch or recorded_setting(spec, path, "batch") or certificates.batch
         if certificates.batch not in (None, batch):
             raise UserError(
-                f"{request.against} was made with --sound and --batch {certificates.batch}, not "
+                f"{spec.against} was made with --sound and --batch {certificates.batch}, not "
                 f"{batch}"
             )
-        request = dataclasses.replace(request, batch=batch)
-    job = prepare(request, path, sound=certificates.sound)
-    certificates.check_job(job)
-    certificates = certificates.restricted_to(request.skip, request.maximum)
+        spec = dataclasses.replace(spec, batch=batch)
+    evaluation = prepare(spec, path, sound=certificates.sound)
+    certificates.check_evaluation(evaluation)
+    certificates = certificates.restricted_to(spec.skip, spec.limit)
     indices = sorted(certificates.claims)
-    if request.only is not None:
-        indices = chosen_images(request.only, indices, f"{request.against} certifies no image")
-    job = dataclasses.replace(job, indices=indices)
-    attack = fit_to_job(request.attack, job)
-    polls = CertificatePolls(job, attack, certificates.top_k, certificates=certificates)
-    without_epsilon = {**settings_record(attack.attack), "epsilon": None}  # each image has its own
+    if spec.only is not None:
+        indices = chosen_images(spec.only, indices, f"{spec.against} certifies no image")
+    evaluation, attack = with_attack_batch(dataclasses.replace(evaluation, indices=indices))
+    polls = CertificatePolls(evaluation, attack, certificates.top_k, certificates=certificates)
     against = {
-        "sha256": file_digest(request.against),
-        "fraction": request.fraction,
+        "sha256": file_digest(spec.against),
+        "fraction": spec.fraction,
         "alpha": certificates.alpha,
     }
-    about, settings = (
-        f"attacking {request.against.name}",
-        {"attack": without_epsilon, "against": against},
-    )
-    plan = polls.plan(
-        about,
-        settings,
+    # Each image has its own epsilon.
+    settings = {"attack": {**settings_record(spec.attack), "epsilon": None}, "against": against}
+    plan = polls.log(
+        f"attacking {spec.against.name}",
+        settings=settings,
         title="falsified",
         scores=lambda row: bool(row["flipped"]),
         keeps_images=True,
     )
-    return write_log(job, plan), certificates
+    return write_log(evaluation, plan), certificates
 
 
 def verdict(
-    request: FalsifyRequest,
+    spec: FalsifySpec,
     certificates: Certificates,
     table: pd.DataFrame | None = None,
     named: object = None,
@@ -287,15 +285,15 @@ def verdict(
 
     The sentence is about ``named`` (None: that log).
     """
-    path = (request.outdir or Path()) / records.FALSIFICATION_LOG
+    path = (spec.outdir or Path()) / records.FALSIFICATION_LOG
     table = read_prediction_log(path) if table is None else table
     flips = table[table.flipped == 1]
-    chance = certificates.alpha + request.alpha
-    tolerated = tolerated_false_statements(len(certificates.images), chance, request.false_alarm)
+    chance = certificates.alpha + spec.alpha
+    tolerated = tolerated_false_statements(len(certificates.images), chance, spec.false_alarm)
     sentence = (
         f"{named or path}: {len(table)} certificates attacked at {certificates.fraction:.10g} of "
         f"their radii, {len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; of "
         f"{len(certificates.images)} images up to {tolerated} flips are credible at alpha "
-        f"{certificates.alpha:g} + {request.alpha:g}"
+        f"{certificates.alpha:g} + {spec.alpha:g}"
     )
     return Verdict(flips, tolerated, sentence)

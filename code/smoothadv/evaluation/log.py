@@ -18,7 +18,7 @@ from smoothadv.base.devices import to_host
 from smoothadv.base.errors import UserError, shown
 from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
-from smoothadv.evaluation.setup import SmoothingJob
+from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged, shards_of
 from smoothadv.records.images import finish_images, forget_images
 from smoothadv.records.logs import IMAGES, LOG, shard_folder
@@ -91,7 +91,7 @@ class ProgressBar:
         self._bar.close()
 
 
-def write_log(job: SmoothingJob, plan: LogPlan) -> WrittenLog:
+def write_log(job: Evaluation, plan: LogPlan) -> WrittenLog:
     """Write the missing rows of a job's log, or of this process's share of it; without a path, keep
     them in memory.
 
@@ -106,10 +106,10 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> WrittenLog:
     if job.processes.size > 1:
         _write_by_all_processes(job, plan, settings, job.log)
     else:
-        shard, existing = job.request.shard, job.request.existing
+        shard, existing = job.spec.shard, job.spec.existing
         _refuse_other_way(job.log, shard, existing, settings, job.indices)
         _write_share(job, plan, settings, job.log, shard, job.indices, existing)
-    is_whole = job.request.shard is None and job.processes.is_first
+    is_whole = job.spec.shard is None and job.processes.is_first
     if plan.keeps_images and is_whole:
         finish_images(job.log, job.dataset.description.image_shape)
     job.processes.wait()  # then every process can read the log
@@ -117,7 +117,7 @@ def write_log(job: SmoothingJob, plan: LogPlan) -> WrittenLog:
 
 
 def _write_by_all_processes(
-    job: SmoothingJob, plan: LogPlan, settings: dict[str, Any], log: Path
+    job: Evaluation, plan: LogPlan, settings: dict[str, Any], log: Path
 ) -> None:
     """Write the log together: each process a shard of the examples that the log lacks, which the
     first process then moves into the log.
@@ -127,8 +127,8 @@ def _write_by_all_processes(
     processes = job.processes
     with processes.first_goes_first():
         if processes.is_first:
-            if job.request.existing != "resume" and processes.is_new(f"log {log}"):
-                _begin_anew(log, job.request.existing)
+            if job.spec.existing != "resume" and processes.is_new(f"log {log}"):
+                _begin_anew(log, job.spec.existing)
             gather(log, settings)
             if log.exists():
                 _open_log(job, plan, settings, log, job.indices, "resume").close()
@@ -156,7 +156,7 @@ def _begin_anew(log: Path, existing: str) -> None:
 
 
 def _write_share(
-    job: SmoothingJob,
+    job: Evaluation,
     plan: LogPlan,
     settings: dict[str, Any],
     log: Path,
@@ -174,7 +174,7 @@ def _write_share(
 
 
 def _open_log(
-    job: SmoothingJob,
+    job: Evaluation,
     plan: LogPlan,
     settings: dict[str, Any],
     path: Path,
@@ -189,7 +189,7 @@ def _open_log(
 
 
 def _write_rows(
-    job: SmoothingJob, plan: LogPlan, log: LogWriter | MemoryLog, examples: Sequence[int]
+    job: Evaluation, plan: LogPlan, log: LogWriter | MemoryLog, examples: Sequence[int]
 ) -> None:
     """Append the missing rows to a log, in the order of ``examples``, and close it.
 

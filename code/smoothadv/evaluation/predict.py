@@ -2,6 +2,7 @@
 2019).
 """
 
+import dataclasses
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,13 +18,13 @@ from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.log import Example, LogPlan, write_log
 from smoothadv.evaluation.setup import (
-    SmoothingJob,
+    Evaluation,
     check_top_k,
     prepare,
-    recorded_number,
+    recorded_setting,
     warn_of_few_draws,
 )
-from smoothadv.evaluation.specs import AttackPlan, PredictRequest
+from smoothadv.evaluation.specs import AttackedSpec, PredictSpec
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.records.logs import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_columns
 from smoothadv.records.writer import WrittenLog
@@ -32,43 +33,42 @@ from smoothadv.voting.classifier import default_attack_batch
 from smoothadv.voting.counter import Poll
 
 
-def attack_record(attack: SmoothedAttack | None) -> dict[str, Any]:
-    """The attack's part of the settings that decide the numbers in a log; None stands for no
-    attack.
+def with_attack_batch(
+    evaluation: Evaluation, usual_batch: int | None = None
+) -> tuple[Evaluation, SmoothedAttack | None]:
+    """The evaluation with the batch of its attack, and that attack; None without one.
+
+    The batch is that of the spec, else that of the log to be continued, else ``usual_batch``, by
+    default one which suits the device. UsageError where the attack's target is no class of the
+    images.
     """
-    if attack is None:
-        return {"attack": None, "num_noise_vec": None, "base_attack": False}
-    record = {"attack": settings_record(attack.attack), "num_noise_vec": attack.num_noise_vec}
-    record |= {
-        "base_attack": attack.sigma == 0,
-        "restarts": attack.restarts,
-        "target": attack.target,
-    }
-    return {**record, "attack_batch": attack.batch}
-
-
-def fit_to_job(
-    plan: AttackPlan, job: SmoothingJob, usual_batch: int | None = None
-) -> SmoothedAttack:
-    """The attack, with its batch: the plan's, else that of the log to be continued, else
-    ``usual_batch``.
-
-    By default that is one which suits the device. UsageError where the attack's target is no class
-    of the images.
-    """
-    classes = job.dataset.description.num_classes
-    if isinstance(plan.target, int) and plan.target >= classes:
-        raise UsageError(
-            f"--target {plan.target}: the classes of {job.settings['dataset']} are 0 to "
-            f"{classes - 1}"
-        )
-    if plan.target is not None and classes < 2:
-        raise UsageError(f"--target {plan.target}: {job.settings['dataset']} has only one class")
-    batch = plan.batch or recorded_number(job.request, job.log, "attack_batch") or usual_batch
+    spec, description = evaluation.spec, evaluation.dataset.description
+    assert isinstance(spec, AttackedSpec)
+    if spec.attack is None:
+        return evaluation, None
+    _check_target(spec.target, description.num_classes, evaluation.settings["dataset"])
+    recorded = recorded_setting(spec, evaluation.log, "attack_batch")
+    batch = spec.attack_batch or recorded or usual_batch
     if batch is None:
-        shape, is_shard = job.dataset.description.image_shape, job.request.shard is not None
-        batch = default_attack_batch(job.attacked, shape, job.device, plan.num_noise_vec, is_shard)
-    return plan.smoothed(job.request.sigma, job.key.attack_seed, job.processes.received(batch))
+        batch = default_attack_batch(
+            evaluation.attacked,
+            description.image_shape,
+            evaluation.device,
+            spec.num_noise_vec,
+            spec.shard is not None,
+        )
+    batch = evaluation.processes.received(batch)
+    record = {"attack": settings_record(spec.attack), "attack_batch": batch}
+    settings = {**evaluation.settings, **record}
+    attack = spec.smoothed_attack(evaluation.key.attack_seed, batch)
+    return dataclasses.replace(evaluation, settings=settings), attack
+
+
+def _check_target(target: int | str | None, classes: int, dataset: str) -> None:
+    if isinstance(target, int) and target >= classes:
+        raise UsageError(f"--target {target}: the classes of {dataset} are 0 to {classes - 1}")
+    if target is not None and classes < 2:
+        raise UsageError(f"--target {target}: {dataset} has only one class")
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,15 @@ class PredictionPolls:
     classes.
     """
 
-    job: SmoothingJob
+    evaluation: Evaluation
     attack: SmoothedAttack | None
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
-    def plan(self, description: str, settings: dict[str, Any], **further: Any) -> LogPlan:
-        """How the job's log is made; ``settings`` join those of the attack, ``further`` has fields
-        of the plan.
-        """
-        settings = {"N": self.job.request.n, **attack_record(self.attack), **settings}
-        return LogPlan(self.columns, settings, self, description, attack=self.attack, **further)
+    def log(self, description: str, **further: Any) -> LogPlan:
+        """How the evaluation's log is made; ``further`` are fields of ``LogPlan``."""
+        further = {"settings": {}, "attack": self.attack, **further}
+        return LogPlan(self.columns, make_polls=self, description=description, **further)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -100,23 +98,23 @@ class PredictionPolls:
         return (*ATTACK_COLUMNS, *target, *class_columns(self.top_k))
 
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
-        job, attack = self.job, self.attack
+        evaluation, attack = self.evaluation, self.attack
         if attack is None:
             yield from (
-                self._poll(example, to_device(example.image, job.device), {})
+                self._poll(example, to_device(example.image, evaluation.device), {})
                 for example in examples
             )
             return
-        images = torch.stack([example.image for example in examples]).to(job.device)
+        images = torch.stack([example.image for example in examples]).to(evaluation.device)
         indices = [example.index for example in examples]
         aims = [self.aim(example) for example in examples]
-        labels = torch.tensor([label for label, _ in aims], device=job.device)
+        labels = torch.tensor([label for label, _ in aims], device=evaluation.device)
         epsilon = torch.tensor([epsilon for _, epsilon in aims], dtype=torch.float64)
-        targets = attack.choose_targets(job.attacked, images, labels, indices)
+        targets = attack.choose_targets(evaluation.attacked, images, labels, indices)
         adversarial = attack(
-            job.attacked, images, labels, indices, epsilon=epsilon, targets=targets
+            evaluation.attacked, images, labels, indices, epsilon=epsilon, targets=targets
         )
-        if isinstance(job.noise, RoundedGaussianNoise):
+        if isinstance(evaluation.noise, RoundedGaussianNoise):
             adversarial = in_grey_levels(images, adversarial, epsilon)
         norms = l2_norm(adversarial.double() - images.double()).tolist()
         for row, example in enumerate(examples):
@@ -140,10 +138,10 @@ class PredictionPolls:
         """The poll of one image, whose row has also the base classifier's class for it, without
         noise.
         """
-        base = to_host(self.job.classifier(image.unsqueeze(0)).argmax())
-        return Poll(
-            image, self.job.stream(example.index, self.votes), self._voting(example, columns, base)
-        )
+        evaluation = self.evaluation
+        base = to_host(evaluation.classifier(image.unsqueeze(0)).argmax())
+        stream = evaluation.stream(example.index, self.votes)
+        return Poll(image, stream, self._voting(example, columns, base))
 
     def _voting(
         self, example: Example, columns: dict[str, Any], base: Callable[[], torch.Tensor]
@@ -153,22 +151,20 @@ class PredictionPolls:
         ``predict`` is the label to be left if that is among the predicted classes, else the first
         of them; ``base`` returns the base classifier's class, for which no draw should wait.
         """
-        request, (wanted, _) = self.job.request, self.aim(example)
-        classes = yield from prediction.predict(request.n, request.alpha, self.top_k)
+        spec, (wanted, _) = self.evaluation.spec, self.aim(example)
+        classes = yield from prediction.predict(spec.n, spec.alpha, self.top_k)
         columns["basePredict"] = int(base())
         predicted = wanted if wanted in classes else [*classes, ABSTAIN][0]
-        of_set = dict(zip(class_columns(self.top_k), classes or [ABSTAIN] * self.top_k))
+        top_classes = dict(zip(class_columns(self.top_k), classes or [ABSTAIN] * self.top_k))
         further = {**columns, **self.outcome(example, predicted, columns)}
-        return {"abstain": int(not classes), "predict": predicted, **of_set, **further}
+        return {"abstain": int(not classes), "predict": predicted, **top_classes, **further}
 
 
-def predict(request: PredictRequest) -> WrittenLog:
-    """Write the missing rows of the log ``request.outfile``, as ``write_log``."""
-    job = prepare(request, request.outfile)
-    check_top_k(request.top_k, job.dataset.description)
-    warn_of_few_draws(request, request.top_k)
-    attack = None if request.attack is None else fit_to_job(request.attack, job)
-    polls = PredictionPolls(job, attack, request.top_k)
-    return write_log(
-        job, polls.plan("predicting", {"top_k": request.top_k} if request.top_k > 1 else {})
-    )
+def predict(spec: PredictSpec) -> WrittenLog:
+    """Write the missing rows of the log ``spec.log``, as ``write_log``."""
+    evaluation = prepare(spec, spec.log)
+    check_top_k(spec.top_k, evaluation.dataset.description)
+    warn_of_few_draws(spec, spec.top_k)
+    evaluation, attack = with_attack_batch(evaluation)
+    polls = PredictionPolls(evaluation, attack, spec.top_k)
+    return write_log(evaluation, polls.log("predicting"))

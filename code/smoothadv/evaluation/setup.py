@@ -1,5 +1,6 @@
-"""Loads the classifier and the images of a request, and collects all settings that decide the
-numbers in a log.
+"""Prepares an evaluation: its model, its images, its identity, and the engine that votes.
+
+The identity is all that decides the numbers in a log; a log is continued only with an equal one.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import NonFiniteError, UsageError, UserError, first_line, warn
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
-from smoothadv.checkpoints import read_members
-from smoothadv.datasets import DatasetDescription, ImageDataset, get_dataset
-from smoothadv.evaluation.classifiers import (
+from smoothadv.datasets import DatasetDescription, ImageDataset
+from smoothadv.evaluation.model import (
     BaseClassifier,
-    base_classifier,
     classifier_digest,
-    with_denoiser,
+    fit_to_model,
+    load_images,
+    load_model,
+    open_model,
+    warn_about_network,
 )
-from smoothadv.evaluation.named_networks import named_network
 from smoothadv.evaluation.shards import shards_of
-from smoothadv.evaluation.specs import AttackPlan, EvaluationRequest, select_examples
+from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.noise import (
     GaussianNoise,
     Noise,
@@ -55,9 +57,9 @@ from smoothadv.voting.counter import VoteCounter, check_exact, check_repeatable
 # rounding, also in bf16.
 _FUNCTION = 0.02
 _GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpose, draw)"
-# What a log of a network of integers with --sound does not record: its votes are the same on all
+# A log of a network of integers with --sound does not record these: its votes are the same on all
 # machines.
-_OF_MACHINE = (
+_MACHINE = (
     "batch",
     "compiled",
     "folded",
@@ -68,23 +70,20 @@ _OF_MACHINE = (
     "cpu_capability",
     "threads",
 )
-# The setting of logs whose Gaussian noise a kernel rounded: the version of Triton. Others have the
-# noise of torch.
-_KERNEL = "noise_kernel"
 
 
 @dataclass(frozen=True)
-class SmoothingJob:
-    """All that a ``request`` needs for its log ``log``, loaded.
+class Evaluation:
+    """An evaluation ``spec`` with all that it needs, to write ``log``; None keeps the rows in
+    memory.
 
     ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``attacked``
     the form that is attacked. ``noise`` makes the noise of each image, keyed by ``key``;
-    ``indices`` are those of the images to evaluate. ``settings`` decide the numbers in the log,
-    ``run`` describes this process. ``processes`` share the work. Without a ``log`` the rows stay in
-    memory.
+    ``indices`` select the images to evaluate. ``settings`` decide the numbers in the log,
+    ``run`` describes this process. ``processes`` share the work.
     """
 
-    request: EvaluationRequest
+    spec: EvaluationSpec
     log: Path | None
     classifier: torch.nn.Module
     voter: VotingClassifier
@@ -100,15 +99,14 @@ class SmoothingJob:
     processes: Processes
 
     def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:
-        """A new counter of ``voter.scores``, in batches of this size (None: that of the job)."""
-        scores, classes = (
+        """A new counter of ``voter.scores``, in batches of this size (None: the usual one)."""
+        return VoteCounter(
             partial(self.voter.scores, consensus=consensus),
             self.dataset.description.num_classes,
-        )
-        keep_batch = isinstance(self.noise, RoundedGaussianNoise) and not self.is_exact
-        dtype = self.voter.dtype
-        return VoteCounter(
-            scores, classes, batch or self.batch, self.device, keep_batch=keep_batch, dtype=dtype
+            batch or self.batch,
+            self.device,
+            keep_batch=isinstance(self.noise, RoundedGaussianNoise) and not self.is_exact,
+            dtype=self.voter.dtype,
         )
 
     def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
@@ -136,7 +134,7 @@ class SmoothingJob:
 
     @property
     def is_exact(self) -> bool:
-        """Whether votes are the same on all machines, in all batches: those of integers with noise
+        """Whether votes are the same on all machines, in all batches: the network and its noise are
         in integers.
         """
         return self.voter.integers is not None and isinstance(self.noise, RoundedGaussianNoise)
@@ -155,15 +153,14 @@ class SmoothingJob:
         digest = counter.logits_digest(self.dataset.description.image_shape)
         return digest if counter.batch == batch else None
 
-    def for_log(self, log: Path | None) -> SmoothingJob:
-        """The same job for ``log``: with the batch with which that log was begun, where it was."""
-        batch = self.request.batch or recorded_number(self.request, log, "batch") or self.batch
+    def continuing(self, log: Path | None) -> Evaluation:
+        """The same evaluation for ``log``, with the batch with which it was begun, if it was."""
+        batch = self.spec.batch or recorded_setting(self.spec, log, "batch") or self.batch
         digest = self.logits_digest(batch)
         settings = {**self.settings, "batch": batch, LOGITS: digest}
-        if (
-            self.is_exact and getattr(self.request, "attack", None) is None
-        ):  # the gradients of an attack are float32
-            settings = {name: value for name, value in settings.items() if name not in _OF_MACHINE}
+        # The gradients of an attack are float32.
+        if self.is_exact and getattr(self.spec, "attack", None) is None:
+            settings = {name: value for name, value in settings.items() if name not in _MACHINE}
         run = {**self.run, LOGITS: digest}
         return replace(self, log=log, batch=batch, settings=settings, run=run)
 
@@ -173,21 +170,14 @@ def noise_kind(sound: bool) -> type[GaussianNoise] | type[RoundedGaussianNoise]:
     return RoundedGaussianNoise if sound else GaussianNoise
 
 
-def warn_of_few_draws(request: EvaluationRequest, top_k: int = 1) -> None:
+def warn_of_few_draws(spec: EvaluationSpec, top_k: int = 1) -> None:
     """Warn where the draws are so few that PREDICT always abstains."""
-    least = least_draws(request.alpha, top_k)
-    if request.n < least:
+    least = least_draws(spec.alpha, top_k)
+    if spec.n < least:
         warn(
-            f"--N {request.n} can decide nothing at --alpha {request.alpha:g}, every image will "
+            f"--N {spec.n} can decide nothing at --alpha {spec.alpha:g}, every image will "
             f"abstain: at least --N {least} is needed"
         )
-
-
-def _warn_of_hours(request: EvaluationRequest, images: int) -> None:
-    plan: AttackPlan | None = getattr(request, "attack", None)
-    each = request.n + getattr(request, "n0", 0)
-    each += 0 if plan is None else plan.attack.num_steps * plan.num_noise_vec * plan.restarts
-    warn_of_hours(f"{images:,} images, each {each:,} times with noise", images * each)
 
 
 def check_top_k(top_k: int, description: DatasetDescription) -> None:
@@ -200,124 +190,146 @@ def check_top_k(top_k: int, description: DatasetDescription) -> None:
         )
 
 
-def prepare(request: EvaluationRequest, log: Path | None, sound: bool = False) -> SmoothingJob:
-    """Load all that a request needs; UserError where classifier, images and options do not fit
+def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Evaluation:
+    """Load all that an evaluation needs; UserError where model, images and settings do not fit
     together.
 
     ``log`` is the log to be written (None: none): if it exists already, its batch is used again.
-    ``sound`` as in ``CertifyRequest``.
+    ``sound`` as in ``CertifySpec``.
     """
+    _set_up_torch(spec, log, sound)
+    source = open_model(spec)  # first, since reading or downloading images takes longer
+    asked, spec = spec, fit_to_model(spec, source)
+    dataset = load_images(spec, source)
+    base = load_model(spec, source, dataset.description)
+    processes = _join_processes(spec)
+    if processes.is_first:
+        warn_about_network(source, asked, spec)
+        _warn_of_hours(spec, len(dataset))
+        base.warn_about_mismatch(spec.dataset_name, spec.sigma)
+    key = NoiseKey(
+        classifier_digest(base.module, {**base.settings, **spec.plugins(*base.architectures)}),
+        dataset.fingerprint(),
+        spec.sigma,
+        spec.seed,
+    )
+    noise = noise_kind(sound)(spec.sigma, spec.seed, key=key)
+    evaluation = _with_engine(spec, log, base, dataset, noise, key, processes)
+    settings, run = _settings(base, evaluation), _run(base, evaluation)
+    evaluation = replace(evaluation, settings=settings, run=run).continuing(log)
+    _check_classifier(evaluation, sound)
+    return evaluation
+
+
+def _set_up_torch(spec: EvaluationSpec, log: Path | None, sound: bool) -> None:
     if sound:
         make_deterministic()
-    threads = recorded_number(
-        request, log, "threads"
-    )  # a setting of the log, which nobody needs to repeat
+    # A setting of the log, which nobody needs to repeat.
+    threads = recorded_setting(spec, log, "threads")
     if threads is not None and threads <= MOST_THREADS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
-    if getattr(request, "attack", None) is not None:  # before the digest of the logits
+    if getattr(spec, "attack", None) is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    # First, since reading or downloading images takes longer.
-    named, given = named_network(request), request.classifier
-    if named:
-        request, notes = named.prepared(request)
-    else:
-        source, notes = given if isinstance(given, torch.nn.Module) else read_members(given), []
-    images = request.images
-    dataset = (
-        get_dataset(images, request.split, request.data_dir) if isinstance(images, str) else images
-    )
-    if named:
-        dataset = named.relabelled(dataset)
-        base = named.base(dataset.description)
-    else:
-        base = base_classifier(source, dataset.description, request.input_layer)
-    if request.denoiser is not None:
-        base = with_denoiser(base, str(request.denoiser), dataset.description, request.sigma)
+
+
+def _join_processes(spec: EvaluationSpec) -> Processes:
     processes = join_processes().connect()
-    if processes.size > 1 and request.shard is not None:
+    if processes.size > 1 and spec.shard is not None:
         raise UserError(
             "--shard is not read under torchrun, which shares the examples out by itself: leave it "
             "out"
         )
-    is_first = processes.is_first
-    device = device_of_process(
-        request.device or default_device(), processes.local_rank if processes.size > 1 else None
-    )
-    if (recorded := _recorded(request, log, "device")) not in (None, device_name(device)):
-        # whose batch may not fit into memory here
-        difference = f"device was {recorded!r}, now {device_name(device)!r}"
-        raise UserError(
-            f"cannot resume {log} with other settings: {difference}; --overwrite starts anew"
-        )
-    fingerprint = dataset.fingerprint()
-    digest = classifier_digest(
-        base.module, {**base.settings, **request.plugins(*base.architectures)}
-    )
-    key = NoiseKey(digest, fingerprint, request.sigma, request.seed)
+    return processes
+
+
+def _warn_of_hours(spec: EvaluationSpec, size: int) -> None:
+    each, images = spec.n + getattr(spec, "n0", 0), len(spec.chosen_indices(size))
+    attack = getattr(spec, "attack", None)
+    if attack is not None:
+        each += attack.num_steps * spec.num_noise_vec * spec.restarts  # type: ignore[attr-defined]
+    warn_of_hours(f"{images:,} images, each {each:,} times with noise", images * each)
+
+
+def _with_engine(
+    spec: EvaluationSpec,
+    log: Path | None,
+    base: BaseClassifier,
+    dataset: ImageDataset,
+    noise: Noise,
+    key: NoiseKey,
+    processes: Processes,
+) -> Evaluation:
+    """The evaluation with its device, the forms of its classifier and its batch, without
+    settings.
+    """
+    device = _device(spec, log, processes)
     classifier = base.module.to(device)
-    if is_first:
-        for note in notes:
-            warn(note)
-        _warn_of_hours(request, len(select_examples(len(dataset), request.skip, request.maximum)))
-        base.warn_about_mismatch(
-            request.images if isinstance(request.images, str) else None, request.sigma
-        )
     example = dataset[0][0] if len(dataset) else None
-    voter = optimized_for_inference(classifier, device, example, request.precision)
-    if example is not None and base.source is None:
-        _check_module(voter, example, base.name or type(given).__name__, is_first)
-    noise = noise_kind(sound)(request.sigma, request.seed, key=key)
-    batch = request.batch or recorded_number(request, log, "batch")
+    voter = optimized_for_inference(classifier, device, example, spec.precision)
+    if example is not None and base.members is None:
+        name = base.name or type(spec.model).__name__
+        _check_module(voter, example, name, processes.is_first)
+    batch = spec.batch or recorded_setting(spec, log, "batch")
     if batch is None:
-        shape, is_shard = dataset.description.image_shape, request.shard is not None
+        shape, is_shard = dataset.description.image_shape, spec.shard is not None
         batch = default_batch(voter, shape, device, of_total=is_shard, noise=noise)
     # The gradients of confident predictions underflow in fp16.
     attacked = (
-        optimized_for_inference(classifier, device, example)
-        if request.precision == "fp16"
-        else voter
+        optimized_for_inference(classifier, device, example) if spec.precision == "fp16" else voter
     )
-    if request.compile:
-        if sound and device.type != "cpu":
-            raise UserError(
-                "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by "
-                "speed"
-            )
-        if is_first:
-            print("compiling the classifier first, which may take a minute", file=sys.stderr)
-    batch = processes.received(batch)
-    job = SmoothingJob(
-        request=request,
+    if spec.compile:
+        _say_that_it_compiles(device, noise, processes.is_first)
+    return Evaluation(
+        spec=spec,
         log=log,
         classifier=classifier,
-        voter=CompiledClassifier(voter) if request.compile else voter,
+        voter=CompiledClassifier(voter) if spec.compile else voter,
         attacked=attacked,
         noise=noise,
         key=key,
         dataset=dataset,
-        indices=select_examples(len(dataset), request.skip, request.maximum),
+        indices=spec.chosen_indices(len(dataset)),
         device=device,
-        batch=batch,
+        batch=processes.received(batch),
         settings={},
         run={},
         processes=processes,
     )
-    job = replace(job, settings=_settings(base, job), run=_run(base, job)).for_log(log)
-    _agree_on_logits(job, sound)
-    if len(job.indices):
-        _check_classifier(job, sound)
-    return job
 
 
-def _agree_on_logits(job: SmoothingJob, sound: bool) -> None:
-    """UserError if ``sound``, else a warning, where this process's logits are not those of
-    torchrun's first process.
+def _device(spec: EvaluationSpec, log: Path | None, processes: Processes) -> torch.device:
+    """The device of this process; UserError where the log to be continued is from another one,
+    whose batch may not fit into memory here.
     """
-    digest = job.run[LOGITS]
-    if job.processes.received(digest) == digest:
+    local_rank = processes.local_rank if processes.size > 1 else None
+    device = device_of_process(spec.device or default_device(), local_rank)
+    recorded = recorded_setting(spec, log, "device")
+    if recorded not in (None, device_name(device)):
+        difference = f"device was {recorded!r}, now {device_name(device)!r}"
+        raise UserError(
+            f"cannot resume {log} with other settings: {difference}; --overwrite starts anew"
+        )
+    return device
+
+
+def _say_that_it_compiles(device: torch.device, noise: Noise, is_first: bool) -> None:
+    if isinstance(noise, RoundedGaussianNoise) and device.type != "cpu":
+        raise UserError(
+            "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"
+        )
+    if is_first:
+        print("compiling the classifier first, which may take a minute", file=sys.stderr)
+
+
+def _agree_on_logits(evaluation: Evaluation, sound: bool) -> None:
+    """UserError if ``sound``, else a warning, where this process computes other logits
+    than torchrun's first process.
+    """
+    digest, processes = evaluation.run[LOGITS], evaluation.processes
+    if processes.received(digest) == digest:
         return
     difference = (
-        f"process {job.processes.rank} rounds the logits differently than process 0: {LOGITS} is "
+        f"process {processes.rank} rounds the logits differently than process 0: {LOGITS} is "
         f"{digest!r}"
     )
     if sound:
@@ -357,83 +369,77 @@ def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns
         )
 
 
-def _settings(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
-    """All settings that decide the numbers, but for those of ``for_log``: logs are continued only
-    with equal ones.
-    """
-    request, device = job.request, job.device
+def _settings(base: BaseClassifier, evaluation: Evaluation) -> dict[str, Any]:
+    """The settings that decide the numbers; ``continuing`` adds the batch and the logits."""
+    spec, device, noise = evaluation.spec, evaluation.device, evaluation.noise
     settings = {
-        **request.stated_settings(*base.architectures),
-        "dataset_fingerprint": job.key.dataset,
+        **spec.identity(*base.architectures),
+        "dataset_fingerprint": evaluation.key.dataset,
         **base.settings,
-        "num_classes": job.dataset.description.num_classes,
-        "noise": type(job.noise).__name__,
+        "num_classes": evaluation.dataset.description.num_classes,
+        "noise": type(noise).__name__,
         "generator": _GENERATOR,
-        CLASSIFIER: job.key.classifier,
-        "folded": job.voter.is_folded,
+        CLASSIFIER: evaluation.key.classifier,
+        "folded": evaluation.voter.is_folded,
         "device": device_name(device),
         "torch": torch.__version__,
     }
-    if job.voter.is_fused and not request.compile:
+    if evaluation.voter.is_fused and not spec.compile:
         settings["fused"] = True
-    if device.type == "cuda" and request.precision == "fp32":
+    if device.type == "cuda" and spec.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
-    kernels = kernels_on(device)
-    if kernels is not None and (
-        isinstance(job.noise, GaussianNoise) or getattr(request, "attack", None) is not None
-    ):
-        settings[_KERNEL] = kernels.VERSION
-    if isinstance(job.noise, RoundedGaussianNoise) and device.type == "cpu":
-        # --sound certifies the executed program: what may change its rounding is part of the
-        # settings.
+    kernels, is_attacked = kernels_on(device), getattr(spec, "attack", None) is not None
+    if kernels is not None and (isinstance(noise, GaussianNoise) or is_attacked):
+        settings["noise_kernel"] = kernels.VERSION
+    if isinstance(noise, RoundedGaussianNoise) and device.type == "cpu":
+        # --sound certifies the executed program, whose rounding these may change.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
     return settings
 
 
-def _run(base: BaseClassifier, job: SmoothingJob) -> dict[str, Any]:
+def _run(base: BaseClassifier, evaluation: Evaluation) -> dict[str, Any]:
     """A description of this process for the manifest; it does not decide the numbers."""
+    spec = evaluation.spec
     return {
         "checkpoint": base.name,
-        **({} if job.request.denoiser is None else {DENOISER: str(job.request.denoiser)}),
-        "skip": job.request.skip,
-        "max": job.request.maximum,
-        "image_shape": list(job.dataset.description.image_shape),
+        **({} if spec.denoiser is None else {DENOISER: str(spec.denoiser)}),
+        "skip": spec.skip,
+        "max": spec.limit,
+        "image_shape": list(evaluation.dataset.description.image_shape),
         "torch_threads": torch.get_num_threads(),
-        "device": device_name(job.device),
-        **provenance(job.request.command),
+        "device": device_name(evaluation.device),
+        **provenance(spec.command),
     }
 
 
-def recorded_number(request: EvaluationRequest, log: Path | None, setting: str) -> int | None:
-    """A setting, a whole number >= 1, that the log to be continued or one of its shards records;
-    None if none does.
-    """
-    return _recorded(request, log, setting)
-
-
-def _recorded(request: EvaluationRequest, log: Path | None, setting: str) -> Any:
+def recorded_setting(spec: EvaluationSpec, log: Path | None, setting: str) -> Any:
     """A setting that the log to be continued or one of its shards records; None if none does."""
-    if log is None or request.existing != "resume":
+    if log is None or spec.existing != "resume":
         return None
-    paths = log, *shards_of(log)
+    paths = (log, *shards_of(log))
     recorded = (recorded_settings(path).get(setting) for path in paths if path.is_file())
     return next((value for value in recorded if value is not None), None)
 
 
-def _check_classifier(job: SmoothingJob, sound: bool) -> None:
-    """Spot check that logits depend on one image only: UserError if ``sound``, else a warning,
-    where they do not.
+def _check_classifier(evaluation: Evaluation, sound: bool) -> None:
+    """UserError if ``sound``, else a warning, where logits depend on the process or on the other
+    images of a batch.
     """
-    if job.device.type == "cpu" and not sound and job.voter.integers is None:
-        return  # a CPU's kernels pass this check, and several passes of a large network take long
-    if job.voter.integers is not None:
-        job.check_integers(job.counter())
+    _agree_on_logits(evaluation, sound)
+    if not len(evaluation.indices):
         return
-    image, _ = job.dataset[job.indices[0]]
-    job.check_image(job.indices[0], image)
+    if evaluation.voter.integers is not None:
+        evaluation.check_integers(evaluation.counter())
+        return
+    if evaluation.device.type == "cpu" and not sound:
+        return  # a CPU's kernels pass this check, and several passes of a large network take long
+    first = evaluation.indices[0]
+    image, _ = evaluation.dataset[first]
+    evaluation.check_image(first, image)
+    stream = evaluation.stream(first, Purpose.SELF_CHECK)
     try:
-        check_repeatable(job.counter(), image, job.stream(job.indices[0], Purpose.SELF_CHECK))
+        check_repeatable(evaluation.counter(), image, stream)
     except UserError as error:
         if sound or isinstance(error, NonFiniteError):
             raise

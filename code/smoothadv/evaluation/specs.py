@@ -1,167 +1,289 @@
-"""Requests: to certify or predict with a smoothed classifier, to attack it, or to attack its
-certificates.
+"""Specifications of evaluations: certify, predict, attack, falsify, verify.
 
-A request is complete and frozen: commands make one from options, functions of the Python interface
-from arguments.
+A spec is complete and frozen. Its fields are the options of the command and the keywords of the
+Python function; a contradiction between them is refused here, for both.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.base import plugins
-from smoothadv.base.choices import EXISTING, INPUT_LAYER_NAMES, PRECISION_NAMES
-from smoothadv.base.errors import UserError
+from smoothadv.base.choices import INPUT_LAYER_NAMES, PRECISION_NAMES
+from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import (
-    Checked,
+    SettingError,
     any_seed,
     batch_size,
-    checked_field,
+    checked,
+    identity,
+    non_negative_int,
     number,
-    one_of,
+    output_file,
+    output_folder,
+    perturbation_size,
     positive_int,
     positive_noise_level,
     probability,
+    setting,
     up_to_a_million,
 )
-from smoothadv.datasets import SPLITS
+from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset
+from smoothadv.datasets.spec import RunSpec
 from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics import PROCEDURES, Procedure
 
 if TYPE_CHECKING:
-    import torch
-
-    from smoothadv.attacks import GradientAttack, SmoothedAttack
-    from smoothadv.datasets import ImageDataset
+    from smoothadv.attacks import SmoothedAttack
 
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
-DEFAULT_FRACTION, DEFAULT_FALSE_ALARM = 0.999, 0.001
-_fraction = number(float, "a share of the radius strictly between 0 and 1", lambda v: 0 < v < 1)
+_fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
+
+
+def file_to_read(text: str) -> Path:
+    """Parses the path of a file to read."""
+    if not os.path.basename(text):
+        raise SettingError(f"'{text}' names no file: give the path of a file")
+    return Path(text)
+
+
+def shard(text: str) -> Shard:
+    """Parses K/N with 0 <= K < N."""
+    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if not match or not int(match[1]) < int(match[2]):
+        raise SettingError(
+            f"'{text}' is no shard: write K/N, K from 0 to N-1, as in 0/8, 1/8, ... 7/8 for eight "
+            "shards"
+        )
+    return Shard(int(match[1]), int(match[2]))
+
+
+def _limit(text: str) -> int | None:
+    return None if text == "-1" else positive_int(text)
+
+
+def _target(text: str) -> int | str:
+    from smoothadv.attacks.shared.smoothed_attack import EVERY, KNOWN_TARGETS, TARGET_RULES
+
+    if text.isascii() and text.isdigit():
+        return non_negative_int(text)
+    if text not in KNOWN_TARGETS:
+        raise SettingError(
+            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
+        )
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationRequest(Checked):
-    """The fields that all requests share.
+class EvaluationSpec(RunSpec):
+    """The settings that all evaluations of a smoothed classifier share.
 
-    - ``classifier``: a checkpoint, an ensemble as ``ensembles`` names it, a network by name, with
-      its weights if ``pretrained``, or a module that maps images [B, C, H, W] in [0, 1] to logits
-      [B, K]; ``input_layer`` ("normalize" or "center") where a checkpoint does not record it.
-    - ``denoiser``: a checkpoint of a denoiser, or diffusers:PATH, that noisy images pass first
-      (None: none).
-    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or the images themselves.
-      Of the dataset's ``split`` every ``skip``-th image is used, at most ``maximum`` of them (None:
-      all).
-    - ``sigma`` > 0 on images in [0, 1]; ``alpha`` is the probability of a false statement per
-      image; ``seed`` that of all noise; ``draws`` (n) is the number per image (None: the default of
-      the kind of request).
-    - ``batch`` noisy images per forward pass (None: that of the log to be continued, else one that
-      suits the device), ``precision`` a name in PRECISION_NAMES, ``compile``, ``device`` (None: the
-      first GPU, else the CPU).
-    - ``shard``: the share of the images to evaluate (None: all); ``existing`` says what to do with
-      a log that exists already: "resume", "overwrite" or "refuse".
-    - ``command``: the command line that the manifest records (None: that of this process).
+    ``model`` is a checkpoint, an ensemble, a network by name or a module that maps images
+    [B, C, H, W] in [0, 1] to logits [B, K]. ``command`` is the command line that the manifest
+    records (None: that of this process).
     """
 
-    classifier: Path | torch.nn.Module
-    images: str | ImageDataset
-    sigma: float = checked_field(positive_noise_level)
-    alpha: float = checked_field(probability, 0.001)
-    seed: int = checked_field(any_seed, 0)
-    denoiser: str | os.PathLike[str] | None = checked_field(str, None)
-    draws: int | None = checked_field(positive_int, None, name="n")
-    input_layer: str | None = checked_field(one_of(INPUT_LAYER_NAMES), None)
-    pretrained: bool = checked_field(None, True)
-    data_dir: str | Path | None = checked_field(str, None)
-    split: str = checked_field(one_of(SPLITS), "test")
-    skip: int = checked_field(positive_int, 1)
-    maximum: int | None = checked_field(positive_int, None)
-    batch: int | None = checked_field(batch_size, None)
-    precision: str = checked_field(one_of(PRECISION_NAMES), "fp32")
-    compile: bool = checked_field(None, False)
-    device: torch.device | None = None
-    shard: Shard | None = None
-    existing: str = checked_field(one_of(EXISTING), "resume")
+    model: Any = setting(
+        parse=Path,
+        kind=object,
+        flag="checkpoint",
+        metavar="CHECKPOINT",
+        keyword=False,
+        help="checkpoint.pth.tar, an ensemble A.pth.tar+B.pth.tar or TOML file, or a network by "
+        "name like timm:NAME, onnx:FILE, FILE.py:FUNCTION (docs/networks.md)",
+    )
+    sigma: float = setting(
+        parse=positive_noise_level,
+        flag="sigma",
+        records="sigma",
+        unit="on images in [0, 1]",
+        help="standard deviation of the smoothing noise",
+    )
+    n: int = setting(
+        None,
+        parse=positive_int,
+        flag="--N",
+        records="N",
+        help=f"draws per prediction (default: {PREDICTION_DRAWS:,})",
+    )
+    alpha: float = setting(
+        0.001,
+        parse=probability,
+        records="alpha",
+        help="probability of a false statement per image",
+    )
+    input_layer: str | None = setting(
+        None,
+        choices=INPUT_LAYER_NAMES,
+        records="input_layer",
+        help="first layer of a model whose checkpoint does not record it",
+    )
+    pretrained: bool = setting(
+        True,
+        flag="--no-pretrained",
+        help="a network by name has its own weights (the default), else random ones",
+    )
+    denoiser: str | None = setting(
+        None,
+        parse=str,
+        metavar="CHECKPOINT",
+        help="denoiser before the model: a checkpoint of train_denoiser, or diffusers:PATH",
+    )
+    split: str = setting("test", choices=SPLITS, group="images", help="images to use")
+    skip: int = setting(
+        1, parse=positive_int, metavar="K", group="images", help="take every K-th image"
+    )
+    limit: int | None = setting(
+        None,
+        parse=_limit,
+        flag="--max --limit",
+        metavar="M",
+        group="images",
+        alias="maximum",
+        help="stop after M images (default: -1, all)",
+    )
+    batch: int | None = setting(
+        None,
+        parse=batch_size,
+        metavar="B",
+        group="speed",
+        records="batch",
+        help="noisy images per forward pass (default: what suits the device)",
+    )
+    precision: str = setting(
+        "fp32",
+        choices=PRECISION_NAMES,
+        group="speed",
+        records="precision",
+        help="precision of weights and activations; a lower one is another base classifier",
+    )
+    compile: bool = setting(
+        False,
+        group="speed",
+        records="compiled",
+        help="compile the classifier first: takes a minute, then runs faster",
+    )
+    shard: Shard | None = setting(
+        None,
+        parse=shard,
+        metavar="K/N",
+        group="speed",
+        keyword=False,
+        help="evaluate the K-th of N shares of the images; `merge` joins the shares",
+    )
     command: Sequence[str] | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.model, (str, os.PathLike)):
+            self._set(model=Path(self.model))
+        super().__post_init__()
+        if self.n is None:
+            self._set(n=self.usual_draws)
+
+    def missing_plugin(self) -> str:
+        if not isinstance(self.model, Path):
+            return ""
+        from smoothadv.checkpoints import missing_dataset_plugin  # imports torch
+
+        reason = missing_dataset_plugin(self.model, self.dataset)
+        return f"checkpoint {self.model}: {reason}" if reason else ""
+
     @property
-    def n(self) -> int:
-        """The draws per image."""
-        return self.draws or PREDICTION_DRAWS
+    def usual_draws(self) -> int:
+        """The draws per image where none are given."""
+        return PREDICTION_DRAWS
+
+    @property
+    def dataset_name(self) -> str | None:
+        """The dataset's name; None where the images were handed over."""
+        return self.dataset if isinstance(self.dataset, str) else None
+
+    def description(self) -> DatasetDescription:
+        """The description of the images."""
+        if isinstance(self.dataset, str):
+            return describe_dataset(self.dataset, self.data_dir)
+        return self.dataset.description
 
     @property
     def components(self) -> tuple[Any, ...]:
-        """What decides the numbers besides dataset and classifier: a certification procedure, or an
+        """What decides the numbers besides dataset and model: a certification procedure, or an
         attack.
         """
-        plan: AttackPlan | None = getattr(self, "attack", None)
-        return () if plan is None else (plan.attack,)
+        return ()
 
     def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
-        """What settings record of the plug-ins that take part, with classifiers of these
+        """What settings record of the plug-ins that take part, with models of these
         architectures.
         """
-        dataset = self.images if isinstance(self.images, str) else None
         kinds = [
-            {"dataset": dataset, "architecture": arch, "denoiser": arch} for arch in architectures
+            {"dataset": self.dataset_name, "architecture": arch, "denoiser": arch}
+            for arch in architectures
         ]
         return plugins.digests(
             one for names in kinds for one in plugins.used(names, self.components)
         )
 
-    def stated_settings(self, *architectures: str) -> dict[str, Any]:
+    def identity(self, *architectures: str) -> dict[str, Any]:
         """What decides the numbers in a log, as far as it is known before any file is read."""
-        given = {"batch": self.batch, "input_layer": self.input_layer}
-        return {
-            "dataset": self.images
-            if isinstance(self.images, str)
-            else self.images.description.name,
-            "split": self.split if isinstance(self.images, str) else None,
-            **self.plugins(*architectures),
-            "sigma": self.sigma,
-            "alpha": self.alpha,
-            "seed": self.seed,
-            "precision": self.precision,
-            "compiled": self.compile,
-            **{name: value for name, value in given.items() if value is not None},
-        }
+        images = {"dataset": self.dataset_name, "split": self.split}
+        if self.dataset_name is None:
+            images = {"dataset": self.dataset.description.name, "split": None}
+        return {**images, **self.plugins(*architectures), **identity(self)}
+
+    def chosen_indices(self, size: int) -> range:
+        """The indices of the images to evaluate, of a dataset of this size."""
+        indices = range(0, size, self.skip)
+        return indices if self.limit is None else indices[: self.limit]
 
 
-def select_examples(size: int, skip: int, maximum: int | None) -> range:
-    """Every ``skip``-th index of a dataset of ``size`` images, at most ``maximum`` of them (None:
-    all).
-    """
-    indices = range(0, size, skip)
-    return indices if maximum is None else indices[:maximum]
+def _certification_draws() -> str:
+    usual = [f"{procedure.default_n:,} for {name}" for name, procedure in PROCEDURES.items()]
+    return f"draws that estimate the class's probability, at most (default: {', '.join(usual)})"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CertifyRequest(EvaluationRequest):
-    """Certify images into the log ``outfile``.
+class CertifySpec(EvaluationSpec):
+    """Certify images into the log ``log``."""
 
-    ``n0`` draws select the class; ``method`` names the certification procedure,
-    ``procedure_settings`` are its fields. ``sound`` draws noise in whole grey levels and uses
-    deterministic kernels only.
-    """
-
-    outfile: Path | None
-    n0: int = checked_field(positive_int, 100)
-    method: str = checked_field(str, "exact")
-    procedure_settings: Mapping[str, Any] = checked_field(
-        None, name="settings", kind=Mapping, default_factory=lambda: MappingProxyType({})
+    log: Path | None = setting(
+        None, parse=output_file, flag="outfile", metavar="OUTFILE", help="log to write (TSV)"
     )
-    sound: bool = checked_field(None, False)
+    n: int = setting(None, parse=positive_int, flag="--N", records="N", help=_certification_draws)
+    n0: int = setting(
+        100,
+        parse=positive_int,
+        flag="--N0",
+        records="N0",
+        help="draws that select the class",
+    )
+    method: str = setting(
+        "exact",
+        choices=PROCEDURES,
+        group="procedure",
+        records="method",
+        help="certification procedure",
+    )
+    settings: Mapping[str, Any] | None = setting(
+        None, kind=Mapping, flag="", help="further settings of the method, by field"
+    )
+    sound: bool = setting(
+        False,
+        group="procedure",
+        records="sound",
+        help="certificates that hold for the executed arithmetic, on 8-bit images",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
-        for name in self.procedure_settings:
+        for name in self.settings or {}:
             if name not in fields:
                 known = ", ".join(sorted(fields)) or "none"
                 raise UserError(
@@ -178,78 +300,250 @@ class CertifyRequest(EvaluationRequest):
         return (self.procedure,)
 
     @property
-    def n(self) -> int:
-        """The draws that estimate the class's probability; of an adaptive procedure, at most."""
-        return self.draws or self.procedure.default_n
+    def usual_draws(self) -> int:
+        return self.procedure.default_n
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackPlan(Checked):
-    """An attack on a smoothed classifier: ``attack``, averaged over ``num_noise_vec`` draws of
-    noise.
+class AttackedSpec(EvaluationSpec):
+    """The settings that all evaluations with an attack on the smoothed classifier share.
 
-    ``is_on_base`` attacks the base classifier, without noise. ``restarts``, ``target`` and
-    ``batch`` (None: one that suits the device) are those of ``SmoothedAttack``.
+    ``num_noise_vec``, ``restarts`` and ``base_attack`` are None without an attack.
     """
 
-    attack: GradientAttack
-    num_noise_vec: int = checked_field(up_to_a_million, 1)
-    is_on_base: bool = checked_field(None, False, name="base_attack")
-    restarts: int = checked_field(positive_int, 1)
-    target: int | str | None = checked_field(None, None, kind=int | str)
-    batch: int | None = checked_field(batch_size, None, name="attack_batch")
+    attack: Any = setting(
+        None, kind=object, flag="", records="attack", help="attack on the images, like PGD(0.5, 20)"
+    )
+    num_noise_vec: int = setting(
+        None,
+        parse=up_to_a_million,
+        metavar="M",
+        group="attack",
+        records="num_noise_vec",
+        help="noise draws that the attack averages over (default: 1 in predict, else 64)",
+    )
+    base_attack: bool = setting(
+        False,
+        group="attack",
+        records="base_attack",
+        help="attack the base classifier, without noise",
+    )
+    restarts: int = setting(
+        None,
+        parse=positive_int,
+        metavar="R",
+        group="attack",
+        records="restarts",
+        help="runs of the attack, of which the strongest counts (default: 1)",
+    )
+    target: int | str | None = setting(
+        None,
+        parse=_target,
+        metavar="CLASS",
+        group="attack",
+        records="target",
+        help="class at which the attack aims: a number, runner-up, least-likely, random or every "
+        "(default: any but the label)",
+    )
+    attack_batch: int | None = setting(
+        None,
+        parse=batch_size,
+        metavar="B",
+        group="attack",
+        records="attack_batch",
+        help="noisy images per pass of the attack (default: what suits the device)",
+    )
+    USUAL_ATTACK_DRAWS: ClassVar[int] = 64
 
-    def smoothed(self, sigma: float, seed: int, batch: int = 256) -> SmoothedAttack:
-        """The attack on a classifier that is smoothed with ``sigma``: the last arguments of
-        ``SmoothedAttack``.
-        """
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attack is None:
+            self._refuse_without_attack()
+            return
+        from smoothadv.attacks import GradientAttack  # imports torch
+
+        checked("attack", self.attack, None, GradientAttack)
+        if self.base_attack and self.num_noise_vec not in (None, 1):
+            raise UsageError(
+                "--num-noise-vec is not read with --base-attack, or --gradient base, which attack "
+                "without noise: leave one out"
+            )
+        usual = 1 if self.base_attack else self.USUAL_ATTACK_DRAWS
+        self._set(num_noise_vec=self.num_noise_vec or usual, restarts=self.restarts or 1)
+        try:
+            self.smoothed_attack(seed=0)
+        except ValueError as error:
+            raise UserError(str(error)) from error
+
+    def _refuse_without_attack(self) -> None:
+        given = {
+            "num_noise_vec": self.num_noise_vec,
+            "restarts": self.restarts,
+            "base_attack": self.base_attack or None,
+            "target": self.target,
+            "attack_batch": self.attack_batch,
+        }
+        for name, value in given.items():
+            if value is not None:
+                raise UsageError(
+                    f"{name}: found {value!r}, and there is no attack: give one, like "
+                    "attack=PGD(0.5, 20) or --attack PGD"
+                )
+
+    @property
+    def components(self) -> tuple[Any, ...]:
+        return () if self.attack is None else (self.attack,)
+
+    def smoothed_attack(self, seed: int, batch: int = 256) -> SmoothedAttack:
+        """The attack on the smoothed classifier, with this seed and batch."""
         from smoothadv.attacks import SmoothedAttack
 
-        sigma = 0.0 if self.is_on_base else sigma
-        goal: dict[str, Any] = {"restarts": self.restarts, "target": self.target, "batch": batch}
-        return SmoothedAttack(self.attack, sigma, self.num_noise_vec, seed=seed, **goal)
+        return SmoothedAttack(
+            self.attack,
+            0.0 if self.base_attack else self.sigma,
+            self.num_noise_vec,
+            seed=seed,
+            restarts=self.restarts,
+            target=self.target,
+            batch=batch,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictRequest(EvaluationRequest):
-    """Predict the classes of images into the log ``outfile``, after an ``attack`` on the images
-    (None: no attack).
+class PredictSpec(AttackedSpec):
+    """Predict the classes of images into the log ``log``, after an ``attack`` on the images if
+    there is one.
 
     With ``top_k`` above 1, a prediction is the set of the k most probable classes.
     """
 
-    outfile: Path | None
-    attack: AttackPlan | None = None
-    top_k: int = checked_field(positive_int, 1)
+    log: Path | None = setting(
+        None, parse=output_file, flag="outfile", metavar="OUTFILE", help="log to write (TSV)"
+    )
+    top_k: int = setting(
+        1, parse=positive_int, metavar="K", help="predict the set of the K most probable classes"
+    )
+    USUAL_ATTACK_DRAWS: ClassVar[int] = 1
+
+    def identity(self, *architectures: str) -> dict[str, Any]:
+        sets = {"top_k": self.top_k} if self.top_k > 1 else {}
+        return {**super().identity(*architectures), **sets}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackRequest(EvaluationRequest):
-    """Attack images with each of ``epsilons``, l2 norms on images in [0, 1]; ``outdir`` gets a log
-    for each.
+class _OutdirSpec(AttackedSpec):
+    """The settings that attack and falsify share."""
 
-    ``only`` holds the indices of the images to attack (None: all images that ``skip`` and
-    ``maximum`` select).
-    """
+    attack: Any = setting(
+        kind=object, flag="", records="attack", help="attack on the images, like PGD(0.5, 20)"
+    )
+    outdir: Path | None = setting(
+        None,
+        parse=output_folder,
+        flag="outdir",
+        metavar="OUTDIR",
+        alias="folder",
+        help="folder for the logs (TSV), adversarial examples (NPZ) and pictures (PNG)",
+    )
+    only: tuple[int, ...] | None = setting(
+        None,
+        parse=non_negative_int,
+        many=True,
+        metavar="IDX",
+        group="images",
+        help="attack only the images with these indices",
+    )
 
-    outdir: Path | None
-    attack: AttackPlan
-    epsilons: tuple[float, ...] = ()
-    only: tuple[int, ...] | None = None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.only is not None and (self.skip != 1 or self.limit is not None):
+            raise UsageError("--only is not read with --skip or --max: leave one of them out")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FalsifyRequest(EvaluationRequest):
-    """Attack each image of the certification log ``against`` within ``fraction`` of its radius;
-    ``outdir`` gets a log.
+class AttackSpec(_OutdirSpec):
+    """Attack images with each of ``epsilons``; ``outdir`` gets a log for each."""
 
-    ``false_alarm`` is the probability of calling certificates false although each of them holds its
-    alpha.
+    epsilons: tuple[float, ...] = setting(
+        (),
+        parse=perturbation_size,
+        many=True,
+        flag="--epsilon",
+        group="attack",
+        unit="on images in [0, 1]",
+        help="l2 norms of the attack, like 0.25 or 64/255, each with its log",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.epsilons:
+            self._set(epsilons=(self.attack.epsilon,))
+        if len(set(self.epsilons)) < len(self.epsilons):
+            raise UsageError(
+                f"epsilons: found {list(self.epsilons)}, which names a size twice (--epsilon)"
+            )
+
+    def with_epsilon(self, epsilon: float) -> AttackSpec:
+        """The spec of the attack of one size."""
+        attack = dataclasses.replace(self.attack, epsilon=epsilon)
+        return dataclasses.replace(self, attack=attack, epsilons=(epsilon,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FalsifySpec(_OutdirSpec):
+    """Attack each image of the certification log ``against`` within its radius; ``outdir`` gets a
+    log.
     """
 
-    outdir: Path | None
-    attack: AttackPlan
-    against: Path
-    fraction: float = checked_field(_fraction, DEFAULT_FRACTION)
-    false_alarm: float = checked_field(probability, DEFAULT_FALSE_ALARM)
-    only: tuple[int, ...] | None = None
+    against: Path = setting(
+        parse=file_to_read,
+        metavar="LOG",
+        group="falsification",
+        help="attack each image of this certification log within its certified radius; fails if "
+        "more certificates prove false than alpha allows",
+    )
+    fraction: float = setting(
+        0.999,
+        parse=_fraction,
+        group="falsification",
+        help="largest norm of an attack, as a fraction of the radius",
+    )
+    false_alarm: float = setting(
+        0.001,
+        parse=probability,
+        group="falsification",
+        help="probability of failing although every certificate holds its alpha",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifySpec(RunSpec):
+    """Draw random rows of the certification log ``log`` again; its manifest says all that is not
+    given.
+    """
+
+    dataset: Any = setting(None, kind=object, flag="", keyword=False)
+    image_size: Any = setting(None, kind=object, keyword=False)
+    existing: str = "resume"
+    log: Path = setting(
+        parse=Path, flag="log", help="certification log, with its manifest beside it"
+    )
+    rows: int = setting(20, parse=positive_int, metavar="K", help="random rows to draw again")
+    model: Path | None = setting(
+        None,
+        parse=Path,
+        flag="--classifier",
+        metavar="CHECKPOINT",
+        help="the checkpoint (default: where the manifest says it was)",
+    )
+    denoiser: str | None = setting(
+        None,
+        parse=str,
+        metavar="CHECKPOINT",
+        help="the denoiser before it, if there is one (default: likewise)",
+    )
+    seed: int | None = setting(  # type: ignore[assignment]
+        None,
+        parse=any_seed,
+        help="seed that chooses the rows (default: another one each time)",
+    )

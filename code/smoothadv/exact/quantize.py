@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from smoothadv.checkpoints import (
 from smoothadv.datasets import ImageDataset, get_dataset
 from smoothadv.exact.conversion import convert, read_network
 from smoothadv.exact.network import IntegerNetwork
+from smoothadv.exact.spec import QuantizeSpec
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.statistics.bounds import certified_radius
 from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
@@ -32,30 +32,6 @@ from smoothadv.voting.classifier import VotingClassifier, optimized_for_inferenc
 _PASS = 64  # images at a time
 _KEPT = ("epoch", "dataset", "noise_sd", "recipe", "plugins")
 _ALPHA = 0.001
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizeRequest:
-    """Make the checkpoint of integers ``outfile`` of the trained ``checkpoint``, for noise of
-    ``sigma``.
-
-    ``calibration`` noisy training images decide the ranges of values; on ``held_out`` others the
-    votes of both networks are compared, with ``draws`` draws each. ``seed`` is that of the noise;
-    ``input_layer`` and ``data_dir`` are as in EvaluationRequest.
-    """
-
-    dataset: str
-    checkpoint: Path
-    sigma: float
-    outfile: Path
-    calibration: int = 512
-    held_out: int = 200
-    draws: int = 200
-    seed: int = 0
-    input_layer: str | None = None
-    data_dir: str | None = None
-    overwrite: bool = False
-    command: Sequence[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -74,37 +50,37 @@ class Comparison:
     certified: list[tuple[float, float, float]]
 
 
-def quantize(request: QuantizeRequest) -> tuple[IntegerNetwork, Comparison]:
+def quantize(spec: QuantizeSpec) -> tuple[IntegerNetwork, Comparison]:
     """Write the checkpoint; UserError where files do not fit or the network has no integer form."""
-    refuse_to_replace(request.outfile, "checkpoint", b"pk")
-    members = read_members(request.checkpoint)
+    refuse_to_replace(spec.outfile, "checkpoint", b"pk")
+    members = read_members(spec.checkpoint)
     if members.mean is not None or INTEGER in members.contents[0]:
         is_ensemble = members.mean is not None
         kind = "an ensemble: quantize its members" if is_ensemble else "of integers already"
-        raise UserError(f"{request.checkpoint} is {kind}")
-    images = get_dataset(request.dataset, "train", request.data_dir)
+        raise UserError(f"{spec.checkpoint} is {kind}")
+    images = get_dataset(spec.dataset, "train", spec.data_dir)
     if len(images) < 2:
         raise UserError(
-            f"{request.dataset} has one training image: some decide the ranges, others compare the "
+            f"{spec.dataset} has one training image: some decide the ranges, others compare the "
             "votes"
         )
-    classifier = classifier_from_members(members, images.description, request.input_layer)
-    noise = RoundedGaussianNoise(request.sigma, request.seed)
+    classifier = classifier_from_members(members, images.description, spec.input_layer)
+    noise = RoundedGaussianNoise(spec.sigma, spec.seed)
     shape = images.description.image_shape
     float_network = read_network(classifier, shape)
-    chosen = _spaced(len(images), request.calibration)
+    chosen = _spaced(len(images), spec.calibration)
     rest = np.setdiff1d(np.arange(len(images)), chosen)
     parts = [chosen[start : start + _PASS] for start in range(0, len(chosen), _PASS)]
     batches = (
         torch.cat([_noisy(images, int(index), noise, 1, Purpose.CALIBRATION) for index in part])
         for part in Progress(parts, "calibrating", delay=2)
     )
-    with reserved(request.outfile, request.overwrite):
+    with reserved(spec.outfile, spec.overwrite):
         network = convert(float_network, batches, shape, noise.clip)
         voter = optimized_for_inference(classifier, torch.device("cpu"))
-        held_out = rest[_spaced(len(rest), request.held_out)]
-        comparison = _compare((voter, network), images, held_out, noise, request.draws)
-        _save(request, members.contents[0], images, network, comparison)
+        held_out = rest[_spaced(len(rest), spec.held_out)]
+        comparison = _compare((voter, network), images, held_out, noise, spec.draws)
+        _save(spec, members.contents[0], images, network, comparison)
     return network, comparison
 
 
@@ -162,7 +138,7 @@ def _radius(votes: torch.Tensor, label: int, sigma: float) -> float:
 
 
 def _save(
-    request: QuantizeRequest,
+    spec: QuantizeSpec,
     source: dict[str, Any],
     images: ImageDataset,
     network: IntegerNetwork,
@@ -171,21 +147,21 @@ def _save(
     description = images.description
     record, tensors = network.stored()
     made = {
-        "from_sha256": file_digest(request.checkpoint),
+        "from_sha256": file_digest(spec.checkpoint),
         "dataset_fingerprint": images.fingerprint(),
-        "sigma": request.sigma,
-        "calibration": request.calibration,
-        "seed": request.seed,
+        "sigma": spec.sigma,
+        "calibration": spec.calibration,
+        "seed": spec.seed,
         "agreement": comparison.agreement,
-        **provenance(request.command),
+        **provenance(spec.command),
     }
     content = {
         **{name: source[name] for name in _KEPT if name in source},
         "arch": f"{INTEGER}:{source['arch']}",
-        "input_layer": recorded_input_layer(source, request.checkpoint, request.input_layer),
+        "input_layer": recorded_input_layer(source, spec.checkpoint, spec.input_layer),
         "classes": list(description.class_names),
         "image_shape": list(description.image_shape),
         INTEGER: {**record, "made": made},
         "state_dict": tensors,
     }
-    save_checkpoint(request.outfile, content)
+    save_checkpoint(spec.outfile, content)

@@ -23,7 +23,7 @@ from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.distributed import Processes
 from smoothadv.base.progress import Progress
 from smoothadv.datasets import SPLITS, get_dataset
-from smoothadv.evaluation.specs import AttackPlan, select_examples
+from smoothadv.evaluation.specs import AttackSpec
 from smoothadv.objectives import Objective
 from smoothadv.sweep.grid import Grid
 from smoothadv.sweep.planning import Plan
@@ -168,8 +168,8 @@ class _CostMeter:
     def _evaluation(self, training: TrainingPlan, evaluation: EvaluationPlan) -> Seconds:
         """The time of votes, and of the gradients that attacks need."""
         request = evaluation.request
-        size = _size(str(request.images), request.split, request.data_dir)
-        examples = len(select_examples(size, request.skip, request.maximum))
+        size = _size(str(request.dataset), request.split, request.data_dir)
+        examples = len(request.chosen_indices(size))
         key = (training.request.dataset, training.request.arch, request.precision)
         vote = self._vote(training, evaluation)
         if not evaluation.attacks:
@@ -366,7 +366,7 @@ def _with_steps(objective: Objective, steps: int) -> Objective:
     return dataclasses.replace(objective, **changed, num_noise_vec=min(2, objective.copies))
 
 
-def _passes(attack: AttackPlan, classes: int) -> int:
+def _passes(attack: AttackSpec, classes: int) -> int:
     """How many noisy copies of an image an attack passes through the network."""
     goals = classes - 1 if attack.target == EVERY else 1
     return getattr(attack.attack, "num_steps", 1) * attack.num_noise_vec * attack.restarts * goals

@@ -13,10 +13,9 @@ from smoothadv.cli import attack, certify, train, train_pgd
 from smoothadv.cli.options.training import request_of, with_recipes
 from smoothadv.cli.runner import Parser
 from smoothadv.datasets import DatasetDescription, describe_dataset
-from smoothadv.evaluation.attack import attacks_of
+from smoothadv.evaluation.attack import specs_by_log
 from smoothadv.evaluation.certify import make_procedure, procedure_record
-from smoothadv.evaluation.predict import attack_record
-from smoothadv.evaluation.specs import AttackPlan, AttackRequest, CertifyRequest, FalsifyRequest
+from smoothadv.evaluation.specs import AttackSpec, CertifySpec, FalsifySpec
 from smoothadv.sweep.grid import Options, option_words
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import TrainingRequest
@@ -47,32 +46,32 @@ class EvaluationPlan:
     written.
     """
 
-    request: CertifyRequest | AttackRequest
+    request: CertifySpec | AttackSpec
     settings: tuple[Mapping[str, Any], ...]
-    attacks: Mapping[Path, AttackPlan]
+    attacks: Mapping[Path, AttackSpec]
 
     @property
     def draws(self) -> int:
         """The votes that each image takes, at most, for a certificate or for each prediction."""
         request = self.request
-        return request.n + request.n0 if isinstance(request, CertifyRequest) else request.n
+        return request.n + request.n0 if isinstance(request, CertifySpec) else request.n
 
     @property
     def attack_batch(self) -> int | None:
         """The noisy images per pass of an attack; None where the command chooses them itself, or
         attacks nothing.
         """
-        return self.request.attack.batch if isinstance(self.request, AttackRequest) else None
+        return self.request.attack_batch if isinstance(self.request, AttackSpec) else None
 
     @property
     def may_stop_early(self) -> bool:
         """Whether a certification procedure can do with fewer draws."""
-        return isinstance(self.request, CertifyRequest) and not self.request.procedure.fixed_sample
+        return isinstance(self.request, CertifySpec) and not self.request.procedure.fixed_sample
 
     @property
     def selection(self) -> dict[str, int | None]:
         """The options that select images, by their names."""
-        return {"skip": self.request.skip, "max": self.request.maximum}
+        return {"skip": self.request.skip, "max": self.request.limit}
 
 
 class CommandReader:
@@ -124,45 +123,35 @@ class CommandReader:
         with parser.reading(source):
             options = parser.parse_args(words)
             if command == "certify":
-                request = certify.request_of(parser, options, [])
-                settings = {**request.stated_settings(*archs), **self._procedure_settings(request)}
+                request = certify.spec_of(parser, options, [])
+                settings = {**request.identity(*archs), **self._procedure_settings(request)}
                 return EvaluationPlan(request, (settings,), {})
-            return _attack_plan(attack.request_of(parser, options, []), archs)
+            return _attack_plan(attack.spec_of(parser, options, []), archs)
 
-    def _procedure_settings(self, request: CertifyRequest) -> dict[str, Any]:
+    def _procedure_settings(self, request: CertifySpec) -> dict[str, Any]:
         """What a manifest will say of the procedure; the tables of adaptive procedures are computed
         once.
         """
         numbers = (
-            request.images,
+            request.dataset,
             request.sigma,
             request.n0,
             request.n,
             request.alpha,
             request.sound,
         )
-        key = repr((*numbers, request.method, dict(request.procedure_settings)))
+        key = repr((*numbers, request.method, dict(request.settings or {})))
         if key not in self._procedures:
-            description = self._described(str(request.images), request.data_dir)
-            self._procedures[key] = procedure_record(request, make_procedure(request, description))
+            description = self._described(str(request.dataset), request.data_dir)
+            self._procedures[key] = procedure_record(make_procedure(request, description))
         return self._procedures[key]
 
 
-def _attack_plan(request: AttackRequest | FalsifyRequest, archs: Sequence[str]) -> EvaluationPlan:
-    assert isinstance(request, AttackRequest), "a grid cannot say --against"
-    attacks, settings = attacks_of(request), []
-    for plan in attacks.values():
-        record = {
-            **attack_record(plan.smoothed(request.sigma, request.seed)),
-            "attack_batch": plan.batch,
-        }
-        known = {
-            key: value
-            for key, value in record.items()
-            if key != "attack_batch" or value is not None
-        }
-        settings.append({**request.stated_settings(*archs), "N": request.n, **known})
-    return EvaluationPlan(request, tuple(settings), attacks)
+def _attack_plan(request: AttackSpec | FalsifySpec, archs: Sequence[str]) -> EvaluationPlan:
+    assert isinstance(request, AttackSpec), "a grid cannot say --against"
+    attacks = specs_by_log(request)
+    settings = tuple(attack.identity(*archs) for attack in attacks.values())
+    return EvaluationPlan(request, settings, attacks)
 
 
 def _make_parser(command: str, is_released: bool = False) -> Parser:

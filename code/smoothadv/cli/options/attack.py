@@ -5,40 +5,61 @@ options describe.
 import argparse
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
 from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, PlugIn, Stein, plug_in
-from smoothadv.attacks.shared.smoothed_attack import EVERY, KNOWN_TARGETS, TARGET_RULES
 from smoothadv.base.settings import (
+    Checked,
     Setting,
-    batch_size,
-    non_negative_int,
+    options_of,
     perturbation_size_in_256ths,
     positive_float,
-    positive_int,
+    setting,
 )
-from smoothadv.cli.options.components import add_components, add_options, compose_chosen
+from smoothadv.cli.options.components import (
+    add_components,
+    add_settings,
+    compose_chosen,
+    given_settings,
+    group_of,
+)
 from smoothadv.cli.runner import Parser
-from smoothadv.evaluation.specs import AttackPlan
 
-BASE = "base"
+_BASE = "base"
 _GROUP = "attack"
-_BETA = (
-    "inverse temperature of the softmax that the plug-in gradient averages (SmoothAdv, appendix "
-    "B): the larger, the closer to a vote (default: 1, as in the paper)"
-)
-NO_GRADIENT = {
-    "--no-grad-attack": (
+NO_GRADIENT: dict[str, Any] = {}
+"""Training adds these further options: ``add_attack`` has them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientOptions(Checked):
+    """How an attack computes gradients; the options of training."""
+
+    beta: float | None = setting(
         None,
-        "estimate gradients from probabilities, without backpropagation (SmoothAdv, section 3.1)",
-    ),
-    "--hard-no-grad-attack": (
+        parse=positive_float,
+        help="inverse temperature of the softmax that the plug-in gradient averages (default: 1)",
+    )
+    no_grad_attack: bool = setting(
+        False, help="gradients from probabilities, without backpropagation: stein"
+    )
+    hard_no_grad_attack: bool = setting(
+        False, help="gradients from the base classifier's decisions only: hard-stein"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationGradientOptions(GradientOptions):
+    """How an attack computes gradients; the options of evaluations."""
+
+    gradient: str | None = setting(
         None,
-        "as --no-grad-attack, but from the base classifier's decisions only",
-    ),
-}
-"""The estimators of gradients that training offers."""
+        choices=(*ESTIMATORS, _BASE),
+        help="how gradients are computed (default: plug-in); base: as --base-attack "
+        "(docs/attacks.md)",
+    )
 
 
 def unchanged(setting: Setting) -> Setting:
@@ -47,15 +68,18 @@ def unchanged(setting: Setting) -> Setting:
 
 
 def add_attack(
-    parser: Parser, adapt: Callable[[Setting], Setting], default: str | None = None
+    parser: Parser,
+    adapt: Callable[[Setting], Setting],
+    default: str | None = None,
+    gradients: type[GradientOptions] = GradientOptions,
 ) -> argparse._ArgumentGroup:
-    """--attack and the settings of all attacks, each changed by ``adapt``, in a group that further
-    options join.
+    """--attack, the settings of all attacks, each changed by ``adapt``, and how gradients are
+    computed, in a group that further options join.
     """
-    group = parser.add_argument_group(_GROUP)
+    group = group_of(parser, _GROUP)
     names = f"one of {', '.join(ATTACKS)} (default: {default or 'none'})"
     add_components(group, "--attack", ATTACKS, names, default, adapt)
-    add_options(group, {"--beta B": (positive_float, _BETA)})
+    add_settings(group, options_of(gradients))
     return group
 
 
@@ -84,26 +108,29 @@ def compose_attack(
 
 
 def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
-    given = [flag for flag in NO_GRADIENT if getattr(options, flag[2:].replace("-", "_"))]
-    named: Any = getattr(options, "gradient", None)
-    if named is not None and given:
-        parser.error(f"{given[0]} and --gradient say the same thing: leave one of them out")
-    if not given and named in (None, "plug-in", BASE):
-        return plug_in if options.beta in (None, 1) else PlugIn(options.beta)
-    if options.beta is not None:
-        other = given[0] if given else f"--gradient {named}"
+    chosen = EvaluationGradientOptions(**given_settings(EvaluationGradientOptions, options))
+    named, without = chosen.gradient, None
+    if chosen.hard_no_grad_attack:
+        without = "--hard-no-grad-attack"
+    if chosen.no_grad_attack:
+        without = "--no-grad-attack"
+    if named is not None and without:
+        parser.error(f"{without} and --gradient say the same thing: leave one of them out")
+    if not without and named in (None, "plug-in", _BASE):
+        return plug_in if chosen.beta in (None, 1) else PlugIn(chosen.beta)
+    if chosen.beta is not None:
+        other = without or f"--gradient {named}"
         parser.error(
             f"--beta is not read by {other}, but by the plug-in gradient: leave one of them out"
         )
-    if not given:
+    if named is not None:
         return ESTIMATORS[named][0](noise_sd)
     if noise_sd == 0:
-        is_base = getattr(options, "base_attack", False) or "--base-attack" in options
-        reason = "--base-attack has none" if is_base else "--noise is 0"
+        reason = "--base-attack has none" if "--base-attack" in options else "--noise is 0"
         parser.error(
-            f"{given[0]} estimates gradients from noise, and {reason}: leave one of them out"
+            f"{without} estimates gradients from noise, and {reason}: leave one of them out"
         )
-    return Stein(noise_sd, hard="--hard-no-grad-attack" in given)
+    return Stein(noise_sd, hard=chosen.hard_no_grad_attack)
 
 
 def given_attack_flags(parser: Parser, options: argparse.Namespace) -> list[str]:
@@ -119,82 +146,16 @@ def given_attack_flags(parser: Parser, options: argparse.Namespace) -> list[str]
     ]
 
 
-def _target(text: str) -> int | str:
-    if text.isascii() and text.isdigit():
-        return non_negative_int(text)
-    if text not in KNOWN_TARGETS:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
-        )
-    return text
+def attacked_fields(parser: Parser, options: argparse.Namespace, **given: Any) -> dict[str, Any]:
+    """The fields of an ``AttackedSpec`` that are not its options: the attack, with the fields
+    ``given``, and whether it is on the base classifier.
 
-
-_EVALUATION = {
-    "--restarts R": (
-        positive_int,
-        "number of runs of the attack, all but the first from random points; the strongest counts "
-        "(default: 1)",
-    ),
-    "--target CLASS": (
-        _target,
-        f"class at which the attack aims: a number, {', '.join(TARGET_RULES)}, or {EVERY} (each in "
-        "turn; the strongest counts); images of that class are not attacked (default: any class "
-        "but the label)",
-    ),
-    "--attack-batch B": (
-        batch_size,
-        "noisy images per forward and backward pass of the attack (default: on a CPU 16, or M if "
-        "that is more; by free memory on an accelerator); halved when memory runs out",
-    ),
-}
-
-
-def add_evaluation_attack(
-    parser: Parser,
-    adapt: Callable[[Setting], Setting] = unchanged,
-    default: str | None = None,
-    default_draws: int = 1,
-) -> None:
-    """--attack and its settings, and the further options of an attack on a smoothed classifier."""
-    group = add_attack(parser, adapt, default)
-    kinds = {name: what for name, (_, what) in ESTIMATORS.items()}
-    kinds[BASE] = "of the base classifier, without noise"
-    text = "; ".join(f"{name}: {what}" for name, what in kinds.items())
-    draws = (
-        f"noise draws that the attack averages over (default: {default_draws}; paper: up to 512)"
-    )
-    add_options(
-        group,
-        {
-            "--num-noise-vec M": (positive_int, draws),
-            "--gradient": (list(kinds), f"how gradients are computed (default: plug-in). {text}"),
-            "--base-attack": (None, f"the same as --gradient {BASE}"),
-            "--no-grad-attack": (None, "the same as --gradient stein"),
-            "--hard-no-grad-attack": (None, "the same as --gradient hard-stein"),
-            **_EVALUATION,
-        },
-    )
-
-
-def attack_plan_of(
-    parser: Parser, options: argparse.Namespace, default_draws: int = 1, **given: Any
-) -> AttackPlan:
-    """The attack that the options and the fields ``given`` describe; a usage error where they
-    contradict each other.
+    A usage error where options contradict each other.
     """
-    if options.base_attack and options.gradient is not None:
+    gradient = getattr(options, "--gradient", None)
+    if "--base-attack" in options and gradient is not None:
         parser.error("--base-attack and --gradient say the same thing: leave one of them out")
-    is_on_base = options.base_attack or options.gradient == BASE
-    if is_on_base and options.num_noise_vec is not None:
-        flag = "--base-attack" if options.base_attack else f"--gradient {BASE}"
-        parser.error(
-            f"--num-noise-vec is not read with {flag}, which attacks without noise: leave one out"
-        )
-    return AttackPlan(
-        attack=compose_attack(parser, options, 0.0 if is_on_base else options.sigma, **given),
-        num_noise_vec=1 if is_on_base else options.num_noise_vec or default_draws,
-        is_on_base=is_on_base,
-        restarts=options.restarts or 1,
-        target=options.target,
-        batch=options.attack_batch,
-    )
+    is_on_base = "--base-attack" in options or gradient == _BASE
+    noise_sd = 0.0 if is_on_base else options.sigma
+    attack = compose_attack(parser, options, noise_sd, **given)
+    return {"attack": attack, "base_attack": is_on_base}

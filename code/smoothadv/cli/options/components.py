@@ -1,6 +1,4 @@
-"""Tables of options; components on the command line: their names, their settings as options, and
-how these are read.
-"""
+"""Makes options of settings, and specs and components of the options on a command line."""
 
 import argparse
 import dataclasses
@@ -9,7 +7,7 @@ from dataclasses import MISSING
 from typing import Any
 
 from smoothadv.base.registry import Registry
-from smoothadv.base.settings import Setting, settings_of
+from smoothadv.base.settings import Setting, options_of
 from smoothadv.cli.runner import Parser
 
 
@@ -56,32 +54,81 @@ def fields_given(
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
-    """Add an option for each setting; components may share a flag.
+    """Add an option for each setting, in the group that it names; components may share a flag, and
+    what the parser has already stays.
 
-    The option's destination is its flag. An option that is not on the command line has no attribute
-    there, so that it can be distinguished from one that is given with its default.
+    The option's destination is its main flag. An option that is not on the command line has no
+    attribute there, so that it can be distinguished from one that is given with its default.
     """
     by_flag: dict[str, list[Setting]] = {}
     for setting in settings:
         by_flag.setdefault(setting.flag, []).append(setting)
+    known = {*parser._option_string_actions, *(action.dest for action in parser._actions)}
     for setting, *others in by_flag.values():
-        defaults = {
-            one.default: None
-            for one in (setting, *others)
-            if one.default not in (None, False, MISSING)
-        }
-        default = (
-            f" (default: {' or '.join(map(str, sorted(defaults, key=str)))})" if defaults else ""
-        )
-        kind: dict[str, Any] = {"action": "store_true"}
-        if setting.parse is not None:
-            kind = {"type": setting.parse, "metavar": setting.field.split("_")[-1].upper()}
-        if setting.many:
-            kind["nargs"] = "+"
-        text = setting.help.replace("%", "%%") + default
-        parser.add_argument(
-            setting.flag, dest=setting.flag, default=argparse.SUPPRESS, help=text, **kind
-        )
+        if setting.flag in known:
+            continue
+        defaults = {str(one.default) for one in (setting, *others) if _is_said(one.default)}
+        default = f" (default: {' or '.join(sorted(defaults))})" if defaults else ""
+        _add_setting(group_of(parser, setting.group), setting, default)
+
+
+def group_of(parser: argparse._ActionsContainer, title: str) -> Any:
+    """The group of options with this title, a new one if there is none; "": the parser itself."""
+    if not title:
+        return parser
+    known = [group for group in parser._action_groups if group.title == title]
+    return known[0] if known else parser.add_argument_group(title)
+
+
+def _is_said(default: Any) -> bool:
+    """Whether a help text names the default; not that of a switch, or of what is optional."""
+    return default not in (MISSING, None, ()) and not isinstance(default, bool)
+
+
+def _add_setting(parser: argparse._ActionsContainer, setting: Setting, default: str) -> None:
+    if setting.constants:
+        choice = parser.add_mutually_exclusive_group()
+        for value, meaning in setting.constants.items():
+            text = meaning + " (the default)" * (value == setting.default)
+            choice.add_argument(
+                f"--{value}",
+                dest=setting.flag,
+                action="store_const",
+                const=value,
+                default=argparse.SUPPRESS,
+                help=text,
+            )
+        return
+    text = (setting.description + default).replace("%", "%%")
+    place: dict[str, Any] = {"dest": setting.flag} if setting.flag.startswith("-") else {}
+    action = parser.add_argument(
+        *setting.flags, default=argparse.SUPPRESS, help=text, **place, **_reading(setting)
+    )
+    if isinstance(setting.choices, Registry):  # argcomplete offers the names in place of files
+        names = setting.choices
+        action.completer = lambda **_: names  # type: ignore[attr-defined]
+
+
+def _reading(setting: Setting) -> dict[str, Any]:
+    """How argparse reads an option: arguments of ``add_argument``."""
+    if setting.parse is None:
+        if setting.default is None:
+            return {"action": argparse.BooleanOptionalAction}
+        return {"action": "store_false" if setting.default is True else "store_true"}
+    nargs = {"nargs": "+" if setting.many is True else setting.many} if setting.many else {}
+    if setting.choices is not None and not isinstance(setting.choices, Registry):
+        return {"choices": list(setting.choices), **nargs}
+    metavar = setting.metavar or setting.field.split("_")[-1].upper()
+    return {"type": setting.parse, "metavar": metavar, **nargs}
+
+
+def given_settings(spec: type, options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a spec, or of a component, that are on the command line, by field."""
+    return {
+        setting.field: getattr(options, setting.flag)
+        for setting in options_of(spec)
+        if setting.flag in options
+    }
 
 
 def add_components(
@@ -98,7 +145,7 @@ def add_components(
     add_options(parser, {f"{flag} NAME": (registry.require, text, default)})
     add_settings(
         parser,
-        [adapt(setting) for component in registry.values() for setting in settings_of(component)],
+        [adapt(setting) for component in registry.values() for setting in options_of(component)],
     )
 
 
@@ -111,8 +158,8 @@ def compose_chosen(
     **given: Any,
 ) -> Any:
     """``compose`` what the option ``chooser``, like --attack, names; refuses foreign settings."""
-    refuse_foreign_settings(parser, options, registry, chooser, also)
     name = getattr(options, chooser.removeprefix("--"))
+    refuse_foreign_settings(parser, options, registry, chooser, name, also)
     return compose(parser, registry[name], options, f"{chooser} {name}", **given)
 
 
@@ -124,33 +171,14 @@ def compose(
 
     A usage error where a required setting is missing or the component refuses the values.
     """
+    values = {**given_settings(component, options), **given}
+    for setting in options_of(component):
+        if setting.required and setting.field not in values:
+            parser.error(f"{name} needs {setting.flag}: {setting.description}")
     try:
-        return component(
-            **given, **given_settings(parser, component, options, name, without=tuple(given))
-        )
+        return component(**values)
     except ValueError as error:
         parser.error(str(error))
-
-
-def given_settings(
-    parser: Parser,
-    component: type,
-    options: argparse.Namespace,
-    name: str,
-    without: Iterable[str] = (),
-) -> dict[str, Any]:
-    """The settings of ``component`` on the command line, by field, but ``without``; a usage error
-    if one is lacking.
-    """
-    values = {}
-    for setting in settings_of(component):
-        if setting.field in without:
-            continue
-        if setting.flag in options:
-            values[setting.field] = getattr(options, setting.flag)
-        elif setting.required:
-            parser.error(f"{name} needs {setting.flag}: {setting.help}")
-    return values
 
 
 def refuse_foreign_settings(
@@ -158,21 +186,16 @@ def refuse_foreign_settings(
     options: argparse.Namespace,
     registry: Registry,
     chooser: str,
+    chosen: str,
     also: Iterable[type] = (),
 ) -> None:
     """A usage error if an option was given that another component of ``registry`` reads, but not
-    the chosen one.
-
-    The option ``chooser``, like --method, chose it; the components ``also`` are in use as well.
+    the one that ``chooser``, like --method, has ``chosen``, and none of ``also``.
     """
-    chosen = getattr(options, chooser.removeprefix("--"))
-    readable = {
-        setting.flag
-        for component in (registry[chosen], *also)
-        for setting in settings_of(component)
-    }
+    components = (registry[chosen], *also)
+    readable = {one.flag for component in components for one in options_of(component)}
     for name, component in registry.items():
-        for setting in settings_of(component):
+        for setting in options_of(component):
             if setting.flag in options and setting.flag not in readable:
                 other = f"{setting.flag} is not read by {chooser} {chosen}, but by {chooser} {name}"
                 parser.error(f"{other}: leave it out, or change {chooser}")

@@ -8,23 +8,21 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from smoothadv.base.cpus import MOST_THREADS, suitable_threads, usable_cpus
+from smoothadv.base.cpus import suitable_threads, usable_cpus
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.files import read_json
-from smoothadv.base.settings import any_seed, number
+from smoothadv.base.settings import any_seed
 from smoothadv.cli.options.components import add_options
 from smoothadv.cli.runner import Parser
 from smoothadv.datasets import DATASETS, describe_dataset, source_of
 from smoothadv.datasets.preparation import parsed, prepared_name, split_location
-
-if TYPE_CHECKING:
-    import torch
+from smoothadv.datasets.spec import device, thread_count
 
 THREADS = {
     "--threads N": (
-        number(int, "a whole number from 1 to 1,024", lambda v: 1 <= v <= MOST_THREADS),
+        thread_count,
         "threads of PyTorch on the CPU (default: OMP_NUM_THREADS, else as many as suit the images "
         "and the usable CPUs)",
     )
@@ -69,16 +67,17 @@ def check_dataset(options: argparse.Namespace, checkpoint: Path | None = None) -
         reason = checkpoint and missing_dataset_plugin(checkpoint, options.dataset)
         reason = f"checkpoint {checkpoint}: {reason}" if reason else str(error)
         raise UsageError(f"argument DATASET: {reason}") from error
-    if source.takes_preparation and split_location(source_of(options.dataset)[1])[1] is not None:
-        _say_what_is_certified(options.dataset)
+    say_what_is_certified(options.dataset)
 
 
 @cache
-def _say_what_is_certified(dataset: str) -> None:
-    """Once for each dataset, whatever many commands of a sweep or processes of torchrun are
-    about.
+def say_what_is_certified(dataset: str) -> None:
+    """Once for each dataset of resized images, however many commands of a sweep or processes of
+    torchrun are about it.
     """
-    if os.environ.get("RANK", "0") == "0":
+    source, location = source_of(dataset)
+    is_resized = source.takes_preparation and split_location(location)[1] is not None
+    if is_resized and os.environ.get("RANK", "0") == "0":
         print(
             f"{dataset}: noise, perturbations and radii are those of the resized images",
             file=sys.stderr,
@@ -119,22 +118,13 @@ def add_running(parser: Parser, existing: str = "refuse") -> None:
         )
 
 
-def device(text: str) -> torch.device:
-    """argparse type: a device that can be used."""
-    from smoothadv.base.devices import (
-        usable_device,
-    )  # imports torch, which only those who give --device wait for here
-
-    return usable_device(text)
-
-
-def use_threads(options: argparse.Namespace, resumed: Path | None = None) -> None:
-    """Let PyTorch use --threads, else OMP_NUM_THREADS, else those of the training whose record is
-    ``resumed``: its bits depend on them; else those that suit the images.
+def use_threads(run: Any, resumed: Path | None = None) -> None:
+    """Let PyTorch use the ``threads`` of a run, else OMP_NUM_THREADS, else those of the training
+    whose record is ``resumed``: its bits depend on them; else those that suit the images.
     """
     import torch
 
-    threads, most = options.threads, torch.get_num_threads()
+    threads, most = run.threads, torch.get_num_threads()
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     elif "OMP_NUM_THREADS" not in os.environ:
@@ -144,7 +134,7 @@ def use_threads(options: argparse.Namespace, resumed: Path | None = None) -> Non
             UserError, OSError, ValueError, LookupError, TypeError, AttributeError
         ):
             threads = suitable_threads(
-                describe_dataset(options.dataset, options.data_dir).image_shape, most
+                describe_dataset(run.dataset, run.data_dir).image_shape, most
             )
             if resumed is not None:
                 threads = max(1, min(int(read_json(resumed)["runs"][-1]["torch_threads"]), most))

@@ -14,9 +14,9 @@ from smoothadv.base.settings import (
     non_negative_float,
     non_negative_int,
     number,
+    options_of,
     positive_float,
     positive_int,
-    settings_of,
 )
 from smoothadv.cli.options.attack import (
     NO_GRADIENT,
@@ -266,7 +266,7 @@ def _readable(options: argparse.Namespace) -> set[str]:
         if _makes_attack(objective) and not (options.attack or _needs_attack(objective))
         else ()
     )
-    return {setting.flag for component in chosen for setting in settings_of(component)} - {*unread}
+    return {setting.flag for component in chosen for setting in options_of(component)} - {*unread}
 
 
 def _makes_attack(objective: type) -> bool:

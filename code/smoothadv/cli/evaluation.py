@@ -4,20 +4,50 @@ the log.
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from smoothadv.base.settings import output_file
-from smoothadv.cli.options.components import add_options
+from smoothadv.base.settings import Checked, options_of, output_file, setting
+from smoothadv.cli.options.components import add_settings, given_settings
+from smoothadv.cli.options.shared import say_what_is_certified
 from smoothadv.cli.runner import Body, Parser, run
 from smoothadv.evaluation.shards import Shard, merge, shards_of
+from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.records.writer import WrittenLog
 
-_MERGE: dict[str, tuple[Any, ...]] = {
-    "outfile OUTFILE": (output_file, "log to write: the OUTFILE for which the shards were made"),
-    "shards [SHARD...]": (Path, "shard logs (default: those in OUTFILE.shards)", []),
-    "--overwrite": (None, "replace OUTFILE if it exists"),
-}
+Spec = TypeVar("Spec", bound=EvaluationSpec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeSpec(Checked):
+    """Merge ``shards`` into the log ``outfile``."""
+
+    outfile: Path = setting(
+        parse=output_file,
+        flag="outfile",
+        help="log to write: the OUTFILE for which the shards were made",
+    )
+    shards: tuple[Path, ...] = setting(
+        (),
+        parse=Path,
+        many="*",
+        flag="shards",
+        metavar="SHARD",
+        help="shard logs (default: those in OUTFILE.shards)",
+    )
+    overwrite: bool = setting(False, help="replace OUTFILE if it exists")
+
+
+def spec_from(
+    kind: type[Spec], options: argparse.Namespace, command: Sequence[str], **further: Any
+) -> Spec:
+    """The spec that the options and the fields ``further`` describe; UsageError where they
+    contradict each other.
+    """
+    spec = kind(**{**given_settings(kind, options), **further}, command=tuple(command))
+    say_what_is_certified(spec.dataset)
+    return spec
 
 
 def is_finished(log: WrittenLog, shard: Shard | None, command: str) -> bool:
@@ -52,11 +82,12 @@ def merge_parser(command: str) -> Parser:
         epilog=f"examples:\n  python code/{command}.py merge logs/cifar10.tsv\n"
         f"  python code/{command}.py merge logs/cifar10.tsv node1/*.tsv node2/*.tsv\n",
     )
-    add_options(parser, _MERGE)
+    add_settings(parser, options_of(MergeSpec))
     return parser
 
 
 def _merge(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    shards = options.shards or shards_of(options.outfile)
-    rows = merge(options.outfile, shards, options.overwrite)
-    print(f"{options.outfile}: {rows} examples from {len(shards)} shards, which can be removed now")
+    spec = MergeSpec(**given_settings(MergeSpec, options))
+    shards = spec.shards or shards_of(spec.outfile)
+    rows = merge(spec.outfile, shards, spec.overwrite)
+    print(f"{spec.outfile}: {rows} examples from {len(shards)} shards, which can be removed now")

@@ -1,0 +1,346 @@
+"""The Python face of the package: certify, predict, attack, falsify and train, as functions.
+
+Each takes a ``model``: the path of a checkpoint, a network by name like "timm:resnet18", or a
+``torch.nn.Module`` that maps images [B, C, H, W], float32 in [0, 1], to logits [B, K], or to an
+object or dict with ``logits``; normalization belongs inside it. And ``images``: the name of a
+dataset; a tensor or NumPy array [N, C, H, W] with ``labels`` [N]; a torch Dataset of (image, label)
+pairs; or a DataLoader, whose images are kept in memory. What the arguments mean is what the options
+of the commands mean.
+
+All functions that evaluate return the rows of a log as a DataFrame, sorted by ``idx``. Given a
+path, they write that log as the commands do, row by row and with a manifest: the same call again
+continues it after any interruption, and ``smoothadv analyze`` reads it. Bad input raises
+``errors.UserError`` with one line; what is probably not meant is a ``errors.DoubtfulWarning``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from smoothadv.base.devices import usable_device
+from smoothadv.base.distributed import is_launched
+from smoothadv.base.errors import UserError
+from smoothadv.base.progress import progress_hidden
+from smoothadv.base.settings import Checked, checked, setting, settings_of, takes, up_to_a_million
+from smoothadv.datasets import ImageDataset, describe_dataset
+from smoothadv.datasets.given import GivenImages, described, first_image, items_of
+from smoothadv.evaluation import attack as attacking
+from smoothadv.evaluation import certify as certifying
+from smoothadv.evaluation import predict as predicting
+from smoothadv.evaluation.model import class_names_of, trained_on_logits
+from smoothadv.evaluation.specs import (
+    AttackSpec,
+    CertifySpec,
+    EvaluationSpec,
+    FalsifySpec,
+    PredictSpec,
+)
+from smoothadv.objectives import Objective
+from smoothadv.records.readers import read_certification_log, read_prediction_log
+from smoothadv.training.job import Trained
+from smoothadv.training.job import train as train_as_requested
+from smoothadv.training.spec import ScheduleChoices, TrainingRequest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from smoothadv.evaluation.falsify import Verdict
+
+Model = str | os.PathLike[str] | torch.nn.Module
+FilePath = str | os.PathLike[str]
+Spec = TypeVar("Spec", bound=EvaluationSpec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraySpec(Checked):
+    """What a call says of images that are no named dataset."""
+
+    name: str = setting(
+        "images", parse=str, flag="", help="what a log calls images that are no named dataset"
+    )
+    num_classes: int | None = setting(
+        None,
+        parse=up_to_a_million,
+        flag="",
+        help="number of classes, where neither the module nor the checkpoint tells it",
+    )
+
+
+@contextmanager
+def torch_settings_kept() -> Iterator[None]:
+    """Within this context or function, settings of this process's PyTorch may change; afterwards
+    they are as before.
+    """
+    cudnn, deterministic = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    cudnn_settings, threads = (cudnn.benchmark, cudnn.deterministic), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        cudnn.benchmark, cudnn.deterministic = cudnn_settings
+        torch.set_num_threads(threads)
+
+
+@torch_settings_kept()
+@takes(CertifySpec, ArraySpec)
+def certify(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd.DataFrame:
+    """Certify images with the smoothed classifier (Cohen et al., 2019): a class and an l2 radius
+    each, or -1 and 0.
+
+        rows = smoothadv.certify(model, images, labels, sigma=0.25, n=10_000, log="logs/mine.tsv")
+
+    ``log`` is the file to write or to continue (None: no file).
+
+    Returns columns idx, label, predict, correct (int64), radius (float64), successes, trials and
+    those of the method. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
+    """
+    spec = _spec(CertifySpec, "certify", model, images, labels, keywords)
+    log, _ = certifying.certify(spec)
+    return log.table(read_certification_log)
+
+
+@torch_settings_kept()
+@takes(PredictSpec, ArraySpec)
+def predict(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd.DataFrame:
+    """The smoothed classifier's classes (-1: it abstains), after an ``attack`` on the images, where
+    one is given. Each is right but for ``alpha`` (PREDICT of Cohen et al., 2019).
+
+        attack = PGD(0.5, 20)
+        rows = smoothadv.predict(
+            model, images, labels, sigma=0.25, attack=attack, num_noise_vec=128
+        )
+
+    ``attack`` is any of ``smoothadv.attacks.ATTACKS``. ``log`` is the file to write or to continue
+    (None: no file).
+
+    Returns columns idx, label, predict, correct (int64) and what else the log has. UserError on bad
+    input, NonFiniteError where a logit is NaN or infinite.
+    """
+    spec = _spec(PredictSpec, "predict", model, images, labels, keywords)
+    return predicting.predict(spec).table(read_prediction_log)
+
+
+@torch_settings_kept()
+@takes(AttackSpec, ArraySpec)
+def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd.DataFrame:
+    """Attack images with each of ``epsilons`` (l2, on images in [0, 1]; by default that of
+    ``attack``), then predict them.
+
+        attack, epsilons = PGD(0.5, 20), [0.25, 0.5, 1.0]
+        rows = smoothadv.attack(
+            model, images, labels, sigma=0.25, attack=attack, epsilons=epsilons
+        )
+        rows.groupby("epsilon").correct.mean()  # empirical robust accuracy
+
+    ``outdir``, or ``folder``, is where a log for each epsilon is written or continued, with the
+    adversarial images beside it (``readers.read_examples``); None: no files.
+
+    Returns the rows of all logs, one epsilon after the other, with columns idx, label, predict,
+    correct, attack_norm, epsilon and what else the logs have. UserError on bad input,
+    NonFiniteError where a logit is NaN or infinite.
+    """
+    import pandas as pd
+
+    spec = _spec(AttackSpec, "attack", model, images, labels, keywords)
+    tables = [log.table(read_prediction_log) for log in attacking.attack(spec)]
+    return pd.concat(tables, ignore_index=True)
+
+
+@torch_settings_kept()
+@takes(FalsifySpec, ArraySpec)
+def falsify(model: Model, images: Any, labels: Any = None, **keywords: Any) -> Verdict:
+    """Attack each image of the certification log ``against`` within ``fraction`` of its certified
+    radius.
+
+    Returns the verdict: which certificates fell, how many of them are credible, and whether they
+    refute the log, which happens to a true one with probability at most ``false_alarm``. UserError
+    on bad input and where the log is about another model, other images or another sigma.
+    """
+    from smoothadv.evaluation import falsify as falsifying  # imports the analyses
+
+    spec = _spec(FalsifySpec, "falsify", model, images, labels, keywords)
+    log, certificates = falsifying.falsify(spec)
+    named = spec.against if spec.outdir is None else None
+    return falsifying.verdict(spec, certificates, log.table(read_prediction_log), named)
+
+
+@torch_settings_kept()
+def train(
+    model: str | torch.nn.Module,
+    images: Any,
+    labels: Any = None,
+    *,
+    objective: Objective,
+    outdir: FilePath,
+    test: Any = None,
+    test_labels: Any = None,
+    num_classes: int | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    existing: str = "resume",
+    quiet: bool = False,
+    data_dir: str | Path | None = None,
+    schedule: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Trained:
+    """Train a classifier for an objective, with checkpoints and a log in the folder ``outdir``.
+
+        objective = SmoothAdv(attack=PGD(0.5, 4), noise_sd=0.25, num_noise_vec=2)
+        how = dict(objective=objective, outdir="models/mine", schedule={"epochs": 20})
+        smoothadv.train(model, images, labels, **how)
+
+    ``model`` is the name of an architecture, or a module, which is trained in place. ``images`` as
+    above, for training; ``test`` and ``test_labels`` likewise (None: the test split of a named
+    dataset, else the training images). Of arrays, ``num_classes`` is what the module says where it
+    is None.
+
+    ``schedule`` holds fields of ``training.request.ScheduleChoices`` (epochs, batch, learning_rate,
+    ...), and ``options`` further fields of ``training.request.TrainingRequest`` (execution,
+    crop_padding, ...). ``existing`` says what to do with a run that is there: "resume", "overwrite"
+    or "refuse". ``quiet`` prints no lines and no progress.
+
+    Returns the model and the history of its training. UserError on bad input, NonFiniteError where
+    the loss or the weights stop being finite.
+    """
+    if not isinstance(objective, Objective):
+        raise UserError(
+            f"the objective is a {type(objective).__name__}: give one, like Gaussian(noise_sd=0.25)"
+        )
+    known = TrainingRequest.__dataclass_fields__.keys() - {"classifier", "command", "arguments"}
+    foreign = sorted(options.keys() - known)
+    if foreign:
+        hint = (
+            f": give schedule={{'{foreign[0]}': ...}}"
+            if foreign[0] in ScheduleChoices.__dataclass_fields__
+            else ""
+        )
+        raise TypeError(f"train() got an unexpected keyword argument '{foreign[0]}'{hint}")
+    chosen = checked("schedule", {} if schedule is None else schedule, None, Mapping)
+    unknown = sorted(chosen.keys() - ScheduleChoices.__dataclass_fields__.keys(), key=str)
+    if unknown:
+        raise UserError(
+            f"schedule: found {unknown[0]!r}, expected "
+            f"{', '.join(ScheduleChoices.__dataclass_fields__)}"
+        )
+    if test is None and test_labels is not None:
+        raise UserError(
+            "test_labels without test: give the images that they are of, or leave them out"
+        )
+    if not isinstance(model, (str, torch.nn.Module)):
+        raise UserError(
+            f"the model is a {type(model).__name__}: give a torch.nn.Module or name an architecture"
+        )
+    sources: str | tuple[ImageDataset, ImageDataset]
+    if isinstance(images, str):
+        if not (labels is None and test is None and test_labels is None):
+            raise UserError(
+                f"the dataset '{images}' has labels and test images of its own: leave them out"
+            )
+        sources, description = images, describe_dataset(images, data_dir)
+    else:
+        training = dataset_of(model, images, labels, num_classes, "images")
+        if isinstance(model, str) and isinstance(training, GivenImages):
+            training = training.with_constants()  # for the input layer
+        tested = (
+            training
+            if test is None
+            else dataset_of(model, test, test_labels, num_classes, "images")
+        )
+        sources, description = (training, tested), training.description
+    request = TrainingRequest(
+        classifier=model,
+        images=sources,
+        outdir=_path("outdir", outdir),
+        objective=objective,
+        schedule=ScheduleChoices(**chosen),
+        seed=seed,
+        device=None if device is None else usable_device(device),
+        existing=existing,
+        data_dir=data_dir,
+        command=called_from("train"),
+        **options,
+    )
+    to_logits = (
+        trained_on_logits(model, description)
+        if isinstance(model, torch.nn.Module)
+        else nullcontext()
+    )
+    with to_logits, progress_hidden(checked("quiet", quiet, None)):
+        return train_as_requested(request, (lambda line: None) if quiet else print)
+
+
+def _spec(
+    kind: type[Spec],
+    function: str,
+    model: Model,
+    images: Any,
+    labels: Any,
+    keywords: Mapping[str, Any],
+) -> Spec:
+    """The spec that the arguments of ``function`` describe; UserError where they are wrong."""
+    if keywords.get("log", keywords.get("outdir")) is None and is_launched():
+        raise UserError(
+            "under torchrun the processes share a log: name the file or folder to write"
+        )
+    names = {one.field for one in settings_of(ArraySpec)}
+    given = ArraySpec(**{name: keywords[name] for name in names & keywords.keys()})
+    fields = {name: value for name, value in keywords.items() if name not in names}
+    if not isinstance(model, (str, os.PathLike, torch.nn.Module)):
+        raise UserError(
+            f"the model is a {type(model).__name__}: give a torch.nn.Module or the path of a "
+            "checkpoint"
+        )
+    source = model if isinstance(model, torch.nn.Module) else Path(model)
+    dataset = images
+    if not isinstance(images, str):
+        dataset = dataset_of(source, images, labels, given.num_classes, given.name)
+    elif labels is not None:
+        raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
+    return kind(model=source, dataset=dataset, command=called_from(function), **fields)
+
+
+def called_from(function: str) -> tuple[str, ...]:
+    """What a manifest records as the command: the function, and the words that started this
+    process.
+    """
+    return (f"smoothadv.{function}", *sys.argv)
+
+
+def dataset_of(
+    model: str | Path | torch.nn.Module,
+    images: Any,
+    labels: Any,
+    num_classes: int | None,
+    name: str,
+) -> ImageDataset:
+    """What the caller handed over, as a dataset with the classes of the model; UserError where it
+    cannot be one.
+    """
+    if num_classes is not None:
+        num_classes = checked("num_classes", num_classes, up_to_a_million)
+    if hasattr(images, "fingerprint") and hasattr(images, "description"):
+        return images
+    items = items_of(images, labels)
+    names = class_names_of(model, first_image(items, name), num_classes)
+    return described(items, names, name)
+
+
+def _path(name: str, value: Any) -> Path:
+    """A path that a caller handed over as ``name``; UserError where it is none, or names
+    nothing.
+    """
+    path = checked(name, value, Path)
+    if not path.name:
+        raise UserError(f"{name}: found {str(value)!r}, expected the name of a file or folder")
+    return path

@@ -1,0 +1,129 @@
+"""One description of a run: options, keywords, checks, documentation and the manifest's record."""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import (
+    Checked,
+    identity,
+    options_of,
+    output_file,
+    positive_float,
+    positive_int,
+    setting,
+    takes,
+)
+from smoothadv.cli.options.components import add_settings, given_settings
+from smoothadv.cli.runner import Parser
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShoutSpec(Checked):
+    """What the tests below describe."""
+
+    text: str = setting(parse=str, flag="text", help="what to shout")
+    volume: float = setting(
+        1.0,
+        parse=positive_float,
+        flag="--volume --loudness",
+        metavar="V",
+        group="sound",
+        unit="decibels",
+        records="level",
+        help="how loud",
+    )
+    times: int | None = setting(None, parse=positive_int, records="times", help="how often")
+    places: tuple[str, ...] = setting((), parse=str, many=True, help="where")
+    echo: bool = setting(False, help="repeat it")
+    clear: bool = setting(True, flag="--no-clear", help="mumble")
+    polite: bool | None = setting(None, help="bow first")
+    language: str = setting("en", choices=("en", "fr"), records="language", help="the language")
+    existing: str = setting(
+        "resume",
+        choices=("resume", "anew"),
+        constants={"resume": "go on", "anew": "begin"},
+        help="what to do with an earlier log",
+    )
+    log: Path | None = setting(None, parse=output_file, flag="", alias="path", help="log to write")
+    shouter: object = setting(None, kind=int, keyword=False)
+
+    def __post_init__(self) -> None:
+        if self.echo and self.volume < 1:
+            raise UserError("--echo needs a --volume of at least 1")
+
+
+@pytest.fixture
+def read():
+    def parse(*words: str) -> ShoutSpec:
+        parser = Parser(prog="shout")
+        add_settings(parser, options_of(ShoutSpec))
+        return ShoutSpec(**given_settings(ShoutSpec, parser.parse_args(words)))
+
+    return parse
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        ((), {}),
+        (("--loudness", "2"), {"volume": 2.0}),
+        (("--times", "3", "--places", "here", "there"), {"times": 3, "places": ("here", "there")}),
+        (("--echo", "--no-clear", "--no-polite"), {"echo": True, "clear": False, "polite": False}),
+        (("--polite", "--language", "fr", "--anew"), {"polite": True, "language": "fr"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_options_and_keywords_make_the_same_spec(read, words, fields):
+    existing = {"existing": "anew"} if "--anew" in words else {}
+    assert read("hello", *words) == ShoutSpec(text="hello", **fields, **existing)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("volume", 0, "volume: found 0, expected a number above 0"),
+        ("volume", "loud", "volume: found 'loud', expected a number above 0"),
+        ("times", True, "times: found True, expected"),
+        ("echo", 1, "echo: found 1, expected True or False"),
+        ("language", "de", "language: found 'de', expected one of en, fr"),
+        ("places", "here", "places: found 'here', expected a list"),
+        ("volume", 0.5, "--echo needs a --volume of at least 1"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_name(field, value, reason):
+    with pytest.raises(UserError, match=f"^{reason}"):
+        ShoutSpec(**{"text": "hello", "echo": True, field: value})
+
+
+def test_help_has_groups_units_defaults_and_metavars(read, capsys):
+    with pytest.raises(SystemExit):
+        read("--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "sound: --volume V, --loudness V how loud (decibels) (default: 1.0)" in text
+    assert "--times TIMES how often" in text and "--resume go on (the default)" in text
+    assert "log to write" not in text
+
+
+def test_a_function_takes_the_keywords_and_documents_them():
+    @takes(ShoutSpec)
+    def shout(place, **keywords):
+        """Shout."""
+        return place, keywords
+
+    assert shout("here", text="a", path="log") == ("here", {"text": "a", "log": "log"})
+    parameters = inspect.signature(shout).parameters
+    assert [*parameters][:3] == ["place", "text", "volume"] and "shouter" not in parameters
+    assert parameters["volume"].default == 1.0
+    assert "- ``volume``: how loud (decibels)" in shout.__doc__
+    for wrong in ({}, {"text": "a", "tone": 1}, {"text": "a", "shouter": 1}):
+        with pytest.raises(TypeError, match=r"^shout\(\) "):
+            shout("here", **wrong)
+
+
+def test_identity_has_what_decides_the_numbers_and_is_given():
+    assert identity(ShoutSpec(text="a", volume=2)) == {"level": 2.0, "language": "en"}
+    assert identity(ShoutSpec(text="b", times=3))["times"] == 3

@@ -1,0 +1,107 @@
+"""Specifications of evaluations: what options and keywords have in common, and what both refuse."""
+
+import inspect
+
+import pytest
+
+import smoothadv
+from smoothadv.attacks.pgd import PGD
+from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.settings import options_of, settings_of
+from smoothadv.evaluation.shards import Shard
+from smoothadv.evaluation.specs import (
+    AttackSpec,
+    CertifySpec,
+    FalsifySpec,
+    PredictSpec,
+    shard,
+)
+
+KINDS = {
+    "certify": CertifySpec,
+    "predict": PredictSpec,
+    "attack": AttackSpec,
+    "falsify": FalsifySpec,
+}
+USUAL = {"model": "checkpoint.pth.tar", "dataset": "digits", "sigma": 0.25}
+
+
+@pytest.mark.parametrize("text", ["0/1", "0/8", "7/8", "999999998/999999999"])
+def test_a_shard_is_written_as_its_number_and_how_many_there_are(text):
+    index, count = map(int, text.split("/"))
+    assert shard(text) == Shard(index, count) and str(shard(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    "|1|/|1/|/2|2/2|8/4|0/0|-1/4|1/-4|1.0/4|1/4/2| 1/4|1/4\n|a/b|1:4|0/9999999999".split("|"),
+)
+def test_anything_else_is_no_shard(text):
+    with pytest.raises(UserError, match="is no shard: write K/N, K from 0 to N-1"):
+        shard(text)
+
+
+@pytest.mark.parametrize("function", KINDS)
+def test_every_keyword_is_documented_and_in_the_signature(function):
+    call, spec = getattr(smoothadv, function), KINDS[function]
+    keywords = [one.field for one in settings_of(spec) if one.keyword]
+    assert len(keywords) > 15 and {*keywords} <= inspect.signature(call).parameters.keys()
+    assert all(f"- ``{name}``: " in call.__doc__ for name in keywords)
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_every_option_has_a_meaning_and_one_flag_of_its_own(kind):
+    options = options_of(kind)
+    flags = [flag for one in options for flag in one.flags]
+    assert len(flags) == len({*flags}) and all(one.description for one in options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (CertifySpec, {"dataset": "digit"}, "did you mean 'digits'"),
+        (CertifySpec, {"image_size": "8"}, "--image-size: images of 'digits' have a size already"),
+        (CertifySpec, {"settings": {"radius": 1}}, "settings of method 'exact': found 'radius'"),
+        (PredictSpec, {"restarts": 2}, "restarts: found 2, and there is no attack"),
+        (PredictSpec, {"attack": len}, "attack: found .*, expected GradientAttack"),
+        (
+            PredictSpec,
+            {"attack": PGD(0.5, 1), "base_attack": True, "num_noise_vec": 2},
+            "--num-noise-vec is not read with --base-attack",
+        ),
+        (
+            AttackSpec,
+            {"attack": PGD(0.5, 1), "epsilons": [0.5, 0.25, 0.5]},
+            "names a size twice",
+        ),
+        (AttackSpec, {"attack": PGD(0.5, 1), "only": [1], "skip": 2}, "--only is not read with"),
+    ],
+)
+def test_contradictions_are_refused_once_for_both_faces(kind, fields, message):
+    with pytest.raises(UserError, match=message) as error:
+        kind(**{**USUAL, **fields})
+    assert isinstance(error.value, UsageError) or "found" in message
+
+
+def test_defaults_depend_on_the_kind_of_run():
+    attack = {"attack": PGD(0.5, 1)}
+    assert (CertifySpec(**USUAL, method="adaptive").n, CertifySpec(**USUAL).n) == (125_000, 100_000)
+    assert PredictSpec(**USUAL, **attack).num_noise_vec == 1
+    assert AttackSpec(**USUAL, **attack).num_noise_vec == 64
+    assert AttackSpec(**USUAL, **attack, base_attack=True).num_noise_vec == 1
+    assert AttackSpec(**USUAL, **attack).epsilons == (0.5,)
+    assert PredictSpec(**USUAL).num_noise_vec is None
+
+
+def test_identity_is_what_decides_the_numbers_before_any_file_is_read():
+    spec = PredictSpec(**USUAL, limit=3, device="cpu", attack=PGD(0.5, 1), top_k=2, seed=4)
+    identity = spec.identity()
+    assert {name: identity[name] for name in ("dataset", "split", "sigma", "N", "seed")} == {
+        "dataset": "digits",
+        "split": "test",
+        "sigma": 0.25,
+        "N": 100_000,
+        "seed": 4,
+    }
+    assert identity["attack"]["epsilon"] == 0.5 and identity["top_k"] == 2
+    assert not {"limit", "max", "device", "batch", "log"} & identity.keys()
