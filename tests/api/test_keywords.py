@@ -119,7 +119,6 @@ KEYWORDS = {
             [64],
         ],
     },
-    **dict.fromkeys(("predict base", "attack base"), {"num_noise_vec": [8, 1_000_001]}),
     "falsify": {
         **ATTACKED,
         "against": PATH,
@@ -164,9 +163,6 @@ USUAL = {
         "predict clean": CLEAN,
         **dict.fromkeys(("predict", "attack"), {**CLEAN, "attack": PGD(0.5, 1)}),
     },
-    **dict.fromkeys(
-        ("predict base", "attack base"), {**CLEAN, "attack": PGD(0.5, 1), "base_attack": True}
-    ),
     "falsify": {**CLEAN, "attack": PGD(0.5, 1), "against": "log.tsv"},
     "train": {
         "objective": SmoothAdv(PGD(0.5, 1), 0.25, warmup=0),
@@ -349,3 +345,10 @@ def test_models_that_cannot_be_used_are_named_as_such(
         match="no gradient with respect to the images: .*Stein" if fault is CUT else "not finite",
     ):
         call(function, model, **options)
+
+
+@pytest.mark.parametrize("function", ["predict", "attack"])
+def test_draws_of_noise_are_refused_where_the_base_classifier_is_attacked(function, checkpoints):
+    keywords = {**CLEAN, "attack": PGD(0.5, 1), "base_attack": True, "num_noise_vec": 8}
+    with pytest.raises(UserError, match="--num-noise-vec is not read with --base-attack"):
+        getattr(smoothadv, function)(checkpoints["gaussian"], "digits", **keywords)
