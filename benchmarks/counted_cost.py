@@ -49,7 +49,8 @@ from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise, derive_g
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.statistics import Draws
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
-from smoothadv.training.graphed import GraphedUpdate, sgd
+from smoothadv.training.graphed import GraphedUpdate
+from smoothadv.training.schedule import sgd
 from smoothadv.training.update import Address, Update
 from smoothadv.voting.classifier import PRECISIONS, VotingClassifier, optimized_for_inference
 from smoothadv.voting.counter import Poll, VoteCounter
@@ -224,11 +225,11 @@ def without_values(counted: Counted) -> Iterator[None]:
             ),
             # Whether folding changes the logits cannot be seen without data.
             "smoothadv.voting.folding.agree": lambda *functions: True,
-            "smoothadv.training.folded.runs": lambda *calls: True,
-            "smoothadv.training.folded.are_offered_on": lambda device: True,
+            "smoothadv.training.execution.runs": lambda *calls: True,
+            "smoothadv.training.execution.are_offered_on": lambda device: True,
             "torch.autocast": lambda device, dtype, **options: Autocast(dtype),
             "torch.equal": lambda *tensors: True,
-            "smoothadv.training.graphed.are_offered_on": lambda device: True,
+            "smoothadv.training.schedule.has_cuda_graphs": lambda device: True,
             "smoothadv.training.graphed.cuda": cuda_without_values(counted),
         }.items():
             stack.enter_context(mock.patch(target, replacement))

@@ -29,7 +29,8 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise, training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training.execution import Execution
-from smoothadv.training.graphed import GraphedUpdate, sgd
+from smoothadv.training.graphed import GraphedUpdate
+from smoothadv.training.schedule import sgd
 from smoothadv.training.update import Update
 from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, optimized_for_inference
 from smoothadv.voting.counter import VoteCounter

@@ -58,7 +58,7 @@ def work(setting: str) -> None:
     from smoothadv.architectures import get_architecture
     from smoothadv.datasets import describe_dataset
     from smoothadv.objectives.gaussian import Gaussian
-    from smoothadv.training.evaluate import EvaluationSchedule
+    from smoothadv.training.spec import EvaluationSchedule
 
     most = torch.get_num_threads()
 

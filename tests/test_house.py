@@ -138,7 +138,7 @@ def test_imports_have_no_cycles():
     "sources",
     [
         with_line("smoothadv.attacks.shared.geometry", "from smoothadv.attacks.pgd import PGD"),
-        with_line("smoothadv.base.errors", "def late():\n    from smoothadv.training import job"),
+        with_line("smoothadv.base.errors", "def late():\n    from smoothadv.training import setup"),
         {"a": "import b", "b": "import c", "c": "import a"},
     ],
     ids=["within a part", "through many", "of three"],
@@ -179,7 +179,7 @@ def test_training_names_no_objective():
         "nor looks one up"
     )
     line = "from smoothadv.objectives.gaussian import Gaussian"
-    assert objectives_named_by_training(with_line("smoothadv.training.loop", line)), (
+    assert objectives_named_by_training(with_line("smoothadv.training.run", line)), (
         "the check would notice it"
     )
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from smoothadv.training import loop, teacher
+from smoothadv.training import run as loop
+from smoothadv.training import teacher
 from support.commands import Outcome, call, header, refused
 from support.stopping import after_update, send
 from support.weights import read, same_state

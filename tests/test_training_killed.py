@@ -250,7 +250,7 @@ def test_stops_within_epochs_leave_no_trace(way, tmp_path, capsys, two_epochs):
 def test_the_time_of_an_epoch_is_that_of_all_its_parts(tmp_path, capsys, monkeypatch):
     """With a clock that advances by a second at every reading."""
     ticks = itertools.count()
-    monkeypatch.setattr("smoothadv.training.loop.time.monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr("smoothadv.training.run.time.monotonic", lambda: float(next(ticks)))
     options = [*TRAINING, tmp_path, "--noise", 0.25, *SMALL, "--epochs", 1]
     with pytest.MonkeyPatch.context() as patch:
         after_update(patch, 7, send)

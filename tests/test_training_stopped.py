@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from smoothadv.training.update import Update
 from support.commands import (
     call,
     rows,
@@ -154,13 +155,12 @@ def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, warm, tmp_
 
 def test_signal_during_the_test_of_an_epoch_is_obeyed_after_it(whole, tmp_path, capsys):
     with pytest.MonkeyPatch.context() as patch:
-        from smoothadv.training import loop
 
-        def signalled(*arguments, evaluate=loop.evaluate):
+        def signalled(*arguments, evaluate=Update.evaluate):
             send(signal.SIGINT)
             return evaluate(*arguments)
 
-        patch.setattr("smoothadv.training.loop.evaluate", signalled)
+        patch.setattr(Update, "evaluate", signalled)
         assert train(capsys, tmp_path).code == 130
     assert (read(tmp_path)["epoch"], read(tmp_path)["step"]) == (1, 0)
     assert_resumes(capsys, tmp_path, whole)
@@ -187,7 +187,7 @@ def test_second_ctrl_c_stops_at_once(saved, whole, tmp_path, capsys, monkeypatch
 
     def twice():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("smoothadv.training.interruption.time.monotonic", lambda: next(times))
+            patch.setattr("smoothadv.training.run.time.monotonic", lambda: next(times))
             send(signal.SIGINT)  # looks at the clock twice
             send(signal.SIGINT)
         raise AssertionError("it must not come here")
@@ -271,7 +271,7 @@ def test_loss_that_is_no_number_ends_in_one_line_and_leaves_the_last_good_checkp
     with pytest.MonkeyPatch.context() as patch:
         break_loss(patch, update)
         if often:  # by a clock of its own, else a fast machine would leave out a step
-            patch.setattr("smoothadv.training.loop.time.monotonic", lambda: float(next(clock)))
+            patch.setattr("smoothadv.training.run.time.monotonic", lambda: float(next(clock)))
         outcome = train(capsys, tmp_path, *(AT_ONCE if often else []))
     assert outcome.code == 1
     assert_one_line(outcome.err, "error: ", "loss stopped being finite", where, "--lr")
@@ -305,7 +305,7 @@ def test_weights_that_broke_within_an_epoch_do_not_replace_a_good_checkpoint(
 
     counted: list[torch.optim.Optimizer] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("smoothadv.training.loop.time.monotonic", lambda: float(next(clock)))
+        patch.setattr("smoothadv.training.run.time.monotonic", lambda: float(next(clock)))
         patch.setattr(torch.optim.SGD, "step", broken_step)
         outcome = train(capsys, tmp_path, *([] if stopping else AT_ONCE))
     assert outcome.code == 1

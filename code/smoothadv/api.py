@@ -18,14 +18,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from smoothadv.base.devices import usable_device
 from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError
 from smoothadv.base.progress import progress_hidden
@@ -45,9 +44,9 @@ from smoothadv.evaluation.specs import (
 )
 from smoothadv.objectives import Objective
 from smoothadv.records.readers import read_certification_log, read_prediction_log
-from smoothadv.training.job import Trained
-from smoothadv.training.job import train as train_as_requested
-from smoothadv.training.spec import ScheduleChoices, TrainingRequest
+from smoothadv.training.setup import Trained
+from smoothadv.training.setup import train as train_as_specified
+from smoothadv.training.spec import ScheduleSpec, TrainSpec
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,6 +174,7 @@ def falsify(model: Model, images: Any, labels: Any = None, **keywords: Any) -> V
     return falsifying.verdict(spec, certificates, log.table(read_prediction_log), named)
 
 
+@takes(TrainSpec, ScheduleSpec)
 @torch_settings_kept()
 def train(
     model: str | torch.nn.Module,
@@ -186,29 +186,22 @@ def train(
     test: Any = None,
     test_labels: Any = None,
     num_classes: int | None = None,
-    seed: int = 0,
-    device: str | torch.device | None = None,
     existing: str = "resume",
     quiet: bool = False,
-    data_dir: str | Path | None = None,
     schedule: Mapping[str, Any] | None = None,
-    **options: Any,
+    **settings: Any,
 ) -> Trained:
     """Train a classifier for an objective, with checkpoints and a log in the folder ``outdir``.
 
         objective = SmoothAdv(attack=PGD(0.5, 4), noise_sd=0.25, num_noise_vec=2)
-        how = dict(objective=objective, outdir="models/mine", schedule={"epochs": 20})
-        smoothadv.train(model, images, labels, **how)
+        smoothadv.train(model, images, labels, objective=objective, outdir="models/mine", epochs=20)
 
     ``model`` is the name of an architecture, or a module, which is trained in place. ``images`` as
     above, for training; ``test`` and ``test_labels`` likewise (None: the test split of a named
     dataset, else the training images). Of arrays, ``num_classes`` is what the module says where it
-    is None.
-
-    ``schedule`` holds fields of ``training.request.ScheduleChoices`` (epochs, batch, learning_rate,
-    ...), and ``options`` further fields of ``training.request.TrainingRequest`` (execution,
-    crop_padding, ...). ``existing`` says what to do with a run that is there: "resume", "overwrite"
-    or "refuse". ``quiet`` prints no lines and no progress.
+    is None. ``existing`` says what to do with a run that is there: "resume", "overwrite" or
+    "refuse". ``quiet`` prints no lines and no progress. ``schedule`` may hold the keywords of the
+    schedule (epochs, batch, learning_rate, ...).
 
     Returns the model and the history of its training. UserError on bad input, NonFiniteError where
     the loss or the weights stop being finite.
@@ -217,22 +210,11 @@ def train(
         raise UserError(
             f"the objective is a {type(objective).__name__}: give one, like Gaussian(noise_sd=0.25)"
         )
-    known = TrainingRequest.__dataclass_fields__.keys() - {"classifier", "command", "arguments"}
-    foreign = sorted(options.keys() - known)
-    if foreign:
-        hint = (
-            f": give schedule={{'{foreign[0]}': ...}}"
-            if foreign[0] in ScheduleChoices.__dataclass_fields__
-            else ""
-        )
-        raise TypeError(f"train() got an unexpected keyword argument '{foreign[0]}'{hint}")
-    chosen = checked("schedule", {} if schedule is None else schedule, None, Mapping)
-    unknown = sorted(chosen.keys() - ScheduleChoices.__dataclass_fields__.keys(), key=str)
-    if unknown:
-        raise UserError(
-            f"schedule: found {unknown[0]!r}, expected "
-            f"{', '.join(ScheduleChoices.__dataclass_fields__)}"
-        )
+    known = ScheduleSpec.__dataclass_fields__
+    chosen = {**checked("schedule", {} if schedule is None else schedule, None, Mapping)}
+    if unknown := sorted(chosen.keys() - known.keys(), key=str):
+        raise UserError(f"schedule: found {unknown[0]!r}, expected {', '.join(known)}")
+    chosen |= {name: settings.pop(name) for name in known if name in settings}
     if test is None and test_labels is not None:
         raise UserError(
             "test_labels without test: give the images that they are of, or leave them out"
@@ -247,7 +229,7 @@ def train(
             raise UserError(
                 f"the dataset '{images}' has labels and test images of its own: leave them out"
             )
-        sources, description = images, describe_dataset(images, data_dir)
+        sources = images
     else:
         training = dataset_of(model, images, labels, num_classes, "images")
         if isinstance(model, str) and isinstance(training, GivenImages):
@@ -257,27 +239,26 @@ def train(
             if test is None
             else dataset_of(model, test, test_labels, num_classes, "images")
         )
-        sources, description = (training, tested), training.description
-    request = TrainingRequest(
-        classifier=model,
-        images=sources,
+        sources = training, tested
+    spec = TrainSpec(
+        dataset=sources,
+        model=model,
         outdir=_path("outdir", outdir),
         objective=objective,
-        schedule=ScheduleChoices(**chosen),
-        seed=seed,
-        device=None if device is None else usable_device(device),
+        schedule=ScheduleSpec(**chosen),
         existing=existing,
-        data_dir=data_dir,
         command=called_from("train"),
-        **options,
+        **settings,
     )
-    to_logits = (
-        trained_on_logits(model, description)
-        if isinstance(model, torch.nn.Module)
-        else nullcontext()
-    )
+    to_logits: AbstractContextManager[Any] = nullcontext()
+    if isinstance(model, torch.nn.Module):
+        if isinstance(spec.dataset, str):
+            description = describe_dataset(spec.dataset, spec.data_dir)
+        else:
+            description = spec.dataset[0].description
+        to_logits = trained_on_logits(model, description)
     with to_logits, progress_hidden(checked("quiet", quiet, None)):
-        return train_as_requested(request, (lambda line: None) if quiet else print)
+        return train_as_specified(spec, (lambda line: None) if quiet else print)
 
 
 def _spec(

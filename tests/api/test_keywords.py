@@ -23,7 +23,7 @@ from smoothadv.objectives import OBJECTIVES, DataPolicy
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.statistics import PROCEDURES, Smoothing
-from smoothadv.training.spec import EvaluationSchedule, Execution, ScheduleChoices
+from smoothadv.training.spec import EvaluationSchedule, Execution, ScheduleSpec
 
 NO_NUMBERS = [
     *(
@@ -173,16 +173,16 @@ USUAL = {
 }
 FIELDS = [
     *(
-        (ScheduleChoices, name, COUNT)
+        (ScheduleSpec, name, COUNT)
         for name in ("epochs", "batch", "learning_rate_step", "micro_batch")
     ),
     *(
-        (ScheduleChoices, name, POSITIVE)
+        (ScheduleSpec, name, POSITIVE)
         for name in ("learning_rate", "learning_rate_factor", "layer_decay")
     ),
-    *((ScheduleChoices, "momentum", [*SIZE, 1, 7]), (ScheduleChoices, "weight_decay", SIZE)),
-    *((ScheduleChoices, name, CHOICE[:-1]) for name in ("learning_rate_shape", "optimizer")),
-    *((ScheduleChoices, "steps_per_epoch", COUNT), (ScheduleChoices, "split_updates", SWITCH)),
+    *((ScheduleSpec, "momentum", [*SIZE, 1, 7]), (ScheduleSpec, "weight_decay", SIZE)),
+    *((ScheduleSpec, name, CHOICE[:-1]) for name in ("learning_rate_shape", "optimizer")),
+    *((ScheduleSpec, "steps_per_epoch", COUNT), (ScheduleSpec, "split_updates", SWITCH)),
     *((Execution, "precision", [*CHOICE, "fp16"]), (Execution, "compile", SWITCH)),
     *((Execution, "synchronized_norm", SWITCH), (Execution, "checkpoint_minutes", POSITIVE)),
     *(
@@ -282,7 +282,7 @@ def test_keywords_take_what_the_options_of_the_commands_take(
 def test_numbers_of_other_kinds_become_pythons():
     attack = PGD(np.float32(0.5), torch.tensor(3), step_size=Fraction(1, 4), random_start=np.True_)
     assert repr(attack) == repr(PGD(0.5, 3, step_size=0.25, random_start=True))
-    assert ScheduleChoices(epochs=1e2, micro_batch=None, momentum=0) == ScheduleChoices(
+    assert ScheduleSpec(epochs=1e2, micro_batch=None, momentum=0) == ScheduleSpec(
         epochs=100, momentum=0.0
     )
     limits = {"sigma": 10, "seed": 2**128 - 1, "n": 4e9, "batch": 10**6, "limit": None}

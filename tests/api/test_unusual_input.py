@@ -351,7 +351,7 @@ def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
     [
         ({"objective": "Gaussian"}, UserError, "the objective is a str"),
         ({"schedule": {"lr": 1}}, UserError, "schedule: found 'lr', expected epochs, batch"),
-        ({"epochs": 3}, TypeError, "unexpected keyword argument 'epochs': give schedule="),
+        ({"epoks": 3}, TypeError, "unexpected keyword argument 'epoks'"),
         ({"input_layer": "center"}, UserError, "leave pretrained_model and input_layer out"),
         ({"model": nn.Flatten()}, UserError, "there is nothing to train"),
         ({"images": "digits"}, UserError, "labels and test images of its own"),

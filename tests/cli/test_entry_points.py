@@ -45,9 +45,9 @@ def help_text(name: str, monkeypatch, capsys) -> str:
 
 # What a command does first after it has validated its command line.
 FIRST_STEPS = {
-    "train": ["training.job.get_dataset"],
-    "train_pgd": ["training.job.get_dataset"],
-    "train_denoiser": ["training.job.get_dataset"],
+    "train": ["training.setup.get_dataset"],
+    "train_pgd": ["training.setup.get_dataset"],
+    "train_denoiser": ["training.setup.get_dataset"],
     "quantize": ["exact.quantize.quantize", "exact.export.export"],
     "certify": ["evaluation.certify.prepare", "evaluation.verify.verify"],
     "predict": ["evaluation.predict.prepare"],

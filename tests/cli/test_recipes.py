@@ -11,9 +11,9 @@ import pytest
 
 from smoothadv.cli.options.recipes import RELEASED, recipe_names, recipe_words
 from smoothadv.objectives import Objective
-from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
+from smoothadv.training.spec import EvaluationSchedule
 from support.commands import Outcome, call, succeed
 from support.weights import read
 
@@ -51,15 +51,15 @@ def compose(workplace, monkeypatch, capsys):
     seen: list[Composed] = []
 
     class Noted:
-        def __init__(self, job, folder):
-            request = job.request
-            seen.append(Composed(job.schedule, request.objective, request.execution, request.tests))
+        def __init__(self, setup, folder):
+            spec = setup.spec
+            seen.append(Composed(setup.schedule, spec.objective, spec.execution, spec.tests))
 
         def run_epochs(self, report: object, board: bool) -> None:
             pass
 
-    monkeypatch.setattr("smoothadv.training.job.TrainingRun", Noted)
-    monkeypatch.setattr("smoothadv.training.job.provenance", lambda command: {})  # it asks git
+    monkeypatch.setattr("smoothadv.training.setup.TrainingRun", Noted)
+    monkeypatch.setattr("smoothadv.training.setup.provenance", lambda command: {})  # it asks git
 
     def run(kind: str, *options: object) -> Composed | Outcome:
         seen.clear()

@@ -5,6 +5,7 @@ what they warn of.
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -327,7 +328,7 @@ def test_overwritten_run_keeps_its_arguments_until_it_has_a_successor(workplace,
     before = snapshot(workplace)
     again = [*DIGITS, "run", "--noise", 1, *SHORT, "--overwrite"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("smoothadv.training.loop.Update.__call__", interrupted)
+        patch.setattr("smoothadv.training.run.Update.__call__", interrupted)
         assert call(capsys, "train", *again).code == 130
     assert snapshot(workplace) == before
     succeed("train", *again)
@@ -344,7 +345,7 @@ def test_resuming_with_another_number_of_processes_is_warned_of(workplace, capsy
     options = [*DIGITS, "run", "--noise", 0.25, "--device", "cpu", "--steps-per-epoch", 1]
     with pytest.MonkeyPatch.context() as patch:
         provenance = {"processes": 3}
-        patch.setattr("smoothadv.training.job.provenance", lambda command: provenance)
+        patch.setattr("smoothadv.training.setup.provenance", lambda command: provenance)
         succeed("train", *options, "--epochs", 1)
     outcome = call(capsys, "train", *options, "--epochs", 2, "--resume")
     assert outcome.code == 0 and outcome.err.startswith(
@@ -386,3 +387,21 @@ def test_full_disk_is_named_and_the_old_checkpoint_stays(workplace, warm):
     after = snapshot(workplace)
     assert after["run/checkpoint.pth.tar"] == before["run/checkpoint.pth.tar"]
     assert [name for name in after if name.endswith(".tmp")] == []
+
+
+HELP = [
+    ("train", [], ["--noise"], ["--warmup", "--attack", "--mix-steps", "--teacher"]),
+    ("train_pgd", [], ["--warmup", "--attack", "--beta"], ["--lambda", "--gamma-DDN"]),
+    ("train_pgd", ["--attack", "DDN"], ["--gamma-DDN", "--epsilon"], ["--random-start"]),
+    ("train", ["--objective", "smoothmix"], ["--mix-steps", "--warmup"], ["--attack"]),
+    ("train", ["--objective=cat-rs"], ["--teacher-draws", "--noise-epsilon"], ["--transfer"]),
+]
+
+
+@pytest.mark.parametrize(("command", "options", "shown", "hidden"), HELP)
+def test_help_shows_the_options_of_the_objective_alone(capsys, command, options, shown, hidden):
+    outcome = call(capsys, command, *options, "--help")
+    flags = {*re.findall("^  (--[-A-Za-z]+)", outcome.out, re.MULTILINE)}
+    assert outcome.code == 0 and not flags & {*hidden}
+    assert {*shown} <= flags
+    assert options or command == "train_pgd" or outcome.out.count("\n") <= 120

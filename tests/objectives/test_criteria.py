@@ -9,6 +9,7 @@ import torch
 from scipy.stats import norm
 
 from smoothadv.attacks import ATTACKS
+from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.objectives import OBJECTIVES, Batch, mean_cross_entropy
 from smoothadv.objectives.cat_rs import CatRS
 from smoothadv.objectives.consistency import Consistency
@@ -18,6 +19,7 @@ from smoothadv.objectives.smoothmix import SmoothMix
 from smoothadv.objectives.stability import Stability
 from support.commands import call, refused
 from support.models import Recorder, random_linear_classifier
+from support.objectives import outcome_of
 
 SIGMA = 0.5
 IMAGES, COPIES, CLASSES = 6, 4, 3
@@ -103,9 +105,7 @@ def test_loss_is_that_of_the_formula(objective, slow, settings, copies):
         values = logits(seed, copies, 0.7)
         loss, terms = objective.criterion(values, LABELS)
         assert loss.item() == pytest.approx(slow_mean(slow, values, *settings), rel=1e-12)
-        assert tuple(terms) == objective.TERMS and not any(
-            term.requires_grad for term in terms.values()
-        )
+        assert tuple(terms) == objective.TERMS
         wrong = [2 * settings[0], *settings[1:]]
         assert loss.item() != pytest.approx(slow_mean(slow, values, *wrong), rel=1e-6), "a control"
 
@@ -121,7 +121,7 @@ def test_without_the_second_term_the_cross_entropy_remains(kind):
     objective = kind(
         noise_sd=SIGMA, regularization=0, **({"eta": 0} if kind is Consistency else {})
     )
-    values = logits(copies=objective.copies)
+    values = logits(copies=max(2, objective.copies))
     loss = objective.criterion(values, LABELS)[0]
     expected = {
         Consistency: mean_cross_entropy(values, LABELS),
@@ -147,7 +147,7 @@ def test_loss_is_finite_where_votes_are_equal_or_unanimous(kind, size):
     for dtype in (torch.float32, torch.float64):
         values = (
             (size * torch.eye(CLASSES)[LABELS].unsqueeze(1))
-            .repeat(1, objective.copies, 1)
+            .repeat(1, max(2, objective.copies), 1)
             .to(dtype)
         )
         loss, terms = objective.criterion(values.requires_grad_(), LABELS)
@@ -171,9 +171,11 @@ def test_lambda_is_the_papers_for_the_nearest_noise(kind, expected):
 
 def test_stability_compares_with_the_image_itself():
     images = torch.rand(IMAGES, 1, 4, 4)
-    noise = Stability(noise_sd=SIGMA).draw(images, torch.Generator().manual_seed(0))
-    assert noise.shape == (IMAGES, 2, 1, 4, 4)
-    assert noise[:, 0].std().item() == pytest.approx(SIGMA, rel=0.3) and not noise[:, 1].any()
+    recorder = Recorder(random_linear_classifier(16, CLASSES, seed=1))
+    Stability(noise_sd=SIGMA)(recorder, images, LABELS, 0, torch.Generator().manual_seed(0))
+    clean, noisy = recorder.batches
+    assert torch.equal(clean, images)
+    assert (noisy - images).std().item() == pytest.approx(SIGMA, rel=0.3)
 
 
 @pytest.mark.parametrize("name", ["consistency", "macer"])
@@ -188,15 +190,15 @@ def test_losses_combine_with_attacks(name):
     moved = attack(model, images, LABELS, noise)
     values = model((moved.unsqueeze(1) + noise).flatten(0, 1)).unflatten(0, (IMAGES, COPIES))
     assert (
-        both.on_batch(model, both.batch(images, LABELS, noise, 0)).loss.item()
+        outcome_of(both, model, both.batch(images, LABELS, 0, None, noise=noise)).loss.item()
         == both.criterion(values, LABELS)[0].item()
     )
     alone = OBJECTIVES[name](noise_sd=SIGMA, num_noise_vec=COPIES, regularization=2)
     assert (
-        alone.on_batch(model, alone.batch(images, LABELS, noise, 0)).loss
-        < both.on_batch(model, both.batch(images, LABELS, noise, 0)).loss
+        outcome_of(alone, model, alone.batch(images, LABELS, 0, None, noise=noise)).loss
+        < outcome_of(both, model, both.batch(images, LABELS, 0, None, noise=noise)).loss
     )
-    assert alone.full_epsilon == 0 and both.full_epsilon == 0.5
+    assert alone.epsilon(math.inf) == 0 and both.epsilon(math.inf) == 0.5
 
 
 def test_what_makes_no_sense_is_refused(tmp_path, capsys):
@@ -207,7 +209,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, capsys):
     for options, word in [
         (["--objective", "consistency", "--noise", 0.25, "--epsilon", 0.5], "--epsilon"),
         (["--objective", "macer", "--noise", 0.25, "--warmup", 3], "--warmup is of an attack"),
-        (["--objective", "stability", "--noise", 0], "2 noisy copies"),
+        (["--objective", "consistency", "--noise", 0], "2 noisy copies"),
         (["--objective", "gaussian", "--noise", 0.25, "--lambda", 2], "--lambda is not read"),
     ]:
         assert refused(
@@ -221,7 +223,7 @@ def test_what_is_correct_is_counted_among_noisy_copies():
     model, images = random_linear_classifier(16, CLASSES, seed=1), torch.rand(IMAGES, 1, 4, 4)
     objective = Stability(noise_sd=SIGMA)
     noise = objective.draw(images, torch.Generator().manual_seed(0))
-    outcome = objective.on_batch(model, objective.batch(images, LABELS, noise, 0))
+    outcome = outcome_of(objective, model, objective.batch(images, LABELS, 0, None, noise=noise))
     assert outcome.examples == IMAGES
     assert outcome.correct == (model(images + noise[:, 0]).argmax(1) == LABELS).sum()
 
@@ -296,9 +298,7 @@ def test_loss_of_two_sets_of_copies_is_that_of_the_formula(build, slow, of_image
     )
     assert loss.item() == pytest.approx(expected, rel=1e-12)
     assert loss.item() != pytest.approx(wrong, rel=1e-6), "a control"
-    assert tuple(terms) == objective.TERMS and not any(
-        term.requires_grad for term in terms.values()
-    )
+    assert tuple(terms) == objective.TERMS
     assert torch.autograd.gradcheck(
         lambda *both: objective.combined(*both, LABELS, *given)[0], values
     )
@@ -328,9 +328,8 @@ def test_losses_of_unanimous_copies_and_certain_targets_are_finite(
 def batch_of(objective, **fields) -> Batch:
     images = torch.rand(IMAGES, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     noise = objective.draw(images, torch.Generator().manual_seed(0))
-    uniforms = torch.linspace(0, 0.99, IMAGES * objective.uniforms).reshape(
-        IMAGES, objective.uniforms
-    )
+    each = {"": 0, "image": 1, "copy": objective.copies}[objective.UNIFORMS]
+    uniforms = torch.linspace(0, 0.99, IMAGES * each).reshape(IMAGES, each)
     return Batch(
         images,
         LABELS,
@@ -348,15 +347,15 @@ def test_distillation_is_the_distance_of_logits_and_the_cross_entropy(copies, tr
     objective = Distillation(SIGMA, copies, transfer)
     model, teacher = (random_linear_classifier(16, CLASSES, seed) for seed in (1, 2))
     batch = batch_of(objective, teacher=teacher)
-    ours, theirs = (objective.logits(each, batch.images, batch.noise) for each in (model, teacher))
+    ours, theirs = (noisy_logits(each, batch.images, batch.noise) for each in (model, teacher))
     pairs = zip(ours.flatten(0, 1).tolist(), theirs.flatten(0, 1).tolist())
     distance = math.fsum(math.dist(*pair) for pair in pairs) / (IMAGES * copies)
-    outcome = objective.on_batch(model, batch)
+    outcome = outcome_of(objective, model, batch)
     expected = transfer * distance + (1 - transfer) * mean_cross_entropy(ours, LABELS).item()
     assert outcome.loss.item() == pytest.approx(expected, rel=1e-5) and distance > 0.1
     outcome.loss.backward()
     assert all(each.grad is None for each in teacher.parameters()), "it is frozen"
-    objective.on_batch(model, batch_of(objective, teacher=model)).loss.backward()
+    outcome_of(objective, model, batch_of(objective, teacher=model)).loss.backward()
     assert all(each.grad.isfinite().all() for each in model.parameters()), "also at a distance of 0"
 
 
@@ -370,10 +369,10 @@ def test_smoothmix_trains_on_the_image_and_on_the_way_to_the_end_of_its_attack(i
     )
     model, batch = (
         random_linear_classifier(16, CLASSES, seed=1),
-        batch_of(objective, ramp=objective.ramp(1)),
+        batch_of(objective, epoch=1),
     )
     recorder = Recorder(model)
-    objective.on_batch(recorder, batch, attacked=model)
+    outcome_of(objective, recorder, batch, attacked=model)
     given = model, batch.images, LABELS, batch.noise
     end, first = (ATTACKS["PGD"](99.0, steps, step_size=0.4)(*given) for steps in (3, 1))
     step = first - batch.images  # of at most half the length in the second of four epochs
@@ -397,6 +396,6 @@ def test_cat_rs_counts_as_many_copies_as_uniforms_are_below_the_confidence(monke
         CatRS, "combined", lambda *given: seen.append(given[-1].tolist()) or combined(*given)
     )
     batch = batch_of(objective)
-    objective.on_batch(random_linear_classifier(16, CLASSES, seed=1), batch)
+    outcome_of(objective, random_linear_classifier(16, CLASSES, seed=1), batch)
     rows = zip(batch.uniforms.tolist(), batch.targets.tolist(), LABELS.tolist())
     assert seen == [[max(1, sum(u < shares[label] for u in row)) for row, shares, label in rows]]

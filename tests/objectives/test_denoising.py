@@ -15,6 +15,7 @@ from smoothadv.objectives import Batch
 from smoothadv.objectives.denoising import DENOISING, DenoisedStability, MeanSquaredError
 from smoothadv.training.execution import Execution
 from smoothadv.training.update import Address, Update
+from support.objectives import outcome_of
 
 SIGMA = 0.25
 
@@ -48,7 +49,7 @@ def test_squared_error_of_a_scaled_image_is_known(weight):
     standard errors.
     """
     seen = batch(2000)
-    loss = float(MeanSquaredError(SIGMA).on_batch(Scaled(weight), seen).loss.detach())
+    loss = float(outcome_of(MeanSquaredError(SIGMA), Scaled(weight), seen).loss.detach())
     assert loss == pytest.approx((1 - weight) ** 2 + (weight * SIGMA) ** 2, rel=0.02)
     errors = weight * (seen.images + seen.noise[:, 0]).double() - seen.images
     assert loss == pytest.approx(float((errors**2).mean()), rel=1e-5)
@@ -59,7 +60,7 @@ def test_gradient_of_the_squared_error_vanishes_at_the_best_denoiser():
     best, gradients = 1 / (1 + SIGMA**2), []
     for weight in (best - 0.1, best, best + 0.1):
         model = Scaled(weight)
-        MeanSquaredError(SIGMA).on_batch(model, batch(2000)).loss.backward()
+        outcome_of(MeanSquaredError(SIGMA), model, batch(2000)).loss.backward()
         gradients.append(float(model.weight.grad))
     assert gradients[0] < -0.1 and abs(gradients[1]) < 0.02 and gradients[2] > 0.1
 
@@ -67,7 +68,7 @@ def test_gradient_of_the_squared_error_vanishes_at_the_best_denoiser():
 def test_stability_is_the_cross_entropy_under_the_class_of_the_clean_image():
     network, model = classifier(), Scaled(0.8)
     seen = batch(6, network)
-    outcome = DenoisedStability(SIGMA).on_batch(model, seen)
+    outcome = outcome_of(DenoisedStability(SIGMA), model, seen)
     logits = network(0.8 * (seen.images + seen.noise[:, 0]))
     wanted = network(seen.images).argmax(1)
     assert float(outcome.loss.detach()) == pytest.approx(
@@ -89,11 +90,11 @@ def test_accuracies_are_those_behind_the_classifier_or_unknown(name, with_classi
     seen, objective = batch(90, network if with_classifier else None), DENOISING[name](SIGMA)
     if name == "stability" and not with_classifier:
         with pytest.raises(ValueError, match="needs a classifier"):
-            objective.tested(model, seen)
+            objective.test(model, seen)
         return
-    loss, noisy, clean = objective.tested(model, seen)
+    loss, noisy, clean = objective.test(model, seen)
     assert float(loss.detach()) == pytest.approx(
-        90 * float(objective.on_batch(model, seen).loss.detach()), rel=1e-5
+        90 * float(outcome_of(objective, model, seen).loss.detach()), rel=1e-5
     )
     if not with_classifier:
         assert math.isnan(noisy) and math.isnan(clean)
@@ -106,7 +107,10 @@ def test_accuracies_are_those_behind_the_classifier_or_unknown(name, with_classi
 @pytest.mark.parametrize("name", DENOISING)
 def test_update_in_micro_batches_is_one_update(name):
     """Of a denoiser without batch normalization."""
-    seen, teacher = batch(8), SimpleNamespace(supplies=lambda indices: {"teacher": classifier()})
+    seen, teacher = (
+        batch(8),
+        SimpleNamespace(batch_fields=lambda indices: {"teacher": classifier()}),
+    )
 
     def updated(images_at_a_time: int) -> float:
         model = Scaled(0.5)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from smoothadv.attacks import ATTACKS
+from smoothadv.attacks import ATTACKS, GradientAttack
 from smoothadv.attacks.estimators import Stein
 from smoothadv.base.settings import SettingError, options_of
 from smoothadv.noise import training_noise
-from smoothadv.objectives import OBJECTIVES
+from smoothadv.objectives import OBJECTIVES, attack_field
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from support.models import Recorder, network_with_state, random_linear_classifier
@@ -217,3 +217,17 @@ def test_gradient_free_attacks_train_as_well():
     model = random_linear_classifier(16, 3, seed=1)
     outcome = SmoothAdv(attack, SIGMA, 4, warmup=0)(model, IMAGES, LABELS, 0, generator())
     assert outcome.loss.isfinite() and outcome.loss.requires_grad
+
+
+@dataclass(frozen=True)
+class Named(Gaussian):
+    """An attack in a field of another name, and a field whose name alone is that of an attack."""
+
+    adversary: GradientAttack | None = None
+    attack: str = "none"
+
+
+def test_an_attack_is_found_by_the_type_of_its_field():
+    pgd = ATTACKS["PGD"](0.5, 2)
+    assert attack_field(Named).name == "adversary" and attack_field(Gaussian) is None
+    assert Named(SIGMA, pgd).gradient_attack is pgd and Gaussian(SIGMA).gradient_attack is None

@@ -5,6 +5,8 @@ any noise it is "Vanilla PGD". The tests cover which model is attacked, which co
 correctly before the attack, which copies are trained on, and how epsilon grows.
 """
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ from smoothadv.noise import training_noise
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from support.models import Recorder, linear_classifier, random_linear_classifier
+from support.objectives import outcome_of
 
 SIGMA, EPSILON, STEPS = 0.25, 0.5, 3
 IMAGES = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -188,7 +191,11 @@ def test_warmup_from_the_first_epoch_is_an_epoch_ahead_and_never_zero(warmup, ex
     # The attack gets the same epsilon: on a linear classifier it moves exactly that far.
     recorder = Recorder(linear_classifier((1.0,) * 16, 1.0, torch.float32))
     images = torch.full((1, 1, 4, 4), 0.5)
-    ahead.on_batch(recorder, ahead.batch(images, torch.tensor([1]), torch.zeros(1, 1, 1, 4, 4), 0))
+    outcome_of(
+        ahead,
+        recorder,
+        ahead.batch(images, torch.tensor([1]), 0, None, noise=torch.zeros(1, 1, 1, 4, 4)),
+    )
     assert (recorder.batches[-1] - images).norm().item() == pytest.approx(expected[0], rel=1e-5)
 
 
@@ -198,10 +205,10 @@ def test_warmup_from_the_first_epoch_is_an_epoch_ahead_and_never_zero(warmup, ex
 def test_full_epsilon_is_that_of_the_attack_whatever_the_epoch(options):
     objective = SmoothAdv(DDN(EPSILON, 2), SIGMA, 2, 10, **options)
     assert (
-        objective.full_epsilon == EPSILON == objective.epsilon(10)
+        objective.epsilon(math.inf) == EPSILON == objective.epsilon(10)
         and objective.epsilon(1) < EPSILON
     )
-    assert Gaussian(SIGMA).full_epsilon == 0.0
+    assert Gaussian(SIGMA).epsilon(math.inf) == 0.0
 
 
 @pytest.mark.parametrize("attack", [PGD(EPSILON, STEPS), DDN(EPSILON, STEPS)], ids=["PGD", "DDN"])
@@ -214,14 +221,16 @@ def test_a_batch_on_given_noise_is_what_a_call_that_draws_it_gives(attack, optio
     called = objective(model, IMAGES, LABELS, 2, generator())
     noise = objective.draw(IMAGES, generator())
     assert noise.shape == (5, 3, 1, 4, 4)
-    given = objective.on_batch(model, objective.batch(IMAGES, LABELS, noise, 2))
+    given = outcome_of(objective, model, objective.batch(IMAGES, LABELS, 2, None, noise=noise))
     assert torch.equal(called.loss, given.loss) and torch.equal(called.correct, given.correct)
     assert torch.equal(called.unattacked_correct, given.unattacked_correct)
     assert (called.examples, called.unattacked_examples) == (
         given.examples,
         given.unattacked_examples,
     )
-    other = objective.on_batch(model, objective.batch(IMAGES, LABELS, noise + 0.3 * IMAGES[0], 2))
+    other = outcome_of(
+        objective, model, objective.batch(IMAGES, LABELS, 2, None, noise=noise + 0.3 * IMAGES[0])
+    )
     assert not torch.equal(given.loss, other.loss)
 
 
@@ -234,8 +243,8 @@ def test_one_form_of_the_classifier_is_attacked_and_the_other_trained(attack, tr
     attacked, trained = Recorder(network(1)).train(training), Recorder(network(2)).train()
     noise = training_noise(IMAGES, 2, SIGMA, generator())
     objective = vanilla(attack, SIGMA, 2)
-    outcome = objective.on_batch(
-        trained, objective.batch(IMAGES, LABELS, noise, 0), attacked=attacked
+    outcome = outcome_of(
+        objective, trained, objective.batch(IMAGES, LABELS, 0, None, noise=noise), attacked=attacked
     )
 
     assert len(trained.batches) == 1 and trained.modes == [True]

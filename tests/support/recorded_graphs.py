@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from smoothadv.attacks.shared.gradient_attack import Problem
-from smoothadv.training import graphed, loop
+from smoothadv.training import graphed, run, schedule
 
 aten = torch.ops.aten
 WAITS = (aten._local_scalar_dense, aten.is_nonzero, aten.nonzero, aten.equal, aten.masked_select)
@@ -104,7 +104,7 @@ def recorded_graphs(monkeypatch) -> mock.Mock:
     )
     fake.max_memory_allocated = lambda device: 50
     monkeypatch.setattr(graphed, "cuda", fake)
-    for module in (graphed, loop):
-        monkeypatch.setattr(module, "are_offered_on", lambda device: True)
+    for module in (run, schedule):
+        monkeypatch.setattr(module, "has_cuda_graphs", lambda device: True)
     monkeypatch.setattr(Problem, "may_look", False)
     return fake

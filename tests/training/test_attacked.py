@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.input_layers import Normalize
 from smoothadv.attacks import ATTACKS
-from smoothadv.training.folded import AttackedModel, attacked_form
+from smoothadv.training.execution import AttackedModel, attacked_form
 from support import networks
 from support.networks import Network, settle_batch_norms
 

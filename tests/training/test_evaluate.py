@@ -17,10 +17,9 @@ from smoothadv.datasets.images import InMemoryImages
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training.evaluate import COLUMNS, NOT_EVALUATED, EvaluationSchedule, evaluate
-from smoothadv.training.execution import Execution
-from smoothadv.training.folded import attacked_form
-from smoothadv.training.update import Address
+from smoothadv.training.execution import Execution, attacked_form
+from smoothadv.training.spec import EvaluationSchedule
+from smoothadv.training.update import NOT_EVALUATED, TEST_COLUMNS, Address, Update
 from support.models import Recorder
 from support.released import randomise_batch_norms
 
@@ -76,11 +75,10 @@ def looked_at(
         "attacked_uncompiled": attacked,
         "objective": objective,
         "execution": execution or Execution(),
-        "teacher": None,
+        "_supplied": lambda indices: {},
     }
-    return evaluate(
-        SimpleNamespace(**parts, processes=Processes(), device=CPU), images, indices, 8, address
-    )
+    update = SimpleNamespace(**parts, processes=Processes(), device=CPU)
+    return Update.evaluate(update, images, indices, 8, address)
 
 
 def obvious(model, objective, images, indices, batch=8) -> dict[str, float]:
@@ -98,14 +96,14 @@ def obvious(model, objective, images, indices, batch=8) -> dict[str, float]:
             loss += float(torch.logsumexp(noisy, 0) - noisy[label])
             noisy_hits += int(noisy.argmax() == label)
             clean_hits += int(clean.argmax() == label)
-            if objective.full_epsilon:
+            if objective.epsilon(math.inf):
                 adversarial = PGD(model, image[None], torch.tensor([label]), draws[None])
                 with torch.no_grad():
                     hits += int(model(adversarial + draws[0])[0].argmax() == label)
     count = len(indices)
-    attacked = hits / count if objective.full_epsilon else math.nan
+    attacked = hits / count if objective.epsilon(math.inf) else math.nan
     return dict(
-        zip(COLUMNS, [loss / count, noisy_hits / count, clean_hits / count, attacked, count])
+        zip(TEST_COLUMNS, [loss / count, noisy_hits / count, clean_hits / count, attacked, count])
     )
 
 
@@ -121,7 +119,7 @@ def test_everything_is_that_of_a_slow_obvious_loop(objective, form):
     assert ours == pytest.approx(expected, abs=2e-6, nan_ok=True)
     # The columns have different values.
     assert expected["test_clean_accuracy"] > expected["test_accuracy"] > 0
-    if objective.full_epsilon:
+    if objective.epsilon(math.inf):
         assert expected["test_adversarial_accuracy"] < expected["test_accuracy"]
     assert ours["test_images"] == 11
 
@@ -192,7 +190,7 @@ def test_precision_is_used_throughout():
 
 
 def test_what_was_not_looked_at_has_the_same_columns():
-    assert tuple(NOT_EVALUATED) == COLUMNS and NOT_EVALUATED["test_images"] == 0
+    assert tuple(NOT_EVALUATED) == TEST_COLUMNS and NOT_EVALUATED["test_images"] == 0
 
 
 # ---- when, and at which images ----

@@ -6,6 +6,7 @@ import copy
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,10 @@ from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training import graphed
+from smoothadv.training import graphed, schedule
 from smoothadv.training.execution import Execution
-from smoothadv.training.graphed import GraphedUpdate, optimizer_of, sgd
-from smoothadv.training.schedule import Schedule
+from smoothadv.training.graphed import GraphedUpdate
+from smoothadv.training.schedule import Schedule, optimizer_of, sgd
 from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from support.commands import succeed
@@ -180,16 +181,17 @@ def test_graphs_make_the_same_updates(objective, how, replays, recorded_graphs, 
 class Reading(SmoothAdv):
     """A user's objective that looks at epsilon."""
 
-    def adversarial(self, model, images, labels, noise, epsilon, generator=None):
-        return super().adversarial(model, images, labels, noise, float(epsilon), generator)
+    def attacked(self, model, batch, generator=None):
+        read = replace(batch, epsilon=float(batch.epsilon))
+        return super().attacked(model, read, generator)
 
 
 class Picky(SmoothAdv):
     """A user's objective that takes numbers alone."""
 
-    def adversarial(self, model, images, labels, noise, epsilon, generator=None):
-        assert isinstance(epsilon, float), "a number is required"
-        return super().adversarial(model, images, labels, noise, epsilon, generator)
+    def attacked(self, model, batch, generator=None):
+        assert isinstance(batch.epsilon, float), "a number is required"
+        return super().attacked(model, batch, generator)
 
 
 class Averaging(nn.Module):
@@ -271,7 +273,7 @@ def test_number_that_a_graph_would_repeat_is_noticed(name, recorded_graphs, monk
     """
     on_device = graphed._on_device
     if name == "rate":
-        monkeypatch.setattr(graphed, "are_offered_on", lambda device: False)
+        monkeypatch.setattr(schedule, "has_cuda_graphs", lambda device: False)
     else:
         kept = lambda inputs: graphed.replace(on_device(inputs), **{name: getattr(inputs, name)})  # noqa: E731
         monkeypatch.setattr(graphed, "_on_device", kept)

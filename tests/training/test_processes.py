@@ -25,11 +25,9 @@ from smoothadv.noise import GaussianNoise
 from smoothadv.objectives import OBJECTIVES as KINDS
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training.evaluate import evaluate
 from smoothadv.training.execution import Execution
-from smoothadv.training.teacher import Teacher
+from smoothadv.training.teacher import Teacher, count_votes
 from smoothadv.training.update import Address, Update
-from smoothadv.training.votes import count_votes
 
 CPU = torch.device("cpu")
 ATTACK = ATTACKS["PGD"](0.5, 3)
@@ -157,7 +155,7 @@ def evaluated(processes: Processes) -> dict[str, float]:
         model, objective, optimizer, Execution(), processes, CPU, torch.zeros(1, 1, 8, 8), 4
     )
     # Batches of four, the last of one image.
-    return evaluate(update, images, torch.arange(21), 4, Address(0, 0, 0))
+    return update.evaluate(images, torch.arange(21), 4, Address(0, 0, 0))
 
 
 def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:

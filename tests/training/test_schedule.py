@@ -7,8 +7,14 @@ import pytest
 import torch
 
 from smoothadv.base.errors import UserError
-from smoothadv.training.graphed import optimizer_of
-from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule, Step, steps_of_epoch
+from smoothadv.training.schedule import (
+    OPTIMIZERS,
+    SHAPES,
+    Schedule,
+    Step,
+    optimizer_of,
+    steps_of_epoch,
+)
 
 STEP = Schedule(epochs=150, batch=256, learning_rate=0.1, learning_rate_step=50)
 ONE_CYCLE = dataclasses.replace(STEP, epochs=10, learning_rate_shape="one-cycle")

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from smoothadv.architectures import get_architecture
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.datasets import describe_dataset
-from smoothadv.training import folded as attacked
-from smoothadv.training.folded import AttackedModel, attacked_form
+from smoothadv.training import execution as attacked
+from smoothadv.training.execution import AttackedModel, attacked_form
 from smoothadv.voting import classifier, folding
 from smoothadv.voting.classifier import PRECISIONS, optimized_for_inference
 from smoothadv.voting.folding import ConvolutionReLU, fold

@@ -35,7 +35,7 @@ class Normalize(Center):
         self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return super().forward(images) / self.std
+        return (images - self.mean) / self.std
 
 
 INPUT_LAYERS: Registry[Callable[[tuple[float, ...], tuple[float, ...]], nn.Module]] = Registry(

@@ -71,6 +71,13 @@ class DDN(GradientAttack):
         help="shorten DDN's steps as if there was one more, as the released code does",
     )
 
+    def __post_init__(self) -> None:
+        if self.initial_norm_is_epsilon and self.initial_norm != 1.0:
+            raise ValueError(
+                "--init-norm-DDN and --init-norm-is-epsilon-DDN contradict each other: leave one "
+                "out"
+            )
+
     def perturbation(self, problem: Problem) -> torch.Tensor:
         best = torch.zeros_like(problem.inputs)
         clean = problem.estimate(best) if self._updates else None

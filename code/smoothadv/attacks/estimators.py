@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, wraps
 
 import torch
 from torch.nn import functional as F
@@ -99,14 +100,36 @@ def _log_sum(values: torch.Tensor) -> torch.Tensor:
     return values.squeeze(1) if values.shape[1] == 1 else torch.logsumexp(values, dim=1)
 
 
-def plug_in(
-    model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
-) -> Estimate:
+def estimator_of(loss: _Loss, log_weight: _Loss | None = None) -> GradientEstimator:
+    """The estimator that differentiates a loss [B] of logits [B, m, K] and labels [B] with respect
+    to the points; ``log_weight`` [B] is that of its estimates, of the same arguments.
+    """
+
+    @wraps(loss)
+    def estimate(
+        model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
+    ) -> Estimate:
+        with torch.enable_grad():
+            points = points.detach().requires_grad_()
+            copies = (points.unsqueeze(1) + noise).flatten(0, 1)
+            logits = model(copies).unflatten(0, noise.shape[:2])
+            gradient = differentiated(loss(logits, labels).sum(), points)
+        logits = logits.detach()
+        return Estimate(gradient, logits, log_weight and partial(log_weight, logits, labels))
+
+    return estimate
+
+
+def _log_of_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return _log_sum(log_true_probability(logits, labels))
+
+
+@partial(estimator_of, log_weight=_log_of_sum)
+def plug_in(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The gradient of the plug-in loss J over the given noise (SmoothAdv, eq. 6); m = 1 is
     cross-entropy.
     """
-    gradient, logits = _gradient(smoothed_loss, model, points, labels, noise)
-    return Estimate(gradient, logits, lambda: _log_sum(log_true_probability(logits, labels)))
+    return smoothed_loss(logits, labels)
 
 
 @dataclass(frozen=True)
@@ -127,8 +150,10 @@ class PlugIn(Checked):
             odds, log_slopes = self._odds(logits, labels)
             return (log_slopes.detach().softmax(1) * odds).sum(1) / self.beta
 
-        gradient, logits = _gradient(ascent, model, points, labels, noise)
-        return Estimate(gradient, logits, lambda: _log_sum(self._odds(logits, labels)[1]))
+        def log_weight(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return _log_sum(self._odds(logits, labels)[1])
+
+        return estimator_of(ascent, log_weight)(model, points, labels, noise)
 
     def sharpened(self, logits: torch.Tensor) -> torch.Tensor:
         """beta * logits, shifted so that the largest is 0 and none overflows: [..., K] gives
@@ -149,33 +174,20 @@ class PlugIn(Checked):
         return odds, F.logsigmoid(odds) + F.logsigmoid(-odds)
 
 
-def expected_loss(
-    model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
-) -> Estimate:
+@estimator_of
+def expected_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The gradient of the mean over copies of their cross-entropies (Cohen et al., 2019, appendix
     G.3).
 
     It is the expectation of the loss; SmoothAdv, section 2.2, argues for the loss of the
     expectation.
     """
-    return Estimate(*_gradient(mean_cross_entropy, model, points, labels, noise))
+    return mean_cross_entropy(logits, labels)
 
 
 def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The mean over copies of -log softmax(logits)[label]: [B, m, K] and [B] give [B]."""
     return -log_true_probability(logits, labels).mean(dim=1)
-
-
-def _gradient(
-    loss: _Loss, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient [B, ...] of ``loss(logits, labels)`` [B] with respect to the points, and the
-    logits, detached.
-    """
-    with torch.enable_grad():
-        points = points.detach().requires_grad_()
-        logits = noisy_logits(model, points, noise)
-        return differentiated(loss(logits, labels).sum(), points), logits.detach()
 
 
 def differentiated(loss: torch.Tensor, points: torch.Tensor) -> torch.Tensor:

@@ -1,26 +1,32 @@
 """Training objectives: a batch becomes a loss, one objective per file.
 
 An objective is a frozen dataclass, derived from ``Objective`` and registered in ``OBJECTIVES``. Its
-fields made by ``settings.setting`` become options of the training commands; a field called
-``attack`` receives the attack that the command line describes, if it has no default or one is
-described. The methods of ``Objective`` itself are Gaussian augmentation: one noisy copy of each
-image. ``draw``, ``adversarial`` and ``criterion`` can be replaced independently; ``attacked`` and
-``outcome`` are for attacks of noise and for losses that need more of a batch.
+fields made by ``settings.setting`` become options of the training commands. A field of the type
+``GradientAttack`` receives the attack that the command line describes.
+
+``Objective`` itself is Gaussian augmentation: one noisy copy of each image. A subclass replaces any
+of its seven methods ``policy``, ``epsilon``, ``draw``, ``attacked``, ``loss``, ``criterion`` and
+``test``.
 """
 
+from __future__ import annotations
+
+import dataclasses
 from abc import ABC
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.attacks import GradientAttack
+from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.base.registry import Registry, discover
 from smoothadv.base.settings import Checked
 from smoothadv.noise import training_noise
-from smoothadv.objectives.shared.policy import DataPolicy as DataPolicy
+from smoothadv.objectives.policy import DataPolicy as DataPolicy
 
 _NOTHING = torch.empty(0)
 Some = TypeVar("Some", bound="Batch")
@@ -31,18 +37,18 @@ class Batch:
     """What a loss may use: ``images`` [B, C, H, W] in [0, 1], labels int64 [B] and ``noise`` [B, m,
     C, H, W].
 
-    ``epsilon`` is the size of the attack (0: none) and ``ramp`` a factor of the epoch: numbers, or
-    tensors [] on the device that the host must not read. ``uniforms`` [B, n] are drawn from [0, 1)
-    where an objective asks for n of them. ``earlier`` [B, C, H, W] is an earlier point of an attack
-    that needs one. ``targets`` [B, K] are a teacher's shares of votes, and ``teacher`` maps images
-    to its logits. What there is not has no entries.
+    ``epsilon`` is the size of the attack (0: none), ``epoch`` counts from 0: numbers, or tensors []
+    on the device that the host must not read. ``uniforms`` [B, n] are drawn from [0, 1) where an
+    objective has UNIFORMS. ``earlier`` [B, C, H, W] is an earlier point of an attack that needs
+    one. ``targets`` [B, K] are a teacher's shares of votes, and ``teacher`` maps images to its
+    logits. A missing tensor has no entries.
     """
 
     images: torch.Tensor
     labels: torch.Tensor
     noise: torch.Tensor
     epsilon: float | torch.Tensor = 0.0
-    ramp: float | torch.Tensor = 1.0
+    epoch: float | torch.Tensor = 0.0
     uniforms: torch.Tensor = field(default=_NOTHING, kw_only=True)
     earlier: torch.Tensor = field(default=_NOTHING, kw_only=True)
     targets: torch.Tensor = field(default=_NOTHING, kw_only=True)
@@ -75,16 +81,30 @@ class Outcome:
     unattacked_examples: int = 0
     terms: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
+    @classmethod
+    def of_logits(
+        cls,
+        loss: torch.Tensor,
+        terms: Mapping[str, torch.Tensor],
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+    ) -> Outcome:
+        """The outcome with this loss, for logits [B, m, K] of noisy copies with labels int64 [B].
+
+        ``terms`` may have graphs, which the outcome drops.
+        """
+        hits = logits.detach().argmax(-1) == labels.unsqueeze(1)
+        terms = {name: term.detach() for name, term in terms.items()}
+        return cls(loss, hits.sum(), hits.numel(), terms=terms)
+
 
 class Objective(Checked, ABC):
-    """What ``training`` needs of an objective; ``noise_sd`` is the standard deviation of its noise.
-
-    TERMS names the parts of the loss that ``criterion`` returns, for the log.
-    """
+    """What training needs of an objective; ``noise_sd`` is the standard deviation of its noise."""
 
     TERMS: ClassVar[tuple[str, ...]] = ()
-    NOISY: ClassVar[slice] = slice(None)
-    """The copies that have noise: what is correct is counted among them."""
+    """The parts of the loss that ``criterion`` returns, for the log."""
+    UNIFORMS: ClassVar[str] = ""
+    """The loss needs a uniform random number for each "image", for each "copy" of it, or none."""
     TEACHER: ClassVar[str] = ""
     """What a frozen teacher supplies: "logits", "votes" on the training images, or nothing;
     "accuracy" if it may be missing and is for the log only."""
@@ -93,94 +113,41 @@ class Objective(Checked, ABC):
     noise_sd: float
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of a training log for TERMS."""
-        return tuple(f"train_{name}" for name in self.TERMS)
-
-    @property
-    def copies(self) -> int:
-        """m, the noise draws per image."""
-        return 1
-
-    @property
-    def uniforms(self) -> int:
-        """How many uniform random numbers the loss needs for each image."""
-        return 0
-
-    @property
     def policy(self) -> DataPolicy | None:
         """How the objective chooses the training images unless asked otherwise; None: each once in
         an epoch.
         """
         return None
 
-    def ramp(self, epoch: int) -> float:
-        """A factor of that epoch, counted from 0, for the loss: ``Batch.ramp``."""
-        return 1.0
-
-    def epsilon(self, epoch: int) -> float:
-        """The attack's l2 norm in that epoch, counted from 0; 0 without an attack."""
-        return 0.0
-
-    @property
-    def full_epsilon(self) -> float:
-        """The attack's l2 norm once it has grown to its full value."""
+    def epsilon(self, epoch: float) -> float:
+        """The attack's l2 norm in that epoch, counted from 0; its full value for infinity, 0
+        without an attack.
+        """
         return 0.0
 
     def draw(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """The noise [B, m, C, H, W] for images [B, C, H, W]."""
         return training_noise(images, self.copies, self.noise_sd, generator)
 
-    def adversarial(
-        self,
-        model: Callable[[torch.Tensor], torch.Tensor],
-        images: torch.Tensor,
-        labels: torch.Tensor,
-        noise: torch.Tensor,
-        epsilon: float | torch.Tensor,
-        generator: torch.Generator | None = None,
-    ) -> torch.Tensor:
-        """The images [B, C, H, W] to train on, at most ``epsilon`` (l2) from ``images``; these
-        without an attack.
+    def attacked(
+        self, model: nn.Module, batch: Batch, generator: torch.Generator | None = None
+    ) -> Batch:
+        """The batch to train on: other images, at most ``batch.epsilon`` (l2) away, or other noise.
 
-        A tensor [] is above 0, and on a device: a CUDA graph cannot let the host read it.
+        An epsilon that is a tensor [] is above 0, and on a device: a CUDA graph cannot let the host
+        read it.
         """
-        return images
+        return batch
 
-    def loss(
-        self, model: nn.Module, adversarial: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
-    ) -> Outcome:
-        """The ``criterion`` of the logits of images + noise, for the images that the method
-        ``adversarial`` returned.
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+        """The ``criterion`` of the logits of attacked images + noise.
 
         Pseudocode 1 of SmoothAdv: the m copies of an image form one batch of B * m, each with the
         image's label.
         """
-        logits = self.logits(model, adversarial, noise)
-        loss, terms = self.criterion(logits, labels)
-        return self.counted(loss, terms, logits, labels)
-
-    def counted(
-        self,
-        loss: torch.Tensor,
-        terms: Mapping[str, torch.Tensor],
-        logits: torch.Tensor,
-        labels: torch.Tensor,
-    ) -> Outcome:
-        """The outcome with this loss and these terms, of the logits [B, m, K] of copies with labels
-        int64 [B].
-        """
-        hits = logits.detach()[:, self.NOISY].argmax(-1) == labels.unsqueeze(1)
-        return Outcome(loss, hits.sum(), hits.numel(), terms=terms)
-
-    def logits(
-        self,
-        model: Callable[[torch.Tensor], torch.Tensor],
-        images: torch.Tensor,
-        noise: torch.Tensor,
-    ) -> torch.Tensor:
-        """The logits [B, m, K] of all noisy copies of images [B, C, H, W], in one pass."""
-        return model((images.unsqueeze(1) + noise).flatten(0, 1)).unflatten(0, noise.shape[:2])
+        logits = noisy_logits(model, attacked.images, attacked.noise)
+        loss, terms = self.criterion(logits, attacked.labels)
+        return Outcome.of_logits(loss, terms, logits, attacked.labels)
 
     def criterion(
         self, logits: torch.Tensor, labels: torch.Tensor
@@ -190,27 +157,7 @@ class Objective(Checked, ABC):
         """
         return mean_cross_entropy(logits, labels), {}
 
-    def attacked(
-        self,
-        model: Callable[[torch.Tensor], torch.Tensor],
-        batch: Batch,
-        generator: torch.Generator | None = None,
-    ) -> Batch:
-        """The batch with other images, or other noise, to train on: here with those of
-        ``adversarial``.
-        """
-        images = self.adversarial(
-            model, batch.images, batch.labels, batch.noise, batch.epsilon, generator
-        )
-        return replace(batch, images=images)
-
-    def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
-        """The loss, for a batch and what ``attacked`` made of it: here that of the method
-        ``loss``.
-        """
-        return self.loss(model, attacked.images, attacked.labels, attacked.noise)
-
-    def tested(
+    def test(
         self, model: nn.Module, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of test images, with one copy of noise each: the sum of the loss, and how many are
@@ -219,31 +166,43 @@ class Objective(Checked, ABC):
         hits = [(logits.argmax(1) == batch.labels).sum() for logits in (noisy, clean)]
         return F.cross_entropy(noisy, batch.labels, reduction="sum"), hits[0], hits[1]
 
+    # Subclasses leave alone what follows.
+
+    @property
+    def gradient_attack(self) -> GradientAttack | None:
+        """The attack in the field of the type ``GradientAttack``; None without one."""
+        one = attack_field(type(self))
+        return None if one is None else getattr(self, one.name)
+
+    @property
+    def copies(self) -> int:
+        """m, the noise draws per image: the field ``num_noise_vec``, 1 without it."""
+        return getattr(self, "num_noise_vec", 1)
+
     def batch(
-        self, images: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor, epoch: int
-    ) -> Batch:
-        """The batch of images [B, C, H, W] with labels int64 [B] and this noise in that epoch."""
-        return Batch(images, labels, noise, self.epsilon(epoch), self.ramp(epoch))
-
-    def on_batch(
         self,
-        model: nn.Module,
-        batch: Batch,
-        generator: torch.Generator | None = None,
-        attacked: nn.Module | None = None,
-    ) -> Outcome:
-        """Attack the batch; returns the loss on the result.
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        epoch: int,
+        generator: torch.Generator,
+        whole: int | None = None,
+        part: slice = slice(None),
+        **further: Any,
+    ) -> Batch:
+        """A batch in that epoch, with fresh noise and ``further`` fields.
 
-        ``attacked`` is the same classifier in a form that is faster to attack; None attacks
-        ``model``.
+        The images are ``part`` of ``whole`` ones. Random numbers are drawn for all of these, so
+        that they do not depend on how many processes share them.
         """
-        watched = FirstLogits(model if attacked is None else attacked)
-        outcome = self.outcome(model, batch, self.attacked(watched, batch, generator))
-        if watched.logits is None:
-            return outcome
-        targets = batch.labels.repeat_interleave(len(watched.logits) // len(batch.labels))
-        hits = (watched.logits.argmax(1) == targets).sum()
-        return replace(outcome, unattacked_correct=hits, unattacked_examples=len(targets))
+        whole = len(images) if whole is None else whole
+        if "noise" not in further:
+            everything = images[:1].expand(whole, *images.shape[1:])
+            further["noise"] = self.draw(everything, generator)[part]
+        if self.UNIFORMS:
+            each = self.copies if self.UNIFORMS == "copy" else 1
+            drawn = torch.rand(whole, each, generator=generator, device=generator.device)
+            further["uniforms"] = drawn[part]
+        return Batch(images, labels, epsilon=self.epsilon(epoch), epoch=float(epoch), **further)
 
     def __call__(
         self,
@@ -254,37 +213,44 @@ class Objective(Checked, ABC):
         generator: torch.Generator,
         **further: Any,
     ) -> Outcome:
-        """As ``on_batch`` in that epoch, with fresh noise, and with fields of the Batch like
-        ``teacher``.
+        """The loss in that epoch, with fresh noise, after the attack; ``further`` are fields of the
+        Batch like ``teacher`` or ``noise``.
 
         All randomness comes from ``generator``, on the images' device.
         """
-        batch = self.batch(images, labels, self.draw(images, generator), epoch)
-        if self.uniforms:
-            further["uniforms"] = draw_uniforms(len(images), self.uniforms, generator)
-        return self.on_batch(model, replace(batch, **further), generator)
+        batch = self.batch(images, labels, epoch, generator, **further)
+        with FirstLogits(model) as first:
+            attacked = self.attacked(model, batch, generator)
+        return first.counted_in(self.loss(model, batch, attacked), labels)
 
 
-class FirstLogits(nn.Module):
-    """A classifier that keeps the first logits it returns: of unattacked copies, where an attack
-    starts with them.
+class FirstLogits:
+    """Within this context, keeps the first logits that a model returns: of unattacked copies, where
+    an attack starts with them.
     """
 
-    def __init__(self, model: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self.logits: torch.Tensor | None = None
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._logits: torch.Tensor | None = None
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits = self.model(images)
-        if self.logits is None:
-            self.logits = logits.detach()
-        return logits
+    def __enter__(self) -> FirstLogits:
+        self._hook = self._model.register_forward_hook(self._keep)
+        return self
 
+    def __exit__(self, *exception: object) -> None:
+        self._hook.remove()
 
-def draw_uniforms(images: int, each: int, generator: torch.Generator) -> torch.Tensor:
-    """Float32 [images, each] from [0, 1), on the device of the generator."""
-    return torch.rand(images, each, generator=generator, device=generator.device)
+    def _keep(self, model: nn.Module, inputs: object, logits: torch.Tensor) -> None:
+        if self._logits is None:
+            self._logits = logits.detach()
+
+    def counted_in(self, outcome: Outcome, labels: torch.Tensor) -> Outcome:
+        """The outcome with the counts of unattacked copies of images with labels int64 [B]."""
+        if self._logits is None:
+            return outcome
+        targets = labels.repeat_interleave(len(self._logits) // len(labels))
+        hits = (self._logits.argmax(1) == targets).sum()
+        return replace(outcome, unattacked_correct=hits, unattacked_examples=len(targets))
 
 
 def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -292,6 +258,18 @@ def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tens
     labels int64 [B].
     """
     return F.cross_entropy(logits.flatten(0, 1), labels.repeat_interleave(logits.shape[1]))
+
+
+def attack_field(objective: type[Objective]) -> dataclasses.Field[Any] | None:
+    """The field of an objective whose type is ``GradientAttack``, or that or None; None without
+    one.
+    """
+    types = get_type_hints(objective)
+    for one in dataclasses.fields(objective):  # type: ignore[arg-type]  # objectives are dataclasses
+        kinds = (types[one.name], *get_args(types[one.name]))
+        if any(isinstance(kind, type) and issubclass(kind, GradientAttack) for kind in kinds):
+            return one
+    return None
 
 
 OBJECTIVES: Registry[type[Objective]] = Registry("objective")

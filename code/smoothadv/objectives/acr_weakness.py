@@ -2,17 +2,16 @@
 alone.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from smoothadv.attacks.noise_attacks import until_misclassified
 from smoothadv.base.settings import non_negative_int, positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, Batch
-from smoothadv.objectives.shared.copies import CopiesObjective
-from smoothadv.objectives.shared.policy import DataPolicy
-from smoothadv.objectives.shared.weights import nearest, resolve
+from smoothadv.objectives.bases import CopiesObjective, nearest, resolve
+from smoothadv.objectives.policy import DataPolicy
 
 _STEPS = {0.25: 3, 0.5: 6, 1.0: 4}
 _STEP_SIZE = {0.25: 0.25, 0.5: 0.25, 1.0: 0.5}
@@ -31,7 +30,7 @@ class AcrWeakness(CopiesObjective):
     (``attacks.noise_attacks.until_misclassified``). From that epoch on, too, unless the options of
     a data policy say otherwise, hard images are left out and the others drawn by their certified
     radius (``DataPolicy``). The cost of an epoch is 3 m passes, and 2 m T more with the attack; the
-    looks at the training set add 100 once and 16 every 10 epochs.
+    votes on the training set add 100 once and 16 every 10 epochs.
     """
 
     num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
@@ -57,19 +56,13 @@ class AcrWeakness(CopiesObjective):
             self.attack_from_epoch, nearest(_DROP_BELOW, self.noise_sd), _RESAMPLE_EVERY
         )
 
-    @property
-    def full_epsilon(self) -> float:
-        return self.noise_steps * self.noise_step_size
-
-    def epsilon(self, epoch: int) -> float:
+    def epsilon(self, epoch: float) -> float:
         """The length of the attack's way, 0 before ``attack_from_epoch``."""
-        return self.full_epsilon if epoch >= self.attack_from_epoch else 0.0
+        length = self.noise_steps * self.noise_step_size
+        return length if epoch >= self.attack_from_epoch else 0.0
 
     def attacked(
-        self,
-        model: Callable[[torch.Tensor], torch.Tensor],
-        batch: Batch,
-        generator: torch.Generator | None = None,
+        self, model: nn.Module, batch: Batch, generator: torch.Generator | None = None
     ) -> Batch:
         """The batch with attacked noise."""
         if not isinstance(batch.epsilon, torch.Tensor) and batch.epsilon == 0:

@@ -2,18 +2,17 @@
 the image.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.attacks.noise_attacks import from_targets
 from smoothadv.base.settings import perturbation_size, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, Batch, Outcome
-from smoothadv.objectives.shared.copies import CopiesObjective
-from smoothadv.objectives.shared.weights import resolve, weight
+from smoothadv.objectives.bases import CopiesObjective, resolve, weight
 
 _PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
 
@@ -34,6 +33,7 @@ class CatRS(CopiesObjective):
     """
 
     TERMS = ("cross_entropy", "divergence")
+    UNIFORMS = "copy"
     TEACHER = "votes"
     num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
     regularization: float = weight()
@@ -45,22 +45,11 @@ class CatRS(CopiesObjective):
     def __post_init__(self) -> None:
         resolve(self, regularization=_PAPER)
 
-    @property
-    def uniforms(self) -> int:
-        return self.num_noise_vec
-
-    @property
-    def full_epsilon(self) -> float:
-        return self.noise_epsilon
-
-    def epsilon(self, epoch: int) -> float:
+    def epsilon(self, epoch: float) -> float:
         return self.noise_epsilon
 
     def attacked(
-        self,
-        model: Callable[[torch.Tensor], torch.Tensor],
-        batch: Batch,
-        generator: torch.Generator | None = None,
+        self, model: nn.Module, batch: Batch, generator: torch.Generator | None = None
     ) -> Batch:
         """The batch with attacked noise."""
         targets = batch.targets
@@ -72,16 +61,16 @@ class CatRS(CopiesObjective):
         )
         return replace(batch, noise=noise)
 
-    def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
         """The loss of the noisy copies, and of those with attacked noise."""
         if not len(batch.targets):
             raise ValueError("CAT-RS needs a teacher's shares of votes: Batch.targets")
-        logits = self.logits(model, batch.images, batch.noise)
+        logits = noisy_logits(model, batch.images, batch.noise)
         confidence = batch.targets.gather(1, batch.labels.unsqueeze(1))
         counted = (batch.uniforms < confidence).sum(1).clamp(min=1)
-        others = self.logits(model, batch.images, attacked.noise)
+        others = noisy_logits(model, batch.images, attacked.noise)
         loss, terms = self.combined(logits, others, batch.labels, batch.targets, counted)
-        return self.counted(loss, terms, logits, batch.labels)
+        return Outcome.of_logits(loss, terms, logits, batch.labels)
 
     def combined(
         self,
@@ -106,4 +95,4 @@ class CatRS(CopiesObjective):
         worst = divergences.sum(-1).amax(1)
         terms = (smallest * counts).sum(1).mean() / copies, (worst * (counted == copies)).mean()
         loss = terms[0] + self.regularization * terms[1]
-        return loss, {name: term.detach() for name, term in zip(self.TERMS, terms)}
+        return loss, dict(zip(self.TERMS, terms))

@@ -11,8 +11,7 @@ import torch
 from smoothadv.attacks import GradientAttack
 from smoothadv.base.settings import checked_field, non_negative_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, mean_cross_entropy
-from smoothadv.objectives.shared.smoothadv_base import AttackedObjective
-from smoothadv.objectives.shared.weights import resolve, weight
+from smoothadv.objectives.bases import AttackedObjective, resolve, weight
 
 _PAPER = {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}
 
@@ -35,8 +34,7 @@ class Consistency(AttackedObjective):
     eta: float = setting(
         0.5,
         parse=non_negative_float,
-        help="weight of consistency's entropy of the mean prediction, or of SmoothMix's mixed "
-        "images",
+        help="weight of the entropy of the mean prediction",
     )
 
     def __post_init__(self) -> None:
@@ -65,4 +63,4 @@ class Consistency(AttackedObjective):
         ).mean()
         terms = mean_cross_entropy(logits, labels), divergence, -negative_entropy.mean()
         loss = terms[0] + self.regularization * terms[1] + self.eta * terms[2]
-        return loss, {name: term.detach() for name, term in zip(self.TERMS, terms)}
+        return loss, dict(zip(self.TERMS, terms))

@@ -42,11 +42,11 @@ class Denoising(Objective):
         ``logits`` [B, K].
         """
 
-    def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
         loss, hits = self._judged(model(batch.images + batch.noise[:, 0]), batch)
         return Outcome(loss, hits, len(batch.images))
 
-    def tested(
+    def test(
         self, model: nn.Module, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         loss, hits = self._judged(model(batch.images + batch.noise[:, 0]), batch)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.base.settings import number, setting
 from smoothadv.objectives import OBJECTIVES, Batch, Outcome, mean_cross_entropy
-from smoothadv.objectives.shared.copies import CopiesObjective
+from smoothadv.objectives.bases import CopiesObjective
 
 
 @OBJECTIVES.register("distillation")
@@ -31,17 +32,15 @@ class Distillation(CopiesObjective):
         help="a, the weight of the distance from the teacher; that of the cross-entropy is 1 - a",
     )
 
-    def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
         """The loss of noisy copies, which the teacher sees, too."""
         if batch.teacher is None:
             raise ValueError("distillation needs a teacher: Batch.teacher")
         with torch.no_grad():
-            taught = self.logits(batch.teacher, batch.images, batch.noise)
-        logits = self.logits(model, batch.images, batch.noise)
-        distance, cross_entropy = (
-            (logits - taught).norm(dim=-1).mean(),
-            mean_cross_entropy(logits, batch.labels),
-        )
+            taught = noisy_logits(batch.teacher, batch.images, batch.noise)
+        logits = noisy_logits(model, batch.images, batch.noise)
+        distance = (logits - taught).norm(dim=-1).mean()
+        cross_entropy = mean_cross_entropy(logits, batch.labels)
         loss = self.transfer * distance + (1 - self.transfer) * cross_entropy
-        terms = dict(zip(self.TERMS, (distance.detach(), cross_entropy.detach())))
-        return self.counted(loss, terms, logits, batch.labels)
+        terms = {"distance": distance, "cross_entropy": cross_entropy}
+        return Outcome.of_logits(loss, terms, logits, batch.labels)

@@ -10,8 +10,7 @@ import torch
 from smoothadv.attacks import GradientAttack
 from smoothadv.base.settings import checked_field, positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES
-from smoothadv.objectives.shared.smoothadv_base import AttackedObjective
-from smoothadv.objectives.shared.weights import resolve, weight
+from smoothadv.objectives.bases import AttackedObjective, resolve, weight
 
 _PAPER = {0.25: 12.0, 0.5: 6.0, 1.0: 12.0}
 _TINY = 1e-10
@@ -63,6 +62,5 @@ class Macer(AttackedObjective):
         distance = torch.special.ndtri(first) - torch.special.ndtri(second)
         hinge = (self.noise_sd / 2) * torch.where(counts, self.gamma - distance, 0.0).mean()
         terms = -(likely + _TINY).log().mean(), hinge
-        return terms[0] + self.regularization * terms[1], {
-            name: term.detach() for name, term in zip(self.TERMS, terms)
-        }
+        loss = terms[0] + self.regularization * terms[1]
+        return loss, dict(zip(self.TERMS, terms))

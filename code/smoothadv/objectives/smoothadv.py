@@ -3,15 +3,14 @@ noisy images.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
 from smoothadv.attacks import GradientAttack
 from smoothadv.base.settings import checked_field, setting
-from smoothadv.objectives import OBJECTIVES, Outcome
-from smoothadv.objectives.shared.smoothadv_base import AttackedObjective
+from smoothadv.objectives import OBJECTIVES, Batch, Outcome
+from smoothadv.objectives.bases import AttackedObjective
 
 
 @OBJECTIVES.register("smoothadv")
@@ -31,9 +30,7 @@ class SmoothAdv(AttackedObjective):
         "--train-multi-noise",
     )
 
-    def loss(
-        self, model: nn.Module, adversarial: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
-    ) -> Outcome:
-        return super().loss(
-            model, adversarial, labels, noise[:, :1] if self.train_first_copy else noise
-        )
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+        if self.train_first_copy:
+            attacked = replace(attacked, noise=attacked.noise[:, :1])
+        return super().loss(model, batch, attacked)

@@ -2,19 +2,18 @@
 one.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.attacks.pgd import PGD
 from smoothadv.attacks.shared.geometry import per_example, project_ball
 from smoothadv.base.settings import non_negative_float, positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, Batch, Outcome, mean_cross_entropy
-from smoothadv.objectives.shared.copies import CopiesObjective
-from smoothadv.objectives.shared.weights import resolve
+from smoothadv.objectives.bases import CopiesObjective, resolve
 
 _PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
 
@@ -34,6 +33,7 @@ class SmoothMix(CopiesObjective):
     """
 
     TERMS = ("cross_entropy", "mixup")
+    UNIFORMS = "image"
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     mix_steps: int = setting(4, parse=positive_int, help="T, the steps of SmoothMix's attack")
     mix_step_size: float = setting(
@@ -52,25 +52,16 @@ class SmoothMix(CopiesObjective):
     def __post_init__(self) -> None:
         resolve(self, mix_step_size=_PAPER)
 
-    @property
-    def uniforms(self) -> int:
-        return 1
-
-    @property
-    def full_epsilon(self) -> float:
+    def epsilon(self, epoch: float) -> float:
         return self.mix_steps * self.mix_step_size
 
-    def epsilon(self, epoch: int) -> float:
-        return self.full_epsilon
-
-    def ramp(self, epoch: int) -> float:
-        return min(1.0, (epoch + 1) / self.warmup)
+    def ramp(self, epoch: float | torch.Tensor) -> float | torch.Tensor:
+        """r in that epoch, counted from 0, which may be a tensor [] on the device."""
+        share = (epoch + 1) / self.warmup
+        return share.clamp(max=1.0) if isinstance(share, torch.Tensor) else min(1.0, share)
 
     def attacked(
-        self,
-        model: Callable[[torch.Tensor], torch.Tensor],
-        batch: Batch,
-        generator: torch.Generator | None = None,
+        self, model: nn.Module, batch: Batch, generator: torch.Generator | None = None
     ) -> Batch:
         """The batch at the end of the attack, with its beginning as ``earlier``."""
         images, start = batch.images, None
@@ -81,23 +72,23 @@ class SmoothMix(CopiesObjective):
                 model, images, batch.labels, batch.noise
             )
             start, steps = first - images, steps - 1
-            earlier = (images + project_ball(start, batch.ramp * self.mix_step_size)).clamp(0, 1)
+            ramp = self.ramp(batch.epoch)
+            earlier = (images + project_ball(start, ramp * self.mix_step_size)).clamp(0, 1)
         if steps:
-            attack = PGD(self.full_epsilon, steps, step_size=self.mix_step_size)
+            attack = PGD(self.mix_steps * self.mix_step_size, steps, step_size=self.mix_step_size)
             images = attack(model, images, batch.labels, batch.noise, start=start)
         else:
             images = first
         return replace(batch, images=images, earlier=earlier)
 
-    def outcome(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
         """The loss of the noisy copies of the image, and of those of the mixed one."""
         images, share = attacked.earlier, (1 - batch.uniforms[:, 0]) / 2
-        logits = self.logits(model, images, batch.noise)
+        logits = noisy_logits(model, images, batch.noise)
         mixed = images + per_example(share, images) * (attacked.images - images)
-        loss, terms = self.combined(
-            logits, self.logits(model, mixed, batch.noise), batch.labels, share, batch.ramp
-        )
-        return self.counted(loss, terms, logits, batch.labels)
+        others, ramp = noisy_logits(model, mixed, batch.noise), self.ramp(batch.epoch)
+        loss, terms = self.combined(logits, others, batch.labels, share, ramp)
+        return Outcome.of_logits(loss, terms, logits, batch.labels)
 
     def combined(
         self,
@@ -121,4 +112,4 @@ class SmoothMix(CopiesObjective):
         if isinstance(weight, torch.Tensor):  # float64, which would make the loss so
             weight = weight.to(terms[1].dtype)
         loss = terms[0] + weight * terms[1]
-        return loss, {name: term.detach() for name, term in zip(self.TERMS, terms)}
+        return loss, dict(zip(self.TERMS, terms))

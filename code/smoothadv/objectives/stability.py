@@ -2,16 +2,15 @@
 image.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.base.settings import noise_level, setting
-from smoothadv.noise import training_noise
-from smoothadv.objectives import OBJECTIVES, Objective, mean_cross_entropy
-from smoothadv.objectives.shared.weights import resolve, weight
+from smoothadv.objectives import OBJECTIVES, Batch, Objective, Outcome, mean_cross_entropy
+from smoothadv.objectives.bases import resolve, weight
 
 _PAPER = {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}
 
@@ -28,7 +27,6 @@ class Stability(Objective):
     """
 
     TERMS = ("cross_entropy", "stability")
-    NOISY = slice(1)
     noise_sd: float = setting(
         flag="--noise",
         parse=noise_level,
@@ -39,28 +37,18 @@ class Stability(Objective):
     def __post_init__(self) -> None:
         resolve(self, regularization=_PAPER)
 
-    @property
-    def copies(self) -> int:
-        return 2
-
-    def draw(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        noise = training_noise(images, 1, self.noise_sd, generator)
-        return torch.cat([noise, torch.zeros_like(noise)], dim=1)
-
-    def logits(
-        self,
-        model: Callable[[torch.Tensor], torch.Tensor],
-        images: torch.Tensor,
-        noise: torch.Tensor,
-    ) -> torch.Tensor:
-        clean = model(images + noise[:, 1])
-        return torch.stack([model(images + noise[:, 0]), clean], dim=1)
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+        clean = model(batch.images)
+        noisy = model(batch.images + batch.noise[:, 0])
+        logits = torch.stack([noisy, clean], dim=1)
+        loss, terms = self.criterion(logits, batch.labels)
+        return Outcome.of_logits(loss, terms, logits[:, :1], batch.labels)
 
     def criterion(
         self, logits: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The loss and its terms, for the logits [B, 2, K] of a noisy copy and of the image."""
         noisy, clean = logits.unbind(1)
         terms = mean_cross_entropy(logits[:, 1:], labels), F.cross_entropy(noisy, clean.softmax(-1))
-        return terms[0] + self.regularization * terms[1], {
-            name: term.detach() for name, term in zip(self.TERMS, terms)
-        }
+        loss = terms[0] + self.regularization * terms[1]
+        return loss, dict(zip(self.TERMS, terms))

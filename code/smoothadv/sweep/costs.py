@@ -24,7 +24,7 @@ from smoothadv.base.distributed import Processes
 from smoothadv.base.progress import Progress
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.evaluation.specs import AttackSpec
-from smoothadv.objectives import Objective
+from smoothadv.objectives import Objective, attack_field
 from smoothadv.sweep.grid import Grid
 from smoothadv.sweep.planning import Plan
 from smoothadv.sweep.reading import EvaluationPlan, TrainingPlan
@@ -155,7 +155,7 @@ class _CostMeter:
                 request.arch,
                 request.execution,
                 type(objective),
-                type(_attack(objective)),
+                type(objective.gradient_attack),
             )
             update, step = self._once((key, self.processes), lambda: self._measure_update(training))
             cost.update({_TRAINING: self._training(training, update, step)})
@@ -343,14 +343,10 @@ class _CostMeter:
         return np.array([min(times)[0], max(longest for _, longest in times)])
 
 
-def _attack(objective: Objective) -> Any:
-    return getattr(objective, "attack", None)
-
-
 def _steps(objective: Objective) -> int:
     """T, the steps of the objective's attack; 0 without an attack."""
     return max(
-        getattr(_attack(objective), "num_steps", 0),
+        getattr(objective.gradient_attack, "num_steps", 0),
         *(getattr(objective, name, 0) for name in _OWN_STEPS),
     )
 
@@ -361,8 +357,9 @@ def _with_steps(objective: Objective, steps: int) -> Objective:
         "as every objective is"
     )
     changed: dict[str, Any] = {name: steps for name in _OWN_STEPS if hasattr(objective, name)}
-    if _attack(objective) is not None:
-        changed["attack"] = dataclasses.replace(_attack(objective), num_steps=steps)
+    field, attack = attack_field(type(objective)), objective.gradient_attack
+    if field is not None and attack is not None:
+        changed[field.name] = dataclasses.replace(attack, num_steps=steps)
     return dataclasses.replace(objective, **changed, num_noise_vec=min(2, objective.copies))
 
 

@@ -98,7 +98,7 @@ def _differences(one: Options, other: Options) -> str:
 def _training_facts(plan: TrainingPlan) -> TrainingFacts:
     """What the names of folders say about a training."""
     request, objective = plan.request, plan.request.objective
-    attack = getattr(objective, "attack", None)
+    attack = objective.gradient_attack
     is_vanilla = attack is not None and (
         getattr(objective, "base_attack", False) or objective.noise_sd == 0
     )
@@ -108,12 +108,12 @@ def _training_facts(plan: TrainingPlan) -> TrainingFacts:
         objective=plan.objective,
         noise=objective.noise_sd,
         copies=objective.copies,
-        attack=attack and plan.attack,
-        epsilon=attack and attack.epsilon,
-        num_steps=attack and attack.num_steps,
+        attack=None if attack is None else plan.attack,
+        epsilon=None if attack is None else attack.epsilon,
+        num_steps=None if attack is None else attack.num_steps,
         is_vanilla=is_vanilla,
         is_pretrained=request.pretrained_model is not None,
-        weight=None if request.use_unlabelled is None else request.unlabelled_weight,
+        weight=None if request.use_unlabelled is None else request.pseudo_weight,
     )
 
 

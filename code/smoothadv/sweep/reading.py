@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.cli import attack, certify, train, train_pgd
-from smoothadv.cli.options.training import request_of, with_recipes
+from smoothadv.cli.options.training import spec_of, with_recipes
 from smoothadv.cli.runner import Parser
 from smoothadv.datasets import DatasetDescription, describe_dataset
 from smoothadv.evaluation.attack import specs_by_log
@@ -18,7 +18,7 @@ from smoothadv.evaluation.certify import make_procedure, procedure_record
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec, FalsifySpec
 from smoothadv.sweep.grid import Options, option_words
 from smoothadv.training.schedule import Schedule
-from smoothadv.training.spec import TrainingRequest
+from smoothadv.training.spec import TrainSpec
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TrainingPlan:
     of args.json's recipe that are known before.
     """
 
-    request: TrainingRequest
+    request: TrainSpec
     objective: str
     attack: str | None
     description: DatasetDescription
@@ -103,11 +103,10 @@ class CommandReader:
         parser = self._parser(command, _is_released(options))
         with parser.reading(source):
             chosen = with_recipes(parser, parser.parse_args(words))
-            request = request_of(parser, chosen, [])
-            request.refuse_contradictions()
+            request = spec_of(parser, chosen, [])
             description = request.augmented(self._described(request.dataset, request.data_dir))
             schedule = request.schedule.schedule(description, request.objective.copies)
-        recipe = request.stated_recipe(description, schedule)
+        recipe = request.recipe(description, schedule)
         # Without the option, a training that starts from other weights takes their input layer.
         if request.input_layer is not None or request.pretrained_model is None:
             recipe["input_layer"] = request.input_layer or "normalize"

@@ -1,45 +1,89 @@
-"""How training is executed: precision, compilation, memory layout. These choices change rounding
-only.
+"""How training is executed: precision, compilation, memory layout, and the form of the classifier
+that is attacked. These choices change rounding only.
 """
 
 import contextlib
+import copy
+from collections import OrderedDict
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from smoothadv.base.settings import Checked, checked_field, one_of, positive_float
+from smoothadv.attacks.estimators import frozen
+from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.settings import Checked, positive_float, setting
+from smoothadv.voting import folding
 from smoothadv.voting.classifier import call_compiled, let_compiler_choose_alike
+from smoothadv.voting.folding import (
+    are_offered_on,
+    fuse_epilogues,
+    overwrite_in_place,
+    runs,
+    traced_plainly,
+)
 
 # None leaves convolutions in float32.
 CONVOLUTION_DTYPES: dict[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16}
+_GROUP = "execution"
 
 
 @dataclass(frozen=True)
 class Execution(Checked):
-    """How to train: ``precision`` of convolutions, a key of CONVOLUTION_DTYPES; weights, losses and
-    sums stay float32.
+    """How to train. Weights, losses and sums are float32 in any ``precision``."""
 
-    ``compile`` compiles the network. ``synchronized_norm`` computes the statistics of batch
-    normalization over all processes. A checkpoint is written at least every ``checkpoint_minutes``.
-    ``cuda_graph`` makes updates as CUDA graphs (None: where there are such, unless compiled).
-    """
+    precision: str = setting(
+        "fp32",
+        choices=tuple(CONVOLUTION_DTYPES),
+        group=_GROUP,
+        records="precision",
+        help="precision of convolutions, in fp32 with TF32 on GPUs that have it; weights and "
+        "losses stay float32",
+    )
+    compile: bool = setting(
+        False,
+        group=_GROUP,
+        records="compile",
+        help="compile the network first: takes minutes, then runs faster",
+    )
+    synchronized_norm: bool = setting(
+        False,
+        flag="--sync-bn",
+        group=_GROUP,
+        records="synchronized_norm",
+        help="with several GPUs: statistics of batch normalization over all of them (default: on "
+        "each GPU separately, as in the paper)",
+    )
+    checkpoint_minutes: float = setting(
+        10.0,
+        parse=positive_float,
+        metavar="MIN",
+        group=_GROUP,
+        help="minutes between checkpoints within an epoch; there is one after each",
+    )
+    cuda_graph: bool | None = setting(
+        None,
+        group=_GROUP,
+        help="launch all kernels of an update together, as a CUDA graph that was found to compute "
+        "the same (default: on a GPU, without --compile and --sync-bn)",
+    )
 
-    precision: str = checked_field(one_of(CONVOLUTION_DTYPES), "fp32")
-    compile: bool = checked_field(None, False)
-    synchronized_norm: bool = checked_field(None, False)
-    checkpoint_minutes: float = checked_field(positive_float, 10.0)
-    cuda_graph: bool | None = checked_field(None, None)
+    def __post_init__(self) -> None:
+        if self.synchronized_norm and self.cuda_graph:
+            raise UsageError(
+                "--sync-bn exchanges statistics in the midst of an update, where --cuda-graph "
+                "cannot: leave one out"
+            )
 
-    def record(self) -> dict[str, Any]:
-        """The settings that decide the weights, including their rounding."""
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if name not in ("checkpoint_minutes", "cuda_graph")
-        }
+    def require(self, device: torch.device) -> None:
+        """UserError where the device cannot do what is asked for."""
+        for_gpus = {"--sync-bn": self.synchronized_norm, "--cuda-graph": self.cuda_graph}
+        for flag, is_asked_for in for_gpus.items():
+            if is_asked_for and device.type != "cuda":
+                raise UserError(
+                    f"{flag} is for GPUs, and this trains on {device.type}: leave it out"
+                )
 
     @property
     def tries_graphs(self) -> bool:
@@ -84,8 +128,58 @@ class CompiledForSizes(nn.Module):
         )  # in a tuple: it has the weights of ``module``
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return (
-            call_compiled(self._compiled[0], images)
-            if len(images) in self._sizes
-            else self.module(images)
-        )
+        if len(images) in self._sizes:
+            return call_compiled(self._compiled[0], images)
+        return self.module(images)
+
+
+class AttackedModel(nn.Sequential):
+    """Maps images to the logits that ``model`` gives in eval mode, for gradients with respect to
+    the images.
+
+    Call ``refresh`` whenever the model has changed. Convolutions followed by batch normalization
+    are replaced by folded ones of ``dtype`` (None: the model's), with ``epilogues`` in one call
+    with the ReLU behind them. Other layers are the model's own. ValueError where that cannot be
+    done.
+    """
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype | None = None, epilogues: bool = False
+    ) -> None:
+        entrance, network = folding.split_entrance(model)
+        with frozen(model):  # a network may look at its mode while it is traced
+            graph = traced_plainly(network)
+        if graph is None:
+            raise ValueError("the network cannot be traced, or its layers share weights")
+        folded = folding.replace_norms(graph, dtype)
+        graph = fuse_epilogues(graph) if epilogues else graph
+        parts = {"entrance": entrance or nn.Identity(), "network": overwrite_in_place(graph)}
+        super().__init__(OrderedDict(parts))
+        # In a list of tuples: the model's layers must not become this module's.
+        self._folded = folded
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over the model's present weights and statistics."""
+        folding.refresh(self._folded)
+
+
+def attacked_form(
+    model: nn.Module, example: torch.Tensor, dtype: torch.dtype | None = None
+) -> AttackedModel | None:
+    """An AttackedModel of ``model``; None where there is none or it does not give the same logits.
+
+    ``example`` [B, C, H, W] holds images on which that is tried, in float64, where only rounding is
+    allowed to differ.
+    """
+    trial, images = copy.deepcopy(model).cpu().double().eval(), example.cpu().double()
+    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+    try:
+        for epilogues in (True, False) if are_offered_on(device) else (False,):
+            if folding.agree(trial, AttackedModel(trial, None, epilogues), images):
+                form = AttackedModel(model, dtype, epilogues)
+                if not epilogues or runs(form, example.to(device), dtype):
+                    return form
+    except (ValueError, RuntimeError, TypeError):
+        pass  # the network cannot be traced, or tracing broke it
+    return None

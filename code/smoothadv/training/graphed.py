@@ -2,9 +2,8 @@
 the host's delays.
 
 A graph repeats what was recorded: the same kernels on the same memory. All that changes from update
-to update is in tensors, therefore, and nothing waits for a value. Each graph is tried first: where
-something speaks against it, or its update is not that without a graph, bit for bit, updates are
-made without.
+to update is in tensors, therefore, and nothing waits for a value. Each graph is tried first: if it
+fails, or computes another update than without a graph, bit for bit, updates are made without.
 """
 
 from __future__ import annotations
@@ -12,111 +11,28 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
 from torch import cuda
 
-from smoothadv.base.errors import UserError, first_line, warn
-from smoothadv.training.schedule import Schedule
+from smoothadv.base.errors import first_line, warn
 from smoothadv.training.update import Inputs, Update
-
-
-def are_offered_on(device: torch.device) -> bool:
-    """Whether there are CUDA graphs."""
-    return device.type == "cuda"
-
-
-def optimizer_of(
-    schedule: Schedule, model: torch.nn.Module, device: torch.device
-) -> torch.optim.Optimizer:
-    """The optimizer that the schedule names, of a model on the device."""
-    if schedule.optimizer in (None, "sgd"):
-        return sgd(model, device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
-    if schedule.optimizer != "adamw":
-        raise ValueError(f"the optimizer is {schedule.optimizer!r}, expected 'sgd' or 'adamw'")
-    has_graphs, groups = are_offered_on(device), layer_groups(model, schedule.layer_decay)
-    for group in groups:
-        rate = group.get("lr_scale", 1.0) * schedule.learning_rate
-        group["lr"] = torch.full((), rate, device=device) if has_graphs else rate
-    return torch.optim.AdamW(groups, weight_decay=schedule.weight_decay, capturable=has_graphs)
-
-
-def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, Any]]:
-    """The weights of a model, in their order, in groups whose learning rate is ``lr_scale`` times
-    that of training.
-
-    With ``decay`` that is decay^k in the k-th layer before the last one (Clark et al., 2020), by
-    the layers that timm knows of its networks; UserError for others. Without, there is one group.
-    """
-    if decay is None:
-        return [{"params": list(model.parameters())}]
-    networks = [part for part in model.modules() if hasattr(type(part), "group_matcher")]
-    if not networks:
-        raise UserError(
-            "--layer-decay needs the layers of a network of timm, like timm:resnet18: leave it out"
-        )
-    from timm.optim import param_groups_layer_decay
-
-    known = param_groups_layer_decay(networks[0], layer_decay=decay)
-    scales = {id(weight): group["lr_scale"] for group in known for weight in group["params"]}
-    runs = groupby(model.parameters(), lambda weight: scales.get(id(weight), 1.0))
-    return [{"params": list(weights), "lr_scale": scale} for scale, weights in runs]
-
-
-def sgd(
-    model: torch.nn.Module, device: torch.device, rate: float, momentum: float, decay: float
-) -> torch.optim.SGD:
-    """The optimizer of a model on the device, where its learning rate is too if there are CUDA
-    graphs.
-    """
-    has_graphs = are_offered_on(device)
-    optimizer = (SGD if has_graphs else torch.optim.SGD)(
-        model.parameters(), rate, momentum, weight_decay=decay
-    )
-    if has_graphs:
-        optimizer.param_groups[0]["lr"] = torch.full((), rate, device=device)
-    return optimizer
-
-
-class SGD(torch.optim.SGD):
-    """torch.optim.SGD with a learning rate that is a tensor [] on the device of the weights, and is
-    not read there.
-    """
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        (group,) = self.param_groups
-        weights = [weight for weight in group["params"] if weight.grad is not None]
-        for weight in weights:
-            if self.state[weight].get("momentum_buffer") is None:
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-        momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
-        decayed = torch._foreach_add(
-            [weight.grad for weight in weights], weights, alpha=group["weight_decay"]
-        )
-        torch._foreach_mul_(momenta, group["momentum"])
-        torch._foreach_add_(momenta, decayed)
-        torch._foreach_sub_(weights, torch._foreach_mul(momenta, group["lr"]))
 
 
 class GraphedUpdate:
     """An ``Update.compute`` by CUDA graphs, one for each shape of a batch, with an optimizer of
-    ``optimizer_of``.
+    ``schedule.optimizer_of``.
 
     The first time it is computed without a graph, the second time in both ways. ``is_used`` says
-    whether there is a graph; what speaks against one is told once, as a warning.
+    whether there is a graph. The first reason to do without is a warning.
     """
 
-    is_used, _is_told = False, False
+    is_used, _has_warned = False, False
 
     def __init__(self, update: Update) -> None:
-        self._update, self._stream, self._pool = (
-            update,
-            cuda.Stream(update.device),
-            cuda.graph_pool_handle(),
-        )
+        self._update, self._stream = update, cuda.Stream(update.device)
+        self._pool = cuda.graph_pool_handle()
         self._ways: dict[object, Any] = {}
 
     def __call__(self, inputs: Inputs) -> torch.Tensor:
@@ -164,9 +80,9 @@ class GraphedUpdate:
 
     def _refuse(self, kind: object, reason: str) -> None:
         self._ways[kind] = self._update.computed
-        if self._update.processes.is_first and not self._is_told:
+        if self._update.processes.is_first and not self._has_warned:
             warn(f"an update cannot be a CUDA graph, which costs speed: {reason}")
-        self._is_told = True
+        self._has_warned = True
 
     def _checked(self, inputs: Inputs, choices: torch.Generator) -> torch.Tensor:
         """Compute without a graph, on another stream, as PyTorch asks before recording;
@@ -245,5 +161,5 @@ def _on_device(inputs: Inputs) -> Inputs:
     number = partial(torch.full, (), dtype=torch.float64, device=inputs.images.device)
     epsilon = number(inputs.epsilon) if inputs.epsilon > 0 else 0.0
     return replace(
-        inputs, **copies, weight=number(inputs.weight), epsilon=epsilon, ramp=number(inputs.ramp)
+        inputs, **copies, weight=number(inputs.weight), epsilon=epsilon, epoch=number(inputs.epoch)
     )

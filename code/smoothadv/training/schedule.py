@@ -1,11 +1,13 @@
-"""The number of epochs, the order of images and the learning rate of training."""
+"""The number of epochs, the order of images, the optimizer and the learning rate of training."""
 
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import TrainingDefaults
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
@@ -104,3 +106,81 @@ def steps_of_epoch(
             steps[number] for number in torch.randperm(len(steps), generator=generator).tolist()
         ]
     return [step for step in steps if len(step.indices) >= smallest][: schedule.steps_per_epoch]
+
+
+def has_cuda_graphs(device: torch.device) -> bool:
+    """Whether updates can be CUDA graphs there."""
+    return device.type == "cuda"
+
+
+def optimizer_of(
+    schedule: Schedule, model: torch.nn.Module, device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer that the schedule names, of a model on the device."""
+    if schedule.optimizer in (None, "sgd"):
+        return sgd(model, device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
+    if schedule.optimizer != "adamw":
+        raise ValueError(f"the optimizer is {schedule.optimizer!r}, expected 'sgd' or 'adamw'")
+    has_graphs, groups = has_cuda_graphs(device), layer_groups(model, schedule.layer_decay)
+    for group in groups:
+        rate = group.get("lr_scale", 1.0) * schedule.learning_rate
+        group["lr"] = torch.full((), rate, device=device) if has_graphs else rate
+    return torch.optim.AdamW(groups, weight_decay=schedule.weight_decay, capturable=has_graphs)
+
+
+def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, Any]]:
+    """The weights of a model, in their order, in groups whose learning rate is ``lr_scale`` times
+    that of training.
+
+    With ``decay`` that is decay^k in the k-th layer before the last one (Clark et al., 2020), by
+    the layers that timm knows of its networks; UserError for others. Without, there is one group.
+    """
+    if decay is None:
+        return [{"params": list(model.parameters())}]
+    networks = [part for part in model.modules() if hasattr(type(part), "group_matcher")]
+    if not networks:
+        raise UserError(
+            "--layer-decay needs the layers of a network of timm, like timm:resnet18: leave it out"
+        )
+    from timm.optim import param_groups_layer_decay
+
+    known = param_groups_layer_decay(networks[0], layer_decay=decay)
+    scales = {id(weight): group["lr_scale"] for group in known for weight in group["params"]}
+    runs = groupby(model.parameters(), lambda weight: scales.get(id(weight), 1.0))
+    return [{"params": list(weights), "lr_scale": scale} for scale, weights in runs]
+
+
+def sgd(
+    model: torch.nn.Module, device: torch.device, rate: float, momentum: float, decay: float
+) -> torch.optim.SGD:
+    """The optimizer of a model on the device, where its learning rate is too if there are CUDA
+    graphs.
+    """
+    has_graphs = has_cuda_graphs(device)
+    optimizer = (SGD if has_graphs else torch.optim.SGD)(
+        model.parameters(), rate, momentum, weight_decay=decay
+    )
+    if has_graphs:
+        optimizer.param_groups[0]["lr"] = torch.full((), rate, device=device)
+    return optimizer
+
+
+class SGD(torch.optim.SGD):
+    """torch.optim.SGD with a learning rate that is a tensor [] on the device of the weights, and is
+    not read there.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        for weight in weights:
+            if self.state[weight].get("momentum_buffer") is None:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+        momenta = [self.state[weight]["momentum_buffer"] for weight in weights]
+        decayed = torch._foreach_add(
+            [weight.grad for weight in weights], weights, alpha=group["weight_decay"]
+        )
+        torch._foreach_mul_(momenta, group["momentum"])
+        torch._foreach_add_(momenta, decayed)
+        torch._foreach_sub_(weights, torch._foreach_mul(momenta, group["lr"]))

@@ -1,5 +1,5 @@
-"""What can be asked of training: which classifier, on which images, for which objective, and
-how.
+"""What a training is asked to do: one frozen specification, whose fields say what they mean, which
+values they take, and what commands call them.
 """
 
 import dataclasses
@@ -11,76 +11,159 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures import chosen_architecture
+from smoothadv.architectures import ARCHITECTURES, LIBRARIES, chosen_architecture
 from smoothadv.base import plugins
 from smoothadv.base.choices import EXISTING, INPUT_LAYER_NAMES
 from smoothadv.base.errors import UsageError
 from smoothadv.base.plugins import Plugin
 from smoothadv.base.settings import (
     Checked,
-    any_seed,
-    checked_field,
+    identity,
     momentum,
     non_negative_float,
     non_negative_int,
     one_of,
+    output_folder,
     positive_float,
     positive_int,
+    setting,
     settings_record,
 )
 from smoothadv.checkpoints import MODULE_PREFIX
-from smoothadv.datasets import DatasetDescription, ImageDataset
+from smoothadv.datasets import DatasetDescription
+from smoothadv.datasets.spec import RunSpec
 from smoothadv.objectives import DataPolicy, Objective
 from smoothadv.records.logs import CHECKPOINT
-from smoothadv.training.evaluate import EvaluationSchedule
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule
 
 _TEACHER_DRAWS = 10_000
+_SCHEDULE = "schedule (defaults: the paper's for the dataset)"
+_DATA = "data and start"
+_EXECUTION = "execution"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleChoices(Checked):
+class ScheduleSpec(Checked):
     """The fields of a ``Schedule`` that are chosen; None stands for the paper's value for the
     dataset.
-
-    ``split_updates`` makes m updates of each batch, on batch/m images in m copies, as the released
-    code does.
     """
 
-    epochs: int | None = checked_field(positive_int, None)
-    batch: int | None = checked_field(positive_int, None)
-    learning_rate: float | None = checked_field(positive_float, None)
-    learning_rate_step: int | None = checked_field(positive_int, None)
-    learning_rate_factor: float | None = checked_field(positive_float, None)
-    learning_rate_shape: str | None = checked_field(one_of(SHAPES), None)
-    momentum: float | None = checked_field(momentum, None)
-    weight_decay: float | None = checked_field(non_negative_float, None)
-    micro_batch: int | None = checked_field(positive_int, None)
-    steps_per_epoch: int | None = checked_field(positive_int, None)
-    optimizer: str | None = checked_field(one_of(OPTIMIZERS), None)
-    layer_decay: float | None = checked_field(positive_float, None)
-    split_updates: bool = checked_field(None, False)
+    epochs: int | None = setting(
+        None,
+        parse=positive_int,
+        metavar="N",
+        group=_SCHEDULE,
+        help="passes over the training images",
+    )
+    batch: int | None = setting(
+        None,
+        parse=positive_int,
+        metavar="B",
+        group=_SCHEDULE,
+        help="images per update, each with all its noisy copies",
+    )
+    micro_batch: int | None = setting(
+        None,
+        parse=positive_int,
+        metavar="B",
+        group=_SCHEDULE,
+        help="compute gradients of so many images at a time, to save memory; statistics of batch "
+        "normalization are then those of the micro-batch (default: all images of an update)",
+    )
+    split_updates: bool = setting(
+        False,
+        group=_SCHEDULE,
+        help="make m updates of each batch, on B/m images in m copies, as the released code does "
+        "with --train-multi-noise",
+    )
+    steps_per_epoch: int | None = setting(
+        None,
+        parse=positive_int,
+        metavar="N",
+        group=_SCHEDULE,
+        help="updates per epoch (default: all)",
+    )
+    learning_rate: float | None = setting(
+        None,
+        parse=positive_float,
+        flag="--lr",
+        metavar="LR",
+        group=_SCHEDULE,
+        help="initial learning rate, or the highest of one-cycle",
+    )
+    learning_rate_shape: str | None = setting(
+        None,
+        choices=SHAPES,
+        flag="--lr-schedule",
+        group=_SCHEDULE,
+        help="divide the learning rate in steps, or let it rise and fall once (default: step)",
+    )
+    learning_rate_step: int | None = setting(
+        None,
+        parse=positive_int,
+        flag="--lr-step-size --lr_step_size",
+        metavar="N",
+        group=_SCHEDULE,
+        help="epochs between two steps of the learning rate",
+    )
+    learning_rate_factor: float | None = setting(
+        None,
+        parse=positive_float,
+        flag="--lr-factor --gamma",
+        metavar="F",
+        group=_SCHEDULE,
+        help="factor by which each step multiplies the learning rate (default: 0.1)",
+    )
+    optimizer: str | None = setting(
+        None,
+        choices=OPTIMIZERS,
+        group=_SCHEDULE,
+        help="stochastic gradient descent with momentum, or AdamW (default: sgd)",
+    )
+    layer_decay: float | None = setting(
+        None,
+        parse=positive_float,
+        metavar="D",
+        group=_SCHEDULE,
+        help="multiply the learning rate by D for each layer before the last one, in networks of "
+        "timm, as 0.75 (default: 1)",
+    )
+    momentum: float | None = setting(
+        None, parse=momentum, group=_SCHEDULE, help="of sgd (default: 0.9)"
+    )
+    weight_decay: float | None = setting(
+        None, parse=non_negative_float, group=_SCHEDULE, help="default: 1e-4"
+    )
+
+    def __post_init__(self) -> None:
+        has_steps = self.learning_rate_step is not None or self.learning_rate_factor is not None
+        if self.learning_rate_shape == "one-cycle" and has_steps:
+            raise UsageError(
+                "--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor"
+            )
+        is_adam = self.optimizer == "adamw"
+        if is_adam and self.momentum is not None:
+            raise UsageError("--momentum is of sgd, and --optimizer adamw has none: leave it out")
+        if is_adam and self.learning_rate is None:
+            raise UsageError(
+                "--optimizer adamw needs --lr, like 0.001: the rates of recipes and datasets are "
+                "for sgd"
+            )
+        if self.layer_decay is not None and not (is_adam and self.layer_decay <= 1):
+            raise UsageError(
+                f"--layer-decay {self.layer_decay} must be above 0, at most 1, and with "
+                "--optimizer adamw"
+            )
 
     def schedule(self, description: DatasetDescription, copies: int) -> Schedule:
         """The schedule on a dataset, for ``copies`` (m) of each image; UsageError where the batch
         is too small.
         """
-        fields = dataclasses.asdict(description.defaults)
-        fields |= {
-            name: value for name, value in dataclasses.asdict(self).items() if value is not None
-        }
+        chosen = {name: value for name, value in vars(self).items() if value is not None}
+        fields = {**dataclasses.asdict(description.defaults), **chosen}
         if self.optimizer == "sgd":
             del fields["optimizer"]  # as where none is named
-        elif self.optimizer is not None and self.learning_rate is None:
-            raise UsageError("--optimizer adamw needs --lr, like 0.001: the default is for sgd")
-        if self.layer_decay is not None and not (
-            self.optimizer == "adamw" and 0 < self.layer_decay <= 1
-        ):
-            raise UsageError(
-                f"--layer-decay {self.layer_decay} must be above 0, at most 1, and with "
-                "--optimizer adamw"
-            )
         if fields.pop("split_updates"):
             if fields["batch"] < copies:
                 raise UsageError(
@@ -91,92 +174,226 @@ class ScheduleChoices(Checked):
         return Schedule(**fields)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingRequest(Checked):
-    """Train a classifier for an objective, in the folder ``outdir``.
-
-    - ``classifier``: the name of an architecture, or a module that maps images [B, C, H, W] in [0,
-      1] to logits [B, K] and is trained in place. ``input_layer`` ("normalize" or "center"; None:
-      normalize, or that of ``pretrained_model``, a checkpoint to start from) is for architectures.
-      With ``finetune_quantized`` that one is of integers, which are trained; float32 is the only
-      precision then. ``pretrained`` starts from the weights, mean and std of the library whose
-      network ``classifier`` names.
-    - ``images``: the name of a dataset, whose files lie in ``data_dir``, or training images and
-      test images. ``crop_padding`` and ``horizontal_flip`` augment them (None: as the dataset
-      does). ``use_unlabelled`` is a file of pseudo-labelled images, whose loss counts
-      ``unlabelled_weight`` (eta) times.
-    - With an objective that denoises, ``classifier`` is the name of a denoiser, ``teacher`` the
-      classifier behind it; ``input_layer`` is that of the latter.
-    - ``policy`` chooses training images (None: as the objective does). ``teacher`` is a checkpoint
-      of a frozen classifier for objectives that have one; if these use its votes on the training
-      images, ``teacher_draws`` (None: 10,000, as CAT-RS) noisy copies of each image are classified
-      first.
-    - ``seed`` of all randomness; ``device`` (None: the first GPU, else the CPU); ``existing`` says
-      what to do with a run that is there: "refuse", "resume" or "overwrite". ``board`` writes
-      curves for TensorBoard.
-    - ``command`` and ``arguments`` are what the record of the run says of its origin.
+@dataclass(frozen=True)
+class EvaluationSchedule(Checked):
+    """Evaluate after every ``every``-th epoch and the last one, on ``images`` evenly spaced test
+    images (None: all).
     """
 
-    classifier: str | torch.nn.Module
-    images: str | tuple[ImageDataset, ImageDataset]
-    outdir: Path
-    objective: Objective
-    schedule: ScheduleChoices = checked_field(None, ScheduleChoices(), kind=ScheduleChoices)
-    execution: Execution = checked_field(None, Execution(), kind=Execution)
-    tests: EvaluationSchedule = checked_field(None, EvaluationSchedule(), kind=EvaluationSchedule)
-    seed: int = checked_field(any_seed, 0)
-    device: torch.device | None = None
-    data_dir: str | Path | None = checked_field(str, None)
-    input_layer: str | None = checked_field(one_of(INPUT_LAYER_NAMES), None)
-    crop_padding: int | None = checked_field(non_negative_int, None)
-    horizontal_flip: bool | None = checked_field(None, None)
-    pretrained_model: Path | None = checked_field(Path, None)
-    pretrained: bool = checked_field(None, False)
-    finetune_quantized: bool = checked_field(None, False)
-    policy: DataPolicy | None = checked_field(None, None, kind=DataPolicy)
-    teacher: Path | None = checked_field(Path, None)
-    teacher_draws: int | None = checked_field(positive_int, None)
-    use_unlabelled: Path | None = checked_field(Path, None)
-    unlabelled_weight: float = checked_field(positive_float, 1.0)
-    existing: str = checked_field(one_of(EXISTING), "refuse")
-    board: bool = checked_field(None, False)
+    every: int = setting(
+        1,
+        parse=positive_int,
+        flag="--evaluate-every",
+        metavar="K",
+        group=_EXECUTION,
+        help="test after every K-th epoch and the last",
+    )
+    images: int | None = setting(
+        1000,
+        parse=positive_int,
+        flag="--evaluate-images",
+        metavar="N",
+        group=_EXECUTION,
+        help="number of evenly spaced test images to evaluate on",
+    )
+
+    def is_due(self, epoch: int, epochs: int) -> bool:
+        return (epoch + 1) % self.every == 0 or epoch + 1 == epochs
+
+    def chosen(self, available: int) -> torch.Tensor:
+        """The indices, int64, of the images to evaluate on."""
+        count = min(available, self.images or available)
+        return torch.arange(count) * available // count
+
+
+def _architectures() -> str:
+    libraries = ", ".join(f"{kind}:NAME" for kind in LIBRARIES if kind != "onnx")
+    return (
+        f"one of {', '.join(ARCHITECTURES)}; of a library: {libraries}; or FILE.py:FUNCTION "
+        "(docs/networks.md)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSpec(RunSpec):
+    """Train a classifier for an objective, in the folder ``outdir``.
+
+    ``dataset`` is a name, or training images and test images. ``model`` is the name of an
+    architecture, or a module that maps images [B, C, H, W] in [0, 1] to logits [B, K] and is
+    trained in place. With an objective that denoises, it is the name of a denoiser, and ``teacher``
+    the classifier behind it, to which ``input_layer`` belongs. ``command`` and ``arguments`` are
+    what the record of the run says of its origin.
+    """
+
+    model: str | torch.nn.Module = setting(
+        parse=chosen_architecture,
+        check=str,
+        kind=torch.nn.Module,
+        flag="arch",
+        metavar="ARCH",
+        keyword=False,
+        help=_architectures,
+    )
+    outdir: Path = setting(
+        parse=output_folder,
+        flag="outdir",
+        metavar="OUTDIR",
+        keyword=False,
+        help="folder for the checkpoint, the log and the arguments",
+    )
+    existing: str = setting(
+        "refuse",
+        parse=one_of(EXISTING),
+        group="running",
+        constants={
+            "resume": "continue the output of an earlier run of the same command",
+            "overwrite": "replace the output of an earlier run",
+        },
+        keyword=False,
+        help='"resume" continues earlier output, "overwrite" replaces it, "refuse" raises',
+    )
+    objective: Objective = setting(kind=Objective, keyword=False)
+    schedule: ScheduleSpec = setting(ScheduleSpec(), kind=ScheduleSpec, keyword=False)
+    execution: Execution = setting(
+        Execution(), kind=Execution, flag="", help="how to compute: a ``training.spec.Execution``"
+    )
+    tests: EvaluationSchedule = setting(
+        EvaluationSchedule(),
+        kind=EvaluationSchedule,
+        flag="",
+        help="when to evaluate, and on how many images: a ``training.spec.EvaluationSchedule``",
+    )
+    policy: DataPolicy | None = setting(
+        None,
+        kind=DataPolicy,
+        flag="",
+        help="how to choose training images: an ``objectives.DataPolicy`` (default: as the "
+        "objective does)",
+    )
+    crop_padding: int | None = setting(
+        None,
+        parse=non_negative_int,
+        metavar="P",
+        group=_DATA,
+        help="random crops after padding by P pixels, 0 for none (default: the dataset's)",
+    )
+    horizontal_flip: bool | None = setting(
+        None, group=_DATA, help="random mirror images (default: the dataset's)"
+    )
+    pretrained_model: Path | None = setting(
+        None,
+        parse=Path,
+        metavar="CHECKPOINT",
+        group=_DATA,
+        help="start from these weights, with a new classification layer where the classes differ",
+    )
+    pretrained: bool = setting(
+        False,
+        group=_DATA,
+        help="start from the weights, mean and standard deviation of the library whose network "
+        "ARCH names, with a new classification layer where the number of classes differs",
+    )
+    finetune_quantized: bool = setting(
+        False,
+        group=_DATA,
+        help="start from a --pretrained-model of integers, which quantize made, and train these: "
+        "rounded in each pass, with the gradient of the identity",
+    )
+    teacher: Path | None = setting(
+        None,
+        parse=Path,
+        metavar="CHECKPOINT",
+        group=_DATA,
+        help="the frozen classifier of the objectives distillation and cat-rs",
+    )
+    teacher_draws: int | None = setting(
+        None,
+        parse=positive_int,
+        metavar="N",
+        group=_DATA,
+        help="noisy copies of each training image on which the teacher of cat-rs votes first "
+        "(default: 10000)",
+    )
+    use_unlabelled: Path | None = setting(
+        None,
+        parse=Path,
+        metavar="FILE",
+        group=_DATA,
+        help="self-training: mix in batches of images with pseudo-labels, from a .npz file or a "
+        "pickle with data and extrapolated_targets",
+    )
+    unlabelled_weight: float | None = setting(
+        None,
+        parse=positive_float,
+        metavar="ETA",
+        group=_DATA,
+        help="weight of the loss on the images of --use-unlabelled (paper: 0.1, 0.5, 1; default: "
+        "1)",
+    )
+    input_layer: str | None = setting(
+        None,
+        choices=INPUT_LAYER_NAMES,
+        group=_DATA,
+        help="first layer of the model (default: normalize, or that of --pretrained-model)",
+    )
+    board: bool = setting(
+        False,
+        flag="--tensorboard",
+        group=_EXECUTION,
+        help="write curves to OUTDIR/tensorboard",
+    )
     command: Sequence[str] | None = None
     arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
-        if isinstance(self.classifier, str) and plugins.names_function(
-            self.classifier
-        ):  # frozen, but not complete
-            object.__setattr__(self, "classifier", chosen_architecture(self.classifier))
+        super().__post_init__()
+        if isinstance(self.model, str) and plugins.names_function(self.model):
+            self._set(model=chosen_architecture(self.model))
+        self._refuse_contradictions_of_data()
+        self._refuse_contradictions_of_teacher()
 
-    @property
-    def data_policy(self) -> DataPolicy | None:
-        """The policy asked for, or the objective's own; None: each image once in an epoch."""
-        return self.objective.policy if self.policy is None else self.policy
-
-    @property
-    def votes_of_teacher(self) -> int:
-        """How many noisy copies of each training image the teacher classifies first."""
-        return (self.teacher_draws or _TEACHER_DRAWS) if self.objective.TEACHER == "votes" else 0
-
-    def refuse_contradictions(self) -> None:
-        """UsageError where the objective, its teacher and the data policy do not fit together."""
-        objective, name = self.objective, type(self.objective).__name__
-        if (
-            self.teacher is not None
-            and Path(self.teacher).resolve() == (self.outdir / CHECKPOINT).resolve()
+    def _refuse_contradictions_of_data(self) -> None:
+        execution, objective = self.execution, self.objective
+        if self.unlabelled_weight is not None and self.use_unlabelled is None:
+            raise UsageError(
+                "--unlabelled-weight weighs the images of --use-unlabelled: name their file, or "
+                "leave it out"
+            )
+        if execution.synchronized_norm and self.schedule.micro_batch is not None:
+            raise UsageError(
+                "--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one "
+                "of them out"
+            )
+        if self.finetune_quantized and (
+            self.pretrained_model is None or execution.precision != "fp32"
         ):
+            raise UsageError(
+                "--finetune-quantized needs a --pretrained-model of integers, and their exact "
+                "sums: no --precision"
+            )
+        if self.pretrained and self.pretrained_model is not None:
+            raise UsageError(
+                "--pretrained and --pretrained-model both say where to start: leave one of them out"
+            )
+        if objective.noise_sd == 0 and objective.copies > 1:
+            raise UsageError(
+                f"--noise 0 makes all {objective.copies} noisy copies of an image identical: leave "
+                "--num-noise-vec out, or give noise"
+            )
+
+    def _refuse_contradictions_of_teacher(self) -> None:
+        objective, name = self.objective, type(self.objective).__name__
+        own = self.outdir / CHECKPOINT
+        if self.teacher is not None and Path(self.teacher).resolve() == own.resolve():
             raise UsageError(
                 f"--teacher {self.teacher} is what this training writes: name another folder"
             )
-        if objective.TEACHER != "accuracy" and bool(objective.TEACHER) != (
-            self.teacher is not None
-        ):
-            needed = "a --classifier CHECKPOINT" if objective.DENOISES else "a --teacher CHECKPOINT"
-            advice = (
-                f"needs {needed}" if objective.TEACHER else "has no teacher: leave --teacher out"
-            )
-            raise UsageError(f"the objective {name} {advice}")
+        needs_teacher = objective.TEACHER in ("logits", "votes")
+        if needs_teacher and self.teacher is None:
+            needed = "--classifier" if objective.DENOISES else "--teacher"
+            raise UsageError(f"the objective {name} needs a {needed} CHECKPOINT")
+        if self.teacher is not None and not objective.TEACHER:
+            raise UsageError(f"the objective {name} has no teacher: leave --teacher out")
         if self.teacher_draws is not None and objective.TEACHER != "votes":
             raise UsageError(
                 f"--teacher-draws is for votes of a teacher, which the objective {name} does not "
@@ -186,71 +403,79 @@ class TrainingRequest(Checked):
             raise UsageError(
                 f"{name} uses votes on the training images, and those of --use-unlabelled have none"
             )
-        if objective.noise_sd == 0 and (
-            self.data_policy is not None or objective.TEACHER == "votes"
-        ):
+        if objective.noise_sd == 0 and (self.data_policy or objective.TEACHER == "votes"):
             raise UsageError(
                 "without noise there are no votes on noisy training images: give --noise above 0"
             )
+
+    @property
+    def data_policy(self) -> DataPolicy | None:
+        """The given policy, or the objective's own; None: each image once in an epoch."""
+        return self.objective.policy if self.policy is None else self.policy
+
+    @property
+    def votes_of_teacher(self) -> int:
+        """How many noisy copies of each training image the teacher classifies first."""
+        return (self.teacher_draws or _TEACHER_DRAWS) if self.objective.TEACHER == "votes" else 0
+
+    @property
+    def pseudo_weight(self) -> float:
+        """eta, the weight of the loss on pseudo-labelled images."""
+        return 1.0 if self.unlabelled_weight is None else self.unlabelled_weight
 
     @property
     def arch(self) -> str:
         """What a checkpoint calls the classifier: an architecture, or "module:" and the name of a
         module's class.
         """
-        if isinstance(self.classifier, str):
-            return self.classifier
-        kind = type(self.classifier)
+        if isinstance(self.model, str):
+            return self.model
+        kind = type(self.model)
         return f"{MODULE_PREFIX}{kind.__module__}.{kind.__qualname__}"
 
     @property
-    def dataset(self) -> str:
-        """The name of the dataset."""
-        return self.images if isinstance(self.images, str) else self.images[0].description.name
+    def dataset_name(self) -> str:
+        """The name of the dataset, or of the images in its place."""
+        return self.dataset if isinstance(self.dataset, str) else self.dataset[0].description.name
 
     @property
     def plugins(self) -> list[Plugin]:
         """The plug-ins that take part."""
         kind = "denoiser" if self.objective.DENOISES else "architecture"
-        names = {"dataset": self.images, kind: self.classifier}
+        names = {"dataset": self.dataset, kind: self.model}
         return plugins.used(
             {kind: name for kind, name in names.items() if isinstance(name, str)}, [self.objective]
         )
 
     def augmented(self, description: DatasetDescription) -> DatasetDescription:
-        """The description of the dataset with the crops and mirror images that are asked for."""
-        chosen: dict[str, Any] = {
-            "crop_padding": self.crop_padding,
-            "horizontal_flip": self.horizontal_flip,
-        }
-        if self.crop_padding is not None and not 0 <= self.crop_padding < (
-            side := min(description.image_shape[1:])
-        ):
+        """The description of the dataset with the given crops and mirror images."""
+        side = min(description.image_shape[1:])
+        if self.crop_padding is not None and self.crop_padding >= side:
             raise UsageError(
                 f"--crop-padding {self.crop_padding}: give 0 to {side - 1}: a crop must meet its "
                 "image"
             )
-        return dataclasses.replace(
-            description, **{name: value for name, value in chosen.items() if value is not None}
-        )
+        chosen = {"crop_padding": self.crop_padding, "horizontal_flip": self.horizontal_flip}
+        given: dict[str, Any] = {name: one for name, one in chosen.items() if one is not None}
+        return dataclasses.replace(description, **given)
 
-    def stated_recipe(self, description: DatasetDescription, schedule: Schedule) -> dict[str, Any]:
+    def recipe(self, description: DatasetDescription, schedule: Schedule) -> dict[str, Any]:
         """What decides the weights, as far as it is known before any file is read."""
-        return {
-            "dataset": self.dataset,
+        recipe = {
+            "dataset": self.dataset_name,
             "arch": self.arch,
-            **({"pretrained": True} if self.pretrained else {}),
-            "seed": self.seed,
+            **identity(self),
             "crop_padding": description.crop_padding,
             "horizontal_flip": description.horizontal_flip,
             **schedule.record(),
-            **self.execution.record(),
+            **identity(self.execution),
             "objective": settings_record(self.objective),
-            **(
-                {}
-                if self.data_policy is None
-                else {"data_policy": settings_record(self.data_policy)}
-            ),
-            **({"teacher_draws": self.votes_of_teacher} if self.votes_of_teacher else {}),
             **plugins.digests(self.plugins),
         }
+        if self.pretrained:
+            recipe["pretrained"] = True
+        if self.data_policy is not None:
+            recipe["data_policy"] = settings_record(self.data_policy)
+        if self.votes_of_teacher:
+            recipe["teacher_draws"] = self.votes_of_teacher
+        return recipe

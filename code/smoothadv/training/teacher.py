@@ -1,9 +1,10 @@
-"""A frozen teacher: a trained classifier whose logits, or whose votes on the training images, an
-objective uses.
+"""A frozen teacher, whose logits, or whose votes on the training images, an objective uses; and how
+a classifier votes on noisy copies of training images.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import cached
 from smoothadv.base.members import members_of
+from smoothadv.base.progress import Progress
 from smoothadv.checkpoints import digest_of, load_classifier
 from smoothadv.datasets import DatasetDescription, ImageDataset
 from smoothadv.datasets.relabelled import matched_classes
-from smoothadv.noise import GaussianNoise
-from smoothadv.training.votes import count_votes
+from smoothadv.noise import GaussianNoise, Purpose
+from smoothadv.statistics import Draws
+from smoothadv.voting.counter import Poll, VoteCounter
+
+_IMAGES_AT_A_TIME = 512
 
 
 @dataclass(frozen=True)
@@ -38,12 +43,12 @@ class Teacher:
     shares: torch.Tensor | None = None
     sha256: str = ""
 
-    def supplies(self, indices: torch.Tensor | None) -> dict[str, Any]:
+    def batch_fields(self, indices: torch.Tensor | None) -> dict[str, Any]:
         """The fields of a ``Batch`` of the training images ``indices`` int64 [B]."""
-        targets = (
-            {} if self.shares is None or indices is None else {"targets": self.shares[indices]}
-        )
-        return {"teacher": self.network, **targets}
+        fields: dict[str, Any] = {"teacher": self.network}
+        if self.shares is not None and indices is not None:
+            fields["targets"] = self.shares[indices]
+        return fields
 
     def voting(
         self,
@@ -116,7 +121,7 @@ def library_teacher(name: str, description: DatasetDescription, device: torch.de
 
 
 class _Reordered(nn.Module):
-    """A network whose logits [B, K] come in another order, those of the classes of the images
+    """A network whose logits [B, K] are in another order: the classes of the images
     first.
     """
 
@@ -131,3 +136,56 @@ class _Reordered(nn.Module):
 def _frozen(network: nn.Module, sha256: str, device: torch.device) -> Teacher:
     network = network.to(device).to(memory_format=torch.channels_last)
     return Teacher(network.eval().requires_grad_(False), sha256=sha256)
+
+
+def count_votes(
+    classifier: Callable[[torch.Tensor], torch.Tensor],
+    images: ImageDataset,
+    indices: np.ndarray,
+    draws: int,
+    noise: GaussianNoise,
+    device: torch.device,
+    batch: int,
+    processes: Processes,
+    doing: str,
+    for_labels: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> np.ndarray:
+    """The votes int64 [n, K] of ``draws`` noisy copies of each of the images ``indices`` [n],
+    without augmentation.
+
+    ``for_labels`` returns those for the images' labels alone, [n, 1]. The noise of an image is a
+    function of ``noise`` and its index. Processes share the images; ``batch`` is the number of
+    noisy images in a pass of ``classifier``. ``check`` is called now and then, and may raise an
+    exception.
+    """
+    classes = images.description.num_classes
+    votes = torch.zeros(len(indices), 1 if for_labels else classes, dtype=torch.int64)
+    own, part = processes.share(torch.from_numpy(indices))
+    counter = VoteCounter(classifier, classes, min(batch, max(1, len(own) * draws)), device)
+
+    def polls() -> Iterator[Poll]:
+        parts = own.split(_IMAGES_AT_A_TIME)
+        for some, (loaded, labels) in zip(parts, images.evaluation_batches(parts, device)):
+            check()
+            for index, image, label in zip(some.tolist(), loaded, labels.tolist()):
+                chosen = slice(label, label + 1) if for_labels else slice(None)
+                yield Poll(
+                    image,
+                    noise.stream(index, device, Purpose.TRAINING_VOTES),
+                    _answer(draws, chosen),
+                )
+
+    progress = Progress(
+        total=len(own), desc=doing, unit=" images", quiet=not processes.is_first, leave=False
+    )
+    with progress, torch.inference_mode():
+        for place, result in enumerate(counter.run(polls()), start=part.start):
+            votes[place] = torch.from_numpy(result.outcome)
+            progress.update()
+    return processes.total(votes).numpy()
+
+
+def _answer(draws: int, chosen: slice) -> Generator[Draws, np.ndarray, np.ndarray]:
+    """Ask for so many draws; the votes for the ``chosen`` classes."""
+    return (yield Draws(draws))[chosen]

@@ -1,10 +1,10 @@
 """One update of the weights: noise, attack, loss and gradient of a batch, in micro-batches where it
-is large.
+is large; and the evaluation on test images, which is for the log, not for model selection.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -12,11 +12,21 @@ import torch
 from torch import nn
 
 from smoothadv.base.distributed import Processes
+from smoothadv.datasets import ImageDataset
 from smoothadv.noise import Purpose, derive_generator
-from smoothadv.objectives import Batch, Objective, Outcome, draw_uniforms
-from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
-from smoothadv.training.folded import attacked_form
+from smoothadv.objectives import Batch, FirstLogits, Objective, Outcome
+from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution, attacked_form
 from smoothadv.training.teacher import Teacher
+
+TEST_COLUMNS = (
+    "test_loss",
+    "test_accuracy",
+    "test_clean_accuracy",
+    "test_adversarial_accuracy",
+    "test_images",
+)
+NOT_EVALUATED: dict[str, float] = dict(zip(TEST_COLUMNS, [math.nan] * 4 + [0]))
+"""The columns of an epoch without an evaluation."""
 
 
 def no_sums(device: torch.device, terms: int = 0) -> torch.Tensor:
@@ -30,10 +40,9 @@ def no_sums(device: torch.device, terms: int = 0) -> torch.Tensor:
 def sums_of(outcome: Outcome, terms: Sequence[str]) -> torch.Tensor:
     """The sums over the examples of one outcome, which has these ``terms``: as ``no_sums``."""
     sums = no_sums(outcome.loss.device, len(terms))
-    for place, part in zip(
-        (0, *range(5, len(sums))), (outcome.loss, *(outcome.terms[name] for name in terms))
-    ):
-        sums[place] = part.detach().double() * outcome.examples
+    sums[0] = outcome.loss.detach().double() * outcome.examples
+    for place, name in enumerate(terms, start=5):
+        sums[place] = outcome.terms[name].detach().double() * outcome.examples
     counts = (
         outcome.correct,
         outcome.examples,
@@ -41,9 +50,7 @@ def sums_of(outcome: Outcome, terms: Sequence[str]) -> torch.Tensor:
         outcome.unattacked_examples,
     )
     for place, count in enumerate(counts, start=1):
-        sums[place].add_(
-            0 if count is None else count
-        )  # to assign would copy a number from the host, and wait
+        sums[place].add_(count)  # to assign would copy a number from the host, and wait
     return sums
 
 
@@ -125,10 +132,11 @@ class Update:
     def _always_attacks(self) -> bool:
         """Whether the objective may attack where its epsilon, which it does not define, is 0."""
         kind = type(self.objective)
-        is_own = (
-            kind.attacked is not Objective.attacked or kind.adversarial is not Objective.adversarial
-        )
-        return is_own and kind.epsilon is Objective.epsilon
+        return kind.attacked is not Objective.attacked and kind.epsilon is Objective.epsilon
+
+    def _supplied(self, indices: torch.Tensor | None) -> dict[str, Any]:
+        """What the teacher adds to a batch."""
+        return {} if self.teacher is None else self.teacher.batch_fields(indices)
 
     def refresh_attacked(self) -> None:
         """Copy the model's present weights to the form that is attacked."""
@@ -153,16 +161,12 @@ class Update:
         """
         self.model.train()
         self.processes.share_buffers(self.model)
-        # Drawn for the whole batch, so that the noise does not depend on the number of processes.
         generator = address.generator(self.device, Purpose.OBJECTIVE)
-        noise = self.objective.draw(images[:1].expand(whole, *images.shape[1:]), generator)[part]
-        batch = self.objective.batch(images, labels, noise, address.epoch)
-        further: dict[str, Any] = {} if self.teacher is None else self.teacher.supplies(indices)
-        if self.objective.uniforms:
-            further["uniforms"] = draw_uniforms(whole, self.objective.uniforms, generator)[part]
-        sums = self.compute(
-            Inputs(**{**vars(batch), **further}, whole=whole, address=address, weight=weight)
+        batch = self.objective.batch(
+            images, labels, address.epoch, generator, whole, part, **self._supplied(indices)
         )
+        inputs = Inputs(**vars(batch), whole=whole, address=address, weight=weight)
+        sums = self.compute(inputs)
         if self.processes.size > 1:
             self.processes.average_gradients(self.model)
             self.optimizer.step()
@@ -194,12 +198,50 @@ class Update:
             # Makes the loss a mean over all images of the batch: later the processes' gradients are
             # averaged.
             share = len(batch.images) * self.processes.size / inputs.whole
-            with self.execution.autocast(
-                self.device
-            ):  # its copies of weights end with it, within a CUDA graph
-                outcome = self.objective.on_batch(self.forward, batch, choices, self.attacked)
+            # Copies of weights end with the context, within a CUDA graph.
+            with self.execution.autocast(self.device):
+                with FirstLogits(self.attacked) as first:
+                    attacked = self.objective.attacked(self.attacked, batch, choices)
+                outcome = self.objective.loss(self.forward, batch, attacked)
+                outcome = first.counted_in(outcome, batch.labels)
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
             sums.append(sums_of(outcome, self.objective.TERMS))
         if self.processes.size == 1:
             self.optimizer.step()
         return reduce(torch.add, sums)
+
+    @torch.no_grad()
+    def evaluate(
+        self, test_set: ImageDataset, indices: torch.Tensor, batch: int, address: Address
+    ) -> dict[str, float]:
+        """Loss and accuracy under one draw of noise, without noise, and under noise and the
+        objective's attack: TEST_COLUMNS.
+
+        The attack has its full epsilon from the first epoch on; nan where the objective has none.
+        All randomness is a function of ``address``.
+        """
+        objective, model = self.objective, self.model.eval()
+        epsilon = objective.epsilon(math.inf)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+        batches = [(len(whole), *self.processes.share(whole)) for whole in indices.split(batch)]
+        numbers = [number for number, (_, own, _) in enumerate(batches) if len(own)]
+        loaded = test_set.evaluation_batches([batches[one][1] for one in numbers], self.device)
+        for number, (images, labels) in zip(numbers, loaded):
+            whole, _, part = batches[number]
+            generator = address.generator(self.device, Purpose.EVALUATION, number)
+            seen = objective.batch(
+                images, labels, address.epoch, generator, whole, part, **self._supplied(None)
+            )
+            with self.execution.autocast(self.device):
+                found = [*objective.test(model, seen)]
+                if epsilon:
+                    seen = replace(seen, epsilon=epsilon)
+                    moved = objective.attacked(self.attacked_uncompiled, seen, generator)
+                    logits = model(moved.images + moved.noise[:, 0])
+                    found.append((logits.argmax(1) == labels).sum())
+            for position, value in enumerate(found):
+                sums[position] += value
+        means = [round(one / len(indices), 6) for one in self.processes.total(sums).tolist()]
+        if not epsilon:
+            means[3] = math.nan
+        return dict(zip(TEST_COLUMNS, [*means, len(indices)]))

@@ -15,7 +15,7 @@ ADDED = int(os.environ.get("SMOOTHADV_TEST_SEED", 0))
 
 
 def reseed_first_weights(module: ModuleType) -> None:
-    """smoothadv.training.job derives all generators from the seed of a request: those of new
+    """smoothadv.training.setup derives all generators from the seed of a request: those of new
     networks.
     """
     derive = module.derive_generator
@@ -23,7 +23,7 @@ def reseed_first_weights(module: ModuleType) -> None:
 
 
 def reseed_run(module: ModuleType) -> None:
-    """smoothadv.training.loop hands the seed of a run on to whatever draws."""
+    """smoothadv.training.run hands the seed of a run on to whatever draws."""
     begin = module.TrainingRun.__init__
 
     def begin_reseeded(run: object, *arguments: object) -> None:
@@ -39,8 +39,8 @@ class Reseeder(importlib.abc.MetaPathFinder):
     """
 
     changes = {
-        "smoothadv.training.job": reseed_first_weights,
-        "smoothadv.training.loop": reseed_run,
+        "smoothadv.training.setup": reseed_first_weights,
+        "smoothadv.training.run": reseed_run,
     }
 
     def find_spec(self, name: str, path: object, target: object = None) -> object:

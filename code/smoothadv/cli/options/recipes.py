@@ -14,6 +14,11 @@ RELEASED = "released-behaviour"
 # A recipe says how to train, not on which data or in which place.
 _NEVER = "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite".split()
 _NEVER += ["--debug", "--plugin", "--help", "-h", "--version"]
+# What the command line may choose, and the options of recipes that then have no meaning.
+_REPLACED = {
+    ("--lr-schedule", "one-cycle"): {"--lr-step-size", "--lr-factor"},
+    ("--optimizer", "adamw"): {"--momentum", "--lr"},
+}
 
 
 def recipe_names() -> list[str]:
@@ -44,14 +49,13 @@ def with_recipe(
 ) -> argparse.Namespace:
     """The options, with those of a recipe added where the command line does not give them.
 
-    Of the settings of components, whose destinations are their flags, only those in
-    ``readable(options)`` are added, since a recipe may serve several objectives and attacks. A
-    usage error where it has options of other commands.
+    Of the settings, whose destinations are their flags, only those in ``readable(options)`` are
+    added, since a recipe may serve several objectives and attacks. A usage error where it has
+    options of other commands.
     """
     words = recipe_words(name)
-    if (
-        "--warmup" in words and "--warmup" not in parser._option_string_actions
-    ):  # of a denoiser, which is not attacked
+    # A denoiser is not attacked.
+    if "--warmup" in words and "--warmup" not in parser._option_string_actions:
         place = words.index("--warmup")
         del words[place : place + 2]
     with parser.reading(f"recipe {name}"):
@@ -61,14 +65,16 @@ def with_recipe(
         recipe = vars(
             parser.parse_args([options.dataset, options.arch, str(options.outdir), *words])
         )
-    # A switch that is not on the command line is False; another option is None or has no attribute.
-    missing = {
-        name
+    # A setting that is not on the command line has no attribute; another option is None or False.
+    given = {
+        name: value
         for name, value in vars(options).items()
-        if value is None or value is parser.get_default(name) is False
+        if name.startswith("--") or (value is not None and value is not False)
     }
-    given = {name: value for name, value in vars(options).items() if name not in missing}
     known = readable(argparse.Namespace(**{**recipe, **given}))
+    for (flag, value), replaced in _REPLACED.items():
+        if given.get(flag) == value:
+            known -= replaced
     taken = {
         name: value for name, value in recipe.items() if not name.startswith("--") or name in known
     }

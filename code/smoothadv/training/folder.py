@@ -33,6 +33,8 @@ from smoothadv.records.logs import (
     tsv,
 )
 
+_SGD_STATE = {"momentum_buffer": "momentum"}
+_ADAM_STATE = {"exp_avg": "average", "exp_avg_sq": "variance", "step": "step"}
 _LARGEST_WEIGHT = 1e6
 """Of a training image: a normal quantile is never near this."""
 
@@ -53,15 +55,15 @@ class RunFolder:
 
     def __init__(
         self,
-        folder: Path,
+        path: Path,
         facts: dict[str, Any],
         recipe: dict[str, Any],
         run: dict[str, Any],
         existing: str = "refuse",
         terms: Sequence[str] = (),
     ) -> None:
-        self.folder, self.facts, self.recipe, self.terms = folder, facts, recipe, terms
-        self.checkpoint = folder / CHECKPOINT
+        self.path, self.facts, self.recipe, self.terms = path, facts, recipe, terms
+        self.checkpoint = path / CHECKPOINT
         self.runs = [{"first_epoch": 0, "first_step": 0, **run}]
         self.existing = existing
         self.saved: dict[str, Any] | None = None
@@ -74,8 +76,8 @@ class RunFolder:
             if self.checkpoint.exists():
                 self._open_existing()
             else:
-                refuse_to_replace(self.folder / TRAINING_LOG, "log of a training", b"epoch\t")
-                refuse_to_replace(self.folder / ARGUMENTS, "record of a training", b'{\n  "recipe"')
+                refuse_to_replace(self.path / TRAINING_LOG, "log of a training", b"epoch\t")
+                refuse_to_replace(self.path / ARGUMENTS, "record of a training", b'{\n  "recipe"')
             self._lock = stack.pop_all()
         return self
 
@@ -84,22 +86,22 @@ class RunFolder:
 
     def _hold(self, stack: contextlib.ExitStack) -> None:
         """Make the folder where there is none, and lock it until ``stack`` is closed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         if os.name != "nt":  # Windows cannot open folders as files
-            self._descriptor = os.open(self.folder, os.O_RDONLY)
+            self._descriptor = os.open(self.path, os.O_RDONLY)
             stack.callback(os.close, self._descriptor)
-            lock(self._descriptor, self.folder)
+            lock(self._descriptor, self.path)
 
     def _is_held(self) -> bool:
         """Whether the folder is there and still the one that was locked; UserError if it is one
         with another model.
         """
-        if os.name == "nt" or not self.folder.is_dir():
-            return self.folder.is_dir()
-        is_held = os.path.samestat(os.fstat(self._descriptor), self.folder.stat())
+        if os.name == "nt" or not self.path.is_dir():
+            return self.path.is_dir()
+        is_held = os.path.samestat(os.fstat(self._descriptor), self.path.stat())
         if not is_held and self.checkpoint.exists():
             raise UserError(
-                f"{self.folder} was replaced during the training by one with a model: nothing is "
+                f"{self.path} was replaced during the training by one with a model: nothing is "
                 "saved there"
             )
         return is_held
@@ -116,7 +118,7 @@ class RunFolder:
                     self.existing = "resume"
         if self.existing == "refuse":
             raise UserError(
-                f"{self.folder} already holds a trained model ({CHECKPOINT}): add --resume to "
+                f"{self.path} already holds a trained model ({CHECKPOINT}): add --resume to "
                 "continue it, --overwrite to start anew, or name another folder"
             )
         if self.existing == "overwrite":
@@ -124,14 +126,14 @@ class RunFolder:
         saved = saved or read_checkpoint(self.checkpoint, "denoiser" in self.facts)
         if "recipe" not in saved:
             raise UserError(
-                f"cannot resume {self.folder}: its checkpoint was not written by smoothadv; name "
+                f"cannot resume {self.path}: its checkpoint was not written by smoothadv; name "
                 "another folder"
             )
         require_resumable(saved, self.checkpoint)
         difference = differing_fields(saved["recipe"], self.recipe)
         if difference:
             raise UserError(
-                f"cannot resume {self.folder} with another recipe: {difference}; --overwrite "
+                f"cannot resume {self.path} with another recipe: {difference}; --overwrite "
                 "starts anew"
             )
         self.runs[0].update(first_epoch=saved["epoch"], first_step=saved["step"])
@@ -147,23 +149,16 @@ class RunFolder:
         weights = weights if is_module(saved) else network_keys(weights)
         present, state = model.state_dict(), saved["optimizer"]["state"]
         is_adam = isinstance(optimizer, torch.optim.AdamW)
-        names = (
-            {"exp_avg": "average", "exp_avg_sq": "variance", "step": "step"}
-            if is_adam
-            else {"momentum_buffer": "momentum"}
-        )
         parameters = dict(enumerate(model.parameters()))
-        buffers = {(number, name): one.get(name) for number, one in state.items() for name in names}
-        momenta = {
-            f"{names[name]} {number}": one
-            for (number, name), one in buffers.items()
-            if one is not None
-        }
-        needed = {
-            f"{names[name]} {number}": torch.zeros(()) if name == "step" else parameters[number]
-            for (number, name), one in buffers.items()
-            if number in parameters and (is_adam or one is not None)
-        }
+        momenta, needed, buffers = {}, {}, 0
+        for number, entry in state.items():
+            for name, title in _ADAM_STATE.items() if is_adam else _SGD_STATE.items():
+                one, key = entry.get(name), f"{title} {number}"
+                buffers += 1
+                if one is not None:
+                    momenta[key] = one
+                if number in parameters and (is_adam or one is not None):
+                    needed[key] = torch.zeros(()) if name == "step" else parameters[number]
         if reason := misfit({**weights, **momenta}, {**present, **needed}):
             raise UserError(
                 f"cannot resume: the checkpoint is of another module ({self.checkpoint}: {reason})"
@@ -188,17 +183,11 @@ class RunFolder:
         begun = len(saved["history"]) + (saved["step"] > 0)
         if policy is None or begun <= policy.from_epoch:
             return None
-        weights = saved.get("image_weights")
-        given = (
-            weights.detach().double().numpy()
-            if weights is not None and weights.is_floating_point()
-            else np.zeros(0)
-        )
-        if (
-            given.shape != (images,)
-            or not 0 < given.max() < _LARGEST_WEIGHT
-            or not (given >= 0).all()
-        ):
+        weights, given = saved.get("image_weights"), np.zeros(0)
+        if weights is not None and weights.is_floating_point():
+            given = weights.detach().double().numpy()
+        is_right = given.shape == (images,) and 0 < given.max() < _LARGEST_WEIGHT
+        if not is_right or not (given >= 0).all():
             raise UserError(
                 f"cannot resume: {self.checkpoint} lacks the weights of its {images} training "
                 "images"
@@ -220,7 +209,7 @@ class RunFolder:
             self._write_arguments()
 
     def _write_arguments(self) -> None:
-        write_json(self.folder / ARGUMENTS, {"recipe": self.recipe, "runs": self.runs})
+        write_json(self.path / ARGUMENTS, {"recipe": self.recipe, "runs": self.runs})
 
     def save(
         self,
@@ -237,34 +226,28 @@ class RunFolder:
         resume writes again.
         """
         state = optimizer.state_dict()
-        groups = [
-            {**group, "lr": float(group["lr"])} for group in state["param_groups"]
-        ]  # a GPU may have tensors
+        # On a GPU, learning rates may be tensors.
+        groups = [{**group, "lr": float(group["lr"])} for group in state["param_groups"]]
+        content = {
+            "epoch": len(history),
+            "step": 0,
+            **(within_epoch or {}),
+            **state_fields(model),
+            "optimizer": {**state, "param_groups": groups},
+            "history": history,
+            "recipe": self.recipe,
+            "runs": self.runs,
+            **self.facts,
+        }
+        if image_weights is not None:
+            content["image_weights"] = torch.from_numpy(image_weights)
         if not self._is_held():  # somebody has deleted it
             self._hold(self._lock)
-        save_checkpoint(
-            self.checkpoint,
-            {
-                "epoch": len(history),
-                "step": 0,
-                **(within_epoch or {}),
-                **(
-                    {}
-                    if image_weights is None
-                    else {"image_weights": torch.from_numpy(image_weights)}
-                ),
-                **state_fields(model),
-                "optimizer": {**state, "param_groups": groups},
-                "history": history,
-                "recipe": self.recipe,
-                "runs": self.runs,
-                **self.facts,
-            },
-        )
+        save_checkpoint(self.checkpoint, content)
         self._write_arguments()
         self.has_checkpoint = True
         self._write_log(history)
 
     def _write_log(self, history: list[dict[str, float]]) -> None:
         rows = [{**dict.fromkeys(self.terms, math.nan), **row} for row in history]
-        write_text(self.folder / TRAINING_LOG, tsv((*TRAINING_COLUMNS, *self.terms), rows))
+        write_text(self.path / TRAINING_LOG, tsv((*TRAINING_COLUMNS, *self.terms), rows))

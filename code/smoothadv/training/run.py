@@ -1,9 +1,15 @@
 """A training run: its epochs and steps, its checkpoints and its history."""
 
+from __future__ import annotations
+
+import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,31 +20,35 @@ from smoothadv.base.errors import NonFiniteError, Terminated, UserError
 from smoothadv.datasets import Batches, DatasetDescription, ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
-from smoothadv.training.evaluate import NOT_EVALUATED, evaluate
-from smoothadv.training.graphed import GraphedUpdate, are_offered_on, optimizer_of
-from smoothadv.training.interruption import Interruption
+from smoothadv.training.folder import RunFolder
+from smoothadv.training.graphed import GraphedUpdate
 from smoothadv.training.progress import Board, TrainingProgress
-from smoothadv.training.run_folder import RunFolder
-from smoothadv.training.schedule import Schedule, Step, steps_of_epoch
-from smoothadv.training.spec import TrainingRequest
-from smoothadv.training.teacher import Teacher
-from smoothadv.training.update import Address, Update, means, no_sums
-from smoothadv.training.votes import count_votes
+from smoothadv.training.schedule import (
+    Schedule,
+    Step,
+    has_cuda_graphs,
+    optimizer_of,
+    steps_of_epoch,
+)
+from smoothadv.training.spec import TrainSpec
+from smoothadv.training.teacher import Teacher, count_votes
+from smoothadv.training.update import NOT_EVALUATED, Address, Update, means, no_sums
 
 # Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10
 # Any other decision is the number of a signal: to save and then stop.
 _GO_ON, _SAVE = 0, -1
+_SECONDS_OF_ONE_REQUEST = 1.0
 _ADVICE = "try a smaller --lr or more --warmup epochs"
 
 
 @dataclass(frozen=True)
-class Job:
-    """A request with all that it names; ``started_from`` says in a sentence which weights the model
-    has, if not new.
+class TrainingSetup:
+    """A specification with all that it names; ``started_from`` says in a sentence which weights the
+    model has, if not new.
     """
 
-    request: TrainingRequest
+    spec: TrainSpec
     training: ImageDataset
     test: ImageDataset
     pseudo_labelled: ImageDataset | None
@@ -53,76 +63,68 @@ class Job:
 
 
 class TrainingRun:
-    """Trains a job's model in place, from the last checkpoint in the folder ``run`` if it is
+    """Trains the model of a setup in place, from the last checkpoint in ``folder`` if it is
     resumed.
 
     Saves a checkpoint after every epoch and every ``checkpoint_minutes``. All random numbers of an
     update are functions of (seed, epoch, step), so that a resumed run ends with the weights of an
     uninterrupted one on the same hardware. Several processes must be connected; the first one has
-    entered ``run`` and writes there.
+    entered ``folder`` and writes there.
 
     Between steps the state is the history, and the sums and the duration so far of the present
     epoch.
     """
 
-    def __init__(self, job: Job, run: RunFolder) -> None:
-        request, schedule, processes = job.request, job.schedule, job.processes
-        self.objective, self.seed = request.objective, request.seed
-        self.execution, self.evaluation = request.execution, request.tests
-        self.run, self.job, self.schedule, self.device, self.processes = (
-            run,
-            job,
-            schedule,
-            job.device,
-            processes,
-        )
-        self.model = self.execution.prepare(job.model, job.device)
-        self.optimizer = optimizer_of(schedule, self.model, job.device)
-        self.policy: DataPolicy | None = request.data_policy
+    def __init__(self, setup: TrainingSetup, folder: RunFolder) -> None:
+        spec, schedule, processes = setup.spec, setup.schedule, setup.processes
+        self.setup, self.folder, self.schedule = setup, folder, schedule
+        self.processes, self.device = processes, setup.device
+        self.objective, self.seed, self.execution = spec.objective, spec.seed, spec.execution
+        self.model = self.execution.prepare(setup.model, setup.device)
+        self.optimizer = optimizer_of(schedule, self.model, setup.device)
+        self.policy: DataPolicy | None = spec.data_policy
         self.weights: np.ndarray | None = None
-        self.steps = len(self._plan(0))
+        self.steps = len(self._steps_of(0))
         self.history: list[dict[str, float]] = []
-        self.first_step, self.sums, self.seconds = 0, self._no_sums(), 0.0
+        self._begin_epoch()
         self._restore()
         processes.share_state(self.model)
-        example = torch.stack(
-            [job.training[index][0] for index in range(min(2, len(job.training)))]
-        )
+        some = range(min(2, len(setup.training)))
         share, _ = processes.share(torch.arange(schedule.batch))
-        at_a_time = min(len(share), schedule.micro_batch or len(share))
         self.update = Update(
             self.model,
             self.objective,
             self.optimizer,
             self.execution,
             processes,
-            job.device,
-            example,
-            at_a_time,
-            job.teacher,
+            setup.device,
+            example=torch.stack([setup.training[index][0] for index in some]),
+            images_at_a_time=min(len(share), schedule.micro_batch or len(share)),
+            teacher=setup.teacher,
         )
-        if self.execution.tries_graphs and are_offered_on(job.device):
+        if self.execution.tries_graphs and has_cuda_graphs(setup.device):
             self.update.compute = GraphedUpdate(self.update)
         self.report: Callable[[str], None] = print
-        self.first_bad_step = torch.full((), -1, device=job.device)
+        self.first_bad_step = torch.full((), -1, device=setup.device)
         self.last_save = time.monotonic()
 
-    def _no_sums(self) -> torch.Tensor:
-        return no_sums(self.device, len(self.objective.TERMS))
+    def _begin_epoch(self) -> None:
+        self.sums = no_sums(self.device, len(self.objective.TERMS))
+        self.first_step, self.seconds = 0, 0.0
 
     def _restore(self) -> None:
         """Load the state of the run's checkpoint, in every process."""
-        saved = self.processes.received(self.run.take_saved())
+        saved = self.processes.received(self.folder.take_saved())
         if saved is None:
             return
-        self.run.restore(saved, self.model, self.optimizer)
+        self.folder.restore(saved, self.model, self.optimizer)
         self.history = saved["history"]
-        self.weights = self.run.image_weights(saved, len(self.job.training), self.policy)
+        self.weights = self.folder.image_weights(saved, len(self.setup.training), self.policy)
         self.first_step = saved["step"]
         if self.first_step > self.steps:
             raise UserError(
-                f"cannot resume: {self.run.checkpoint} is of step {self.first_step}, an epoch has "
-                f"{self.steps}"
+                f"cannot resume: {self.folder.checkpoint} is of step {self.first_step}, an epoch "
+                f"has {self.steps}"
             )
         last = len(self.history) * self.steps + self.first_step - 1
         if last >= 0:  # of the last update: if none is left to do, this is saved again
@@ -130,7 +132,7 @@ class TrainingRun:
         if self.first_step:
             if len(saved["sums"]) != len(self.sums):
                 raise UserError(
-                    f"cannot resume: {self.run.checkpoint} has {len(saved['sums'])} sums, not "
+                    f"cannot resume: {self.folder.checkpoint} has {len(saved['sums'])} sums, not "
                     f"{len(self.sums)}"
                 )
             # The checkpoint holds the sums over all processes: the first process continues from
@@ -146,36 +148,34 @@ class TrainingRun:
             group["lr"] = group["lr"].fill_(scaled) if torch.is_tensor(group["lr"]) else scaled
 
     def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
-        """Train, as ``job.train``, with curves for TensorBoard if ``board``: one row of
-        TRAINING_COLUMNS per epoch.
+        """Train, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per
+        epoch.
         """
         is_first, epochs = self.processes.is_first, self.schedule.epochs
         self.report = report if is_first else lambda line: None
         done = len(self.history)
         if done >= epochs:
-            if is_first:
-                report(f"already trained for {done} epochs: nothing to do")
+            self.report(f"already trained for {done} epochs: nothing to do")
             return self.history
-        curves = (
-            Board(self.run.folder / "tensorboard", self.history) if board and is_first else None
-        )
+        curves = None
         if is_first:
-            self.run.record_arguments()
+            if board:
+                curves = Board(self.folder.path / "tensorboard", self.history)
+            self.folder.record_arguments()
             if done or self.first_step:
                 step = f", step {self.first_step} of {self.steps}" if self.first_step else ""
                 report(f"resuming after epoch {done} of {epochs}{step}")
-        per_epoch = sum(len(step.indices) for step in self._plan(done))
+        per_epoch = sum(len(step.indices) for step in self._steps_of(done))
         before = int((done + self.first_step / self.steps) * per_epoch)
+        images = epochs * per_epoch
         with (
             Interruption() as interruption,
-            TrainingProgress(
-                epochs * per_epoch, before, epochs, report, silent=not is_first
-            ) as progress,
+            TrainingProgress(images, before, epochs, report, silent=not is_first) as progress,
         ):
             for epoch in range(done, epochs):
                 row = self._epoch(epoch, interruption, progress)
                 self.history.append(row)
-                self.first_step, self.sums, self.seconds = 0, self._no_sums(), 0.0
+                self._begin_epoch()
                 self._save(None)
                 progress.finish_epoch(row)
                 if curves:
@@ -194,13 +194,13 @@ class TrainingRun:
         images_seen = 0
         if self.policy is not None and not self.first_step:
             self._choose_images(self.policy, epoch, interruption)
-        plan, began = self._plan(epoch), time.monotonic()
-        for number, step, (images, labels) in self._batches(epoch, plan):
+        began = time.monotonic()
+        for number, step, (images, labels) in self._batches(epoch):
             self._set_learning_rate(epoch, number)
             _, part = self.processes.share(step.indices)
-            weight = self.job.request.unlabelled_weight if step.source else 1.0
+            weight = self.setup.spec.pseudo_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
-            indices = step.indices[part].to(self.device) if self.job.teacher else None
+            indices = step.indices[part].to(self.device) if self.setup.teacher else None
             step_sums = self.update(
                 images, labels, len(step.indices), part, address, weight, indices
             )
@@ -215,14 +215,25 @@ class TrainingRun:
                 progress.show(epoch, self.objective.epsilon(epoch), averages, self.history)
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
         self._require_finite(epoch)
-        seconds = time.monotonic() - start
-        return self._row(
-            epoch, self.seconds + seconds, images_seen / max(time.monotonic() - began, 1e-9)
-        )
+        seconds = self.seconds + time.monotonic() - start
+        rate = images_seen / max(time.monotonic() - began, 1e-9)
+        tested = NOT_EVALUATED
+        if self.setup.spec.tests.is_due(epoch, self.schedule.epochs):
+            self.processes.share_buffers(self.model)
+            self.update.refresh_attacked()
+            # An attack on so many images takes the memory of an update.
+            at_a_time = (self.schedule.micro_batch or self.schedule.batch) * self.processes.size
+            tested = self.update.evaluate(
+                self.setup.test,
+                self.setup.spec.tests.chosen(len(self.setup.test)),
+                min(self.schedule.batch, at_a_time),
+                Address(self.seed, epoch, self.steps),
+            )
+        return self._row(epoch, seconds, rate, tested)
 
-    def _plan(self, epoch: int) -> list[Step]:
+    def _steps_of(self, epoch: int) -> list[Step]:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
-        sizes = len(self.job.training), len(self.job.pseudo_labelled or ())
+        sizes = len(self.setup.training), len(self.setup.pseudo_labelled or ())
         return steps_of_epoch(
             self.schedule, *sizes, self.seed, epoch, self.processes.size, self.weights
         )
@@ -230,7 +241,7 @@ class TrainingRun:
     def _choose_images(self, policy: DataPolicy, epoch: int, interruption: Interruption) -> None:
         """Set the weights of the training images as the policy asks before this epoch."""
         if policy.drops_before(epoch):
-            everything = np.arange(len(self.job.training))
+            everything = np.arange(len(self.setup.training))
             self.weights = policy.kept(
                 self._votes_for_labels(everything, policy.drop_draws, epoch, interruption)
             )
@@ -240,7 +251,7 @@ class TrainingRun:
                 "left out"
             )
         elif epoch == policy.from_epoch:
-            self.weights = np.ones(len(self.job.training))
+            self.weights = np.ones(len(self.setup.training))
         if self.weights is not None and policy.weighs_before(epoch):
             kept = np.flatnonzero(self.weights)
             votes = self._votes_for_labels(kept, policy.resample_draws, epoch, interruption)
@@ -266,7 +277,7 @@ class TrainingRun:
         with self.execution.autocast(self.device):
             return count_votes(
                 self.update.attacked_uncompiled,
-                self.job.training,
+                self.setup.training,
                 indices,
                 draws,
                 GaussianNoise(self.objective.noise_sd, seed),
@@ -278,43 +289,26 @@ class TrainingRun:
                 check=stop_if_asked,
             )[:, 0]
 
-    def _batches(
-        self, epoch: int, plan: list[Step]
-    ) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
+    def _batches(self, epoch: int) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
         """The remaining steps, with their numbers and this process's images and labels."""
-        to_do = plan[self.first_step :]
+        to_do = self._steps_of(epoch)[self.first_step :]
         sources: list[Batches] = []
-        for source, dataset in enumerate((self.job.training, self.job.pseudo_labelled)):
-            parts = [
-                self.processes.share(step.indices)[0] for step in to_do if step.source == source
-            ]
+        for source, dataset in enumerate((self.setup.training, self.setup.pseudo_labelled)):
+            own = [step.indices for step in to_do if step.source == source]
+            if dataset is None or not own:
+                sources.append(iter(()))
+                continue
             generator = derive_generator("cpu", self.seed, epoch, source, Purpose.AUGMENTATION)
-            batches = (
-                dataset.training_batches(parts, self.device, generator)
-                if dataset is not None and parts
-                else ()
-            )
-            sources.append(iter(batches))
+            parts = [self.processes.share(indices)[0] for indices in own]
+            sources.append(iter(dataset.training_batches(parts, self.device, generator)))
         for number, step in enumerate(to_do, start=self.first_step):
             yield number, step, next(sources[step.source])
 
-    def _row(self, epoch: int, seconds: float, rate: float) -> dict[str, float]:
-        averages = means(self.processes.total(self.sums).tolist(), self.objective.columns)
-        tested = dict(NOT_EVALUATED)
-        if self.evaluation.is_due(epoch, self.schedule.epochs):
-            self.processes.share_buffers(self.model)
-            self.update.refresh_attacked()
-            tested = evaluate(
-                self.update,
-                self.job.test,
-                self.evaluation.chosen(len(self.job.test)),
-                # An attack on so many images takes the memory of an update.
-                min(
-                    self.schedule.batch,
-                    (self.schedule.micro_batch or self.schedule.batch) * self.processes.size,
-                ),
-                Address(self.seed, epoch, self.steps),
-            )
+    def _row(
+        self, epoch: int, seconds: float, rate: float, tested: dict[str, float]
+    ) -> dict[str, float]:
+        """The row of the history of an epoch, whose evaluation gave ``tested``."""
+        averages = means(self.processes.total(self.sums).tolist(), self.objective.TERMS)
         return {
             "epoch": epoch,
             "time": round(seconds, 3),
@@ -325,7 +319,7 @@ class TrainingRun:
             "train_unattacked_accuracy": round(averages["unattacked_accuracy"], 6),
             **tested,
             "images_per_second": round(rate, 1),
-            **{column: round(averages[column], 6) for column in self.objective.columns},
+            **{f"train_{name}": round(averages[name], 6) for name in self.objective.TERMS},
         }
 
     def _save_within_epoch(
@@ -359,8 +353,8 @@ class TrainingRun:
     def _save(self, within_epoch: dict[str, Any] | None) -> None:
         if self.processes.is_first:
             if isinstance(self.update.compute, GraphedUpdate) and self.update.compute.is_used:
-                self.run.runs[-1]["cuda_graph"] = True
-            self.run.save(self.model, self.optimizer, self.history, within_epoch, self.weights)
+                self.folder.runs[-1]["cuda_graph"] = True
+            self.folder.save(self.model, self.optimizer, self.history, within_epoch, self.weights)
         self.last_save = time.monotonic()
 
     def _require_finite(self, epoch: int, with_weights: bool = True) -> None:
@@ -378,6 +372,47 @@ class TrainingRun:
         else:
             return
         saved = "nothing was saved yet"
-        if self.run.has_checkpoint:
-            saved = f"the last good checkpoint is {self.run.checkpoint}"
+        if self.folder.has_checkpoint:
+            saved = f"the last good checkpoint is {self.folder.checkpoint}"
         raise NonFiniteError(f"{what}: {_ADVICE}; {saved}")
+
+
+class Interruption:
+    """A context in which Ctrl-C and SIGTERM only set ``signal``; a second Ctrl-C, a second later,
+    stops at once.
+    """
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self._noted = 0.0
+        self._process = os.getpid()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # only this thread may set handlers
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if (
+            os.getpid() != self._process
+        ):  # a forked worker that reads files: the training process ends it
+            return
+        # The terminal sends Ctrl-C to all processes, and torchrun forwards it: two signals for one
+        # request.
+        is_another = time.monotonic() - self._noted > _SECONDS_OF_ONE_REQUEST
+        if number == signal.SIGINT == self.signal and is_another:
+            raise KeyboardInterrupt
+        if not self.signal:
+            self._noted = time.monotonic()
+            if number == signal.SIGINT and sys.stderr.isatty():
+                print("\nsaving after this step; Ctrl-C again stops at once", file=sys.stderr)
+        self.signal = number

@@ -14,15 +14,16 @@ from scipy.special import ndtri
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import (
     Checked,
-    checked_field,
     non_negative_int,
     positive_int,
+    setting,
     share_of_one,
 )
 from smoothadv.statistics.bounds import lower_confidence_bound
 
 _ALPHA = 0.1
 _LEAST_SHARE = 0.75
+_GROUP = "data and start"
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,37 @@ class DataPolicy(Checked):
     the others get weights from ``resample_draws`` copies: the normal quantile of the lower
     confidence bound on the probability of their label, which is a certified radius divided by
     sigma; a share of votes below .75 counts as .75. The rule is that of the released code of
-    acr-weakness (eth-sri), whose looks at the training set see augmented images, these here the
-    images themselves.
+    acr-weakness (eth-sri), which votes on augmented images: here, votes are on the images
+    themselves.
     """
 
-    from_epoch: int = checked_field(non_negative_int)
-    drop_below: float = checked_field(share_of_one, 0.0)
-    resample_every: int = checked_field(non_negative_int, 0)
-    drop_draws: int = checked_field(positive_int, 100)
-    resample_draws: int = checked_field(positive_int, 16)
+    from_epoch: int = setting(
+        parse=non_negative_int,
+        flag="--choose-from-epoch",
+        metavar="E",
+        group=_GROUP,
+        help="choose training images from this epoch on, counted from 0: leave out those of "
+        "--drop-below, draw the others with replacement, by the weights of --resample-every "
+        "(acr-weakness does so by itself)",
+    )
+    drop_below: float = setting(
+        0.0,
+        parse=share_of_one,
+        metavar="P",
+        group=_GROUP,
+        help="leave out images of which fewer than this share of 100 noisy copies is classified "
+        "correctly",
+    )
+    resample_every: int = setting(
+        0,
+        parse=non_negative_int,
+        metavar="K",
+        group=_GROUP,
+        help="every K epochs, weigh images by the radii certified by 16 noisy copies each; 0: "
+        "equal weights",
+    )
+    drop_draws: int = setting(100, parse=positive_int)
+    resample_draws: int = setting(16, parse=positive_int)
 
     def __post_init__(self) -> None:
         if self.weights(np.zeros(1, int)).min() <= 0:

@@ -1,0 +1,300 @@
+"""From a specification to a trained classifier: loads images and model, trains, and records what
+decides the weights.
+"""
+
+import contextlib
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from smoothadv.architectures import LIBRARIES, get_architecture, pretrained_architecture
+from smoothadv.architectures.denoisers import DENOISERS
+from smoothadv.base.devices import default_device, device_name, device_of_process
+from smoothadv.base.digests import file_digest
+from smoothadv.base.distributed import join_processes
+from smoothadv.base.errors import UsageError, UserError, warn
+from smoothadv.base.provenance import provenance
+from smoothadv.base.settings import describe
+from smoothadv.checkpoints import (
+    INTEGER,
+    digest_of,
+    read_checkpoint,
+    recorded_input_layer,
+    start_from,
+    with_recorded_constants,
+)
+from smoothadv.datasets import SPLITS, DatasetDescription, ImageDataset, get_dataset
+from smoothadv.datasets.preparation import split_location
+from smoothadv.datasets.unlabelled import load_pseudo_labelled
+from smoothadv.exact.training import trained_integers
+from smoothadv.noise import derive_generator
+from smoothadv.training.folder import RunFolder
+from smoothadv.training.run import TrainingRun, TrainingSetup
+from smoothadv.training.schedule import layer_groups
+from smoothadv.training.spec import TrainSpec
+from smoothadv.training.teacher import Teacher, library_teacher, load_teacher
+
+_PLAIN = (bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained classifier and the history of its training, one row of TRAINING_COLUMNS per epoch.
+
+    Of several processes one ``is_first``: it has written the checkpoint.
+    """
+
+    model: torch.nn.Module
+    history: list[dict[str, Any]]
+    is_first: bool
+
+
+def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
+    """Train, from the last checkpoint in the folder if the specification resumes; ``report`` takes
+    lines for people.
+
+    UserError where the parts of the specification do not fit together, NonFiniteError if the loss
+    or the weights stop being finite; KeyboardInterrupt or Terminated, after saving, on Ctrl-C or
+    SIGTERM.
+    """
+    processes = join_processes()
+    local_rank = processes.local_rank if processes.size > 1 else None
+    device = device_of_process(spec.device or default_device(), local_rank)
+    spec.execution.require(device)
+    # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with
+    # other weights.
+    torch.backends.cudnn.deterministic = True
+    with processes.connected(device):
+        with processes.first_goes_first():
+            training, test, pseudo_labelled = _load(spec)
+            schedule = spec.schedule.schedule(training.description, spec.objective.copies)
+            description, input_layer, model, started_from = _model(spec, training.description)
+            layer_groups(model, schedule.layer_decay)  # before there is a folder
+            teacher = _teacher(spec, training.description, device)
+        setup = TrainingSetup(
+            spec=spec,
+            training=training,
+            test=test,
+            pseudo_labelled=pseudo_labelled,
+            schedule=schedule,
+            processes=processes,
+            device=device,
+            description=description,
+            input_layer=input_layer,
+            model=model,
+            started_from=started_from,
+            teacher=teacher,
+        )
+        return _run(setup, report)
+
+
+def _load(spec: TrainSpec) -> tuple[ImageDataset, ImageDataset, ImageDataset | None]:
+    """The images, augmented as asked: to train and to test on, and pseudo-labelled ones."""
+    if not isinstance(spec.dataset, str):
+        training, test = copy.copy(spec.dataset[0]), spec.dataset[1]
+    elif spec.crop_padding is not None and split_location(spec.dataset)[1] is not None:
+        raise UsageError(
+            f"--crop-padding: of '{spec.dataset}' random parts are resized instead: leave it out"
+        )
+    else:
+        training, test = (get_dataset(spec.dataset, split, spec.data_dir) for split in SPLITS)
+    training.description = spec.augmented(training.description)
+    if spec.use_unlabelled is None:
+        return training, test, None
+    return training, test, load_pseudo_labelled(spec.use_unlabelled, training.description)
+
+
+def _teacher(
+    spec: TrainSpec, description: DatasetDescription, device: torch.device
+) -> Teacher | None:
+    if spec.teacher is None:
+        return None
+    name, denoises = str(spec.teacher), spec.objective.DENOISES
+    if denoises and name.partition(":")[0] in LIBRARIES and not os.path.exists(name):
+        if spec.input_layer is not None:
+            raise UsageError(
+                f"{name} has the normalization that its library says: leave --input-layer out"
+            )
+        return library_teacher(name, description, device)
+    return load_teacher(spec.teacher, description, device, spec.input_layer if denoises else None)
+
+
+_Model = tuple[DatasetDescription, str | None, torch.nn.Module, str | None]
+"""Description with the model's constants, input layer, model, and from where it starts."""
+
+
+def _model(spec: TrainSpec, description: DatasetDescription) -> _Model:
+    name, path = spec.model, spec.pretrained_model
+    if spec.objective.DENOISES:
+        return _denoiser(spec, description)
+    if not isinstance(name, str):
+        if path is not None or spec.input_layer is not None or spec.pretrained:
+            raise UserError(
+                "a module has weights and input layer: leave pretrained_model and input_layer out"
+            )
+        return description, None, name, None
+    if path is not None:
+        return _continued(spec, name, description)
+    input_layer = spec.input_layer or "normalize"
+    torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
+    if spec.pretrained:
+        description, model = pretrained_architecture(name, description, input_layer)
+        return description, input_layer, model, f"starting from the weights of {name}"
+    return description, input_layer, get_architecture(name, description, input_layer), None
+
+
+def _continued(spec: TrainSpec, name: str, description: DatasetDescription) -> _Model:
+    """A classifier that starts from ``pretrained_model``."""
+    path = spec.pretrained_model
+    assert path is not None
+    content = read_checkpoint(path)
+    input_layer = recorded_input_layer(content, path, spec.input_layer)
+    description = with_recorded_constants(content, path, description)
+    if spec.finetune_quantized:
+        noise_sd = spec.objective.noise_sd
+        integers = trained_integers(content, path, name, noise_sd, description)
+        return description, input_layer, integers, f"starting from the integers of {path}"
+    if INTEGER in content:
+        raise UserError(
+            f"{path} is a checkpoint of integers: add --finetune-quantized to train them"
+        )
+    torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
+    model = get_architecture(name, description, input_layer)
+    return description, input_layer, model, start_from(model, content, path, name, description)
+
+
+def _denoiser(spec: TrainSpec, description: DatasetDescription) -> _Model:
+    """A denoiser, which has no input layer."""
+    name, path = spec.model, spec.pretrained_model
+    if not isinstance(name, str):
+        raise UserError(f"the model is a {type(name).__name__}: name one of {', '.join(DENOISERS)}")
+    torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
+    model = DENOISERS[name](description)
+    if path is None:
+        return description, None, model, None
+    content = read_checkpoint(path, denoiser=True)
+    return description, None, model, start_from(model, content, path, name, description)
+
+
+def _run(setup: TrainingSetup, report: Callable[[str], None]) -> Trained:
+    """Train, from the last checkpoint where there is one."""
+    spec, schedule, processes = setup.spec, setup.schedule, setup.processes
+    arguments = {
+        name: value if value is None or isinstance(value, _PLAIN) else str(value)
+        for name, value in spec.arguments.items()
+    }
+    this_run = {
+        "epochs": schedule.epochs,
+        # now, so that an image that cannot be read is named now
+        "test_fingerprint": setup.test.fingerprint(),
+        "device": device_name(setup.device),
+        "processes": processes.size,
+        "torch_threads": torch.get_num_threads(),
+        "arguments": arguments,
+        **provenance(spec.command),
+    }
+    if processes.launch is not None:
+        this_run["launch"] = processes.launch
+    terms = [f"train_{name}" for name in spec.objective.TERMS]
+    recipe = _recipe(setup)
+    folder = RunFolder(spec.outdir, _facts(setup), recipe, this_run, spec.existing, terms)
+    with contextlib.ExitStack() as stack:
+        with processes.first_goes_first():
+            if processes.is_first:
+                if schedule.batch < processes.size:
+                    raise UserError(
+                        f"--batch is {schedule.batch} images for {processes.size} processes: take "
+                        "more"
+                    )
+                stack.enter_context(folder)
+                _announce(setup, folder, report)
+        draws = spec.votes_of_teacher
+        if setup.teacher is not None and draws:
+            batch = (schedule.micro_batch or schedule.batch) * spec.objective.copies
+            votes = spec.objective.noise_sd, draws, setup.device, batch, processes
+            setup = replace(setup, teacher=setup.teacher.voting(setup.training, *votes))
+        history = TrainingRun(setup, folder).run_epochs(report, board=spec.board)
+    return Trained(setup.model, history, processes.is_first)
+
+
+def _recipe(setup: TrainingSetup) -> dict[str, Any]:
+    """All that decides the weights, for the reader and for a resumed run to be compared with."""
+    spec, pseudo_labelled = setup.spec, setup.pseudo_labelled
+    recipe = spec.recipe(setup.description, setup.schedule)
+    recipe["dataset_fingerprint"] = setup.training.fingerprint()
+    recipe["input_layer"] = setup.input_layer
+    if spec.pretrained_model:
+        recipe["pretrained_sha256"] = file_digest(spec.pretrained_model)
+    if spec.pretrained:
+        recipe["pretrained_sha256"] = digest_of(setup.model.state_dict())
+    if setup.teacher is not None:
+        recipe["teacher_sha256"] = setup.teacher.sha256
+    if pseudo_labelled is not None:
+        recipe["pseudo_labelled_fingerprint"] = pseudo_labelled.fingerprint()
+        recipe["pseudo_weight"] = spec.pseudo_weight
+    return recipe
+
+
+def _facts(setup: TrainingSetup) -> dict[str, Any]:
+    """What a reader of the checkpoint needs to use the model."""
+    spec, description = setup.spec, setup.description
+    facts: dict[str, Any] = {
+        "arch": f"{INTEGER}:{spec.arch}" if spec.finetune_quantized else spec.arch,
+        "dataset": description.name,
+        "classes": list(description.class_names),
+        "image_shape": list(description.image_shape),
+        "input_layer": setup.input_layer,
+        "mean": list(description.mean or ()),
+        "std": list(description.std or ()),
+        "noise_sd": spec.objective.noise_sd,
+    }
+    if spec.plugins:
+        facts["plugins"] = [plugin.record for plugin in spec.plugins]
+    if spec.objective.DENOISES:
+        facts["denoiser"] = True
+    return facts
+
+
+def _announce(setup: TrainingSetup, folder: RunFolder, report: Callable[[str], None]) -> None:
+    """Say what is about to happen, and what is probably not meant."""
+    spec, epochs, size = setup.spec, setup.schedule.epochs, setup.processes.size
+    images = f"{len(setup.training)} images, {len(setup.test)} to test"
+    if setup.pseudo_labelled is not None:
+        images += f", {len(setup.pseudo_labelled)} pseudo-labelled"
+    where = f"{size} processes on {setup.device.type}" if size > 1 else str(setup.device)
+    report(
+        f"training {spec.arch} on {spec.dataset_name} ({images}) with {describe(spec.objective)}, "
+        f"{epochs} epochs on {where}"
+    )
+    if folder.saved is None:
+        if setup.started_from is not None:
+            report(setup.started_from)
+    elif (before := folder.saved["runs"][-1].get("processes", size)) != size:
+        warn(
+            f"this run had {before} processes and goes on with {size}: batch normalization sees "
+            "other shares of a batch, and an uninterrupted run would end with other weights"
+        )
+    _warn_of_epochs(spec, epochs)
+
+
+def _warn_of_epochs(spec: TrainSpec, epochs: int) -> None:
+    """Warn where a data policy does not begin, or an attack does not grow to its full size, in so
+    many epochs.
+    """
+    objective, policy = spec.objective, spec.data_policy
+    if policy is not None and policy.from_epoch >= epochs:
+        flag = "--attack-from-epoch" if spec.policy is None else "--choose-from-epoch"
+        warn(
+            f"training images are chosen from epoch {policy.from_epoch + 1} on, and there are only "
+            f"{epochs}: a smaller {flag} would let that begin"
+        )
+    reached, full = objective.epsilon(epochs - 1), objective.epsilon(float("inf"))
+    if reached < full and hasattr(objective, "warmup"):
+        warn(
+            f"epsilon reaches {reached:.3g} of {full:.3g} in {epochs} epochs: a smaller --warmup "
+            "or more --epochs would let it grow to the end"
+        )
