@@ -42,14 +42,15 @@ _BUILDING = {"architectures", "attacks", "checkpoints", "datasets", "noise", "vo
 ALLOWED["training"] = BASE | _BUILDING | {"exact", "objectives", "records", "statistics"}
 ALLOWED["evaluation"] = BASE | _BUILDING | {"analysis", "records", "statistics"}
 ALLOWED["api"] = BASE | _BUILDING | {"evaluation", "objectives", "records", "training"}
-ALLOWED["sweep"] = ALLOWED["training"] | {"analysis", "cli", "evaluation", "training"}
+ALLOWED["sweep"] = BASE | {"analysis", "records"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED |= {"": BASE | {"api"}, "scripts": {"cli"}, "__main__": {"cli"}}
 WITH_TORCH = {"base.devices", "base.distributed"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
     *("evaluation.pictures", "evaluation.shards"),
-    *("sweep.folders", "sweep.grid", "sweep.jobs", "sweep.job_record"),
+    *("sweep.commands", "sweep.folders", "sweep.grid"),
+    *("sweep.jobs", "sweep.job_record", "sweep.planning"),
     *("sweep.job_execution", "sweep.stages", "sweep.engines"),
     *("cli.options.components", "cli.options.recipes", "cli.runner"),
 }

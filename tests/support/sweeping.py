@@ -7,19 +7,38 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothadv.sweep.jobs import Job
-from smoothadv.sweep.stages import Stage, StageProgress
+import pytest
+
+from smoothadv.base.members import Members
+from smoothadv.records.logs import (
+    ATTACK_COLUMNS,
+    CERTIFICATION_COLUMNS,
+    format_radius,
+    manifest_path,
+    tsv,
+)
+from smoothadv.statistics.bounds import certified_radius
+from smoothadv.sweep.grid import Model
+from smoothadv.sweep.jobs import SweepJob
+from smoothadv.sweep.stages import Stage, StageProgress, TrainingStage, digest
 from support.commands import CODE, ENVIRONMENT, finding, succeed
 
 # Two epochs of three updates.
 FIXED = {"dataset": "digits", "arch": "digits_resnet8", "recipe": "smoke"}
 CERTIFY = {"max": 5, "N": 200}
+CPU = {"--device": "cpu"}
+IMAGES = 359
+"""The test images of digits."""
+# What commands find in files, and analyses expect in manifests.
+_READ = {"dataset_fingerprint": "0", "input_layer": "normalize", "num_classes": 10}
+_READ |= {"noise": "GaussianNoise"}
+_TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 Table = Mapping[str, Any]
 
 
@@ -54,28 +73,82 @@ def write_grid(path: Path, *sweeps: Table, **further: Any) -> Path:
     return path
 
 
-def plans_of(path: Path) -> list:
-    """The plans of a grid's jobs, on the CPU, in the working folder."""
+def jobs_of(path: Path, shared: Mapping[str, str | None] = CPU) -> list[SweepJob]:
+    """The jobs of a grid in the working folder; all commands get the ``shared`` options."""
+    from smoothadv.cli.expectations import CommandReader
     from smoothadv.sweep.grid import read_grid
-    from smoothadv.sweep.planning import plan_sweep
+    from smoothadv.sweep.planning import plan_jobs
 
-    return plan_sweep(read_grid(path), {"--device": "cpu"})
-
-
-def jobs_of(path: Path) -> list[Job]:
-    """The jobs of a grid, on the CPU, in the working folder."""
-    return [plan.job for plan in plans_of(path)]
+    return plan_jobs(read_grid(path), CommandReader(), shared)
 
 
-def do(stage: Stage, *further: object) -> None:
-    """Run a stage in this process, with further options; fail unless it succeeds."""
-    succeed(*stage.words, *further)
+def do(stage: Stage) -> None:
+    """Run a stage in this process; fail unless it succeeds."""
+    succeed(*stage.words)
 
 
-def finish(job: Job) -> None:
-    """Run all stages of a job in this process."""
+def fake(stage: Stage, epochs: int | None = None, certified: int = IMAGES) -> None:
+    """Write what the command of a stage would, without computing anything: a training of so many
+    ``epochs`` (None: all), or logs in which the first ``certified`` images are certified by
+    unanimous votes.
+    """
+    if isinstance(stage, TrainingStage):
+        expected = stage.expected
+        digests = {field: digest(path) for field, path in expected.digests.items()}
+        recipe = {**expected.recipe, **digests}
+        record = {"recipe": recipe, "runs": [{"epochs": expected.epochs}]}
+        epoch = dict.fromkeys(_TRAINING, 0.5)
+        numbers = range(expected.epochs if epochs is None else epochs)
+        stage.folder.mkdir(parents=True, exist_ok=True)
+        (stage.folder / "args.json").write_text(json.dumps(record))
+        log = tsv(_TRAINING, ({**epoch, "epoch": number} for number in numbers))
+        (stage.folder / "log.txt").write_text(log)
+        stage.checkpoint.write_text(json.dumps(recipe))
+        return
+    stage.prepare()
+    paths, mean = stage.classifier.paths, stage.classifier.mean
+    digests, recipes = map(digest, paths), [json.loads(path.read_text()) for path in paths]
+    made = {"checkpoint_sha256": {mean: list(digests)} if mean else next(digests)}
+    made |= {"training": recipes if mean else recipes[0], "arch": recipes[0]["arch"], **_READ}
+    selection = {"skip": stage.expected.skip, "max": stage.expected.limit}
+    for log, known in zip(stage.logs, stage.expected.settings):
+        settings = json.loads(json.dumps({**known, **made}))
+        log.parent.mkdir(parents=True, exist_ok=True)
+        run = {"images": IMAGES, "image_shape": [1, 8, 8], **selection}
+        manifest_path(log).write_text(json.dumps({"settings": settings, "runs": [run]}))
+        indices = range(0, IMAGES, selection["skip"])[: selection["max"]]
+        fake_rows(log, indices, settings, certified)
+
+
+def fake_rows(log: Path, indices: Iterable[int], settings: Table, certified: int) -> None:
+    """Write the rows of a log whose first ``certified`` images are certified, and no others."""
+    n, columns = settings["N"], CERTIFICATION_COLUMNS
+    radius = certified_radius(n, n, settings["sigma"], settings["alpha"])
+    yes = {"predict": 1, "radius": format_radius(radius), "correct": 1, "successes": n}
+    no = {"predict": -1, "radius": "0.0", "correct": 0, "successes": n // 2}
+    common = {"label": 1, "time": "0:00:00.1", "trials": n}
+    if "attack" in settings:
+        columns = ATTACK_COLUMNS
+        epsilon = settings["attack"]["epsilon"]
+        common |= {"basePredict": 1, "attack_norm": epsilon, "epsilon": epsilon, "abstain": 0}
+    rows = [
+        {"idx": index, **common, **(yes if number < certified else no)}
+        for number, index in enumerate(indices)
+    ]
+    log.write_text(tsv(columns, ({name: row[name] for name in columns} for row in rows)))
+
+
+def finish(job: SweepJob, certified: int = IMAGES) -> None:
+    """``fake`` all stages of a job."""
     for stage in job.stages:
-        do(stage)
+        fake(stage, certified=certified)
+
+
+def fake_commands(patch: pytest.MonkeyPatch) -> None:
+    """Let the sweeps of this process fake their stages."""
+    from smoothadv.sweep import job_execution
+
+    patch.setattr(job_execution, "_run", lambda job, stage, *_: fake(stage) or 0)
 
 
 @contextmanager
@@ -164,9 +237,11 @@ class Pretended:
         return StageProgress(int(self.made.exists()), 1, "files", self.conflict)
 
 
-def pretended_job(folder: Path, *stages: Pretended) -> Job:
+def pretended_job(folder: Path, *stages: Pretended) -> SweepJob:
     """A job of pretended stages with the working folder ``folder``."""
-    return Job("name", "group", folder, Path("logs"), stages[0], tuple(stages[1:]))
+    model, classifier = Model({}, (), "group", ""), Members(Path("model"), ())
+    logs, training, evaluations = Path("logs"), stages[:1], stages[1:]
+    return SweepJob("name", model, folder, logs, classifier, training, evaluations)
 
 
 # Reads a pickled job and executes it, as engines do in separate processes.

@@ -18,11 +18,11 @@ import pytest
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import options_of
-from smoothadv.sweep.engines import ENGINES, Site, local, ray, slurm
+from smoothadv.sweep.engines import ENGINES, SweepContext, local, ray, slurm
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.engines.slurm import Attempt, Slurm
 from smoothadv.sweep.job_execution import DONE, FAILED, STOPPED
-from smoothadv.sweep.jobs import Job, StateKind, state_of
+from smoothadv.sweep.jobs import StateKind, SweepJob, state_of
 from support.commands import call
 from support.patience import HANG_SECONDS, wait_for
 from support.sweeping import Pretended, held_by_another, pretended_job, write_grid
@@ -30,7 +30,7 @@ from support.sweeping import Pretended, held_by_another, pretended_job, write_gr
 pytestmark = pytest.mark.usefixtures("workplace")
 
 
-def jobs_of(count: int, processes: int = 1, threads: int | None = None) -> list[Job]:
+def jobs_of(count: int, processes: int = 1, threads: int | None = None) -> list[SweepJob]:
     """Jobs with the names 0, 1 and so on."""
     job = pretended_job(Path.cwd(), Pretended("pass", Path("never")))
     return [
@@ -115,34 +115,6 @@ def test_engine_without_its_package_says_what_to_install(
     assert code == 1 and f'pip install "smoothadv[{options[0]}]" or {package}' in error
 
 
-class Watched:
-    """Replaces the execution of a job: records which GPUs each job sees, and how many jobs run at
-    once.
-
-    Each job waits until ``meet`` jobs have started, so that as many jobs run at once as the engine
-    allows.
-    """
-
-    def __init__(self, meet: int) -> None:
-        self.seen: dict[str, str | None] = {}
-        self.most, self._present, self._lock = 0, 0, threading.Lock()
-        self._barrier = threading.Barrier(meet)
-
-    def __call__(
-        self, job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
-    ) -> str:
-        with self._lock:
-            self.seen[job.name] = environment.get("CUDA_VISIBLE_DEVICES")
-            self._present += 1
-            self.share = environment["SMOOTHADV_JOBS"]
-            self.most = max(self.most, self._present)
-        self._barrier.wait(HANG_SECONDS)
-        with self._lock:
-            self._present -= 1
-        assert origin == {"engine": "local"} and not stop.is_set()
-        return DONE
-
-
 SHARES = {
     "one per GPU": (dict(jobs=6), dict(gpus="01"), 2, ["0", "1"]),
     "fewer jobs than GPUs": (dict(jobs=2), dict(gpus="0123"), 2, ["0", "1"]),
@@ -171,28 +143,40 @@ SHARES = {
 
 @pytest.mark.parametrize("what", SHARES)
 def test_gpus_that_jobs_see_and_how_many_run_at_once(monkeypatch, what):
-    given, site, at_once, expected = SHARES[what]
-    monkeypatch.setattr(local, "execute", watched := Watched(at_once))
-    jobs, ends = jobs_of(given["jobs"], given.get("processes", 1)), []
-    where = Site("name", Path("logs"), **{**site, "gpus": tuple(site.get("gpus", ()))})
+    """Each job waits until as many have started as are to run at once."""
+    given, context, at_once, expected = SHARES[what]
+    gpus, threads, ends, all_run = set(), set(), [], threading.Barrier(at_once)
+
+    def execute(
+        job: SweepJob, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
+    ) -> str:
+        gpus.add(environment.get("CUDA_VISIBLE_DEVICES"))
+        threads.add(threading.get_ident())
+        all_run.wait(HANG_SECONDS)
+        assert environment["SMOOTHADV_JOBS"] == str(at_once)
+        assert origin == {"engine": "local"} and not stop.is_set()
+        return DONE
+
+    monkeypatch.setattr(local, "execute", execute)
+    jobs = jobs_of(given["jobs"], given.get("processes", 1))
+    where = SweepContext(
+        "name", Path("logs"), **{**context, "gpus": tuple(context.get("gpus", ()))}
+    )
     Local(given.get("at_a_time")).run(jobs, where, lambda job, how: ends.append((job.name, how)))
     assert sorted(ends) == [(job.name, DONE) for job in jobs]
-    assert (
-        watched.most == int(watched.share) == at_once
-        and sorted(set(watched.seen.values()), key=str) == expected
-    )
+    assert len(threads) == at_once and sorted(gpus, key=str) == expected
 
 
 @pytest.mark.parametrize("cause", ["Ctrl-C at once", "Ctrl-C", "a defect"])
 def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkeypatch, cause):
-    """Two of five jobs run when it happens; "at once" means while the engine is still handing out
+    """Two of five jobs run when it happens; "at once" means while the engine is still submitting
     the others.
     """
     begun, stopped, ended = [], [], []
-    both, handed_out = threading.Barrier(2), threading.Event()
+    both, submitted = threading.Barrier(2), threading.Event()
 
     def running(
-        job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
+        job: SweepJob, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
     ) -> str:
         if stop.is_set():
             return STOPPED
@@ -202,14 +186,14 @@ def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkey
         if job.name == "0" and cause == "a defect":
             raise ZeroDivisionError
         if job.name == "0":
-            assert cause == "Ctrl-C at once" or handed_out.wait(HANG_SECONDS)
+            assert cause == "Ctrl-C at once" or submitted.wait(HANG_SECONDS)
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.wait(HANG_SECONDS)
         stopped.append(job.name)
         return STOPPED
 
     def waiting(futures: set[Future], *more: object) -> tuple[set[Future], set[Future]]:
-        handed_out.set()
+        submitted.set()
         return wait(futures, *more)
 
     monkeypatch.setattr(local, "execute", running)
@@ -218,7 +202,9 @@ def test_whatever_ends_the_engine_stops_what_runs_and_begins_nothing_more(monkey
     try:
         with pytest.raises(ZeroDivisionError if cause == "a defect" else KeyboardInterrupt):
             Local(2).run(
-                jobs_of(5), Site("name", Path("logs")), lambda job, how: ended.append(job.name)
+                jobs_of(5),
+                SweepContext("name", Path("logs")),
+                lambda job, how: ended.append(job.name),
             )
     finally:
         signal.signal(signal.SIGINT, before)
@@ -243,7 +229,7 @@ PARAMETERS = {
         False,
         dict(cpus_per_task=6, gpus_per_node=None),
     ),
-    "CPUs as told": (
+    "CPUs as given": (
         Slurm(cpus=5),
         dict(threads=3, processes=2),
         True,
@@ -269,7 +255,7 @@ PARAMETERS = {
 def test_parameters_for_sbatch(what):
     engine, given, wants_gpus, expected = PARAMETERS[what]
     parameters = engine._parameters(
-        jobs_of(3, **given), Site("mine", Path("logs"), wants_gpus=wants_gpus)
+        jobs_of(3, **given), SweepContext("mine", Path("logs"), wants_gpus=wants_gpus)
     )
     assert {name: parameters.get(name) for name in expected} == expected
     assert (parameters["job_name"], parameters["nodes"], parameters["ntasks_per_node"]) == (
@@ -354,14 +340,14 @@ def test_arrays_that_are_submitted_before_one_is_refused_are_recorded(programs, 
         f"{count}; [ $n = 2 ] && {{ echo 'sbatch: error: too many' >&2; exit 1; }}; echo Submitted "
         f"batch job ${{n}}0",
     )
-    jobs, site = jobs_of(3), Site("mine", Path("logs"), wants_gpus=False)
+    jobs, context = jobs_of(3), SweepContext("mine", Path("logs"), wants_gpus=False)
     engine = Slurm(detach=True)
     with pytest.raises(UserError, match="^sbatch refused: too many$"):
-        engine.run(jobs, site, lambda *_: None)
+        engine.run(jobs, context, lambda *_: None)
     assert capfd.readouterr() == ("", "")
     assert [job.record.read().get("id") for job in jobs] == ["10_0", "10_1", None]
     assert engine.already_has(jobs) == {jobs[0].key, jobs[1].key}
-    engine.run(jobs[2:], site, lambda *_: None)
+    engine.run(jobs[2:], context, lambda *_: None)
     assert jobs[2].record.read()["id"] == "30" and state_of(jobs[2]).detail == "queued as 30"
 
 
@@ -374,7 +360,7 @@ def test_signal_of_slurm_stops_the_stage_before_the_job_is_given_back(monkeypatc
     working, saved = threading.Event(), threading.Event()
 
     def executed(
-        job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
+        job: SweepJob, environment: Mapping[str, str], stop: threading.Event, origin: Mapping
     ) -> str:
         working.set()
         assert stop.wait(HANG_SECONDS) and origin == {"engine": "slurm", "id": "4_2"}

@@ -233,7 +233,7 @@ def test_released_epsilons_are_read_in_their_unit():
     sweep = {**PGD, "epsilon": [64, 127, 256], "released-behaviour": True}
     jobs = jobs_of(write_grid(Path("grid.toml"), sweep, fixed=CIFAR, certify=[CERTIFY]))
     read = [parameters_of("certification", sum_of_logs(job)[0], {}).get("epsilon") for job in jobs]
-    planned = [job.training.recipe["objective"]["attack"]["epsilon"] for job in jobs]
+    planned = [job.training.expected.recipe["objective"]["attack"]["epsilon"] for job in jobs]
     assert planned == [0.25, 127 / 256, 1] and read == pytest.approx(planned, rel=5e-4)
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from smoothadv.base.errors import UserError
 from smoothadv.sweep import job_execution
-from smoothadv.sweep.engines import Site
+from smoothadv.sweep.engines import SweepContext
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.job_execution import BLOCKED, BUSY, DONE, FAILED, STOPPED, execute, last_line
-from smoothadv.sweep.jobs import Job, StateKind, state_of
-from support.commands import rows, succeed, timeless
+from smoothadv.sweep.jobs import StateKind, SweepJob, state_of
+from support.commands import rows
 from support.patience import HANG_SECONDS, wait_for
 from support.sweeping import (
     Pretended,
@@ -32,15 +32,11 @@ from support.sweeping import (
     watcher,
     write_grid,
 )
-from support.warm import patch_stages
-from support.weights import read, same_state
 
 pytestmark = pytest.mark.usefixtures("workplace")
 linux = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux ends processes with those that started them"
 )
-# Of three updates each, but a checkpoint takes its time.
-EPOCHS = 40
 
 
 @pytest.fixture
@@ -61,7 +57,7 @@ def begun() -> list[str]:
     return Path("begun").read_text().split() if Path("begun").exists() else []
 
 
-def run(job: Job, environment: Mapping[str, str], stop: threading.Event | None = None) -> str:
+def run(job: SweepJob, environment: Mapping[str, str], stop: threading.Event | None = None) -> str:
     return execute(job, environment, stop or threading.Event(), {"engine": "test"})
 
 
@@ -131,7 +127,7 @@ def test_failure_is_recorded_with_stage_and_line_and_the_rest_is_left(pretend):
     )
 
 
-def test_stage_that_ends_well_without_its_artefacts_failed_and_a_conflict_without_a_process(
+def test_stage_without_its_artefacts_failed_and_a_conflict_starts_no_process(
     pretend,
 ):
     job = pretended_job(
@@ -146,46 +142,30 @@ def test_stage_that_ends_well_without_its_artefacts_failed_and_a_conflict_withou
     assert job.record.read()["line"] == "made by somebody else"
 
 
+ASKED = "import signal; signal.signal({0}, signal.SIG_DFL); os.kill(os.getpid(), {0})"
+CRASH = "print('nearly there', flush=True); os.kill(os.getpid(), {})"
 ENDS = {
-    "killed": "os.kill(os.getpid(), 9)",
-    "obeyed SIGTERM": "print('stopped by SIGTERM', flush=True); os._exit(143)",
-    "interrupted": "os._exit(130)",
-    "torchrun": "print('torch...api.SignalException: Process 1 got signal: 15', flush=True); "
-    "os._exit(1)",
+    "killed": ("os.kill(os.getpid(), 9)", STOPPED, []),
+    "obeyed SIGTERM": ("print('stopped by SIGTERM', flush=True); os._exit(143)", STOPPED, []),
+    "interrupted": ("os._exit(130)", STOPPED, []),
+    "torchrun": ("print('SignalException: signal: 15', flush=True); os._exit(1)", STOPPED, []),
+    **{f"signal {number}": (ASKED.format(number), STOPPED, []) for number in (1, 2, 10, 15)},
+    # The crash would come again, so a scheduler must not repeat the job for ever.
+    "segmentation fault": (CRASH.format(11), FAILED, ["signal 11, Segmentation", "nearly there"]),
+    "aborted": (CRASH.format(6), FAILED, ["signal 6, Aborted", "nearly there"]),
+    "bus error": (CRASH.format(7), FAILED, ["signal 7, Bus error", "nearly there"]),
 }
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_stage_that_a_signal_ended_is_stopped_and_goes_on(pretend, how):
-    job = pretended_job(Path.cwd(), making("a", WHERE_NEEDED + ENDS[how]), making("b"))
-    assert run(job, pretend) == STOPPED and begun() == ["a"]
-    assert state_of(job).kind is StateKind.STOPPED and job.record.read()["state"] == "stopped"
+def test_stage_that_a_signal_ended_is_stopped_unless_it_crashed(pretend, how):
+    program, outcome, words = ENDS[how]
+    job = pretended_job(Path.cwd(), making("a", WHERE_NEEDED + program), making("b"))
+    assert run(job, pretend) == outcome and begun() == ["a"]
+    state = state_of(job)
+    assert state.kind.value == job.record.read()["state"] == outcome
+    assert [word for word in words if word not in state.detail] == [], state.detail
     assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("number", "name"), [(11, "Segmentation fault"), (6, "Aborted"), (7, "Bus error")]
-)
-def test_crash_is_a_failure_that_says_so(pretend, number, name):
-    """The crash would come again, so a scheduler must not repeat the job for ever."""
-    crash = f"print('nearly there', flush=True); os.kill(os.getpid(), {number})"
-    job = pretended_job(Path.cwd(), making("a", crash))
-    assert run(job, pretend) == FAILED
-    detail = state_of(job).detail
-    assert (
-        state_of(job).kind is StateKind.FAILED
-        and f"signal {number}, {name}" in detail
-        and "nearly there" in detail
-    )
-
-
-@pytest.mark.parametrize("number", [1, 2, 10, 15])
-def test_end_that_somebody_asked_for_is_no_failure(pretend, number):
-    asked = (
-        f"import signal; signal.signal({number}, signal.SIG_DFL); os.kill(os.getpid(), {number})"
-    )
-    job = pretended_job(Path.cwd(), making("a", asked))
-    assert run(job, pretend) == STOPPED and state_of(job).kind is StateKind.STOPPED
 
 
 def test_stage_does_not_start_if_a_file_it_needs_is_gone(pretend):
@@ -342,7 +322,7 @@ def test_last_line(content, line):
     assert last_line(Path("log")) == line and last_line(Path("none")) == ""
 
 
-def several(*programs: str) -> list[Job]:
+def several(*programs: str) -> list[SweepJob]:
     """Jobs with one pretended stage each and the names 0, 1 and so on."""
     jobs = [
         pretended_job(Path.cwd(), making(str(number), program))
@@ -361,9 +341,11 @@ def locally(pretend, monkeypatch):
     """
     monkeypatch.setenv("PYTHONPATH", pretend["PYTHONPATH"])
 
-    def run_jobs(jobs: list[Job], at_a_time: int | None = None, **site) -> list[tuple[str, str]]:
+    def run_jobs(
+        jobs: list[SweepJob], at_a_time: int | None = None, **site
+    ) -> list[tuple[str, str]]:
         ends: list[tuple[str, str]] = []
-        where = Site("name", Path("logs"), **site)
+        where = SweepContext("name", Path("logs"), **site)
         Local(at_a_time).run(jobs, where, lambda job, how: ends.append((job.name, how)))
         return ends
 
@@ -388,39 +370,6 @@ def test_too_few_gpus_are_an_error_before_anything_runs(locally):
     assert locally(jobs, gpus=("0",), wants_gpus=False) == [("0", DONE)], (
         "on the CPU none are needed"
     )
-
-
-def test_stopped_training_is_saved_within_its_epoch_and_ends_with_the_weights_of_one_that_was_not(
-    warm, monkeypatch
-):
-    patch_stages(warm, monkeypatch)
-    sweep = {"noise": 0.25, "epochs": EPOCHS}
-    (job,) = jobs_of(write_grid(Path("grid.toml"), sweep))
-    job = replace(job, threads=int(os.environ["OMP_NUM_THREADS"]))
-    log, stop, outcome = job.training.folder / "log.txt", threading.Event(), []
-    thread = threading.Thread(target=lambda: outcome.append(execute(job, {}, stop, {})))
-    thread.start()
-    wait_for(lambda: log.exists() and len(rows(log)) >= 2)
-    stop.set()
-    thread.join(HANG_SECONDS)
-    assert outcome == [STOPPED], job.record.log.read_text()
-    content = read(job.training.folder)
-    assert (
-        content["epoch"] == len(rows(log)) < EPOCHS
-        and "stopped by SIGTERM" in job.record.read()["line"]
-    )
-    state = state_of(job)
-    assert (
-        state.kind is StateKind.STOPPED
-        and state.detail == f"train: {len(rows(log))} of {EPOCHS} epochs"
-    )
-    assert execute(job, {}, threading.Event(), {}) == DONE
-    words = list(job.training.words)
-    succeed(*words[:3], "whole", *words[4:])
-    assert same_state(job.training.folder, Path("whole"))
-    assert timeless(log) == timeless(Path("whole/log.txt")) and len(rows(log)) == EPOCHS
-    first, second = read(job.training.folder)["runs"]
-    assert (second["first_epoch"], second["first_step"]) == (content["epoch"], content["step"])
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""A grid of several objectives, really trained: jobs wait for teachers, and analyses know what made
-each log.
+"""A grid of several objectives, faked: jobs wait for teachers, and analyses know what made each
+log.
 """
 
 import json
@@ -12,93 +12,54 @@ from support.commands import call
 from support.sweeping import CERTIFY, finish, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("workplace")
-HERE = "digits/digits_resnet8/noise_0.25"
-TEACHER = f"models/grid/gaussian/{HERE}/checkpoint.pth.tar"
-FEW = {"noise": 0.25, "num-noise-vec": 2}
-CAT_RS = {**FEW, "objective": "cat-rs", "teacher": TEACHER, "teacher-draws": 4, "noise-steps": 3}
-ACR = {
-    **FEW,
-    "objective": "acr-weakness",
-    "attack-from-epoch": 1,
-    "drop-below": 0.01,
-    "optimizer": "adamw",
-    "lr": 0.001,
-}
-ATTACKED = {
-    **FEW,
-    "objective": "consistency",
-    "lambda": 1.5,
-    "attack": "PGD",
-    "num-steps": 1,
-    "epsilon": 0.5,
-}
+TEACHER = "models/grid/gaussian/digits/digits_resnet8/noise_0.25/checkpoint.pth.tar"
+CAT_RS = {"objective": "cat-rs", "teacher": TEACHER, "teacher-draws": 4, "noise-steps": 3}
+ACR = {"objective": "acr-weakness", "attack-from-epoch": 1, "drop-below": 0.01}
+ADAMW = {"optimizer": "adamw", "lr": 0.001}
+PGD = {"objective": "consistency", "lambda": 1.5, "attack": "PGD", "num-steps": 1, "epsilon": 0.5}
+OBJECTIVES = [{"noise": 0.25, "num-noise-vec": 2, **one} for one in (CAT_RS, {**ACR, **ADAMW}, PGD)]
 
 
-def rows(capsys, *words: object) -> list[dict]:
-    return json.loads(
-        call(capsys, "analyze", words[0], "logs/grid", *words[1:], "--format", "json").out
-    )
+def table(capsys, *words: object) -> list[dict]:
+    """The rows of an analysis of all logs."""
+    analysis, *options = words
+    outcome = call(capsys, "analyze", analysis, "logs/grid", *options, "--format", "json")
+    return json.loads(outcome.out)
+
+
+PARAMETERS = {
+    "lambda": (0.5, None, 1.5),
+    "num_steps": (3, 3, 1),
+    "epsilon": (1, None, 0.5),
+    "eta": (None, None, 0.5),
+    "drop_below": (None, 0.01, None),
+    "attack_from_epoch": (None, 1, None),
+    "choose_from_epoch": (None, 1, None),
+    "teacher_draws": (4, None, None),
+    "optimizer": ("sgd", "adamw", "sgd"),
+}
 
 
 def test_job_waits_for_its_teacher_and_analyses_tell_objectives_apart(capsys):
-    grid = write_grid(Path("grid.toml"), CAT_RS, ACR, ATTACKED, {"noise": 0.25}, certify=[CERTIFY])
+    grid = write_grid(Path("grid.toml"), *OBJECTIVES, {"noise": 0.25}, certify=[CERTIFY])
     student, *others, teacher = jobs_of(grid)
-    assert (state_of(student).kind, TEACHER in state_of(student).detail) == (
-        StateKind.BLOCKED,
-        True,
-    )
+    state = state_of(student)
+    assert state.kind is StateKind.BLOCKED and TEACHER in state.detail
     for job in (teacher, student, *others):
         assert state_of(job).kind is StateKind.WAITING
         finish(job)
     assert {state_of(job).kind for job in jobs_of(grid)} == {StateKind.DONE}
-    known = {row["objective"]: row for row in rows(capsys, "parameters")}
-    names = (
-        "lambda num_steps epsilon eta drop_below attack_from_epoch choose_from_epoch teacher_draws "
-        "optimizer"
-    )
-    names = names.split()
-    assert [known["CatRS"][name] for name in names] == [0.5, 3, 1, None, None, None, None, 4, "sgd"]
-    assert [known["AcrWeakness"][name] for name in names] == [
-        None,
-        3,
-        None,
-        None,
-        0.01,
-        1,
-        1,
-        None,
-        "adamw",
-    ]
-    assert [known["Consistency"][name] for name in names] == [
-        1.5,
-        1,
-        0.5,
-        0.5,
-        None,
-        None,
-        None,
-        None,
-        "sgd",
-    ]
+    known = {row["objective"]: row for row in table(capsys, "parameters")}
+    trained = [known[name] for name in ("CatRS", "AcrWeakness", "Consistency")]
+    found = {name: tuple(row[name] for row in trained) for name in PARAMETERS}
+    assert found == PARAMETERS
     assert known["CatRS"]["teacher"] and not known["Gaussian"]["teacher"]
-    groups = [
-        row["group"] for row in rows(capsys, "envelope", "--group-by", "objective", "--radii", 0)
-    ]
-    assert groups == [
-        f"objective = {name}" for name in ("AcrWeakness", "CatRS", "Consistency", "Gaussian")
-    ]
-    found = [
-        (row["training"], row["sigma"])
-        for row in rows(capsys, "summary", "--label-by", "training", "sigma")
-    ]
-    assert found == [
-        ("AcrWeakness", 0.25),
-        ("CatRS", 0.25),
-        ("Consistency-PGD", 0.25),
-        ("Gaussian", 0.25),
-    ]
+    rows = table(capsys, "envelope", "--group-by", "objective", "--radii", 0)
+    names = ["AcrWeakness", "CatRS", "Consistency", "Gaussian"]
+    assert [row["group"] for row in rows] == [f"objective = {name}" for name in names]
+    rows = table(capsys, "summary", "--label-by", "training", "sigma")
+    names[2] = "Consistency-PGD"
+    assert [(row["training"], row["sigma"]) for row in rows] == [(name, 0.25) for name in names]
     Path(TEACHER).write_bytes(b"another one")
     state = state_of(student)
-    assert state.kind is StateKind.FAILED and "teacher_sha256" in state.detail, (
-        "made with another teacher"
-    )
+    assert state.kind is StateKind.FAILED and "teacher_sha256" in state.detail

@@ -77,29 +77,31 @@ def test_words_of_the_commands():
     given = [{f"--{option}".strip() for option in " ".join(one).split("--")[1:]} for one in words]
     assert given == expected
     assert (job.cwd, job.logs, job.name, job.group) == (Path.cwd(), Path(logs), folder, "grid")
-    assert (job.training.folder, job.training.epochs) == (Path.cwd() / model, 2)
+    assert (job.training.folder, job.training.expected.epochs) == (Path.cwd() / model, 2)
 
 
 def test_false_is_said_where_it_means_something():
     """No crops and no mirror images are decisions; a switch that is off is just not there."""
     cifar = {"dataset": "cifar10", "arch": "cifar_resnet20", "noise": 0.25}
     jobs = planned({**cifar, "horizontal-flip": [True, False]}, fixed={})
-    assert [job.training.recipe["horizontal_flip"] for job in jobs] == [True, False]
+    assert [job.training.expected.recipe["horizontal_flip"] for job in jobs] == [True, False]
     (job,) = planned({**PGD, "random-start": False})
-    assert job.training.recipe["objective"]["attack"]["random_start"] is False
+    assert job.training.expected.recipe["objective"]["attack"]["random_start"] is False
     assert not any("random-start" in word for word in job.training.words)
 
 
 def test_released_behaviour_counts_in_256ths_only_where_it_is_asked_for():
     for released in ([False, True], [True, False]):
         jobs = planned({**PGD, "epsilon": 1, "released-behaviour": released})
-        epsilons = [job.training.recipe["objective"]["attack"]["epsilon"] for job in jobs]
+        epsilons = [job.training.expected.recipe["objective"]["attack"]["epsilon"] for job in jobs]
         assert epsilons == [1 / 256 if behaviour else 1.0 for behaviour in released]
 
 
 def test_beta_is_part_of_the_recipe_and_of_the_folder():
     ours, papers = planned({**PGD, "beta": [4, 1]})
-    names = [job.training.recipe["objective"]["attack"]["estimator"] for job in (ours, papers)]
+    names = [
+        job.training.expected.recipe["objective"]["attack"]["estimator"] for job in (ours, papers)
+    ]
     assert names == [{"name": "PlugIn", "beta": 4.0}, "plug_in"] and "/beta_4/" in ours.name
 
 
@@ -124,7 +126,7 @@ def test_planned_recipe_is_what_the_training_records(kind):
     (job,) = planned(TRAINED[kind])
     do(job.training)
     recorded = json.loads((job.training.folder / "args.json").read_text())["recipe"]
-    stated = json.loads(json.dumps(dict(job.training.recipe)))
+    stated = json.loads(json.dumps(dict(job.training.expected.recipe)))
     assert {name: recorded[name] for name in stated} == stated
     files = {
         "dataset_fingerprint",
@@ -134,7 +136,7 @@ def test_planned_recipe_is_what_the_training_records(kind):
         "pseudo_weight",
     }
     assert recorded.keys() - stated.keys() <= files, "only what takes a file to know is left out"
-    assert len(rows(job.training.folder / "log.txt")) == job.training.epochs
+    assert len(rows(job.training.folder / "log.txt")) == job.training.expected.epochs
     assert job.training.progress().is_complete and job.training.checkpoint.exists()
 
 
@@ -193,8 +195,8 @@ def test_planned_settings_are_what_the_manifest_says(model, kind):
     (stage,) = job.evaluations
     assert not stage.progress().is_complete and job.training.progress().is_complete
     do(stage)
-    assert len(stage.logs) == len(stage.settings) == (2 if kind == "attack" else 1)
-    for log, settings in zip(stage.logs, stage.settings):
+    assert len(stage.logs) == len(stage.expected.settings) == (2 if kind == "attack" else 1)
+    for log, settings in zip(stage.logs, stage.expected.settings):
         recorded, stated = (
             read_manifest_file(log)["settings"],
             json.loads(json.dumps(dict(settings))),
@@ -360,18 +362,15 @@ def test_impossible_grid_is_refused_saying_why(capsys, what):
     assert [word for word in words if word not in message] == [], message
 
 
-def test_shared_options_go_into_every_command(tmp_path):
-    from smoothadv.sweep.grid import read_grid
-    from smoothadv.sweep.planning import plan_sweep
-
+@pytest.mark.parametrize(
+    "shared", [{"--data-dir": "some/where", "--device": "cpu"}, {"--data-dir": None}]
+)
+def test_shared_options_go_into_every_command(shared):
     path = write_grid(Path("grid.toml"), {"noise": 0.25}, certify=[{}], attack=[{"epsilon": 1}])
-    for shared in ({"--data-dir": "some/where", "--device": "cpu"}, {"--data-dir": None}):
-        (plan,) = plan_sweep(read_grid(path), shared)
-        for stage in plan.job.stages:
-            text = " ".join(stage.words)
-            assert (
-                ("--data-dir some/where" in text) == ("--device cpu" in text) == (len(shared) == 2)
-            )
+    (job,) = jobs_of(path, shared)
+    for stage in job.stages:
+        text = " ".join(stage.words)
+        assert ("--data-dir some/where" in text) == ("--device cpu" in text) == (len(shared) == 2)
 
 
 def test_function_in_a_file_is_given_to_every_command_and_a_denoiser_is_needed():

@@ -1,5 +1,7 @@
 """The state of a job, judged by its files; files made with other settings neither count as done nor
 are replaced.
+
+Commands are faked: tests/sweep/test_planning.py shows that real ones write what is expected here.
 """
 
 import json
@@ -7,22 +9,19 @@ import os
 import shutil
 import socket
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from smoothadv.records.logs import manifest_path
 from smoothadv.sweep.job_record import BusyError
-from smoothadv.sweep.jobs import Job, StateKind, state_of
-from smoothadv.sweep.stages import StageProgress
-from support.commands import call, rows, snapshot, succeed, timeless
+from smoothadv.sweep.jobs import StateKind, SweepJob, state_of
+from support.commands import call, snapshot
 from support.patience import wait_for
 from support.sweeping import (
     CERTIFY,
     FIXED,
-    do,
+    fake,
     finish,
     held_by_another,
     is_locked,
@@ -31,20 +30,17 @@ from support.sweeping import (
 )
 
 pytestmark = pytest.mark.usefixtures("workplace")
+WAITING, BLOCKED, RUNNING, STOPPED, FAILED, DONE = StateKind
 NOISE = {"noise": 0.25}
 ATTACK = {"max": 3, "N": 100, "num-steps": 1, "num-noise-vec": 2, "epsilon": [0.25, 0.5]}
 FOLDER = Path("gaussian/digits/digits_resnet8/noise_0.25")
 LOG = Path("logs/grid", FOLDER, "test/sigma_0.25.tsv")
 MODEL = Path("models/grid", FOLDER)
+OTHER = Path("other.pth.tar")
+PRETRAINED = {**FIXED, "pretrained-model": str(OTHER)}
 
 
-def next_progress(job: Job) -> StageProgress:
-    """How far the first unfinished stage has come."""
-    reached = [stage.progress() for stage in job.stages]
-    return next(progress for progress in reached if not progress.is_complete)
-
-
-def the_job(fixed: dict = FIXED, certify: dict = CERTIFY, **further) -> Job:
+def the_job(fixed: dict = FIXED, certify: dict = CERTIFY, **further) -> SweepJob:
     """The job of a grid of one model, in the working folder."""
     (job,) = jobs_of(
         write_grid(Path("grid.toml"), NOISE, fixed=fixed, certify=[certify], **further)
@@ -52,191 +48,138 @@ def the_job(fixed: dict = FIXED, certify: dict = CERTIFY, **further) -> Job:
     return job
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """A folder in which all of the job's stages were done."""
-    folder = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        finish(the_job())
-    return folder
-
-
 @pytest.fixture
-def done(finished, workplace) -> Job:
-    """The finished job, in a folder of its own."""
-    shutil.copytree(finished, workplace, dirs_exist_ok=True)
-    return the_job()
+def done() -> SweepJob:
+    """The job, all of whose stages were done."""
+    job = the_job()
+    finish(job)
+    return job
 
 
-def kind(job: Job) -> StateKind:
+def kind(job: SweepJob) -> StateKind:
     return state_of(job).kind
 
 
-def artefacts() -> dict:
-    """Models and logs, without the records of jobs."""
-    everything = snapshot(Path.cwd())
-    return {
-        path: content for path, content in everything.items() if "/" in path and "job." not in path
-    }
+def keep_lines(path: Path, count: int, torn: int = 0) -> None:
+    """Keep the first lines of a file, and the beginning of another."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:count]) + lines[count][:torn])
 
 
-def test_job_without_files_waits():
-    job = the_job()
-    assert state_of(job).kind is StateKind.WAITING and state_of(job).detail == ""
-    assert (next_progress(job).done, next_progress(job).total) == (0, 2)
-    assert not Path("models").exists() and not Path("logs").exists(), "to look changes nothing"
-
-
-def test_job_is_done_by_its_artefacts_whatever_the_record_says(done):
-    assert kind(done) is StateKind.DONE
-    for state in ("failed", "running", "stopped", "queued", "done"):
-        done.record.write(state, line="no", stage="train")
-        assert kind(done) is StateKind.DONE
-
-
-def test_record_that_says_done_is_no_artefact_and_one_that_cannot_be_read_none():
-    job = the_job()
-    job.record.folder.mkdir(parents=True)
-    job.record.write("done")
-    assert kind(job) is StateKind.STOPPED
-    for content in ("", "{", "[]", "5", '"done"', "\0"):
-        (job.record.folder / "job.json").write_text(content)
-        assert kind(job) is StateKind.WAITING, content
-    (job.record.folder / "job.json").unlink()
-    assert kind(job) is StateKind.WAITING
-
-
-def test_record_says_why_a_job_failed_and_where_it_waits():
-    job = the_job()
-    job.record.folder.mkdir(parents=True)
-    job.record.write("failed", stage="train", line="error: no disk")
-    assert kind(job) is StateKind.FAILED and "train: error: no disk" in state_of(job).detail
-    job.record.write("queued", id="12_3")
-    assert kind(job) is StateKind.WAITING and "12_3" in state_of(job).detail
-
-
-def test_incomplete_epochs_are_not_done_and_the_rest_is_added():
-    job = the_job()
-    do(job.training, "--epochs", 1)
-    state = state_of(job)
-    assert state.kind is StateKind.STOPPED and state.detail == "train: 1 of 2 epochs"
-    do(job.training)
-    assert job.training.progress().is_complete
-    assert state_of(job).kind is StateKind.STOPPED and "certify" in state_of(job).detail
-
-
-def test_torn_last_line_of_a_training_log_is_no_epoch(done):
-    log = done.training.folder / "log.txt"
-    log.write_bytes(log.read_bytes()[:-3])
-    assert kind(done) is StateKind.STOPPED and next_progress(done).done == 1
-
-
-@pytest.mark.parametrize("torn", [0, 1, 7])
-def test_missing_and_torn_rows_are_made_again_and_no_others(done, torn):
-    log = done.evaluations[0].logs[0]
-    whole = log.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    log.write_bytes(b"".join(lines[:4]) + lines[4][:torn])
-    state = state_of(done)
-    assert state.kind is StateKind.STOPPED and "3 of 5 images" in state.detail
-    Path("whole.tsv").write_bytes(whole)
-    do(done.evaluations[0])
-    assert kind(done) is StateKind.DONE
-    assert log.read_bytes().startswith(b"".join(lines[:4])) and timeless(log) == timeless(
-        Path("whole.tsv")
-    )
-
-
-@pytest.mark.parametrize(
-    "lost", [LOG, LOG.with_name(f"{LOG.name}.manifest.json")], ids=["rows", "manifest"]
-)
-def test_log_without_its_other_half_is_not_done(done, lost):
-    lost.unlink()
-    assert kind(done) in (StateKind.STOPPED, StateKind.FAILED)
-
-
-def test_no_checkpoint_is_no_model_and_logs_of_it_are_not_trained_for_again(done):
-    done.training.checkpoint.unlink()
-    state = state_of(done)
-    assert (
-        state.kind is StateKind.FAILED and "is gone: put it back, or remove the log" in state.detail
-    )
-    assert next_progress(done).done == 0
-
-
-def changed_file() -> None:
-    """Replace the certified weights by others."""
-    path = MODEL / "checkpoint.pth.tar"
-    content = torch.load(path, weights_only=True)
-    torch.save({**content, "runs": []}, path)
-
-
-def other_seed() -> None:
-    shutil.rmtree(MODEL)
-    succeed(
-        "train",
-        "digits",
-        "digits_resnet8",
-        MODEL,
-        "--noise",
-        0.25,
-        "--recipe",
-        "smoke",
-        "--seed",
-        1,
-    )
-
-
-def with_field(path: Path, part: str, field: str, value: object) -> None:
+def set_field(path: Path, part: str, field: str, value: object) -> None:
     content = json.loads(path.read_text())
     path.write_text(json.dumps({**content, part: {**content[part], field: value}}))
 
 
-denoised_log = partial(with_field, manifest_path(LOG), "settings", "denoiser", {"sha256": "0"})
-pretrained_model = partial(with_field, MODEL / "args.json", "recipe", "pretrained", True)
+def empty_log() -> None:
+    """As a full disk may leave it: without a manifest. The command begins it anew."""
+    LOG.write_bytes(b"")
+    manifest_path(LOG).unlink()
+
+
+CHANGES = {
+    "nothing": (lambda: None, DONE, ""),
+    "torn epoch": (lambda: keep_lines(MODEL / "log.txt", 2, 5), STOPPED, "train: 1 of 2 epochs"),
+    "no epoch": (lambda: keep_lines(MODEL / "log.txt", 1), STOPPED, "train: 0 of 2 epochs"),
+    "rows missing": (lambda: keep_lines(LOG, 4), STOPPED, "certify sigma_0.25: 3 of 5 images"),
+    "torn row": (lambda: keep_lines(LOG, 4, 7), STOPPED, "3 of 5 images"),
+    "no rows": (LOG.unlink, STOPPED, "0 of 5 images"),
+    "no manifest": (lambda: manifest_path(LOG).unlink(), FAILED, "is missing or unreadable"),
+    "empty log": (empty_log, STOPPED, "0 of ? images"),
+    "no checkpoint": ((MODEL / "checkpoint.pth.tar").unlink, FAILED, "put it back, or remove the"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_state_is_that_of_the_files(done, what):
+    change, expected, detail = CHANGES[what]
+    change()
+    state = state_of(done)
+    assert state.kind is expected and detail in state.detail, state
+
+
+def test_job_without_files_waits_and_changes_nothing():
+    job = the_job()
+    assert state_of(job).kind is WAITING and state_of(job).detail == ""
+    assert not Path("models").exists() and not Path("logs").exists()
+
+
+def test_job_that_has_begun_is_stopped_until_all_is_done():
+    job = the_job(attack=[ATTACK])
+    fake(job.training, epochs=1)
+    assert (kind(job), state_of(job).detail) == (STOPPED, "train: 1 of 2 epochs")
+    for stage in job.stages:
+        assert kind(job) is STOPPED
+        fake(stage)
+    assert kind(job) is DONE and job.evaluations[1].progress().done == 6
+    keep_lines(job.evaluations[1].logs[1], 3)
+    assert kind(job) is STOPPED and "5 of 6 images" in state_of(job).detail
+    assert kind(the_job(attack=[{**ATTACK, "num-steps": 2}])) is FAILED
+
+
+@pytest.mark.parametrize("state", ["failed", "running", "stopped", "queued", "done"])
+def test_job_is_done_by_its_artefacts_whatever_the_record_says(done, state):
+    done.record.folder.mkdir(parents=True, exist_ok=True)
+    done.record.write(state, line="no", stage="train")
+    assert kind(done) is DONE
+
+
+RECORDS = {
+    "done": ({"state": "done"}, STOPPED, ""),
+    "failed": ({"state": "failed", "stage": "train", "line": "no disk"}, FAILED, "train: no disk"),
+    "queued": ({"state": "queued", "id": "12_3"}, WAITING, "12_3"),
+    "a list": ([], WAITING, ""),
+    "a number": (5, WAITING, ""),
+}
+
+
+@pytest.mark.parametrize("what", RECORDS)
+def test_record_says_what_the_files_cannot(what):
+    content, expected, detail = RECORDS[what]
+    job = the_job()
+    job.record.folder.mkdir(parents=True)
+    (job.record.folder / "job.json").write_text(json.dumps(content))
+    assert kind(job) is expected and detail in state_of(job).detail
+    for broken in ("", "{", "\0"):
+        (job.record.folder / "job.json").write_text(broken)
+        assert kind(job) is WAITING
+
+
+def other_model() -> None:
+    (MODEL / "checkpoint.pth.tar").write_text("{}")
+
+
+def other_seed() -> None:
+    fake(the_job({**FIXED, "seed": 1}).training)
+
+
+def denoised_log() -> None:
+    set_field(manifest_path(LOG), "settings", "denoiser", {"sha256": "0"})
+
+
+def pretrained_model() -> None:
+    set_field(MODEL / "args.json", "recipe", "pretrained", True)
+
+
 CONFLICTS = {
-    "added denoiser": (
-        None,
-        FIXED,
-        {**CERTIFY, "denoiser": "diffusers:x"},
-        ["denoiser than diffusers:x"],
-    ),
-    "other denoiser": (
-        denoised_log,
-        FIXED,
-        {**CERTIFY, "denoiser": "grid.toml"},
-        ["denoiser than grid.toml"],
-    ),
-    "no denoiser": (denoised_log, FIXED, CERTIFY, [str(LOG), "another denoiser than none"]),
-    "pretrained": (pretrained_model, FIXED, CERTIFY, [str(MODEL), "pretrained was True, now None"]),
-    "N": (None, FIXED, {**CERTIFY, "N": 300}, ["N was 200, now 300"]),
-    "alpha": (None, FIXED, {**CERTIFY, "alpha": 0.01}, ["alpha was 0.001, now 0.01"]),
-    "procedure": (
-        None,
-        FIXED,
-        {**CERTIFY, "method": "adaptive"},
-        ["method was 'exact', now 'adaptive'"],
-    ),
-    "sound": (None, FIXED, {**CERTIFY, "sound": True}, ["sound was False, now True"]),
-    "batch": (None, FIXED, {**CERTIFY, "batch": 50}, ["batch was 200, now 50"]),
-    "compile": (None, FIXED, {**CERTIFY, "compile": True}, ["compiled was False, now True"]),
-    "learning rate": (
-        None,
-        {**FIXED, "lr": 0.02},
-        CERTIFY,
-        [str(MODEL), "learning_rate was 0.01, now 0.02"],
-    ),
-    "seed": (None, {**FIXED, "seed": 1}, CERTIFY, [str(MODEL), "seed was 0, now 1"]),
-    "input layer": (None, {**FIXED, "input-layer": "center"}, CERTIFY, [str(MODEL), "input_layer"]),
-    "fewer epochs": (None, {**FIXED, "epochs": 1}, CERTIFY, [str(MODEL), "epochs"]),
-    "retrained with another seed": (other_seed, FIXED, CERTIFY, [str(MODEL), "seed was 1, now 0"]),
-    "another checkpoint": (
-        changed_file,
-        FIXED,
-        CERTIFY,
-        [str(LOG), str(MODEL / "checkpoint.pth.tar")],
-    ),
+    "added denoiser": (None, {}, {"denoiser": "diffusers:x"}, ["denoiser than diffusers:x"]),
+    "other denoiser": (denoised_log, {}, {"denoiser": "grid.toml"}, ["denoiser than grid.toml"]),
+    "no denoiser": (denoised_log, {}, {}, [str(LOG), "another denoiser than none"]),
+    "pretrained": (pretrained_model, {}, {}, [str(MODEL), "pretrained was True, now None"]),
+    "N": (None, {}, {"N": 300}, ["N was 200, now 300"]),
+    "alpha": (None, {}, {"alpha": 0.01}, ["alpha was 0.001, now 0.01"]),
+    "procedure": (None, {}, {"method": "adaptive"}, ["method was 'exact', now 'adaptive'"]),
+    "sound": (None, {}, {"sound": True}, ["sound was False, now True"]),
+    "batch": (None, {}, {"batch": 50}, ["batch was None, now 50"]),
+    "compile": (None, {}, {"compile": True}, ["compiled was False, now True"]),
+    "fewer images": (None, {}, {"max": 3}, ["has image 3, which is not selected here"]),
+    "larger steps": (None, {}, {"skip": 2}, ["has image 1, which is not selected here"]),
+    "learning rate": (None, {"lr": 0.02}, {}, [str(MODEL), "learning_rate was 0.01, now 0.02"]),
+    "seed": (None, {"seed": 1}, {}, [str(MODEL), "seed was 0, now 1"]),
+    "input layer": (None, {"input-layer": "center"}, {}, [str(MODEL), "input_layer"]),
+    "fewer epochs": (None, {"epochs": 1}, {}, [str(MODEL), "epochs"]),
+    "retrained with another seed": (other_seed, {}, {}, [str(MODEL), "seed was 1, now 0"]),
+    "another checkpoint": (other_model, {}, {}, [str(LOG), str(MODEL / "checkpoint.pth.tar")]),
 }
 
 
@@ -245,9 +188,9 @@ def test_files_of_other_settings_are_neither_done_nor_replaced(done, capsys, wha
     change, fixed, certify, words = CONFLICTS[what]
     if change is not None:
         change()
-    job = the_job(fixed, certify)
+    job = the_job({**FIXED, **fixed}, {**CERTIFY, **certify})
     state = state_of(job)
-    assert state.kind is StateKind.FAILED, state
+    assert state.kind is FAILED, state
     assert [word for word in words if word not in state.detail] == [], state.detail
     before = artefacts()
     for action, output in (("run", "nothing to do"), ("retry", "failed")):
@@ -257,69 +200,56 @@ def test_files_of_other_settings_are_neither_done_nor_replaced(done, capsys, wha
     assert not job.record.log.exists(), "no command was started for nothing"
 
 
-def test_smaller_steps_through_the_images_add_what_is_missing(capsys):
-    """From every sixth image to every third: except for the order, the log equals one made at
-    once.
-    """
-    finish(the_job(certify={"skip": 6, "N": 100}))
-    first = LOG.read_bytes()
-    job = the_job(certify={"skip": 3, "N": 100})
-    assert kind(job) is StateKind.STOPPED and not job.evaluations[0].progress().is_complete
-    do(job.evaluations[0])
-    assert kind(job) is StateKind.DONE and LOG.read_bytes().startswith(first)
-    direct = list(job.evaluations[0].words)
-    succeed(*direct[:4], "direct.tsv", *direct[5:])
-    assert len(rows(LOG)) == 120
-    assert sorted(timeless(LOG), key=lambda row: int(row["idx"])) == timeless(Path("direct.tsv"))
-    assert kind(the_job(certify={"skip": 6, "N": 100})) is not StateKind.DONE, (
-        "for it says more than was asked for"
-    )
+def artefacts() -> dict:
+    """Models and logs, without the records of jobs."""
+    everything = snapshot(Path.cwd())
+    return {path: everything[path] for path in everything if "/" in path and "job." not in path}
 
 
-def test_each_log_of_an_attack_counts(done):
-    job = the_job(attack=[ATTACK])
-    assert kind(job) is StateKind.STOPPED and job.evaluations[0].progress().is_complete
-    do(job.evaluations[1])
-    assert kind(job) is StateKind.DONE and (job.evaluations[1].progress().done, kind(done)) == (
-        6,
-        StateKind.DONE,
-    )
-    log = job.evaluations[1].logs[1]
-    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
-    assert kind(job) is StateKind.STOPPED and "5 of 6 images" in state_of(job).detail
-    assert kind(the_job(attack=[{**ATTACK, "num-steps": 2}])) is StateKind.FAILED
+@pytest.mark.parametrize(
+    ("first", "then"), [({"skip": 6}, {"skip": 3}), ({"max": 5}, {"max": 6}), ({"max": 5}, {})]
+)
+def test_more_images_are_added_to_a_log(first, then):
+    finish(the_job(certify={"N": 100, **first}))
+    more = the_job(certify={"N": 100, **then})
+    assert kind(more) is STOPPED
+    fake(more.evaluations[0])
+    assert kind(more) is DONE and kind(the_job(certify={"N": 100, **first})) is FAILED
 
 
 def test_job_that_needs_a_file_is_blocked_until_it_is_there(done):
-    shutil.copy(done.training.checkpoint, "other.pth.tar")
-    start = {**FIXED, "pretrained-model": "other.pth.tar"}
-    assert kind(the_job(start)) is StateKind.WAITING
-    Path("other.pth.tar").rename("away.pth.tar")
-    state = state_of(the_job(start))
-    assert state.kind is StateKind.BLOCKED and "other.pth.tar" in state.detail
-    Path("away.pth.tar").rename("other.pth.tar")
-    job = the_job(start)
+    state = state_of(the_job(PRETRAINED))
+    assert state.kind is BLOCKED and str(OTHER) in state.detail
+    shutil.copy(done.training.checkpoint, OTHER)
+    job = the_job(PRETRAINED)
+    assert kind(job) is WAITING
     finish(job)
-    assert kind(job) is StateKind.DONE
-    Path("other.pth.tar").unlink()
-    assert kind(job) is StateKind.DONE, "what is complete needs nothing"
-    job.evaluations[0].logs[0].write_bytes(LOG.read_bytes()[:40])
-    assert kind(job) in (StateKind.STOPPED, StateKind.FAILED), "and what is left does not need it"
+    OTHER.unlink()
+    assert kind(job) is DONE, "what is complete needs nothing"
+    keep_lines(job.evaluations[0].logs[0], 3)
+    assert kind(job) is STOPPED, "and what is left does not need it"
 
 
-def test_other_weights_to_start_from_make_another_model(done):
-    shutil.copy(done.training.checkpoint, "other.pth.tar")
-    start = {**FIXED, "pretrained-model": "other.pth.tar"}
-    finish(the_job(start))
-    assert kind(the_job(start)) is StateKind.DONE
-    content = torch.load("other.pth.tar", weights_only=True)
-    torch.save({**content, "epoch": 99}, "other.pth.tar")
+def test_other_weights_to_start_from_make_another_model():
+    OTHER.write_text("{}")
+    finish(the_job(PRETRAINED))
+    assert kind(the_job(PRETRAINED)) is DONE
+    OTHER.write_text("[]")
+    state = state_of(the_job(PRETRAINED))
+    assert state.kind is FAILED and "pretrained" in state.detail
+
+
+def test_training_does_not_start_from_an_unfinished_model(done):
+    """Its checkpoint exists, but lacks an epoch."""
+    start = {**FIXED, "pretrained-model": str(MODEL / "checkpoint.pth.tar"), "seed": 1}
+    assert kind(the_job(start)) is WAITING
+    keep_lines(MODEL / "log.txt", 2)
     state = state_of(the_job(start))
-    assert state.kind is StateKind.FAILED and "pretrained" in state.detail
+    assert state.kind is BLOCKED and "which has 1 of 2 epochs" in state.detail
 
 
 @pytest.fixture
-def begun() -> Job:
+def begun() -> SweepJob:
     """A job with a lock file and a record that says that another process works on it."""
     job = the_job()
     with job.record.claim(0):
@@ -327,7 +257,12 @@ def begun() -> Job:
     return job
 
 
-def say_host(job: Job, host: str, seconds_ago: float) -> None:
+def assert_busy(job: SweepJob, holder: str = "is being worked on") -> None:
+    with pytest.raises(BusyError, match=holder), job.record.claim(0):
+        pass
+
+
+def say_host(job: SweepJob, host: str, seconds_ago: float) -> None:
     """Write the record and the sign of life of a ``host`` that touched the job ``seconds_ago``."""
     file = job.record.folder / "job.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "host": host}))
@@ -336,7 +271,7 @@ def say_host(job: Job, host: str, seconds_ago: float) -> None:
 
 
 def test_record_of_a_process_that_died_here_is_no_holder(begun):
-    assert begun.record.holder() == "" and kind(begun) is StateKind.STOPPED
+    assert begun.record.holder() == "" and kind(begun) is STOPPED
     assert begun.record.read()["host"] == socket.gethostname()
     with begun.record.claim(0):
         pass
@@ -349,68 +284,35 @@ def test_holder_of_the_lock_works_on_the_job_whatever_the_record_says(state):
         job.record.folder.mkdir(parents=True)
         job.record.write(state, line="x")
     with held_by_another(job.record.folder / "job.lock"):
-        assert kind(job) is StateKind.RUNNING and job.record.holder()
-        with pytest.raises(BusyError), job.record.claim(0):
-            pass
-    assert job.record.holder() == "" and kind(job) is not StateKind.RUNNING
+        assert kind(job) is RUNNING and job.record.holder()
+        assert_busy(job)
+    assert job.record.holder() == "" and kind(job) is not RUNNING
 
 
 def test_readers_of_the_lock_do_not_see_each_other(begun):
-    assert not is_locked(begun.record.folder / "job.lock")
+    lock = begun.record.folder / "job.lock"
+    assert not is_locked(lock)
     with begun.record.claim(0):
-        assert is_locked(begun.record.folder / "job.lock")
-        assert [begun.record.holder() != "" for _ in range(3)] == [True] * 3
-        with pytest.raises(BusyError), begun.record.claim(0):
-            pass
-    assert not is_locked(begun.record.folder / "job.lock")
+        assert is_locked(lock) and all(begun.record.holder() for _ in range(3))
+        assert_busy(begun)
+    assert not is_locked(lock)
 
 
 def test_sign_of_life_of_another_machine_counts_for_a_while(begun):
-    say_host(begun, "elsewhere", seconds_ago=1)
-    state = state_of(begun)
-    assert state.kind is StateKind.RUNNING and "elsewhere" in state.detail
-    with pytest.raises(BusyError) as refused, begun.record.claim(0):
-        pass
-    assert "elsewhere" in str(refused.value)
-    say_host(begun, "elsewhere", seconds_ago=-20)
-    assert "elsewhere" in begun.record.holder(), "clocks may differ a little"
+    for seconds in (1, -20):  # clocks may differ a little
+        say_host(begun, "elsewhere", seconds_ago=seconds)
+        state = state_of(begun)
+        assert state.kind is RUNNING and "elsewhere" in state.detail
+        assert_busy(begun, "elsewhere")
     for seconds in (3600, -86_400):  # a file from tomorrow is no sign of life either
         say_host(begun, "elsewhere", seconds_ago=seconds)
-        assert begun.record.holder() == "" and kind(begun) is StateKind.STOPPED
-    file = begun.record.folder / "job.lock"
+        assert begun.record.holder() == "" and kind(begun) is STOPPED
+    lock = begun.record.folder / "job.lock"
     with begun.record.claim(0):
-        wait_for(lambda: time.time() - file.stat().st_mtime < 1800)  # a sign of life of its own
+        wait_for(lambda: time.time() - lock.stat().st_mtime < 1800)  # a sign of life of its own
 
 
 def test_other_machines_that_have_finished_do_not_count(begun):
     begun.record.write("failed", stage="train", line="x")
     say_host(begun, "elsewhere", seconds_ago=1)
-    assert begun.record.holder() == "" and kind(begun) is StateKind.FAILED
-
-
-@pytest.mark.parametrize("selection", [{"max": 5, "skip": 1}, {"max": 3}, {"skip": 2, "max": 3}])
-def test_log_is_whole_by_its_rows_if_it_holds_no_others(done, selection):
-    """How the run that wrote it selected its images does not matter."""
-    job = the_job(certify={**CERTIFY, **selection})
-    # Other images in it are reported, and never count as the selected ones.
-    assert kind(job) is (StateKind.DONE if selection == {"max": 5, "skip": 1} else StateKind.FAILED)
-    assert kind(the_job(certify={**CERTIFY, "max": 6})) is StateKind.STOPPED
-
-
-def test_log_without_a_byte_is_none(done):
-    """A full disk may leave an empty log without a manifest; the command begins it anew."""
-    LOG.write_bytes(b"")
-    Path(f"{LOG}.manifest.json").unlink()
-    assert kind(done) is StateKind.STOPPED
-    do(done.evaluations[0])
-    assert kind(done) is StateKind.DONE
-
-
-def test_training_does_not_start_from_an_unfinished_model(done):
-    """Its checkpoint exists, but lacks an epoch."""
-    start = {**FIXED, "pretrained-model": str(MODEL / "checkpoint.pth.tar"), "seed": 1}
-    assert kind(the_job(start)) is StateKind.WAITING
-    log = MODEL / "log.txt"
-    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
-    state = state_of(the_job(start))
-    assert state.kind is StateKind.BLOCKED and "which has 1 of 2 epochs" in state.detail
+    assert begun.record.holder() == "" and kind(begun) is FAILED

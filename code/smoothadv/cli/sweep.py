@@ -7,11 +7,11 @@ import fnmatch
 import itertools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.shared.logs import read_logs
@@ -29,12 +29,10 @@ from smoothadv.cli.options.components import (
 )
 from smoothadv.cli.runner import Parser, run, terminable
 from smoothadv.records.logs import TRAINING_LOG, is_shard_folder
-from smoothadv.sweep.engines import ENGINES, Engine, Site
+from smoothadv.sweep.engines import ENGINES, Engine, SweepContext
 from smoothadv.sweep.grid import MOST_MODELS, Grid, read_grid
-from smoothadv.sweep.jobs import Job, JobState, StateKind, count_states, state_of
-
-if TYPE_CHECKING:
-    from smoothadv.sweep.planning import Plan
+from smoothadv.sweep.jobs import JobState, StateKind, SweepJob, state_of
+from smoothadv.sweep.stages import EvaluationStage
 
 _EXAMPLES = """examples:
   python code/sweep.py plan scripts/grids/paper-cifar10-pgd.toml
@@ -73,10 +71,13 @@ _NO_COST = {"--no-cost": (None, "do not measure and estimate what the jobs will 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A grid and the plans of its selected jobs."""
+    """A grid and its selected jobs."""
 
     grid: Grid
-    plans: list[Plan]
+    jobs: list[SweepJob]
+
+
+JobAndState = tuple[SweepJob, JobState]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -120,116 +121,111 @@ def _add_report(parser: Parser) -> None:
     add_settings(parser, options_of(Report))
 
 
-def _read(options: argparse.Namespace) -> list[Sweep]:
-    """The grids with the jobs that --only selects, by default all."""
-    return _planned([read_grid(path, options.max_models) for path in options.grids], options)
-
-
-def _planned(grids: Sequence[Grid], options: argparse.Namespace) -> list[Sweep]:
-    """As ``_read``, of grids that have been read: their files may change while a sweep runs."""
-    # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not
-    # wait for these.
-    from smoothadv.sweep.planning import plan_sweep
-
-    shared = {"--data-dir": options.data_dir, "--device": options.device}
-    sweeps = [
-        Sweep(grid, plan_sweep(grid, shared, getattr(options, "plugin", ()))) for grid in grids
-    ]
-    _refuse_shared_folders([sweep.grid for sweep in sweeps])
-    if options.only is None:
-        return sweeps
-
-    def matches(plan: Plan) -> bool:
-        return any(fnmatch.fnmatchcase(plan.job.name, pattern) for pattern in options.only)
-
-    chosen = [Sweep(sweep.grid, list(filter(matches, sweep.plans))) for sweep in sweeps]
-    if not any(sweep.plans for sweep in chosen):
-        jobs = _jobs(sweeps)
-        raise UserError(
-            f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like "
-            f"{jobs[0].name}"
-        )
-    return [sweep for sweep in chosen if sweep.plans]
-
-
-def _refuse_shared_folders(grids: Sequence[Grid]) -> None:
-    """UserError if two grids would write into one folder."""
+def _read_grids(options: argparse.Namespace) -> list[Grid]:
+    grids = [read_grid(path, options.max_models) for path in options.grids]
     for kind in ("models", "logs"):
-        grid_of: dict[Path, Grid] = {}
+        readers: dict[Path, Grid] = {}
         for grid in grids:
             folder = getattr(grid, kind)
-            other = grid_of.setdefault(folder.resolve(), grid)
+            other = readers.setdefault(folder.resolve(), grid)
             if other is not grid:
                 raise UserError(
                     f"grids {other.path} and {grid.path} have the same folder of {kind}, {folder}"
                 )
+    return grids
 
 
-def _shown(jobs: Sequence[Job]) -> Iterable[Job]:
-    """The jobs, with a bar while the files of one after the other are looked at."""
-    return Progress(jobs, "checking files", unit="job", delay=1)
+def _read_sweeps(options: argparse.Namespace, grids: Sequence[Grid] | None = None) -> list[Sweep]:
+    """The ``grids`` (None: read from the files that the options name) with the jobs that --only
+    selects, by default all.
+    """
+    grids = _read_grids(options) if grids is None else grids
+    # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not
+    # wait for these.
+    from smoothadv.cli.expectations import CommandReader
+    from smoothadv.sweep.planning import plan_jobs
+
+    commands = CommandReader()
+    shared = {"--data-dir": options.data_dir, "--device": options.device}
+    plugins = getattr(options, "plugin", ())
+    sweeps = [Sweep(grid, plan_jobs(grid, commands, shared, plugins)) for grid in grids]
+    if options.only is None:
+        return sweeps
+
+    def is_selected(job: SweepJob) -> bool:
+        return any(fnmatch.fnmatchcase(job.name, pattern) for pattern in options.only)
+
+    jobs = _jobs(sweeps)
+    selected = [Sweep(sweep.grid, list(filter(is_selected, sweep.jobs))) for sweep in sweeps]
+    selected = [sweep for sweep in selected if sweep.jobs]
+    if not selected:
+        raise UserError(
+            f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like "
+            f"{jobs[0].name}"
+        )
+    return selected
 
 
-def _states(jobs: Sequence[Job]) -> list[JobState]:
-    return [state_of(job) for job in _shown(jobs)]
+def _jobs(sweeps: Sequence[Sweep]) -> list[SweepJob]:
+    return [job for sweep in sweeps for job in sweep.jobs]
+
+
+def _with_bar(sweeps: Sequence[Sweep]) -> Iterable[SweepJob]:
+    """All jobs, with a bar while the files of one after the other are read."""
+    return Progress(_jobs(sweeps), "checking files", unit="job", delay=1)
+
+
+def _with_states(sweeps: Sequence[Sweep]) -> list[JobAndState]:
+    return [(job, state_of(job)) for job in _with_bar(sweeps)]
 
 
 def _plan(parser: Parser, options: argparse.Namespace) -> None:
-    sweeps = _read(options)
+    sweeps = _read_sweeps(options)
     for sweep in sweeps:
-        grid, plans = sweep.grid, sweep.plans
+        grid, jobs = sweep.grid, sweep.jobs
         columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
-        rows = [
-            [plan.job.group, plan.job.name, ", ".join(_then(plan)) or "nothing"] for plan in plans
-        ]
-        print(
-            f"{grid.name}: {grid.about}; {len(plans)} jobs\nmodels in {grid.models}, logs in "
-            f"{grid.logs}"
-        )
+        rows = [[job.group, job.name, ", ".join(_titles(job)) or "nothing"] for job in jobs]
+        print(f"{grid.name}: {grid.about}; {len(jobs)} jobs")
+        print(f"models in {grid.models}, logs in {grid.logs}")
         print(f"{len(grid.trained)} models = {grid.formula}\n")
         print(FORMATS[options.format](Table(columns, rows), 1))
         if not options.no_cost:
+            from smoothadv.cli.expectations import CommandReader
             from smoothadv.sweep.costs import cost_table
 
-            print(cost_table(grid, plans, options.device) + "\n")
+            print(cost_table(grid, jobs, CommandReader(), options.device) + "\n")
     if len(sweeps) > 1:
         counts, names = zip(*((len(sweep.grid.trained), sweep.grid.name) for sweep in sweeps))
         print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {', '.join(names)}")
 
 
-def _then(plan: Plan) -> list[str]:
+def _titles(job: SweepJob) -> list[str]:
     """What follows the training, for people."""
-    perhaps = [f"perhaps {table.command} {table.name}" for table in plan.pending]
-    return [*(stage.title for stage in plan.job.evaluations), *perhaps]
+    perhaps = [f"perhaps {table.command} {table.name}" for table in job.pending]
+    return [*(stage.title for stage in job.evaluations), *perhaps]
 
 
 def _status(parser: Parser, options: argparse.Namespace) -> None:
-    sweeps = _read(options)
-    jobs = _jobs(sweeps)
-    states = _states(jobs)
+    sweeps = _read_sweeps(options)
+    jobs = _with_states(sweeps)
     columns = [Column(name, name, "text") for name in ("state", "folder", "detail")]
-    names = [job.name if len(sweeps) == 1 else job.key for job in jobs]
-    rows = [[state.kind.value, name, state.detail] for name, state in zip(names, states)]
+    rows = [
+        [state.kind.value, job.name if len(sweeps) == 1 else job.key, state.detail]
+        for job, state in jobs
+    ]
     print(FORMATS[options.format](Table(columns, rows), 1), end="")
     if options.format == "markdown":
-        print(f"\n{_summary(sweeps, states)}")
+        print(f"\n{_summary(sweeps, jobs)}")
 
 
-def _jobs(sweeps: Sequence[Sweep]) -> list[Job]:
-    return [plan.job for sweep in sweeps for plan in sweep.plans]
-
-
-def _summary(sweeps: Sequence[Sweep], states: Sequence[JobState]) -> str:
-    counted = ", ".join(f"{number} {kind.value}" for kind, number in count_states(states).items())
-    names = dict.fromkeys(
-        table.name for sweep in sweeps for plan in sweep.plans for table in plan.pending
-    )
-    later = (
-        f"; the best models, for {' and '.join(map(repr, names))}, are not known yet"
-        if names
-        else ""
-    )
-    return f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(states)} jobs: {counted}{later}"
+def _summary(sweeps: Sequence[Sweep], jobs: Sequence[JobAndState]) -> str:
+    counts = Counter(state.kind for _, state in jobs)
+    counted = ", ".join(f"{counts[kind]} {kind.value}" for kind in StateKind if counts[kind])
+    text = f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(jobs)} jobs: {counted}"
+    names = dict.fromkeys(repr(table.name) for job, _ in jobs for table in job.pending)
+    if names:
+        text += f"; the best models, for {' and '.join(names)}, are not known yet"
+    return text
 
 
 def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> None:
@@ -240,46 +236,38 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
             "report do not"
         )
     engine = compose_chosen(parser, ENGINES, options, "--engine")
-    grids = [read_grid(path, options.max_models) for path in options.grids]
-    sweeps = _planned(grids, options)
-    jobs = _jobs(sweeps)
-    states = _states(jobs)
-    print(_summary(sweeps, states))
-    wanted = [job for job, state in zip(jobs, states) if state.kind in kinds]
+    grids = _read_grids(options)  # once: their files may change while a sweep runs
+    sweeps = _read_sweeps(options, grids)
+    jobs = _with_states(sweeps)
+    print(_summary(sweeps, jobs))
+    wanted = [job for job, state in jobs if state.kind in kinds]
     queued = engine.already_has(wanted)
     if queued:
         print(f"{len(queued)} of them are in the engine's queue already")
     to_do = [job for job in wanted if job.key not in queued]
     if not to_do:
         print("nothing to do")
-    taken = {(job.key, len(job.stages)) for job in wanted}
+    started = {(job.key, len(job.stages)) for job in wanted}
     while to_do:
-        _hand_over(engine, to_do, _site(sweeps, options))
+        _run_jobs(engine, to_do, _context(sweeps, options))
         # What these jobs made may be what others wait for: members of an ensemble, or logs that
         # tell the best models.
-        sweeps = _planned(grids, options)
-        jobs = _jobs(sweeps)
-        to_do = [
-            job
-            for job in jobs
-            if (job.key, len(job.stages)) not in taken and state_of(job).kind in kinds
-        ]
-        taken |= {(job.key, len(job.stages)) for job in to_do}
-    _conclude(sweeps, options, is_detached=getattr(engine, "detach", False))
+        sweeps = _read_sweeps(options, grids)
+        jobs = _with_states(sweeps)
+        wanted = [job for job, state in jobs if state.kind in kinds]
+        to_do = [job for job in wanted if (job.key, len(job.stages)) not in started]
+        started |= {(job.key, len(job.stages)) for job in to_do}
+    _conclude(sweeps, jobs, options, is_detached=getattr(engine, "detach", False))
 
 
-def _site(sweeps: Sequence[Sweep], options: argparse.Namespace) -> Site:
+def _context(sweeps: Sequence[Sweep], options: argparse.Namespace) -> SweepContext:
     import torch
 
-    wants_gpus = options.device != "cpu"
-    gpus = (
-        visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
-        if wants_gpus
-        else ()
-    )
-    return Site(
-        "-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs, gpus, wants_gpus
-    )
+    name, folder = "-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs
+    if options.device == "cpu":
+        return SweepContext(name, folder, (), wants_gpus=False)
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return SweepContext(name, folder, visible_gpus(named, torch.cuda.device_count()))
 
 
 def visible_gpus(named: str | None, count: int) -> tuple[str, ...]:
@@ -290,12 +278,12 @@ def visible_gpus(named: str | None, count: int) -> tuple[str, ...]:
     return tuple(names[:count])
 
 
-def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
+def _run_jobs(engine: Engine, jobs: list[SweepJob], context: SweepContext) -> None:
     """Let the engine run the jobs; prints a line as each ends."""
     start, numbers = time.monotonic(), itertools.count(1)
     with Progress(total=len(jobs), unit="job") as bar:
 
-        def report_end(job: Job, outcome: str) -> None:
+        def report_end(job: SweepJob, outcome: str) -> None:
             bar.update()
             elapsed = timedelta(seconds=round(time.monotonic() - start))
             with bar.external_write_mode():
@@ -304,46 +292,47 @@ def _hand_over(engine: Engine, jobs: list[Job], site: Site) -> None:
                 )
 
         with terminable():
-            engine.run(jobs, site, report_end)
+            engine.run(jobs, context, report_end)
 
 
-def _conclude(sweeps: Sequence[Sweep], options: argparse.Namespace, is_detached: bool) -> None:
+def _conclude(
+    sweeps: Sequence[Sweep],
+    jobs: Sequence[JobAndState],
+    options: argparse.Namespace,
+    is_detached: bool,
+) -> None:
     """Print the state of the sweeps; UserError unless every job is done or, if detached, none has
     failed.
     """
+    print(_summary(sweeps, jobs))
     plugins = [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
-    jobs, grids = _jobs(sweeps), " ".join([*map(str, options.grids), *plugins])
+    grids = " ".join([*map(str, options.grids), *plugins])
     command = options.parser.prog.rpartition(" ")[0]  # as the user starts it, without the action
-    states = _states(jobs)
-    counted = count_states(states)
-    print(_summary(sweeps, states))
-    if set(counted) == {StateKind.DONE}:
+    kinds = Counter(state.kind for _, state in jobs)
+    if set(kinds) == {StateKind.DONE}:
         print(f"report: {command} report {grids}")
         return
-    failed = [
-        (job, state)
-        for job, state in zip(jobs, states)
+    warnings = [
+        f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}"
+        for job, state in jobs
         if state.kind in (StateKind.FAILED, StateKind.BLOCKED)
     ]
-    for job, state in failed[:_MOST_WARNINGS]:
-        warn(f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}")
-    if len(failed) > _MOST_WARNINGS:
-        warn(f"and {len(failed) - _MOST_WARNINGS} more that failed or need files")
-    if is_detached and StateKind.FAILED not in counted:
-        is_pending = any(
-            plan.pending or not plan.job.training for sweep in sweeps for plan in sweep.plans
-        )
-        if is_pending or StateKind.BLOCKED in counted:
+    for warning in warnings[:_MOST_WARNINGS]:
+        warn(warning)
+    if len(warnings) > _MOST_WARNINGS:
+        warn(f"and {len(warnings) - _MOST_WARNINGS} more that failed or need files")
+    if is_detached and StateKind.FAILED not in kinds:
+        is_pending = any(job.pending or not job.training for job, _ in jobs)
+        if is_pending or StateKind.BLOCKED in kinds:
             print(f"others wait for these jobs: then, run {command} run {grids} again")
         return
     advice = f"see {command} status {grids}"
-    if counted.keys() & {StateKind.WAITING, StateKind.STOPPED}:
+    if kinds.keys() & {StateKind.WAITING, StateKind.STOPPED}:
         advice += f"; {command} run {grids} continues"
-    if StateKind.FAILED in counted:
+    if StateKind.FAILED in kinds:
         advice += f"; {command} retry {grids} runs the failed ones again"
-    raise UserError(
-        f"{len(jobs) - counted.get(StateKind.DONE, 0)} of {len(jobs)} jobs are not done: {advice}"
-    )
+    not_done = len(jobs) - kinds[StateKind.DONE]
+    raise UserError(f"{not_done} of {len(jobs)} jobs are not done: {advice}")
 
 
 def _report(parser: Parser, options: argparse.Namespace) -> None:
@@ -353,49 +342,48 @@ def _report(parser: Parser, options: argparse.Namespace) -> None:
     Others are left out, with a warning, unless asked for.
     """
     report = compose(parser, Report, options, "sweep report")
-    sweeps = _read(options)
+    sweeps = _read_sweeps(options)
     grids, jobs = [sweep.grid for sweep in sweeps], _jobs(sweeps)
-    path = options.output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
-    refuse_to_replace(path, *PAGE)
+    page = options.output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
+    refuse_to_replace(page, *PAGE)
     arguments, unfinished = [], 0
-    for job in _shown(jobs):
-        come = [(stage.logs, stage.progress()) for stage in job.evaluations]
-        taken = [
-            logs
-            for logs, it in come
-            if it.is_complete or (report.unfinished and it.done and not it.conflict)
-        ]
-        paths = [log for logs in taken for log in logs if log.exists()]
-        unfinished += len(taken) < len(come)
+    for job in _with_bar(sweeps):
+        stages = [stage for stage in job.evaluations if _is_reported(stage, report.unfinished)]
+        unfinished += len(stages) < len(job.evaluations)
+        paths = [log for stage in stages for log in stage.logs if log.exists()]
         if job.training and job.training.progress().is_complete:
             paths.append(job.training.folder / TRAINING_LOG)
-        arguments += [
-            f"{job.group}={log.relative_to(job.cwd) if log.is_relative_to(job.cwd) else log}"
-            for log in paths
-        ]
+        for path in paths:
+            name = path.relative_to(job.cwd) if path.is_relative_to(job.cwd) else path
+            arguments.append(f"{job.group}={name}")
     if not arguments:
         run_first = f"{parser.prog.rpartition(' ')[0]} run {' '.join(map(str, options.grids))}"
         raise UserError(f"none of {len(jobs)} jobs has a finished log yet: {run_first}")
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
-    known = {log for job in jobs for stage in job.evaluations for log in stage.logs}
-    there = [
-        log
-        for grid in grids
-        for log in sorted(grid.logs.rglob("*.tsv"))
-        if not is_shard_folder(log.parent.name)
-    ]
-    found = [log for log in there if log.absolute() not in known]
-    if found and not options.only:  # as that of a model that is no longer among the best
-        warn(
-            "logs that no job makes are left out: "
-            f"{found[0]}{f' and {len(found) - 1} more' if found[1:] else ''}"
-        )
+    if not options.only:
+        _warn_of_other_logs(sweeps)
     logs = read_logs(arguments, Report.kinds, warn=warn)
     if report.title == Report.title and len(grids) == 1:
         report = replace(report, title=grids[0].about)
-    write_text(path, report(logs))
-    print(f"wrote {path}")
+    write_text(page, report(logs))
+    print(f"wrote {page}")
+
+
+def _is_reported(stage: EvaluationStage, unfinished: bool) -> bool:
+    reached = stage.progress()
+    return reached.is_complete or (unfinished and reached.done > 0 and not reached.conflict)
+
+
+def _warn_of_other_logs(sweeps: Sequence[Sweep]) -> None:
+    """Warn of logs that no job makes, as that of a model that is no longer among the best."""
+    known = {log for job in _jobs(sweeps) for stage in job.evaluations for log in stage.logs}
+    paths = [path for sweep in sweeps for path in sorted(sweep.grid.logs.rglob("*.tsv"))]
+    paths = [path for path in paths if not is_shard_folder(path.parent.name)]
+    others = [path for path in paths if path.absolute() not in known]
+    if others:
+        more = f" and {len(others) - 1} more" if others[1:] else ""
+        warn(f"logs that no job makes are left out: {others[0]}{more}")
 
 
 _ACTIONS: dict[

@@ -11,48 +11,18 @@ names are in units of 1/256.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UserError
-
-
-@dataclass(frozen=True)
-class TrainingFacts:
-    """What the name of a folder says about a training; ``attack`` is None for a training without an
-    attack.
-
-    ``objective`` is its name in OBJECTIVES. ``is_vanilla`` says that the base classifier is
-    attacked, without noise. ``weight`` is that of pseudo-labels.
-    """
-
-    dataset: str
-    arch: str
-    objective: str
-    noise: float
-    copies: int = 1
-    attack: str | None = None
-    epsilon: float | None = None
-    num_steps: int | None = None
-    is_vanilla: bool = False
-    is_pretrained: bool = False
-    weight: float | None = None
-
+from smoothadv.sweep.commands import TrainingExpectation
 
 NAMED_OPTIONS = {
-    "dataset",
-    "arch",
-    "noise",
-    "attack",
-    "epsilon",
-    "num-steps",
-    "num-noise-vec",
-    "base-attack",
+    *("dataset", "arch", "objective", "noise", "attack", "epsilon", "num-steps", "num-noise-vec"),
+    *("base-attack", "unlabelled-weight"),
 }
-NAMED_OPTIONS |= {"unlabelled-weight", "objective"}
-"""The options whose values ``TrainingFacts`` holds."""
+"""The options whose values the released names of folders hold."""
 
 
 def format_value(value: Any) -> str:
@@ -76,12 +46,10 @@ def format_decimal(value: Any) -> str:
     needed.
     """
     text = format_value(value)
-    whole, point, rest = text.partition(".")
-    return (
-        f"{whole}.{rest.ljust(2, '0')}"
-        if whole.isdigit() and (not point or rest.isdigit())
-        else text
-    )
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
+        return text
+    whole, _, decimals = text.partition(".")
+    return f"{whole}.{decimals.ljust(2, '0')}"
 
 
 def fill_placeholders(
@@ -96,14 +64,10 @@ def fill_placeholders(
     def formatted(place: re.Match[str]) -> str:
         name = place[1]
         if name not in values:
-            raise UserError(
-                f"{source}: '{place.string}' asks for {{{name}}}; known: {', '.join(values)}"
-            )
-        return (
-            format_decimal(values[name])
-            if name in ("noise", "epsilon")
-            else format_value(values[name])
-        )
+            known = ", ".join(values)
+            raise UserError(f"{source}: '{place.string}' asks for {{{name}}}; known: {known}")
+        write = format_decimal if name in ("noise", "epsilon") else format_value
+        return write(values[name])
 
     def replaced(value: Any) -> Any:
         if isinstance(value, list):
@@ -113,42 +77,42 @@ def fill_placeholders(
     return {key: replaced(value) for key, value in table.items()}
 
 
-def model_folder(trained: TrainingFacts, others: Iterable[tuple[str, Any]] = ()) -> Path:
-    """The folder of a model within its sweep.
+def model_folder(
+    training: TrainingExpectation, arch: str, others: Iterable[tuple[str, Any]] = ()
+) -> Path:
+    """The folder of a model of the architecture ``arch`` within its sweep.
 
     ``others`` are further options in which the models of a sweep differ but which the released
     names do not hold: each adds one level of folders, like ``seed_1``.
     """
+    objective, attack, copies = training.recipe["objective"], training.attack, training.copies
     parts: list[str] = []
-    if trained.is_pretrained:
+    if "pretrained_sha256" in training.digests:
         parts.append("finetune_cifar_from_imagenet32")
-    if trained.weight is not None:
+    if training.pseudo_label_weight is not None:
         parts.append("self_training")
-    several = trained.copies > 1
-    if trained.objective != "smoothadv":
-        parts.append(format_value(trained.objective))
-    if trained.attack:
-        name = f"{trained.attack}_{trained.num_steps}step{'' if trained.num_steps == 1 else 's'}"
-        kind = "_baseAttackExp" if trained.is_vanilla else "_multiNoiseSamples" if several else ""
-        parts += [name + kind, *["without_noise"] * trained.is_vanilla]
-    parts += [f"{trained.copies}-multitrain"] * several
-    if trained.weight is not None:
-        weight = format_value(trained.weight)
+    if training.objective != "smoothadv":
+        parts.append(format_value(training.objective))
+    if attack:
+        steps = f"{attack['num_steps']}step{'s' * (attack['num_steps'] != 1)}"
+        kind = "_multiNoiseSamples" if copies > 1 else ""
+        parts.append(f"{attack['name']}_{steps}{kind}")
+        if objective.get("base_attack") or objective["noise_sd"] == 0:
+            parts[-1:] = [f"{attack['name']}_{steps}_baseAttackExp", "without_noise"]
+    if copies > 1:
+        parts.append(f"{copies}-multitrain")
+    if training.pseudo_label_weight is not None:
+        weight = format_value(training.pseudo_label_weight)
         parts.append(f"weight_{weight}.0" if weight.isdigit() else f"weight_{weight}")
-    if trained.attack:
-        parts.append(f"eps_{format_decimal(trained.epsilon)}")
+    if attack:
+        parts.append(f"eps_{format_decimal(attack['epsilon'])}")
     parts += [f"{key}_{format_value(value)}" for key, value in others]
-    dataset = trained.dataset.rstrip("/").replace(":", "/").split("/")[-1]
-    return Path(
-        *parts,
-        format_value(dataset),
-        format_value(trained.arch),
-        f"noise_{format_decimal(trained.noise)}",
-    )
+    dataset = training.recipe["dataset"].rstrip("/").replace(":", "/").split("/")[-1]
+    parts += [format_value(dataset), format_value(arch)]
+    return Path(*parts, f"noise_{format_decimal(objective['noise_sd'])}")
 
 
 def evaluation_name(split: str, sigma: Any, suffix: str) -> Path:
     """The path of an evaluation's logs, without ending, within the model's folder of logs."""
-    return Path(
-        split, f"sigma_{format_decimal(sigma)}{f'_{format_value(suffix)}' if suffix else ''}"
-    )
+    name = f"sigma_{format_decimal(sigma)}"
+    return Path(split, f"{name}_{format_value(suffix)}" if suffix else name)

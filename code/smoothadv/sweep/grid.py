@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,13 @@ _KEYS = {
     **dict.fromkeys(("processes", "threads"), "whole number"),
     **{"plugins": "list of texts", "fixed": "table"},
     **dict.fromkeys(("sweep", "ensemble", "certify", "attack"), "list of tables"),
+}
+_IS_A: dict[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "table": lambda value: isinstance(value, dict),
+    "whole number": lambda value: type(value) is int and value >= 1,
+    "list of texts": lambda value: _is_list_of(str, value),
+    "list of tables": lambda value: _is_list_of(dict, value),
 }
 # Options that the sweep itself, or its command line, gives to every command.
 _NEVER = tuple(
@@ -75,8 +82,8 @@ class EvaluationTable:
     the ``sigmas``.
 
     A sigma of None stands for the noise of the training. ``name`` is a part of the names of its
-    logs. It is for the models of ``groups``, or those among them that are the best by the logs of
-    another table, ``best``. ``source`` says where in the file the table is, for messages.
+    logs. It is for the models of ``groups`` or, if another table is given as ``best``, for the best
+    of them by the logs of that table. ``source`` says where in the file the table is, for messages.
     """
 
     command: str
@@ -94,7 +101,7 @@ class Grid:
     models.
 
     ``plugins`` are what --plugin takes: modules, and files relative to the working folder.
-    ``formula`` says how the number of models comes about, like "2 noise x 3 epsilon + 2 noise".
+    ``formula`` explains the number of models, like "2 noise x 3 epsilon + 2 noise".
     """
 
     path: Path
@@ -115,13 +122,12 @@ class Grid:
 
 
 def shipped_grids() -> dict[str, Path]:
-    """The files of the grids that come with this project, by name."""
+    """The files of this project's grids, by name."""
     return {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.toml"))}
 
 
 def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
-    """The grid in a file, or the one of that name that comes with this project, where there is no
-    such file.
+    """The grid in a file or, where there is no such file, this project's grid of that name.
 
     UserError if that is missing, no TOML or no grid, or describes more than ``most_models``.
     """
@@ -136,7 +142,7 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
     except FileNotFoundError:
         hint = did_you_mean(path.stem, shipped)
         raise UserError(
-            f"grid {path} does not exist{hint}; those of this project are {', '.join(shipped)}"
+            f"grid {path} does not exist{hint}; this project has {', '.join(shipped)}"
         ) from None
     except ValueError as error:
         raise UserError(f"grid {path} is no TOML: {error}") from None
@@ -169,20 +175,14 @@ def _check_keys(path: Path, content: Options) -> None:
     for key, value in content.items():
         if key not in _KEYS:
             raise UserError(f"grid {path}: '{key}' is no part of a grid; known: {', '.join(_KEYS)}")
-        if not _is_a(_KEYS[key], value):
+        if not _IS_A[_KEYS[key]](value):
             raise UserError(f"grid {path}: '{key}' is to be a {_KEYS[key]}, found {value!r}")
     if not content.get("sweep"):
         raise UserError(f"grid {path}: has no [[sweep]], so there is nothing to train")
 
 
-def _is_a(kind: str, value: Any) -> bool:
-    if kind == "whole number":
-        return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if kind == "list of texts":
-        return isinstance(value, list) and all(isinstance(text, str) for text in value)
-    if kind == "list of tables":
-        return isinstance(value, list) and all(isinstance(table, dict) for table in value)
-    return isinstance(value, {"text": str, "table": dict}[kind])
+def _is_list_of(kind: type, value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
 def _models(path: Path, content: Options, most: int) -> Iterator[Model]:
@@ -329,22 +329,3 @@ def _check_options(source: str, table: Mapping[str, Any], never: tuple[str, ...]
                 )
         if len(set(map(str, values))) < len(values):
             raise UserError(f"{source}: '{key}' names a value twice: {values}")
-
-
-def option_words(table: Mapping[str, Any], known: Mapping[str, bool], source: str) -> list[str]:
-    """The options in a ``table`` as words of a command line.
-
-    True gives the switch, false its opposite or nothing, a list several values. ``known`` has the
-    flags of the command, and whether each takes a value. UserError if a flag that takes a value is
-    given true or false.
-    """
-    words: list[str] = []
-    for key, value in table.items():
-        if isinstance(value, bool):
-            if known.get(f"--{key}"):
-                raise UserError(f"{source}: '{key}' takes a value, found {str(value).lower()}")
-            opposite = [f"--no-{key}"] if f"--no-{key}" in known else []
-            words += [f"--{key}"] if value else opposite
-        else:
-            words += [f"--{key}", *map(str, _listed(value))]
-    return words

@@ -17,7 +17,7 @@ from typing import Any
 
 from smoothadv.base.provenance import without_secrets
 from smoothadv.sweep.job_record import BusyError
-from smoothadv.sweep.jobs import Job
+from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import EvaluationStage, Stage, unmet_need
 
 PACKAGE_ROOT = Path(__file__).parents[2]
@@ -30,7 +30,10 @@ DONE, STOPPED, FAILED, BUSY, BLOCKED = "done", "stopped", "failed", "busy", "blo
 
 
 def execute(
-    job: Job, environment: Mapping[str, str], stop: threading.Event, origin: Mapping[str, Any]
+    job: SweepJob,
+    environment: Mapping[str, str],
+    stop: threading.Event,
+    origin: Mapping[str, Any],
 ) -> str:
     """Run the incomplete stages of a job; returns how that ended, and the job's record says the
     same.
@@ -43,7 +46,10 @@ def execute(
     """
     try:
         with job.record.claim(_PATIENCE_SECONDS, stop) as lock:
-            return _execute(job, environment, stop, origin, lock)
+            outcome, facts = _execute(job, environment, stop, origin, lock)
+            state = STOPPED if outcome == BLOCKED else outcome
+            job.record.write(state, **facts, **origin)
+            return outcome
     except BusyError:
         return BUSY
     except OSError as error:
@@ -56,51 +62,45 @@ def execute(
 
 
 def _execute(
-    job: Job,
+    job: SweepJob,
     environment: Mapping[str, str],
     stop: threading.Event,
     origin: Mapping[str, Any],
     lock: int,
-) -> str:
-    record = job.record
-
-    def end(kind: str, stage: Stage, line: str, **facts: Any) -> str:
-        record.write(kind, stage=stage.title, line=line, **origin, **facts)
-        return kind
-
+) -> tuple[str, dict[str, Any]]:
+    """How the job ended, and what its record says of that."""
     # Check all stages before the first starts: else a conflict would appear only after days of
     # training.
     for stage in job.stages:
         if conflict := stage.progress().conflict:
-            return end(FAILED, stage, conflict)
+            return FAILED, {"stage": stage.title, "line": conflict}
     for stage in job.stages:
         if stage.progress().is_complete:
             continue
-        if missing := [reason for path in stage.needs if (reason := unmet_need(path))]:
-            end(STOPPED, stage, missing[0])
-            return BLOCKED
+        for path in stage.needs:
+            if reason := unmet_need(path):
+                return BLOCKED, {"stage": stage.title, "line": reason}
         if stop.is_set():
-            return end(STOPPED, stage, "")
-        record.write("running", stage=stage.title, **origin)
+            return STOPPED, {"stage": stage.title, "line": ""}
+        job.record.write("running", stage=stage.title, **origin)
         if isinstance(stage, EvaluationStage):
             stage.prepare()
         code = _run(job, stage, environment, stop, lock)
         if code != 0:
-            line = last_line(record.log)
-            kind = STOPPED if stop.is_set() or _is_by_request(code, line) else FAILED
-            if kind == FAILED and code < 0:
+            line = last_line(job.record.log)
+            outcome = STOPPED if stop.is_set() or _is_by_request(code, line) else FAILED
+            if outcome == FAILED and code < 0:
                 line = f"ended by signal {-code}, {signal.strsignal(-code)}; before: {line}"
-            return end(kind, stage, line, exit=code)
+            return outcome, {"stage": stage.title, "line": line, "exit": code}
         if not stage.progress().is_complete:
-            return end(FAILED, stage, f"ended at {stage.progress()}")
-    record.write(DONE, **origin)
-    return DONE
+            return FAILED, {"stage": stage.title, "line": f"ended at {stage.progress()}"}
+    return DONE, {}
 
 
 def _is_by_request(code: int, line: str) -> bool:
     """Whether somebody asked the process to end; torchrun says so only in its last ``line``.
 
-    A signal that a process causes itself, like SIGSEGV, is no request: it would come again.
+    A signal that a process causes itself, like SIGSEGV, is no request: it would happen again.
     """
     number = -code if code < 0 else code - 128
     return (
@@ -109,7 +109,7 @@ def _is_by_request(code: int, line: str) -> bool:
 
 
 def _run(
-    job: Job, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int
+    job: SweepJob, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int
 ) -> int:
     """Run a stage until it ends; returns its exit code, minus the signal's number if a signal ended
     it.
@@ -119,22 +119,16 @@ def _run(
     """
     launcher = ["-m"]
     if job.processes > 1:  # the "--" keeps torchrun from reading what is meant for the stage
-        torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(job.processes)]
-        launcher = ["-m", *torchrun, "-m", "--"]
-    record = job.record
-    with record.log.open("ab") as log:
+        count = str(job.processes)
+        launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node", count, "-m", "--"]
+    parent = [sys.executable, "-m", "smoothadv.sweep.stop_with_parent", str(os.getpid())]
+    with job.record.log.open("ab") as log:
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
-        shown = shlex.join(["python", *launcher, "smoothadv", *without_secrets(stage.words)])
-        log.write(f"== {now} on {socket.gethostname()}\n$ {shown}\n".encode())
+        line = shlex.join(["python", *launcher, "smoothadv", *without_secrets(stage.words)])
+        log.write(f"== {now} on {socket.gethostname()}\n$ {line}\n".encode())
         log.flush()
-        stopped_with_parent = [
-            sys.executable,
-            "-m",
-            "smoothadv.sweep.stop_with_parent",
-            str(os.getpid()),
-        ]
         process = subprocess.Popen(
-            [*stopped_with_parent, sys.executable, *launcher, "smoothadv", *stage.words],
+            [*parent, sys.executable, *launcher, "smoothadv", *stage.words],
             cwd=job.cwd,
             env={**os.environ, **stage_environment(job), **environment},
             stdin=subprocess.DEVNULL,
@@ -163,7 +157,7 @@ def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
     return process.wait()
 
 
-def stage_environment(job: Job) -> dict[str, str]:
+def stage_environment(job: SweepJob) -> dict[str, str]:
     """The environment variables that every stage of a job gets, wherever it runs."""
     paths = [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")]
     variables = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}

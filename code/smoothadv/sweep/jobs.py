@@ -2,11 +2,12 @@
 is in.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from smoothadv.base.members import Members
+from smoothadv.sweep.grid import EvaluationTable, Model
 from smoothadv.sweep.job_record import JobRecord
 from smoothadv.sweep.stages import EvaluationStage, Stage, TrainingStage, unmet_need
 
@@ -33,23 +34,37 @@ class JobState:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One model of a sweep: its training, None for an ensemble of models of other jobs, and its
-    evaluations.
+class SweepJob:
+    """One model of a sweep: its training, which an ensemble does not have, and its evaluations.
 
     ``name`` is its folder within the sweep's models and logs. All paths are relative to ``cwd``.
-    The job's own log and record are in the folder ``logs``. Each stage runs in ``processes``
-    processes of ``threads`` threads (None: PyTorch's choice).
+    The job's own log and record are in the folder ``logs``. ``trainings`` make the ``classifier``:
+    of an ensemble, they are those of its members, done by other jobs. Each stage runs in
+    ``processes`` processes of ``threads`` threads (None: PyTorch's choice).
+
+    ``pending`` are the tables for which the model may yet be chosen as one of the best,
+    ``possible`` the evaluations that it then gets.
     """
 
     name: str
-    group: str
+    model: Model
     cwd: Path
     logs: Path
-    training: TrainingStage | None
-    evaluations: tuple[EvaluationStage, ...]
+    classifier: Members
+    trainings: tuple[TrainingStage, ...]
+    evaluations: tuple[EvaluationStage, ...] = ()
     processes: int = 1
     threads: int | None = None
+    pending: tuple[EvaluationTable, ...] = ()
+    possible: tuple[EvaluationStage, ...] = ()
+
+    @property
+    def group(self) -> str:
+        return self.model.group
+
+    @property
+    def training(self) -> TrainingStage | None:
+        return None if self.classifier.mean else self.trainings[0]
 
     @property
     def key(self) -> str:
@@ -65,7 +80,7 @@ class Job:
         return JobRecord(self.cwd / self.logs)
 
 
-def state_of(job: Job) -> JobState:
+def state_of(job: SweepJob) -> JobState:
     """The state of a job, judged by the files on the disk."""
     progress = [(stage, stage.progress()) for stage in job.stages]
     unfinished = [(stage, reached) for stage, reached in progress if not reached.is_complete]
@@ -73,29 +88,20 @@ def state_of(job: Job) -> JobState:
         return JobState(StateKind.DONE)
     stage, reached = unfinished[0]
     detail = f"{stage.title}: {reached}"
-    record = job.record
-    if holder := record.holder():
+    if holder := job.record.holder():
         return JobState(StateKind.RUNNING, f"{detail} (on {holder})")
-    if conflict := next((reached.conflict for _, reached in unfinished if reached.conflict), ""):
-        return JobState(StateKind.FAILED, conflict)
-    content = record.read()
+    for _, reached in unfinished:
+        if reached.conflict:
+            return JobState(StateKind.FAILED, reached.conflict)
+    content = job.record.read()
     if content.get("state") == "failed":
-        what = [content.get("stage"), content.get("line") or "no word"]
-        return JobState(StateKind.FAILED, ": ".join(filter(None, what)))
-    if reasons := [
-        reason for stage, _ in unfinished for path in stage.needs if (reason := unmet_need(path))
-    ]:
-        return JobState(StateKind.BLOCKED, reasons[0])
+        line = content.get("line") or "no word"
+        return JobState(StateKind.FAILED, ": ".join(filter(None, [content.get("stage"), line])))
+    for path in (path for stage, _ in unfinished for path in stage.needs):
+        if reason := unmet_need(path):
+            return JobState(StateKind.BLOCKED, reason)
     if content.get("state") == "queued":
         return JobState(StateKind.WAITING, f"queued as {content.get('id')}")
-    begun = any(reached.done for _, reached in progress) or "state" in content
-    return JobState(StateKind.STOPPED if begun else StateKind.WAITING, detail if begun else "")
-
-
-def count_states(states: Sequence[JobState]) -> dict[StateKind, int]:
-    """How many jobs are in each state; states without a job are left out."""
-    return {
-        kind: number
-        for kind in StateKind
-        if (number := sum(state.kind is kind for state in states))
-    }
+    if "state" in content or any(reached.done for _, reached in progress):
+        return JobState(StateKind.STOPPED, detail)
+    return JobState(StateKind.WAITING)

@@ -1,4 +1,4 @@
-"""The stages of a job and how far each has come, judged by the files on the disk alone.
+"""The stages of a job and the progress of each, judged by the files on the disk alone.
 
 A stage is one command. A training is complete when its log has a row for every epoch, an evaluation
 when its logs have a row for every selected image. Files that were made with other settings than the
@@ -6,16 +6,18 @@ stage's never count as its result.
 """
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from smoothadv.base.digests import digest as digest_of
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_json, read_regular, write_text
 from smoothadv.base.members import Members
 from smoothadv.records import logs as records
+from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation
 
 
 @dataclass(frozen=True)
@@ -39,78 +41,79 @@ class StageProgress:
 
 @dataclass(frozen=True)
 class TrainingStage:
-    """Trains a model in ``folder`` for ``epochs`` epochs.
-
-    ``words`` are those of the command after ``smoothadv``, ``title`` is for people. The files that
-    the stage ``needs`` must exist before it can start; other jobs or people make them. ``recipe``
-    has those fields of the training's recorded recipe that are known before it starts, ``digests``
-    the files of whose contents further fields tell.
+    """Trains a model in ``folder``, as ``expected`` of the command with these ``words``, which
+    follow "smoothadv".
     """
 
     words: tuple[str, ...]
     folder: Path
-    epochs: int
-    recipe: Mapping[str, Any]
-    needs: tuple[Path, ...] = ()
-    digests: Mapping[str, Path] = field(default_factory=dict)
-    title: str = "train"
+    expected: TrainingExpectation
+    title: ClassVar[str] = "train"
 
     @property
     def checkpoint(self) -> Path:
         return self.folder / records.CHECKPOINT
 
+    @property
+    def needs(self) -> tuple[Path, ...]:
+        """The files that must exist before it can start; other jobs or people make them."""
+        return (*self.expected.digests.values(), *self.expected.files)
+
     def progress(self) -> StageProgress:
-        nothing = StageProgress(0, self.epochs, "epochs")
+        epochs = self.expected.epochs
+        nothing = StageProgress(0, epochs, "epochs")
         if not self.checkpoint.exists():
             return nothing
+        files = self.expected.digests.items()
+        known = {field: digest(path) for field, path in files if path.exists()}
+        # Some recipes only have these two.
+        wanted = {"pretrained": None, "optimizer": None, **self.expected.recipe, **known}
         try:
             recorded = read_json(self.folder / records.ARGUMENTS)["recipe"]
-            there = {
-                name: digest(path) for name, path in self.digests.items() if path.exists()
-            }  # else not comparable
-            wanted = {
-                "pretrained": None,
-                "optimizer": None,
-                **self.recipe,
-                **there,
-            }  # of some recipes only
             difference = _difference(recorded, wanted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # The command itself decides whether it can continue this run.
             return nothing
+        holds = f"{self.folder} holds a model of"
         if difference:
-            return replace(
-                nothing, conflict=f"{self.folder} holds a model of another recipe: {difference}"
-            )
+            return replace(nothing, conflict=f"{holds} another recipe: {difference}")
         done = len(_rows(self.folder / records.TRAINING_LOG) or ())
-        if done > self.epochs:
-            conflict = (
-                f"{self.folder} holds a model of {done} epochs, more than the {self.epochs} asked "
-                "for"
-            )
-            return replace(nothing, done=self.epochs, conflict=conflict)
+        if done > epochs:
+            conflict = f"{holds} {done} epochs, more than the {epochs} asked for"
+            return replace(nothing, done=epochs, conflict=conflict)
         return replace(nothing, done=done)
 
 
 @dataclass(frozen=True)
 class EvaluationStage:
-    """Writes ``logs`` about ``classifier``; ``words``, ``title`` and ``needs`` as in
-    ``TrainingStage``.
+    """Evaluates the model of a job, as ``expected`` of the command with these ``words``, which
+    follow "smoothadv".
 
-    ``settings`` has, for each log, those settings of its manifest that are known before it is
-    written. ``selection`` has ``skip`` and ``max``. ``members`` are the trainings, in other jobs,
-    of an ensemble; ``denoiser`` as in requests.
+    ``classifier`` is the model's file, or that of an ensemble, whose ``members`` are trained by
+    other jobs.
     """
 
     words: tuple[str, ...]
-    title: str
+    expected: EvaluationExpectation
     classifier: Members
-    logs: tuple[Path, ...]
-    settings: tuple[Mapping[str, Any], ...]
-    selection: Mapping[str, Any]
-    needs: tuple[Path, ...] = ()
     members: tuple[TrainingStage, ...] = ()
-    denoiser: str | None = None
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        return self.expected.logs
+
+    @property
+    def title(self) -> str:
+        return f"{self.words[0]} {Path(self.words[4]).name.removesuffix('.tsv')}"
+
+    @property
+    def needs(self) -> tuple[Path, ...]:
+        """As of a training: the members of an ensemble, and a denoiser that is a file."""
+        members = tuple(member.checkpoint for member in self.members)
+        denoiser = self.expected.denoiser
+        if denoiser is None or denoiser.startswith("diffusers:"):
+            return members
+        return (*members, Path(denoiser).absolute())
 
     def prepare(self) -> None:
         """Write the file that describes the classifier if it is an ensemble."""
@@ -118,69 +121,62 @@ class EvaluationStage:
             write_text(self.classifier.name, self.classifier.described())
 
     def progress(self) -> StageProgress:
-        parts = [self._one(log, settings) for log, settings in zip(self.logs, self.settings)]
-        of_members = (
-            member.progress() for member in self.members
-        )  # another recipe's model must not stand for theirs
-        conflict = next((part.conflict for part in (*parts, *of_members) if part.conflict), "")
-        totals = [part.total for part in parts]
-        total = None if None in totals else sum(filter(None, totals))
+        parts = list(map(self._progress_of_log, self.logs, self.expected.settings))
+        # The model of another recipe must not stand for that of a member.
+        trainings = [member.progress() for member in self.members]
+        conflict = next((part.conflict for part in [*parts, *trainings] if part.conflict), "")
+        totals = [part.total for part in parts if part.total is not None]
+        total = sum(totals) if len(totals) == len(parts) else None
         return StageProgress(sum(part.done for part in parts), total, "images", conflict)
 
-    def _one(self, log: Path, settings: Mapping[str, Any]) -> StageProgress:
-        nothing = StageProgress(0, None, "images")
+    def _progress_of_log(self, log: Path, settings: Mapping[str, Any]) -> StageProgress:
         rows = _rows(log)
         if rows is None and (log.exists() or not records.manifest_path(log).exists()):
-            return nothing  # the command, too, starts anew in this case
+            return StageProgress(0, None, "images")  # the command, too, starts anew in this case
         try:
             manifest = records.read_manifest_file(log)
+            self._refuse_other_settings(log, manifest["settings"], settings)
+            self._refuse_other_images(log, rows or [])
         except UserError as error:
-            return replace(nothing, conflict=str(error))
-        difference = _difference(manifest["settings"], settings)
-        if difference:
-            return replace(nothing, conflict=f"{log} was made with other settings: {difference}")
-        members = self.classifier.paths
-        if gone := [path for path in members if not path.exists()]:
-            conflict = (
-                f"{gone[0]}, from which {log} was made, is gone: put it back, or remove the log"
-            )
-            return replace(nothing, conflict=conflict)
-        digests, mean = [digest(path) for path in members], self.classifier.mean
-        if manifest["settings"].get("checkpoint_sha256") != (
-            {mean: digests} if mean else digests[0]
-        ):
-            now = " or ".join(map(str, members))
-            return replace(
-                nothing, conflict=f"{log} was made from another model than {now} holds now"
-            )
-        before, there = (
-            manifest["settings"].get(records.DENOISER, {}).get("sha256"),
-            Path(self.denoiser or ""),
-        )
-        if (
-            before != digest(there)
-            if there.is_file()
-            else (before is None) != (self.denoiser is None)
-        ):
-            return replace(
-                nothing,
-                conflict=f"{log} was made with another denoiser than {self.denoiser or 'none'}",
-            )
-        indices = (int(first) for row in rows or () if (first := row.partition(b"\t")[0]).isdigit())
-        selected = range(0, sys.maxsize, self.selection["skip"])[: self.selection["max"]]
-        if (
-            foreign := next((index for index in indices if index not in selected), None)
-        ) is not None:
-            return replace(
-                nothing, conflict=f"{log} has image {foreign}, which is not selected here"
-            )
+            return StageProgress(0, None, "images", str(error))
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
-        total = (
-            records.images_selected({**manifest["runs"][-1], **self.selection})
-            if manifest["runs"]
-            else None
-        )
+        selection = {"skip": self.expected.skip, "max": self.expected.limit}
+        runs = manifest["runs"]
+        total = records.images_selected({**runs[-1], **selection}) if runs else None
         return StageProgress(len(rows or ()), total, "images")
+
+    def _refuse_other_settings(
+        self, log: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> None:
+        """UserError if a log was made with other settings than these, or of other weights than are
+        there now.
+        """
+        if difference := _difference(recorded, settings):
+            raise UserError(f"{log} was made with other settings: {difference}")
+        paths, mean = self.classifier.paths, self.classifier.mean
+        for path in paths:
+            if not path.exists():
+                advice = "put it back, or remove the log"
+                raise UserError(f"{path}, from which {log} was made, is gone: {advice}")
+        digests = [digest(path) for path in paths]
+        if recorded.get("checkpoint_sha256") != ({mean: digests} if mean else digests[0]):
+            names = " or ".join(map(str, paths))
+            raise UserError(f"{log} was made from another model than {names} holds now")
+        before = recorded.get(records.DENOISER, {}).get("sha256")
+        denoiser = self.expected.denoiser
+        is_other = (before is None) != (denoiser is None)
+        if Path(denoiser or "").is_file():
+            is_other = before != digest(Path(denoiser or ""))
+        if is_other:
+            raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
+
+    def _refuse_other_images(self, log: Path, rows: Sequence[bytes]) -> None:
+        """UserError if a log has an image that is not selected."""
+        selected = range(0, sys.maxsize, self.expected.skip)[: self.expected.limit]
+        for row in rows:
+            index = row.partition(b"\t")[0]
+            if index.isdigit() and int(index) not in selected:
+                raise UserError(f"{log} has image {int(index)}, which is not selected here")
 
 
 Stage = TrainingStage | EvaluationStage
@@ -217,18 +213,17 @@ def _rows(log: Path) -> list[bytes] | None:
     return content.split(b"\n")[1:-1] if content else None
 
 
-_digests: dict[tuple[Path, int, int], str] = {}
-
-
 def digest(path: Path) -> str | None:
     """The SHA-256 of a file, None if it cannot be read; computed again only after the file has
     changed.
     """
     try:
         stat = path.stat()
-        key = (path.resolve(), stat.st_size, stat.st_mtime_ns)
-        if key not in _digests:
-            _digests[key] = digest_of([read_regular(path)])
-        return _digests[key]
+        return _digest_once(path.resolve(), stat.st_size, stat.st_mtime_ns)
     except OSError:
         return None
+
+
+@cache
+def _digest_once(path: Path, size: int, modified: int) -> str:
+    return digest_of([read_regular(path)])

@@ -12,20 +12,18 @@ from pathlib import Path
 
 from smoothadv.base.registry import Registry, discover
 from smoothadv.base.settings import positive_int, setting
-from smoothadv.sweep.jobs import Job
+from smoothadv.sweep.jobs import SweepJob
 
-ReportEnd = Callable[[Job, str], None]
+ReportEnd = Callable[[SweepJob, str], None]
 """An engine calls this once for each job that it has finished with; the text is how the job ended,
 like "done".
 """
 
 
 @dataclass(frozen=True)
-class Site:
+class SweepContext:
     """Where a sweep is started: its ``name``, its ``folder`` of logs, and the names of the ``gpus``
-    visible here.
-
-    ``wants_gpus`` is False if the user asked for the CPU.
+    visible here, none of which are to be used unless ``wants_gpus``.
     """
 
     name: str
@@ -49,20 +47,18 @@ class Engine(ABC):
     )
 
     @abstractmethod
-    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
+    def run(self, jobs: Sequence[SweepJob], context: SweepContext, report_end: ReportEnd) -> None:
         """Have every job executed; returns when all have ended or, if detached, when all are in the
         queue.
 
-        The ``jobs`` are those that are not complete. ``report_end`` is called as each ends, with
-        "busy" if another process works on it. Each process of a job gets a GPU of its own if there
-        are GPUs. Before KeyboardInterrupt leaves this method, the stages that run here are asked to
-        stop, and waited for.
+        None of the ``jobs`` is complete. ``report_end`` is called as each ends, with "busy" if
+        another process works on it. Each process of a job gets a GPU of its own if there are GPUs.
+        Before KeyboardInterrupt leaves this method, the stages that run here are asked to stop, and
+        waited for.
         """
 
-    def already_has(self, jobs: Iterable[Job]) -> set[str]:
-        """The keys of those ``jobs`` that an earlier call has put into the engine's queue and that
-        are still there.
-        """
+    def already_has(self, jobs: Iterable[SweepJob]) -> set[str]:
+        """The keys of the ``jobs`` that are in the engine's queue since an earlier call."""
         return set()
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from smoothadv.base.cpus import JOBS_AT_A_TIME
 from smoothadv.base.errors import UserError
-from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, Site
+from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
 from smoothadv.sweep.job_execution import execute
-from smoothadv.sweep.jobs import Job
+from smoothadv.sweep.jobs import SweepJob
 
 # This long at most until Ctrl-C is noticed, even if the system delivers the signal to another
 # thread.
@@ -21,14 +21,14 @@ _POLL_SECONDS = 1.0
 class Local(Engine):
     """this machine: plain processes, one job per GPU, or one after the other without GPUs"""
 
-    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
-        groups = self._groups(jobs, site)
+    def run(self, jobs: Sequence[SweepJob], context: SweepContext, report_end: ReportEnd) -> None:
+        groups = self._groups(jobs, context)
         stop, thread, not_taken = threading.Event(), threading.local(), iter(groups)
 
         def take_gpus() -> None:
             thread.gpus = next(not_taken)
 
-        def work(job: Job) -> str:
+        def work(job: SweepJob) -> str:
             environment = {"CUDA_VISIBLE_DEVICES": ",".join(thread.gpus)} if thread.gpus else {}
             return execute(
                 job, {**environment, JOBS_AT_A_TIME: str(len(groups))}, stop, {"engine": "local"}
@@ -47,10 +47,10 @@ class Local(Engine):
                 pool.shutdown(cancel_futures=True)  # waits until the stages have stopped
                 raise
 
-    def _groups(self, jobs: Sequence[Job], site: Site) -> list[tuple[str, ...]]:
+    def _groups(self, jobs: Sequence[SweepJob], context: SweepContext) -> list[tuple[str, ...]]:
         """For each job that runs at a time, the GPUs that it gets; empty tuples without GPUs."""
         size = max(job.processes for job in jobs)
-        gpus = site.gpus if site.wants_gpus else ()
+        gpus = context.gpus if context.wants_gpus else ()
         if not gpus:
             return [()] * min(self.jobs or 1, len(jobs))
         if len(gpus) < size:

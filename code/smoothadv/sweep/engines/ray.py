@@ -17,9 +17,9 @@ from typing import Any
 
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.settings import SettingError, non_negative_int, setting
-from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, Site
+from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
 from smoothadv.sweep.job_execution import FAILED, STOPPED, execute, stage_environment
-from smoothadv.sweep.jobs import Job
+from smoothadv.sweep.jobs import SweepJob
 
 _POLL_SECONDS = 2.0
 _KNOCK_SECONDS = 5.0
@@ -63,35 +63,40 @@ class Ray(Engine):
         3, parse=non_negative_int, help="how often a job is tried again after its machine is lost"
     )
 
-    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
+    def run(self, jobs: Sequence[SweepJob], context: SweepContext, report_end: ReportEnd) -> None:
         address = self.address or os.environ.get("RAY_ADDRESS") or None  # None starts Ray here
         ray = _ray(address)
         if address is not None and not (_answers(address) and _is_head(address)):
             advice = "start one with `ray start --head`, or name its port, by default 6379"
             raise UserError(f"--address {address}: no Ray head answers there; {advice}")
         # A Ray that is started here has this machine's GPUs, perhaps none.
-        wants_gpus = site.wants_gpus and (address is not None or bool(site.gpus))
+        wants_gpus = context.wants_gpus and (address is not None or bool(context.gpus))
         gpus = max(job.processes for job in jobs) if wants_gpus else 0
         terminal = (
             sys.stdout
         )  # _connected redirects standard output, to which Ray prints from its own threads
 
-        def report_on_terminal(job: Job, outcome: str) -> None:
+        def report_on_terminal(job: SweepJob, outcome: str) -> None:
             with contextlib.redirect_stdout(terminal):
                 report_end(job, outcome)
 
-        site.folder.mkdir(parents=True, exist_ok=True)
-        with _connected(ray, address, jobs[0], site, gpus):
+        context.folder.mkdir(parents=True, exist_ok=True)
+        with _connected(ray, address, jobs[0], context, gpus):
             self._work(ray, jobs, address, gpus, report_on_terminal)
 
     def _work(
-        self, ray: Any, jobs: Sequence[Job], address: str | None, gpus: int, report_end: ReportEnd
+        self,
+        ray: Any,
+        jobs: Sequence[SweepJob],
+        address: str | None,
+        gpus: int,
+        report_end: ReportEnd,
     ) -> None:
         """Hand out all jobs and wait for them; an interruption stops them."""
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self.retries)(attempt_job)
         waiting = list(jobs)
         at_a_time = self.jobs or len(waiting)
-        running: dict[Any, Job] = {}
+        running: dict[Any, SweepJob] = {}
         answered = time.monotonic()
         try:
             while waiting or running:
@@ -155,7 +160,9 @@ def _is_head(address: str) -> bool:
 
 
 @contextlib.contextmanager
-def _connected(ray: Any, address: str | None, job: Job, site: Site, gpus: int) -> Iterator[None]:
+def _connected(
+    ray: Any, address: str | None, job: SweepJob, context: SweepContext, gpus: int
+) -> Iterator[None]:
     """Within, Ray is connected to the cluster at ``address``, or started here; its output goes to
     the file ray.log.
     """
@@ -164,10 +171,13 @@ def _connected(ray: Any, address: str | None, job: Job, site: Site, gpus: int) -
     where: dict[str, Any] = (
         {"include_dashboard": False} if address is None else {"address": address}
     )
-    if address is None and site.wants_gpus:
-        where["num_gpus"] = len(site.gpus)
+    if address is None and context.wants_gpus:
+        where["num_gpus"] = len(context.gpus)
     handler: Callable | int | None = signal.getsignal(signal.SIGTERM)
-    with (site.folder / "ray.log").open("a", buffering=1) as log, contextlib.redirect_stdout(log):
+    with (
+        (context.folder / "ray.log").open("a", buffering=1) as log,
+        contextlib.redirect_stdout(log),
+    ):
         try:
             ray.init(**where, **_QUIET, runtime_env={"env_vars": variables})
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -197,7 +207,7 @@ def _outcome(ray: Any, handle: Any) -> str:
         return STOPPED
 
 
-def attempt_job(job: Job) -> str:
+def attempt_job(job: SweepJob) -> str:
     """What Ray runs for each job, in the main thread of a worker; Ray interrupts it by
     KeyboardInterrupt.
     """

@@ -16,10 +16,10 @@ from typing import Any
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import SettingError, positive_int, setting
-from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, Site
+from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
 from smoothadv.sweep.job_execution import DONE, FAILED, STOPPED, execute, stage_environment
 from smoothadv.sweep.job_record import BusyError
-from smoothadv.sweep.jobs import Job
+from smoothadv.sweep.jobs import SweepJob
 
 _POLL_SECONDS = 2.0
 _QUESTIONS, _PAUSE_SECONDS = 10, 15.0
@@ -84,11 +84,11 @@ class Slurm(Engine):
     )
     detach: bool = setting(False, help="return as soon as the jobs are in the queue")
 
-    def run(self, jobs: Sequence[Job], site: Site, report_end: ReportEnd) -> None:
+    def run(self, jobs: Sequence[SweepJob], context: SweepContext, report_end: ReportEnd) -> None:
         submitit = _submitit()
         before = {job.key: job.record.read() for job in jobs}
-        executor = submitit.SlurmExecutor(folder=site.folder / "slurm", max_num_timeout=_ALWAYS)
-        executor.update_parameters(**self._parameters(jobs, site))
+        executor = submitit.SlurmExecutor(folder=context.folder / "slurm", max_num_timeout=_ALWAYS)
+        executor.update_parameters(**self._parameters(jobs, context))
         ids: dict[str, str] = {}
         for start in range(0, len(jobs), _LARGEST_ARRAY):
             some = jobs[start : start + _LARGEST_ARRAY]
@@ -98,17 +98,17 @@ class Slurm(Engine):
         if not self.detach:
             self._wait(list(jobs), ids, report_end)
 
-    def _parameters(self, jobs: Sequence[Job], site: Site) -> dict[str, Any]:
+    def _parameters(self, jobs: Sequence[SweepJob], context: SweepContext) -> dict[str, Any]:
         """The parameters that submitit gives to sbatch."""
         processes = max(job.processes for job in jobs)
         threads = max(job.threads or 1 for job in jobs)
-        cpus = self.cpus or (_CPUS_BESIDE_A_GPU if site.wants_gpus else threads)
+        cpus = self.cpus or (_CPUS_BESIDE_A_GPU if context.wants_gpus else threads)
         further = {
             key.replace("-", "_"): value
             for key, value in (item.split("=", 1) for item in self.sbatch or [])
         }
         parameters = {
-            "job_name": f"smoothadv-{site.name}",
+            "job_name": f"smoothadv-{context.name}",
             "time": self.minutes,
             "nodes": 1,
             "ntasks_per_node": 1,
@@ -124,12 +124,12 @@ class Slurm(Engine):
         }
         if self.partition:
             parameters["partition"] = self.partition
-        if site.wants_gpus and not further.keys() & _GPU_OPTIONS:
+        if context.wants_gpus and not further.keys() & _GPU_OPTIONS:
             parameters["gpus_per_node"] = processes
         return parameters
 
     @staticmethod
-    def _wait(jobs: list[Job], ids: dict[str, str], report_end: ReportEnd) -> None:
+    def _wait(jobs: list[SweepJob], ids: dict[str, str], report_end: ReportEnd) -> None:
         """Report each job when it has left the queue; its record on the disk says how it ended."""
         while jobs:
             queue = _queue(_QUESTIONS)
@@ -141,7 +141,7 @@ class Slurm(Engine):
             if jobs:
                 time.sleep(_POLL_SECONDS)
 
-    def already_has(self, jobs: Iterable[Job]) -> set[str]:
+    def already_has(self, jobs: Iterable[SweepJob]) -> set[str]:
         submitted = [job for job in jobs if job.record.read().get("engine") == "slurm"]
         queue = _queue() if submitted else set()
         return {job.key for job in submitted if job.record.read().get("id") in queue}
@@ -163,7 +163,7 @@ def _submitit() -> Any:
     return submitit
 
 
-def _submit(submitit: Any, executor: Any, jobs: Sequence[Job]) -> list[str]:
+def _submit(submitit: Any, executor: Any, jobs: Sequence[SweepJob]) -> list[str]:
     """Submit an array of jobs; returns their ids. UserError with sbatch's message if it refuses."""
     try:
         # submitit prints sbatch's message on standard error, but the UserError below has it.
@@ -200,7 +200,7 @@ def _queue(questions: int = 1) -> set[str]:
     return set(done.stdout.split())
 
 
-def _note_queued(job: Job, identity: str, before: dict[str, Any]) -> None:
+def _note_queued(job: SweepJob, identity: str, before: dict[str, Any]) -> None:
     """Record the id under which the job waits, unless it has begun already."""
     with contextlib.suppress(BusyError), job.record.claim(patience=0):
         if job.record.read() == before:
@@ -216,7 +216,7 @@ class Attempt:
         self._stop: threading.Event | None = None
         self._thread: threading.Thread | None = None
 
-    def __call__(self, job: Job) -> str:
+    def __call__(self, job: SweepJob) -> str:
         """Execute the job in another thread, so that this one is free to handle Slurm's signals."""
         outcome: list[str] = []
         self._stop = threading.Event()
@@ -244,7 +244,7 @@ class Attempt:
         while self._thread.is_alive():
             time.sleep(0.1)
 
-    def checkpoint(self, job: Job) -> Any:
+    def checkpoint(self, job: SweepJob) -> Any:
         """Let the running stage save; returns what submitit submits again: the same job."""
         import submitit
 

@@ -1,0 +1,215 @@
+"""What commands will do, for sweeps: their words are read as the commands themselves read them, but
+nothing runs.
+"""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import settings_record
+from smoothadv.cli import attack, certify, train, train_pgd
+from smoothadv.cli.options.training import spec_of, with_recipes
+from smoothadv.cli.runner import Parser
+from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
+from smoothadv.evaluation.attack import specs_by_log
+from smoothadv.evaluation.certify import make_procedure, procedure_record
+from smoothadv.evaluation.costs import passes_per_image, prepare_passes, takes_gradients
+from smoothadv.evaluation.specs import AttackSpec, CertifySpec
+from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation, Work
+from smoothadv.training.costs import attack_steps, noisy_copies, prepare_update, votes_per_image
+from smoothadv.training.schedule import Schedule
+from smoothadv.training.spec import TrainSpec
+
+_RELEASED = "--released-behaviour"
+_PUBLISHED_SIZES = {
+    "cifar10": (50_000, 10_000),
+    "imagenet": (1_281_167, 50_000),
+    "imagenet32": (1_281_167, 50_000),
+}
+
+
+class CommandReader:
+    """Implements ``smoothadv.sweep.commands.Commands``; what is slow, like making a parser, is done
+    once.
+    """
+
+    def __init__(self) -> None:
+        self._parser, self._described = cache(_make_parser), cache(describe_dataset)
+        self._procedures: dict[str, dict[str, Any]] = {}
+
+    def option_words(self, command: str, options: Mapping[str, Any], source: str) -> list[str]:
+        """As ``Commands``; UserError if an option that takes a value is given true or false."""
+        parser = self._parser(command, options.get(_RELEASED[2:]) is True)
+        known = parser._option_string_actions
+        words: list[str] = []
+        for name, value in options.items():
+            flag, opposite = f"--{name}", f"--no-{name}"
+            if not isinstance(value, bool):
+                words += [flag, *map(str, value if isinstance(value, list) else [value])]
+            elif flag in known and known[flag].nargs != 0:
+                raise UserError(f"{source}: '{name}' takes a value, found {str(value).lower()}")
+            elif value:
+                words.append(flag)
+            elif opposite in known:
+                words.append(opposite)
+        return words
+
+    def training(self, words: Sequence[str], source: str) -> TrainingExpectation:
+        """As ``Commands``."""
+        with self._training_parser(words).reading(source):
+            options, spec, description, schedule = self._training(words)
+        recipe = spec.recipe(description, schedule)
+        # Without the option, a training that starts from other weights takes their input layer.
+        if spec.input_layer is not None or spec.pretrained_model is None:
+            recipe["input_layer"] = spec.input_layer or "normalize"
+        read = {"pretrained_sha256": spec.pretrained_model, "teacher_sha256": spec.teacher}
+        unlabelled, attack = spec.use_unlabelled, spec.objective.gradient_attack
+        return TrainingExpectation(
+            epochs=schedule.epochs,
+            recipe=recipe,
+            objective=options.objective,
+            attack=None if attack is None else {**settings_record(attack), "name": options.attack},
+            copies=spec.objective.copies,
+            pseudo_label_weight=None if unlabelled is None else spec.pseudo_weight,
+            digests={
+                field: Path(path).absolute() for field, path in read.items() if path is not None
+            },
+            files=() if unlabelled is None else (unlabelled.absolute(),),
+        )
+
+    def evaluation(
+        self, words: Sequence[str], archs: Sequence[str], source: str
+    ) -> EvaluationExpectation:
+        """As ``Commands``."""
+        with self._parser(words[0]).reading(source):
+            spec = self._evaluation(words)
+            if isinstance(spec, CertifySpec):
+                settings = {**spec.identity(*archs), **self._procedure_record(spec)}
+                assert spec.log is not None, "a command names its log"
+                records, may_stop_early = {spec.log: settings}, not spec.procedure.fixed_sample
+            else:
+                specs, may_stop_early = specs_by_log(spec), False
+                records = {log: one.identity(*archs) for log, one in specs.items()}
+        return EvaluationExpectation(
+            logs=tuple(log.absolute() for log in records),
+            settings=tuple(records.values()),
+            skip=spec.skip,
+            limit=spec.limit,
+            denoiser=None if spec.denoiser is None else str(spec.denoiser),
+            may_stop_early=may_stop_early,
+        )
+
+    def work(self, words: Sequence[str], archs: Sequence[str], processes: int) -> list[Work]:
+        """As ``Commands``; UserError if the dataset's images cannot be counted."""
+        if words[0] in ("certify", "attack"):
+            return self._evaluation_work(self._evaluation(words), archs)
+        _, spec, description, schedule = self._training(words)
+        return _training_work(spec, description, schedule, processes)
+
+    def _evaluation_work(self, spec: CertifySpec | AttackSpec, archs: Sequence[str]) -> list[Work]:
+        description = self._described(str(spec.dataset), spec.data_dir)
+        size = _size(str(spec.dataset), spec.split, spec.data_dir)
+        images = len(spec.chosen_indices(size))
+        passes = partial(_passes, description, spec.precision)
+        if isinstance(spec, CertifySpec):
+            votes = images * (spec.n0 + spec.n)
+            return [passes("certifying", arch, votes, spec.batch) for arch in archs]
+        passes_of_attack = images * passes_per_image(spec, description.num_classes)
+        gradients, work = takes_gradients(spec), []
+        for arch in [arch for arch in archs for _ in spec.epsilons]:
+            work += [
+                passes("attacking", arch, images * spec.n, spec.batch),
+                passes("attacking", arch, passes_of_attack, spec.attack_batch, gradients),
+            ]
+        return work
+
+    def _training_parser(self, words: Sequence[str]) -> Parser:
+        return self._parser(words[0], _RELEASED in words)
+
+    def _training(
+        self, words: Sequence[str]
+    ) -> tuple[argparse.Namespace, TrainSpec, DatasetDescription, Schedule]:
+        parser = self._training_parser(words)
+        options = with_recipes(parser, parser.parse_args(words[1:]))
+        spec = spec_of(parser, options, [])
+        description = spec.augmented(self._described(spec.dataset_name, spec.data_dir))
+        schedule = spec.schedule.schedule(description, spec.objective.copies)
+        return options, spec, description, schedule
+
+    def _evaluation(self, words: Sequence[str]) -> CertifySpec | AttackSpec:
+        parser = self._parser(words[0])
+        options = parser.parse_args(words[1:])
+        if words[0] == "certify":
+            return certify.spec_of(parser, options, [])
+        spec = attack.spec_of(parser, options, [])
+        assert isinstance(spec, AttackSpec), "a grid cannot say --against"
+        return spec
+
+    def _procedure_record(self, spec: CertifySpec) -> dict[str, Any]:
+        """What a manifest will say of the procedure; the tables of adaptive procedures are computed
+        once.
+        """
+        given = (spec.dataset, spec.sigma, spec.n0, spec.n, spec.alpha, spec.sound, spec.method)
+        key = repr((*given, dict(spec.settings or {})))
+        if key not in self._procedures:
+            description = self._described(str(spec.dataset), spec.data_dir)
+            self._procedures[key] = procedure_record(make_procedure(spec, description))
+        return self._procedures[key]
+
+
+def _training_work(
+    spec: TrainSpec, description: DatasetDescription, schedule: Schedule, processes: int
+) -> list[Work]:
+    """Updates with an attack of one step, further steps, and votes on training images."""
+    dataset, objective = spec.dataset_name, spec.objective
+    images = _size(dataset, "train", spec.data_dir)
+    copies, attacked = noisy_copies(spec, schedule, images, _size(dataset, "test", spec.data_dir))
+    steps = attack_steps(objective)
+    kinds = type(objective), type(objective.gradient_attack)
+    key = ("update", dataset, spec.arch, spec.execution, *kinds, processes)
+    batch, shape = math.ceil(schedule.batch / processes), description.image_shape
+    prepare = partial(prepare_update, spec, schedule, description, batch)
+    first = min(steps, 1)
+    work = [Work("training", copies, (*key, first), shape, partial(prepare, first))]
+    if steps:
+        further = steps * attacked - copies
+        work.append(Work("training", further, (*key, 2), shape, partial(prepare, 2), less=work[0]))
+    if votes := images * votes_per_image(spec, schedule):
+        work.append(_passes(description, "fp32", "training", spec.arch, votes))
+    return work
+
+
+def _passes(
+    description: DatasetDescription,
+    precision: str,
+    name: str,
+    arch: str,
+    amount: int,
+    batch: int | None = None,
+    with_gradient: bool = False,
+) -> Work:
+    """Votes, or the gradients that an attack needs."""
+    prepare = partial(prepare_passes, arch, description, precision, batch, with_gradient)
+    key = ("passes", with_gradient, description.name, arch, precision)
+    return Work(name, amount, key, description.image_shape, prepare)
+
+
+def _make_parser(command: str, is_released: bool = False) -> Parser:
+    """The parser of a command; the released behaviour changes how a training command reads
+    epsilon.
+    """
+    if command in ("certify", "attack"):
+        return (certify if command == "certify" else attack).make_parser()
+    return (train if command == "train" else train_pgd).make_parser([_RELEASED] * is_released)
+
+
+@cache
+def _size(dataset: str, split: str, data_dir: str | Path | None) -> int:
+    """How many images a split has: the published number for known datasets, else by counting."""
+    if dataset in _PUBLISHED_SIZES:
+        return _PUBLISHED_SIZES[dataset][SPLITS.index(split)]
+    return len(get_dataset(dataset, split, data_dir))
