@@ -29,6 +29,8 @@ RELEASED = ["idx", "label", "predict", "basePredict", "correct", "time"]
 OWN = ["attack_norm", "epsilon", "abstain"]
 COPIED = {"idx", "label", "predict", "epsilon", "attack_norm"}
 STEP_BACK = 1e-5  # relative, of a norm in float32
+RANDOM_TARGETS = ["--restarts", 2, "--target", "random"]
+BASE = SMALL[:-2]  # the base classifier is attacked without noise
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def test_archive_holds_float32_images_of_the_dataset_and_the_columns_of_the_log(
             assert arrays[name].tolist() == [float(row[name]) for row in rows(log)]
 
 
-def test_logged_classes_are_those_of_predict_and_of_the_classifier_on_the_saved_image(
+def test_logged_classes_are_those_of_the_saved_images(
     finished, classifier
 ):
     for log in logs_of(finished):
@@ -132,26 +134,24 @@ def test_summary_names_the_log_its_accuracy_and_its_interval(attack, workplace):
 @pytest.mark.parametrize(
     ("options", "of_predict"),
     [
-        ([], ["--attack", "PGD"]),
+        ([], []),
         (["--attack", "DDN"], ["--attack", "DDN"]),
-        (
-            ["--gradient", "stein", "--random-start"],
-            ["--attack", "PGD", "--no-grad-attack", "--random-start"],
-        ),
-        (["--gradient", "hard-stein"], ["--attack", "PGD", "--hard-no-grad-attack"]),
-        (
-            ["--restarts", 2, "--target", "random"],
-            ["--attack", "PGD", "--restarts", 2, "--target", "random"],
-        ),
+        (["--gradient", "stein", "--random-start"], ["--no-grad-attack", "--random-start"]),
+        (["--gradient", "hard-stein"], ["--hard-no-grad-attack"]),
+        (["--gradient", "base"], ["--base-attack"]),
+        (["--base-attack"], ["--base-attack"]),
+        (RANDOM_TARGETS, RANDOM_TARGETS),
     ],
     ids=str,
 )
 def test_predict_under_the_same_attack_says_the_same(
-    attack, checkpoint, workplace, capsys, options, of_predict
+    checkpoint, workplace, capsys, options, of_predict
 ):
-    assert attack("out", *options).code == 0
-    command = ["digits", checkpoint, SIGMA, "log.tsv", *SMALL, "--epsilon", 0.5]
-    assert call(capsys, "predict", *command, *of_predict).code == 0
+    classifier = ["digits", checkpoint, SIGMA]
+    usual = [*(BASE if "--base-attack" in of_predict else SMALL), "--epsilon", 0.5]
+    assert call(capsys, "attack", *classifier, "out", *usual, *options).code == 0
+    usual += ["--attack", "PGD", *of_predict]
+    assert call(capsys, "predict", *classifier, "log.tsv", *usual).code == 0
     assert timeless(workplace / "log.tsv") == timeless(workplace / "out/epsilon_0.5.tsv")
     theirs, ours = (
         manifest_of(workplace / log)["settings"] for log in ("log.tsv", "out/epsilon_0.5.tsv")
@@ -159,16 +159,6 @@ def test_predict_under_the_same_attack_says_the_same(
     assert {**theirs, "images_saved": True} == ours, "predict saves no images"
 
 
-def test_gradient_of_the_base_classifier_is_predicts_base_attack(checkpoint, workplace, capsys):
-    usual = ["--device", "cpu", "--N", 50, "--max", 12, "--epsilon", 0.5, "--num-steps", 3]
-    for outdir, option in [("one", ["--gradient", "base"]), ("two", ["--base-attack"])]:
-        assert (
-            call(capsys, "attack", "digits", checkpoint, SIGMA, outdir, *usual, *option).code == 0
-        )
-    command = ["digits", checkpoint, SIGMA, "log.tsv", *usual, "--attack", "PGD", "--base-attack"]
-    assert call(capsys, "predict", *command).code == 0
-    assert timeless(workplace / "log.tsv") == timeless(workplace / "one/epsilon_0.5.tsv")
-    assert_same_attack(workplace / "two/epsilon_0.5.tsv", workplace / "one/epsilon_0.5.tsv")
 
 
 def test_manifest_tells_everything_that_decides_the_numbers(attack, workplace):
@@ -262,35 +252,17 @@ def test_missing_pictures_are_made_and_those_of_an_earlier_attack_do_not_stay(at
     assert [path.name for path in folder.iterdir()] == ["00000.png"]
 
 
-@pytest.mark.parametrize(
-    "options", [["--random-start"], ["--gradient", "base", "--random-start"]], ids=str
-)
-def test_seed_alone_decides_the_examples(checkpoint, workplace, capsys, options):
-    draws = [] if "base" in options else ["--num-noise-vec", 4]
-    usual = [
-        "--device",
-        "cpu",
-        "--N",
-        50,
-        "--max",
-        5,
-        "--epsilon",
-        0.5,
-        "--num-steps",
-        3,
-        *draws,
-        *options,
-    ]
+@pytest.mark.parametrize("options", [SMALL, [*BASE, "--gradient", "base"]], ids=["smoothed", "base"])
+def test_seed_alone_decides_the_examples(checkpoint, workplace, options):
+    usual = [*options, "--max", 5, "--epsilon", 0.5, "--random-start", "--seed"]
     for outdir, seed in [("one", 5), ("same", 5), ("other", 6)]:
-        succeed("attack", "digits", checkpoint, SIGMA, outdir, *usual, "--seed", seed)
-    one, same, other = (
-        workplace / outdir / "epsilon_0.5.tsv" for outdir in ("one", "same", "other")
-    )
+        succeed("attack", "digits", checkpoint, SIGMA, outdir, *usual, seed)
+    one, same, other = (Path(outdir, "epsilon_0.5.tsv") for outdir in ("one", "same", "other"))
     assert_same_attack(same, one)
     assert (archive(one)["adversarial"] != archive(other)["adversarial"]).any((1, 2, 3)).all()
 
 
-def test_attack_batch_changes_examples_by_rounding_only_and_that_of_the_votes_nothing(
+def test_batch_changes_examples_by_rounding_only(
     workplace, capsys
 ):
     """Batches of less than one image, and of parts of an image that differ in size."""

@@ -267,7 +267,7 @@ def test_each_flip_is_repeated_by_the_command_printed_with_it(
 
 
 @pytest.mark.parametrize("outdir", ["digits", "cpu"])
-def test_finished_falsification_is_judged_again_without_work_and_names_one_other_folder(
+def test_finished_falsification_is_judged_again_without_work(
     attack, false, outdir, workplace
 ):
     """Also where other words on the command line equal the folder's name."""
@@ -337,17 +337,28 @@ def test_manifest_names_the_certificates_and_others_are_not_taken_for_these(
 @pytest.mark.parametrize(
     ("factor", "fraction"), [(1, 0.999999999), (1e-4, 0.999)], ids=["fraction 1", "tiny radii"]
 )
-def test_no_attack_counts_as_a_flip_beyond_the_radius(
-    attack, certified, workplace, factor, fraction
-):
-    """A radius of 0 certifies nothing, so nothing can be falsified, not even by a rounding error of
-    float32.
-    """
+def test_attacks_stay_within_the_radius(attack, certified, workplace, factor, fraction):
+    """Rounding to float32 falsifies nothing."""
     log = forged(certified, workplace / "log.tsv", factor)
     attack(log, "--fraction", fraction)
-    for row in rows(workplace / LOG):
-        assert row["flipped"] == "0" or float(row["attack_norm"]) < float(row["radius"])
     assert all(float(row["attack_norm"]) < float(row["radius"]) for row in rows(workplace / LOG))
+
+
+def test_log_without_a_manifest_is_attacked_with_a_warning(attack, certified, workplace):
+    """As released logs: it is unknown which model they certify."""
+    outcome = attack(forged(certified, Path("log.tsv"), 1, manifest=False), "--max", 4)
+    assert outcome.code == 0 and outcome.err.count("\n") == 1
+    assert outcome.err.startswith("warning: log.tsv has no manifest")
+
+
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.9])
+def test_certificates_that_may_all_be_false_are_not_falsified(attack, certified, alpha):
+    """Where the alphas of certificate and prediction sum to 1 or more, every flip is credible."""
+    log = forged(certified, Path("log.tsv"), 3, alpha=0.5)
+    outcome = attack(log, "--alpha", alpha, "--max", 4)
+    assert outcome.code == 0 and outcome.err == "", outcome
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
 """--image-size: photographs of several sizes in the commands, and what these say and record."""
 
-import pytest
-
 from smoothadv.records.logs import recorded_settings
-from support.commands import call, refused, rows, succeed, timeless
+from support.commands import call, rows, succeed, timeless
 from support.image_files import random_image, save_image
 
 SMOOTHING = ["--N", "20", "--device", "cpu"]
@@ -35,34 +33,6 @@ def test_photographs_are_trained_on_and_certified_after_resizing(workplace, caps
     succeed("predict", photos[0], *model, "p.tsv", *photos[1:], *SMOOTHING)
     succeed("attack", photos[0], *model, "attacked", *photos[1:], *SMOOTHING, *attack)
     succeed("quantize", photos[0], *model, "q.pth.tar", *photos[1:], "--draws", "5")
-
-
-ARGUMENTS = {
-    **dict.fromkeys(("train", "train_pgd"), ["digits_resnet8", "out", "--noise", "0.25"]),
-    **dict.fromkeys(("certify", "predict", "quantize"), ["model.pth.tar", "0.25", "out"]),
-    "attack": [
-        "model.pth.tar",
-        "0.25",
-        "out",
-        "--attack",
-        "PGD",
-        "--epsilon",
-        "0.5",
-        "--num-steps",
-        "1",
-    ],
-}
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-@pytest.mark.parametrize(
-    "dataset, size", [("digits", "8"), ("imagefolder:photos@8", "8"), ("imagefolder:photos", "8x8")]
-)
-def test_size_is_refused_where_there_is_one_or_it_cannot_be_meant(
-    workplace, capsys, name, dataset, size
-):
-    found = call(capsys, name, dataset, *ARGUMENTS[name], "--image-size", size)
-    assert refused(found, "image-size", code=2), found.err
 
 
 def test_padding_before_crops_is_not_for_photographs(workplace, capsys):

@@ -16,45 +16,6 @@ from smoothadv.cli.runner import Parser, run
 from smoothadv.version import __version__
 from support.commands import call
 
-CERTIFY, TRAIN = ["digits", "c.pth.tar", "0.25", "log.tsv"], ["digits", "digits_resnet8", "out"]
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("certify", [*CERTIFY, "--skp", "20"], "unknown option --skp (did you mean --skip?)"),
-        ("certify", [*CERTIFY, "--alfa=0.01"], "unknown option --alfa (did you mean --alpha?)"),
-        ("certify", ["--skp", "20", *CERTIFY], "unknown option --skp (did you mean --skip?)"),
-        ("certify", [*CERTIFY, "--qwxz"], "unknown option --qwxz"),
-        (
-            "certify",
-            ["merge", "log.tsv", "--overwritten"],
-            "unknown option --overwritten (did you mean --overwrite?)",
-        ),
-        (
-            "analyze",
-            ["table", "log.tsv", "--sigmaa", "3"],
-            "unknown option --sigmaa (did you mean --sigma?)",
-        ),
-        ("analyze", ["--tabel", "log.tsv"], "unknown option --tabel"),
-        ("analyze", ["tabel", "log.tsv"], "'tabel' (did you mean 'table'?)"),
-        ("sweep", ["rum", "grid.toml"], "'rum' (did you mean 'run'?)"),
-        ("certify", [*CERTIFY, "--input-layer", "centre"], "'centre' (did you mean 'center'?)"),
-        ("train", [*TRAIN, "--noice", "1"], "unknown option --noice (did you mean --noise?)"),
-        ("train", [*TRAIN, "--no-horizontal-flop"], "(did you mean --no-horizontal-flip?)"),
-    ],
-)
-def test_word_that_was_meant_is_suggested(name, arguments, message, capsys, workplace):
-    outcome = call(capsys, name, *arguments)
-    assert (outcome.code, outcome.out) == (2, "")
-    assert (
-        outcome.err.startswith("error: ")
-        and message in outcome.err
-        and outcome.err.count("\n") == 1
-    )
-    assert f"(see smoothadv {name}" in outcome.err and outcome.err.endswith(" --help)\n")
-    assert not list(workplace.iterdir())
-
 
 @pytest.mark.parametrize(
     ("words", "title", "rest"),

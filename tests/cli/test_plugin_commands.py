@@ -5,7 +5,6 @@ has changed.
 import json
 import pickle
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -220,24 +219,6 @@ def test_missing_plugin_is_named(workplace, capsys, command):
     assert refused(call(capsys, command, *without_option(words(command))), *texts, code=code)
 
 
-def test_unknown_name_of_any_component_says_how_to_add_one(workplace, capsys):
-    train, noise = ("train", "digits", "digits_resnet8", "out"), ("--noise", 0.25)
-    for wrong, *arguments in (
-        ("dataset 'shapes'", "train", "shapes", "digits_resnet8", "out", *noise),
-        ("architecture 'shapes_cnn'", "train", "digits", "shapes_cnn", "out", *noise),
-        ("objective 'soft_gaussian'", *train, *noise, "--objective", "soft_gaussian"),
-        ("choice 'shapes'", "analyze", "shapes", "log.tsv"),
-    ):
-        assert refused(
-            call(capsys, *arguments), f"unknown {wrong}", "; --plugin FILE adds your own", code=2
-        )
-    for checkpoint in (CHECKPOINT, "gone.pth.tar"):  # which knows nothing of it
-        outcome = call(capsys, "certify", "digit", checkpoint, 0.25, "log.tsv")
-        assert refused(
-            outcome, "argument DATASET: unknown dataset 'digit' (did you mean 'digits'?)", code=2
-        )
-
-
 def test_missing_plugin_of_an_architecture_is_named_unless_its_record_is_damaged(workplace, capsys):
     import torch
 
@@ -307,30 +288,6 @@ def test_without_plugins_settings_and_checkpoints_are_as_before(workplace):
     content = read_checkpoint(checkpoint)
     assert "plugins" not in content and "plugins" not in content["recipe"]
     assert "plugins" not in json.loads(checkpoint.with_name("args.json").read_text())["recipe"]
-
-
-FAULTS = {
-    "missing file": (["--plugin", "gone.py"], 2, "gone.py cannot be read"),
-    "no value": (["--plugin"], 2, "--plugin: expected one argument"),
-    "exception": (["--plugin=bad.py"], 1, "plug-in bad.py, line 1: ZeroDivisionError"),
-    "second is bad": (["--plugin", "shapes.py", "--plugin", "bad.py"], 1, "plug-in bad.py"),
-}
-
-
-@pytest.mark.parametrize(
-    "command, fault",
-    [
-        *product(
-            ("train", "train_pgd", "certify", "predict", "attack", "analyze", "sweep"),
-            ["missing file"],
-        ),
-        *product(["certify"], ["no value", "exception", "second is bad"]),
-    ],
-)
-def test_bad_plugin_is_refused_in_one_line(workplace, capsys, command, fault):
-    Path("bad.py").write_text("1 / 0")
-    options, code, text = FAULTS[fault]
-    assert refused(call(capsys, command, *options), text, code=code)
 
 
 def test_help_lists_the_options_of_a_plugin(workplace, capsys):

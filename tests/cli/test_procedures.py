@@ -124,35 +124,6 @@ def test_label_aware_skips_wrong_selections_and_marks_them(certify, workplace):
     assert manifest_of(workplace / "aware.tsv")["settings"]["label_aware"] is True
 
 
-EXACT, BY_DEFAULT, ADAPTED = ["--method", "exact"], [], ["--method", "adaptive"]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        *(
-            ([*method, "--radii", 0.25], ["--radii", "--method exact"])
-            for method in (EXACT, BY_DEFAULT)
-        ),
-        *(
-            ([*method, "--ladder"], ["--ladder", "--method exact"])
-            for method in (EXACT, BY_DEFAULT)
-        ),
-        *(
-            ([*method, "--label-aware"], ["--label-aware", "--method exact"])
-            for method in (EXACT, BY_DEFAULT)
-        ),
-        *(
-            ([*ADAPTED, "--radii", *radii], ["--radii", *map("'{}'".format, radii)])
-            for radii in ([-1], ["nan"], [])
-        ),
-        ([*ADAPTED, "--alpha", 1e-10], ["alpha", "1e-09", "adaptive"]),
-    ],
-)
-def test_settings_that_a_method_cannot_have_are_usage_errors(certify, workplace, options, words):
-    assert refused(certify("log.tsv", *options), *words, code=2) and list(workplace.iterdir()) == []
-
-
 def test_too_few_draws_for_adaptive_are_warned_about(certify):
     outcome = certify("log.tsv", "--method", "adaptive", "--N", 5, "--max", 1)
     assert (
@@ -195,30 +166,6 @@ def test_summary_says_where_radii_are_on_a_grid(certify, workplace, method):
     )
     where = " on the grid of radii" if method == "adaptive" else ""
     assert f"average certified radius{where} {average:.3f}\n" in outcome.out
-
-
-def test_help_tells_the_ways_to_certify(capsys):
-    text = " ".join(call(capsys, "certify", "--help").out.split())
-    flags = [
-        "--method",
-        "--radii",
-        "--ladder",
-        "--label-aware",
-        "--sound",
-        "--precision",
-        "--compile",
-        "--shard",
-    ]
-    for words in [
-        *flags,
-        "--batch",
-        "100,000 for exact",
-        "125,000 for adaptive",
-        "benchmarks only",
-        "merge",
-        "8-bit",
-    ]:
-        assert words in text, words
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from smoothadv.base.cpus import suitable_threads, usable_cpus
-from support.commands import CODE, call, refused, run_process, succeed
+from support.commands import CODE, run_process, succeed
 
 OF_VERSION_1 = {"cgroup": "5:memory:/m\n4:cpu,cpuacct:/a\n0::/", "cpu/cpu.cfs_quota_us": "-1"}
 ACTIVE = {"OMP_WAIT_POLICY": "active"}
@@ -56,26 +56,6 @@ def test_threads_suit_images_and_cpus(monkeypatch, free_choice):
     assert suitable_threads((3, 32, 32), 6) == 6, "PyTorch would not use more"
     monkeypatch.setenv("OMP_NUM_THREADS", "99")
     assert suitable_threads((1, 8, 8), 99) == 99
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "train",
-        "train_pgd",
-        "train_denoiser",
-        "quantize",
-        "certify",
-        "predict",
-        "attack",
-        "certify verify",
-    ],
-)
-def test_every_command_that_computes_has_the_option(command, capsys):
-    name, *further = command.split()
-    assert refused(
-        call(capsys, name, *further, "--threads", 0), "--threads", "'0'", "from 1 to 1,024", code=2
-    )
 
 
 @pytest.fixture

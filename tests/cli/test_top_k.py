@@ -180,31 +180,6 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(
         )
 
 
-@pytest.mark.parametrize(
-    ("command", "options", "said"),
-    [
-        (
-            "certify",
-            ["--method", "top-k", "--top-k", 10],
-            "--top-k 10: give a number below that of the classes, 10",
-        ),
-        ("predict", ["--top-k", 10], "--top-k 10: give a number below that of the classes, 10"),
-        (
-            "certify",
-            ["--top-k", 2],
-            "--top-k is not read by --method exact, but by --method top-k: leave",
-        ),
-        ("predict", ["--top-k", 0], "'0' is not a whole number from 1 to 4,000,000,000"),
-    ],
-)
-def test_what_says_nothing_is_refused_before_anything_is_written(
-    run, workplace, command, options, said
-):
-    outcome = run(command, "log.tsv", *options)
-    assert outcome.code == 2 and said in outcome.err.splitlines()[-1]
-    assert not list(workplace.glob("log*"))
-
-
 def test_from_python(checkpoint):
     model = load_classifier(checkpoint, "digits")
     common = {"sigma": SIGMA, "n": N, "maximum": 10, "device": "cpu"}
