@@ -4,7 +4,6 @@ nothing there.
 
 import importlib
 import json
-import shutil
 import sys
 import tarfile
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from support.commands import CODE, rows, run_process, succeed
+from support.commands import CODE, rows, run_process
 from support.recorded_graphs import recorded_graphs as recorded_graphs
 
 BENCHMARKS = CODE.parent / "benchmarks"
@@ -44,29 +43,6 @@ def gpu(imported) -> ModuleType:
 @pytest.fixture
 def variants(imported) -> ModuleType:
     return imported("gpu_variants")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
-)
-def test_speed_of_what_is_compiled_is_measured(tmp_path):
-    """A minute of processor time, for two compilations."""
-    words = [
-        "--smoke",
-        "--device",
-        "cpu",
-        "--precision",
-        "fp32",
-        "--modes",
-        "compiled",
-        "--cases",
-        "PGD T=2 m=1",
-    ]
-    done = run_benchmark("gpu", tmp_path, *words, "--out", "out")
-    assert done.returncode == 0, done.stderr
-    compiled = [line.split(" | ") for line in done.stdout.splitlines() if "| compiled |" in line]
-    assert len(compiled) == 2 and all(float(cells[4].replace(",", "")) > 0 for cells in compiled)
 
 
 def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
@@ -213,24 +189,6 @@ def test_parts_on_a_gpu_are_every_pair_of_a_precision_and_a_mode(gpu):
     assert len(chosen) == len(set(chosen)) == 2 * (1 + 3 * 3) + 4 * 2 * 3
 
 
-def test_small_run_has_every_precision_mode_and_attack_but_not_their_product(gpu):
-    """The whole run has all pairs in all cases."""
-    whole, small = gpu.parsed(["--device", "cpu"]), gpu.parsed(["--smoke", "--device", "cpu"])
-    precisions, modes = ("tf32", "bf16", "fp16"), ("eager", "compiled")
-    for is_first in (True, False):
-        assert len(gpu.ways(whole, precisions, modes, is_first)) == 6
-    first = gpu.ways(small, precisions, modes, is_first=True)
-    assert first == [("tf32", "eager"), ("tf32", "compiled"), ("bf16", "eager"), ("fp16", "eager")]
-    assert gpu.ways(small, precisions, modes, is_first=False) == first[:1]
-    assert {gpu.UPDATES[case][0] for case in small.cases} == {"PGD", "DDN"}
-    assert small.training_batch % max(gpu.UPDATES[case][2] for case in small.cases) == 0
-    assert (
-        whole.cases == list(gpu.UPDATES)
-        and whole.rounds > small.rounds
-        and whole.warm_ups > small.warm_ups
-    )
-
-
 def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):
     """ResNet-110 moves 5.3 MB and computes 0.506 GFLOP per image in half precision, twice the bytes
     in float32.
@@ -269,23 +227,13 @@ def test_agreement_counts_classes_and_radii(imported):
         agreement(reference, certificates([1], [0.5]))
 
 
-def test_certificates_of_precisions_are_compared(imported, warm, tmp_path, monkeypatch, capsys):
+def test_certificates_of_precisions_are_compared(
+    imported, checkpoint, warm, tmp_path, monkeypatch, capsys
+):
     """By the command, in processes as the benchmark starts them."""
-    succeed(
-        "train",
-        "digits",
-        "digits_resnet8",
-        tmp_path / "model",
-        "--epochs",
-        1,
-        "--noise",
-        0.25,
-        "--device",
-        "cpu",
-    )
     words = [
         "digits",
-        "model/checkpoint.pth.tar",
+        checkpoint,
         0.25,
         "logs",
         "--precisions",
@@ -349,16 +297,3 @@ def test_cifar10_is_reproduced_from_images_to_tables(images, tmp_path):
     assert "Upper envelopes" in (tmp_path / "made/report.html").read_text()
     logs = sorted((tmp_path / "made/logs").rglob("sigma_0.50*.tsv"))
     assert len(logs) == 4 and all(len(rows(log)) == 6 for log in logs)
-
-
-@pytest.mark.slow
-def test_cifar10_is_stopped_in_time(images, tmp_path):
-    """Without a page or a table before all is done."""
-    stopped = run_benchmark(
-        "cifar10_reproduction", tmp_path, images, "--smoke", "--folder", "other", "--minutes", 0.1
-    )
-    assert stopped.returncode == 143 and not (tmp_path / "other/results.md").exists()
-    assert (
-        "the same command again continues" in stopped.stdout
-        and (tmp_path / "other/images/train/cat/0000.jpg").exists()
-    )

@@ -248,62 +248,49 @@ def small() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return model, inputs, labels
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sigma": -0.1},
-        {"sigma": float("nan")},
-        {"sigma": float("inf")},
-        {"target": 1.5},
-        {"target": True},
-        {"num_noise_vec": 0},
-        {"restarts": 0},
-        {"batch": 0},
-        {"seed": -1},
-        {"target": "closest"},
-        {"attack": PGD(0.5, 2, targeted=True)},
-        {"sigma": 0.0, "num_noise_vec": 2},
-        {"sigma": 0.0, "attack": PGD(0.5, 2, estimator=Stein(0.25))},
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_meaningless_settings_are_refused(options):
-    with pytest.raises(ValueError):
-        SmoothedAttack(**{"attack": PGD(0.5, 2), "sigma": SIGMA, **options})
+LENGTHS = (1, 2, EXAMPLES - 1, EXAMPLES + 3)
+NO_RADII = (-0.1, float("nan"), float("inf"))
+REFUSED = [
+    *(({"sigma": sigma}, {}, "sigma") for sigma in NO_RADII),
+    *(({"target": target}, {}, "target") for target in (1.5, True, "closest")),
+    *(({name: 0}, {}, name) for name in ("num_noise_vec", "restarts", "batch")),
+    ({"seed": -1}, {}, "seed"),
+    ({"attack": PGD(0.5, 2, targeted=True)}, {}, "target"),
+    ({"sigma": 0.0, "num_noise_vec": 2}, {}, "sigma"),
+    ({"sigma": 0.0, "attack": PGD(0.5, 2, estimator=Stein(0.25))}, {}, "sigma"),
+    *(
+        ({"target": target, "attack": ATTACKS[name]}, {}, str(target))
+        for target in (-1, CLASSES, 1_000)
+        for name in ("PGD", "hard Stein", "DDN")
+    ),
+    *(({}, {"targets": torch.full((EXAMPLES,), k)}, None) for k in (-1, CLASSES, 1_000)),
+    # Else the examples of a later pass would be attacked with an epsilon of nothing.
+    *(
+        ({"sigma": sigma, "num_noise_vec": copies, "batch": batch}, argument, None)
+        for sigma, copies in ((0.0, 1), (SIGMA, 4))
+        for batch in (2, 8, 256)
+        for count in LENGTHS
+        for argument in (
+            {"epsilon": torch.full((count,), 0.1)},
+            {"targets": torch.zeros(count).long()},
+            {"indices": range(count)},
+        )
+    ),
+    *(({}, {"epsilon": torch.tensor([r] + [0.1] * (EXAMPLES - 1))}, "epsilon") for r in NO_RADII),
+    *(({}, {"epsilon": e}, "epsilon") for e in (0.1, torch.tensor(0.1), torch.tensor([1, 2]))),
+    # Grey levels, or images that are standardized: there epsilon would mean something else.
+    *(({}, {"pixel": pixel}, "[0, 1]") for pixel in (-0.01, 1.01, 255.0, *NO_RADII)),
+]
 
 
-@pytest.mark.parametrize("name", ["PGD", "hard Stein", "DDN"])
-@pytest.mark.parametrize("target", [-1, CLASSES, 1_000])
-def test_targets_that_are_no_classes_are_refused(name, target):
-    with pytest.raises(ValueError, match=str(target)):
-        SmoothedAttack(ATTACKS[name], SIGMA, target=target)(*small())
-    with pytest.raises(ValueError):
-        SmoothedAttack(ATTACKS[name], SIGMA, 2)(*small(), targets=torch.full((EXAMPLES,), target))
-
-
-@pytest.mark.parametrize("argument", ["epsilon", "targets", "indices"])
-@pytest.mark.parametrize("count", [1, 2, EXAMPLES - 1, EXAMPLES + 3])
-def test_arguments_of_another_length_than_the_batch_are_refused(argument, count):
-    """Else those of a later pass would be attacked with an epsilon of nothing, which is not at
-    all.
-    """
-    values = {
-        "epsilon": torch.full((count,), 0.1),
-        "targets": torch.zeros(count).long(),
-        "indices": range(count),
-    }
-    for sigma, copies in ((0.0, 1), (SIGMA, 4)):
-        for batch in (2, 8, 256):
-            with pytest.raises(ValueError):
-                attack = SmoothedAttack(PGD(0.5, 2), sigma, copies, batch=batch)
-                attack(*small(), **{argument: values[argument]})
-
-
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_epsilon_that_is_no_radius_is_refused(value):
-    with pytest.raises(ValueError):
-        SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(
-            *small(), epsilon=torch.tensor([value] + [0.1] * (EXAMPLES - 1))
+@pytest.mark.parametrize(("settings", "arguments", "word"), REFUSED)
+def test_what_an_attack_cannot_do_is_refused(settings, arguments, word):
+    model, inputs, labels = small()
+    inputs[2, 0] = arguments.get("pixel", inputs[2, 0])
+    given = {name: value for name, value in arguments.items() if name != "pixel"}
+    with pytest.raises(ValueError, match=word):
+        SmoothedAttack(**{"attack": PGD(0.5, 2), "sigma": SIGMA, **settings})(
+            model, inputs, labels, **given
         )
 
 
@@ -333,23 +320,6 @@ def test_an_evaluation_in_inference_mode_attacks_all_the_same(name):
     assert not torch.equal(expected, inputs)
     with torch.inference_mode():
         assert torch.equal(attack(model, inputs * 1, labels * 1), expected)
-
-
-@pytest.mark.parametrize("value", [-0.01, 1.01, 255.0, float("nan"), float("inf")])
-def test_inputs_that_are_no_images_are_refused(value):
-    """Grey levels, or images that are standardized already: there epsilon would mean something
-    else.
-    """
-    model, inputs, labels = small()
-    inputs[2, 0] = value
-    with pytest.raises(ValueError, match="[0, 1]"):
-        SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(model, inputs, labels)
-
-
-@pytest.mark.parametrize("epsilon", [0.1, torch.tensor(0.1), torch.tensor([1, 2])])
-def test_epsilon_that_is_not_one_per_example_is_refused(epsilon):
-    with pytest.raises(ValueError, match="epsilon"):
-        SmoothedAttack(PGD(0.5, 2), SIGMA, 2)(*small(), epsilon=epsilon)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -104,11 +104,6 @@ def test_frozen_restores_every_mode_and_flag(fails):
     assert state_of(model) == before
 
 
-def test_frozen_takes_what_is_no_module():
-    with frozen(lambda inputs: inputs):
-        pass
-
-
 @pytest.mark.parametrize("hard", [False, True])
 def test_gradients_from_noise_are_sums_in_full_precision_under_autocast(hard):
     """Autocast is for convolutions: a sum over draws in bfloat16 would be wrong in its third

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smoothadv.attacks.pgd import PGD
-from support.models import POINT, WEIGHT, ConstantClassifier, Recorder, linear_classifier
+from support.models import POINT, WEIGHT, Recorder, linear_classifier
 
 UNIT_WEIGHT = torch.tensor(WEIGHT, dtype=torch.float64) / 5
 
@@ -67,26 +67,6 @@ def test_a_step_is_two_epsilon_over_the_number_of_steps_unless_stated(steps, ste
     assert len(recorder.batches) == steps
     assert torch.equal(recorder.batches[0], x)
     assert (recorder.batches[1] - x).norm().item() == pytest.approx(expected)
-
-
-def random_perturbations(seed: int, count: int = 2_000) -> torch.Tensor:
-    """What a random start of norm up to 0.4 gives where no gradient moves it and no pixel is
-    clipped: [count, 3]
-    """
-    x = torch.full((count, 3), 0.5)
-    attack = PGD(0.4, 1, random_start=True)
-    generator = torch.Generator().manual_seed(seed)
-    return (
-        attack(
-            ConstantClassifier(0, 2), x, torch.zeros(count, dtype=torch.int64), generator=generator
-        )
-        - x
-    )
-
-
-def test_a_random_start_comes_from_the_generator():
-    assert torch.equal(random_perturbations(seed=1), random_perturbations(seed=1))
-    assert not torch.equal(random_perturbations(seed=1), random_perturbations(seed=2))
 
 
 def test_a_gradient_with_a_zero_among_its_numbers_is_not_flat():

@@ -124,15 +124,6 @@ def ddn_and_slow(
     return quick, slow_ddn_batch(model, x, labels, noise, epsilon, steps, **theirs)
 
 
-@pytest.mark.parametrize("epsilon", [0.25, 0.4])
-@pytest.mark.parametrize("steps", [2, 6])
-def test_ddn_that_starts_at_epsilon_is_ddn_of_that_initial_norm(epsilon, steps):
-    quick, slow = ddn_and_slow(
-        3, steps, epsilon, {"initial_norm_is_epsilon": True}, {"initial_norm": epsilon}
-    )
-    torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("steps", [1, 2, 3, 8])
 @pytest.mark.parametrize("evaluate_last", [False, True], ids=["", "last"])
 def test_ddn_annealed_past_the_end_is_that_of_the_pseudo_code(steps, evaluate_last):
@@ -147,16 +138,6 @@ def test_ddn_annealed_past_the_end_is_that_of_the_pseudo_code(steps, evaluate_la
 
 
 RELEASED = {"quantization_levels": 16, "result_levels": 16}
-
-
-@pytest.mark.parametrize(
-    "levels", [RELEASED, {"result_levels": 64}, {"quantization_levels": 16}], ids=str
-)
-@pytest.mark.parametrize("steps", [1, 2, 8])
-def test_rounded_ddn_is_that_of_the_pseudo_code(levels, steps):
-    shared = {"initial_norm": 0.5, **levels}
-    quick, slow = ddn_and_slow(5, steps, 0.4, shared, shared)
-    torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -194,10 +175,30 @@ def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype)
     assert beyond.max().item() == pytest.approx(1 + 0.4 / 255, abs=1e-6)
 
 
-def test_everything_released_at_once_is_that_of_the_pseudo_code():
-    ours = {"initial_norm_is_epsilon": True, "anneal_past_end": True, **RELEASED}
-    for seed in range(3):
-        quick, slow = ddn_and_slow(
-            seed, 6, 0.4, ours, {"initial_norm": 0.4, "annealed_over": 6, **RELEASED}
-        )
-        torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)
+@pytest.mark.parametrize(
+    ("seed", "steps", "epsilon", "ours", "theirs"),
+    [
+        *(
+            (3, steps, epsilon, {"initial_norm_is_epsilon": True}, {"initial_norm": epsilon})
+            for steps in (2, 6)
+            for epsilon in (0.25, 0.4)
+        ),
+        *(
+            (5, steps, 0.4, {"initial_norm": 0.5, **levels}, {"initial_norm": 0.5, **levels})
+            for steps in (1, 2, 8)
+            for levels in (RELEASED, {"result_levels": 64}, {"quantization_levels": 16})
+        ),
+        *(
+            (
+                *(seed, 6, 0.4),
+                {"initial_norm_is_epsilon": True, "anneal_past_end": True, **RELEASED},
+                {"initial_norm": 0.4, "annealed_over": 6, **RELEASED},
+            )
+            for seed in range(3)
+        ),
+    ],
+)
+def test_released_ddn_is_that_of_the_pseudo_code(seed, steps, epsilon, ours, theirs):
+    """It starts at epsilon, it rounds, and all at once."""
+    quick, slow = ddn_and_slow(seed, steps, epsilon, ours, theirs)
+    torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)

@@ -101,9 +101,7 @@ def test_archive_holds_float32_images_of_the_dataset_and_the_columns_of_the_log(
             assert arrays[name].tolist() == [float(row[name]) for row in rows(log)]
 
 
-def test_logged_classes_are_those_of_the_saved_images(
-    finished, classifier
-):
+def test_logged_classes_are_those_of_the_saved_images(finished, classifier):
     for log in logs_of(finished):
         images, found = archive(log)["adversarial"], rows(log)
         expected = [
@@ -157,8 +155,6 @@ def test_predict_under_the_same_attack_says_the_same(
         manifest_of(workplace / log)["settings"] for log in ("log.tsv", "out/epsilon_0.5.tsv")
     )
     assert {**theirs, "images_saved": True} == ours, "predict saves no images"
-
-
 
 
 def test_manifest_tells_everything_that_decides_the_numbers(attack, workplace):
@@ -252,7 +248,9 @@ def test_missing_pictures_are_made_and_those_of_an_earlier_attack_do_not_stay(at
     assert [path.name for path in folder.iterdir()] == ["00000.png"]
 
 
-@pytest.mark.parametrize("options", [SMALL, [*BASE, "--gradient", "base"]], ids=["smoothed", "base"])
+@pytest.mark.parametrize(
+    "options", [SMALL, [*BASE, "--gradient", "base"]], ids=["smoothed", "base"]
+)
 def test_seed_alone_decides_the_examples(checkpoint, workplace, options):
     usual = [*options, "--max", 5, "--epsilon", 0.5, "--random-start", "--seed"]
     for outdir, seed in [("one", 5), ("same", 5), ("other", 6)]:
@@ -262,9 +260,7 @@ def test_seed_alone_decides_the_examples(checkpoint, workplace, options):
     assert (archive(one)["adversarial"] != archive(other)["adversarial"]).any((1, 2, 3)).all()
 
 
-def test_batch_changes_examples_by_rounding_only(
-    workplace, capsys
-):
+def test_batch_changes_examples_by_rounding_only(workplace, capsys):
     """Batches of less than one image, and of parts of an image that differ in size."""
     Path("nets.py").write_text(LINEAR)
     for outdir, *batch in [

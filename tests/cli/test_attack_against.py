@@ -267,9 +267,7 @@ def test_each_flip_is_repeated_by_the_command_printed_with_it(
 
 
 @pytest.mark.parametrize("outdir", ["digits", "cpu"])
-def test_finished_falsification_is_judged_again_without_work(
-    attack, false, outdir, workplace
-):
+def test_finished_falsification_is_judged_again_without_work(attack, false, outdir, workplace):
     """Also where other words on the command line equal the folder's name."""
     first = attack(false, "--max", 5, outdir=outdir)
     index, (_, command) = next(iter(printed_flips(first).items()))
@@ -313,13 +311,6 @@ def test_shards_of_a_falsification_are_judged_once_they_are_merged(
     assert_same_attack(workplace / LOG, workplace / "alone/against.tsv")
 
 
-def test_falsification_is_continued(attack, certified, workplace):
-    attack(certified, outdir="whole")
-    assert attack(certified, "--max", 5).code == 0
-    assert attack(certified).code == 0
-    assert_same_attack(workplace / LOG, workplace / "whole/against.tsv")
-
-
 def test_manifest_names_the_certificates_and_others_are_not_taken_for_these(
     attack, certified, false, workplace
 ):
@@ -349,8 +340,6 @@ def test_log_without_a_manifest_is_attacked_with_a_warning(attack, certified, wo
     outcome = attack(forged(certified, Path("log.tsv"), 1, manifest=False), "--max", 4)
     assert outcome.code == 0 and outcome.err.count("\n") == 1
     assert outcome.err.startswith("warning: log.tsv has no manifest")
-
-
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.9])

@@ -97,18 +97,11 @@ def test_manifest_says_what_made_the_log(log, checkpoint):
     settings |= {"checkpoint_sha256": digest, "num_classes": 10}
     assert settings.items() <= manifest["settings"].items()
     assert {"dataset_fingerprint"} <= manifest["settings"].keys()
+    assert "plugins" not in manifest["settings"]
     (run,) = manifest["runs"]
     assert {"started", "command", "git_commit", "python", "smoothadv", "packages"} <= run.keys()
     assert (run["skip"], run["max"], run["device"], run["first_row"]) == (1, EXAMPLES, "cpu", 0)
     assert run["command"][:3] == ["smoothadv", "certify", "digits"]
-
-
-@pytest.mark.parametrize("option", ["--overwrite", "--resume"])
-def test_log_never_takes_the_place_of_the_checkpoint(certify, workplace, checkpoint, option):
-    model = workplace / "model.tar"
-    model.write_bytes(checkpoint.read_bytes())
-    assert certify("model.tar", "--max", 1, option, model=model).code in (1, 2)
-    assert model.read_bytes() == checkpoint.read_bytes()
 
 
 @pytest.mark.parametrize("name", ["sigma_0.25", "log.tsv.gz", "deep/er/log.tar"])
@@ -143,16 +136,26 @@ def test_released_checkpoint_certifies_like_ours_once_its_input_layer_is_told(
     assert timeless(workplace / "wrong.tsv") != timeless(workplace / "ours.tsv")
 
 
-@pytest.mark.parametrize(("draws", "warned"), [(9, True), (10, False)])
-def test_too_few_draws_are_warned_about(certify, draws, warned):
-    """alpha^(1/n) >= 1/2 from n = 10 on at alpha = 0.001: with fewer draws every image abstains."""
-    outcome = certify("out.tsv", "--max", 1, "--N", draws)
-    assert outcome.code == 0
-    assert (
-        (outcome.err.startswith("warning: ") and "--N 10 " in outcome.err)
-        == warned
-        == bool(outcome.err)
-    )
+@pytest.mark.parametrize(
+    ("command", "options", "few", "enough", "advice"),
+    [
+        ("certify", [], 9, 10, "--N 10 "),
+        ("predict", [], 10, 11, "--N 11 "),
+        ("certify", ["--method", "adaptive"], 5, 600, "larger --N"),
+    ],
+)
+def test_too_few_draws_are_warned_about(
+    checkpoint, workplace, capsys, command, options, few, enough, advice
+):
+    """alpha^(1/n) >= 1/2 from n = 10 on at alpha = 0.001: with fewer draws every image abstains.
+
+    The two-sided test of n equal votes has p = 2^(1-n) <= 0.001 from n = 11 on.
+    """
+    for draws, warning in ((few, advice), (enough, "")):
+        usual = ["--max", 1, "--device", "cpu", "--N", draws, *options]
+        outcome = call(capsys, command, "digits", checkpoint, 0.25, f"{draws}.tsv", *usual)
+        assert outcome.code == 0 and warning in outcome.err
+        assert outcome.err.startswith("warning: ") == bool(warning) == bool(outcome.err)
 
 
 def test_another_sigma_than_in_training_is_warned_about(certify):

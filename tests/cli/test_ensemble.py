@@ -12,7 +12,7 @@ from smoothadv.analysis.empirical import model_of
 from smoothadv.analysis.shared.logs import read_logs
 from smoothadv.base.digests import file_digest
 from support.attack_runs import SIGMA
-from support.commands import call, refused, rows, succeed, timeless
+from support.commands import call, refused, rows, succeed
 from support.sharding import manifest_of
 
 FEW = ["--device", "cpu", "--N", 400, "--skip", 24]
@@ -97,22 +97,6 @@ def test_another_ensemble_neither_continues_a_log_nor_is_attacked_by_it(
             call(capsys, "attack", "digits", other, SIGMA, "out", *against),
             "certifies something else",
         )
-
-
-def test_a_certification_goes_on_to_the_same_rows(certified, names, workplace):
-    for most in (5, -1):
-        succeed(
-            "certify",
-            "digits",
-            names["probabilities"],
-            SIGMA,
-            "log.tsv",
-            *FEW,
-            "--sound",
-            "--max",
-            most,
-        )
-    assert timeless(Path("log.tsv")) == timeless(certified["probabilities"])
 
 
 def test_functions_take_an_ensemble_and_members_warn_of_another_sigma(

@@ -157,12 +157,6 @@ def test_invalid_documented_command_is_noticed(line, validate):
         validate(line)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_console_command_dispatches(name, capsys):
-    assert smoothadv.cli.main([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: smoothadv {name} ")
-
-
 def test_console_help_lists_the_commands(capsys):
     assert smoothadv.cli.main(["--help"]) == 0
     text = capsys.readouterr().out

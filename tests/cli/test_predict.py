@@ -4,7 +4,7 @@ refuses.
 
 import pytest
 
-from support.commands import call, header, rows, snapshot, timeless
+from support.commands import call, header, rows, timeless
 
 EXAMPLES = 25
 
@@ -86,33 +86,3 @@ def test_seed_alone_decides_the_log(predict, workplace, options):
         predict(name, "--max", 100, "--N", 12, "--seed", seed, *options, sigma=0.5)
     assert timeless(workplace / "one") == timeless(workplace / "same")
     assert timeless(workplace / "one") != timeless(workplace / "other")
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ([], "attack"),
-        (attack("DDN", 0.5), "attack"),
-        (attack("PGD", 0.6), "epsilon"),
-        (attack("PGD", 0.5, "--num-noise-vec", 2), "num_noise_vec"),
-        (attack("PGD", 0.5, "--base-attack"), "base_attack"),
-    ],
-)
-def test_resuming_with_another_attack_is_refused(predict, workplace, options, field):
-    predict("out.tsv", "--max", 1, *attack("PGD", 0.5))
-    before = snapshot(workplace)
-    outcome = predict("out.tsv", "--resume", *options)
-    assert outcome.code == 1 and field in outcome.err
-    assert snapshot(workplace) == before
-
-
-@pytest.mark.parametrize(("draws", "warned"), [(10, True), (11, False)])
-def test_too_few_draws_are_warned_about(predict, draws, warned):
-    """The two-sided test of n equal votes has p = 2^(1-n) <= 0.001 from n = 11 on."""
-    outcome = predict("out.tsv", "--max", 1, "--N", draws)
-    assert outcome.code == 0
-    assert (
-        (outcome.err.startswith("warning: ") and "--N 11 " in outcome.err)
-        == warned
-        == bool(outcome.err)
-    )

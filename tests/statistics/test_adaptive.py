@@ -136,9 +136,7 @@ def test_radii_may_come_in_any_order_and_zero_is_always_among_them():
         ),
     ],
 )
-def test_radii_that_are_none_and_a_level_that_the_reserve_against_rounding_uses_up_are_refused(
-    kind, words, alpha, radius
-):
+def test_impossible_radii_and_levels_are_refused(kind, words, alpha, radius):
     assert kind(dataclasses.replace(SMALL, alpha=1e-9), radii=(0.5,)).columns
     with pytest.raises(ValueError, match=words):
         kind(dataclasses.replace(SMALL, alpha=alpha), radii=(radius,))

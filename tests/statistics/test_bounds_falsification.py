@@ -70,9 +70,7 @@ def test_tolerated_number_of_many_statements_is_that_of_60_digits(
 
 
 @given(st.integers(1, 40), st.floats(1e-6, 0.5), st.floats(1e-9, 0.5))
-def test_exact_deduction_is_the_smallest_share_of_false_certificates_that_exact_tails_allow(
-    examples, alpha, rho
-):
+def test_exact_deduction_is_the_smallest_share_that_exact_tails_allow(examples, alpha, rho):
     share = certified_accuracy_deduction(examples, alpha, rho, exact=True)
     false, slack = round(share * examples), 1 + Fraction(1, 10**9)
     assert (
@@ -117,19 +115,22 @@ def test_more_or_likelier_statements_tolerate_no_fewer_and_a_stricter_level_no_f
 
 
 @pytest.mark.parametrize(
-    "statements, probability, false_alarm",
+    ("function", "arguments"),
     [
-        (-1, 0.1, 0.1),
-        (1, -0.1, 0.1),
-        (1, math.nan, 0.1),
-        (1, 0.1, 0),
-        (1, 0.1, 1),
-        (1, 0.1, math.nan),
+        *(
+            (tolerated_false_statements, arguments)
+            for arguments in (
+                *((-1, 0.1, 0.1), (1, -0.1, 0.1), (1, math.nan, 0.1)),
+                *((1, 0.1, 0), (1, 0.1, 1), (1, 0.1, math.nan)),
+            )
+        ),
+        *((binomial_interval, (*count, 0.95)) for count in ((0, 0), (-1, 5), (6, 5))),
+        *((binomial_interval, (3, 5, confidence)) for confidence in (0, 1, 1.5, -0.5, math.nan)),
     ],
 )
-def test_impossible_arguments_are_refused(statements, probability, false_alarm):
+def test_impossible_arguments_are_refused(function, arguments):
     with pytest.raises(ValueError):
-        tolerated_false_statements(statements, probability, false_alarm)
+        function(*arguments)
 
 
 @pytest.mark.parametrize("probability", [1.0, 1.4])
@@ -211,15 +212,3 @@ def test_usual_approximation_would_fail_the_test_of_coverage():
         return k / 40 - error, k / 40 + error
 
     assert min(coverage(wald, 40, i / 97) for i in range(1, 97)) < 0.5
-
-
-@pytest.mark.parametrize("count", [(0, 0), (-1, 5), (6, 5)])
-def test_impossible_counts_are_refused(count):
-    with pytest.raises(ValueError):
-        binomial_interval(*count, 0.95)
-
-
-@pytest.mark.parametrize("confidence", [0, 1, 1.5, -0.5, math.nan])
-def test_impossible_confidence_is_refused(confidence):
-    with pytest.raises(ValueError):
-        binomial_interval(3, 5, confidence)

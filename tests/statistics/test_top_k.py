@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from smoothadv.statistics import ABSTAIN, Smoothing
 from smoothadv.statistics.bounds import failure_upper_bound, top_k_radius, two_sided_radius
@@ -24,6 +24,7 @@ from support.statistical_checks import too_many
 from support.votes import ListedVotes, certify, listed
 
 ALPHA, SHARE = 1e-3, 0.9
+ONE = Smoothing(1.0, 1, 1, ALPHA)
 many = settings(deadline=None, derandomize=True, max_examples=100)
 HARD = {
     "three equal, two places": ([1 / 3] * 3, 2),
@@ -245,7 +246,7 @@ def test_stripes_along_one_direction(place, spread):
     )
 
 
-def test_the_statement_is_about_the_label_where_it_is_among_the_k_else_about_the_leader():
+def test_the_statement_is_about_the_label_among_the_k_or_about_the_leader():
     selection = np.array([2, 2, 2, 1, 1, 3])
     votes = ListedVotes(np.concatenate([selection, np.repeat([1, 2, 0, 3], [400, 500, 90, 10])]))
     procedure = TopK(Smoothing(0.5, 6, 1000, ALPHA), top_k=2)
@@ -290,18 +291,24 @@ def test_counting_stops_at_the_first_vote_after_which_nothing_can_be_certified(s
     )
 
 
-def test_wrong_counts_shares_and_numbers_of_classes_are_refused():
-    for successes, rivals in [(5, [6]), (5, [-1]), (11, [0]), (5, []), (5, [3, 3])]:
-        with pytest.raises(ValueError):
-            top_k_radius(successes, rivals, 10, 1.0, ALPHA, SHARE)
-    for share in (0.0, 1.0):
-        with pytest.raises(ValueError):
-            top_k_radius(5, [1], 10, 1.0, ALPHA, share)
-    for top_k in (0, True, 100_001):
-        with pytest.raises(ValueError, match="top_k"):
-            TopK(Smoothing(1.0, 1, 1, ALPHA), top_k=top_k)
-        with pytest.raises(ValueError, match="top_k"):
-            TopK.counts({"top_k": top_k})
-    with pytest.raises(ValueError, match="alpha_share"):  # a fourth of its rest is 0 in float64
-        TopK(Smoothing(1.0, 1, 1, 1e-322), top_k=4)
-    assert stats.binom.cdf(0, 10, failure_upper_bound(10, 10, ALPHA)) <= ALPHA
+@pytest.mark.parametrize(
+    ("successes", "rivals", "share"),
+    [
+        *((5, rivals, SHARE) for rivals in ([6], [-1], [], [3, 3])),
+        (11, [0], SHARE),
+        *((5, [1], share) for share in (0.0, 1.0)),
+    ],
+)
+def test_wrong_counts_and_shares_are_refused(successes, rivals, share):
+    with pytest.raises(ValueError):
+        top_k_radius(successes, rivals, 10, 1.0, ALPHA, share)
+
+
+@pytest.mark.parametrize("top_k", [0, True, 100_001])
+@pytest.mark.parametrize(
+    "use",
+    [lambda k: TopK(Smoothing(1.0, 1, 1, ALPHA), top_k=k), lambda k: TopK.counts({"top_k": k})],
+)
+def test_numbers_of_classes_that_mean_nothing_are_refused(use, top_k):
+    with pytest.raises(ValueError, match="top_k"):
+        use(top_k)

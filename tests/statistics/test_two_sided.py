@@ -27,6 +27,7 @@ from smoothadv.statistics.bounds import (
     radius_between,
     two_sided_radius,
 )
+from smoothadv.statistics.sequential import Sequential
 from smoothadv.statistics.top_k import TopK
 from smoothadv.statistics.two_sided import TwoSided
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
@@ -222,16 +223,29 @@ def test_more_successes_or_fewer_votes_for_the_rival_never_take_a_radius_away(di
     assert ((radii >= 0) & inside).sum() > 100
 
 
-def test_wrong_counts_and_shares_are_refused():
-    for counts in [(5, 6, 10), (5, -1, 10), (11, 0, 10)]:
-        with pytest.raises(ValueError):
-            two_sided_radius(*counts, 1.0, ALPHA, SHARE)
-    for share in (0.0, 1.0000001, 1.5, np.nan):
-        with pytest.raises(ValueError, match="share must"):
-            two_sided_radius(5, 1, 10, 1.0, ALPHA, share)
-    for share in (0.0, 1.0):
-        with pytest.raises(ValueError, match="alpha_share"):
-            TwoSided(Smoothing(1.0, 1, 1, ALPHA), alpha_share=share)
+@pytest.mark.parametrize(
+    ("counts", "share", "word"),
+    [
+        *((counts, SHARE, None) for counts in [(5, 6, 10), (5, -1, 10), (11, 0, 10)]),
+        *(((5, 1, 10), share, "share must") for share in (0.0, 1.0000001, 1.5, np.nan)),
+    ],
+)
+def test_wrong_counts_and_shares_are_refused(counts, share, word):
+    with pytest.raises(ValueError, match=word):
+        two_sided_radius(*counts, 1.0, ALPHA, share)
+
+
+@pytest.mark.parametrize(
+    ("kind", "setting", "alpha"),
+    [
+        *((TwoSided, {"alpha_share": share}, ALPHA) for share in (0.0, 1.0)),
+        *((Sequential, {"alpha_share": share}, ALPHA) for share in (0.0, 1.0, 5e-324)),
+        (TopK, {"top_k": 4}, 1e-322),  # a fourth of the rest of alpha is 0 in float64
+    ],
+)
+def test_shares_of_alpha_that_leave_nothing_are_refused(kind, setting, alpha):
+    with pytest.raises(ValueError, match="alpha_share"):
+        kind(Smoothing(1.0, 1, 1, alpha), **setting)
 
 
 @settings(many, max_examples=40)

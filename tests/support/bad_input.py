@@ -1,4 +1,4 @@
-"""What users get wrong: a table of command lines, exit codes and words of the line about each fault.
+"""What users get wrong: a table of command lines, exit codes and words of the line about a fault.
 
 ``write_files`` makes the files that the command lines name.
 """
@@ -284,6 +284,7 @@ OVER_INPUTS = [
         USAGE,
         ["trained/checkpoint.pth.tar"],
     ),
+    ([*replaced(CERTIFY, outfile="model.tar"), "--resume"], USAGE, ["model.tar"]),
     (["analyze", "table", "log.tsv", "-o", "log.tsv"], USAGE, ["log.tsv"]),
     (["analyze", "plot_training", "a=curves.svg", "-o", "curves.svg"], USAGE, ["a=curves.svg"]),
     (["sweep", "report", "grid.toml", "-o", "grid.toml"], USAGE, ["grid.toml"]),
@@ -398,6 +399,12 @@ IMAGE_SIZES = [
         ("imagefolder:photos", "8x8"),
     )
 ]
+PADDING = [
+    (
+        [*replaced(TRAIN, dataset="imagefolder:photos@8"), "--crop-padding", "2"],
+        ["--crop-padding", "'imagefolder:photos@8' random parts are resized instead: leave"],
+    )
+]
 THREADS = [
     ([*command.split(), "--threads", "0"], ["--threads", "'0'", "from 1 to 1,024"])
     for command in (
@@ -445,7 +452,7 @@ CASES = [
     *((command, FAILURE, words) for command, words in ATTACK_FAILURES),
     *(
         (command, USAGE, words)
-        for command, words in (*ATTACK_USAGES, *METHODS, *IMAGE_SIZES, *THREADS)
+        for command, words in (*ATTACK_USAGES, *METHODS, *IMAGE_SIZES, *PADDING, *THREADS)
     ),
     *(
         (command, USAGE, [*words, f"(see smoothadv {command[0]}", " --help)"])
