@@ -1,17 +1,13 @@
 """Registries find components by name, refuse duplicates, and list the known names for an unknown
 one.
-
-A text that is no value of a setting gives an error that says what is expected.
 """
 
-import argparse
 import sys
 
 import pytest
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.registry import Registry
-from smoothadv.base.settings import non_negative_float, positive_int, probability
 
 
 @pytest.fixture
@@ -116,22 +112,3 @@ def test_files_that_claim_one_name_or_cannot_be_imported_are_not_passed_over(pac
         package({**square, "boxes.py": plugin("square")})
     with pytest.raises(ZeroDivisionError):
         package({**square, "broken.py": "1 / 0\n", "boxes.py": ""})
-
-
-@pytest.mark.parametrize(
-    ("parse", "text", "value"),
-    [(positive_int, "7", 7), (non_negative_float, "0", 0.0), (probability, "1e-3", 1e-3)],
-)
-def test_a_number_that_is_accepted_is_returned_with_its_type(parse, text, value):
-    assert parse(text) == value and type(parse(text)) is type(value)
-
-
-@pytest.mark.parametrize(
-    "text", ["0", "-3", "1.5", "nan", "many", "", "1" + 400 * "0"], ids=lambda text: text[:9]
-)
-def test_a_text_that_is_no_such_number_is_refused(text):
-    """An integer too large for a float is refused like any other."""
-    with pytest.raises(
-        argparse.ArgumentTypeError, match="is not a whole number from 1 to 4,000,000,000"
-    ):
-        positive_int(text)

@@ -62,8 +62,10 @@ COLUMNS = [
     "attack_norm",
     "epsilon",
     "abstain",
+    "certified",
+    "radius",
+    "flipped",
 ]
-COLUMNS += ["certified", "radius", "flipped"]
 LOG = "out/against.tsv"
 
 

@@ -3,15 +3,16 @@ refuses.
 """
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from scipy import stats
 
+import smoothadv
 from smoothadv.records.readers import read_certification_log
 from support.commands import call, header, refused, rows, snapshot, succeed, timeless
+from support.sharding import manifest_of
 
 RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
 N, ALPHA, SIGMA, EXAMPLES = 100, 0.001, 0.5, 40
@@ -85,7 +86,7 @@ def test_skip_is_a_stride_and_max_counts_examples(certify, workplace, options, i
 
 
 def test_manifest_says_what_made_the_log(log, checkpoint):
-    manifest = json.loads(log.with_name("digits.tsv.manifest.json").read_text())
+    manifest = manifest_of(log)
     digest = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
     settings = {
         "dataset": "digits",
@@ -169,3 +170,17 @@ def test_broken_weights_are_reported_not_certified(certify, workplace, checkpoin
     torch.save(content, "broken.pth.tar")
     assert refused(certify("out.tsv", "--max", 2, model=workplace / "broken.pth.tar"), "finite")
     assert not (workplace / "out.tsv").exists() or rows(workplace / "out.tsv") == []
+
+
+def test_certify_as_a_function_writes_the_log_of_the_command(checkpoint, workplace):
+    words = ["--N", 300, "--N0", 20, "--max", 8, "--device", "cpu", "--seed", 5]
+    succeed("certify", "digits", checkpoint, 0.25, "command.tsv", *words)
+    options = {"sigma": 0.25, "n": 300, "n0": 20, "maximum": 8, "device": "cpu", "seed": 5}
+    smoothadv.certify(str(checkpoint), "digits", **options, log="function.tsv")
+    assert timeless(workplace / "function.tsv") == timeless(workplace / "command.tsv")
+    command, function = (manifest_of(workplace / f"{name}.tsv") for name in ("command", "function"))
+    assert function["settings"] == command["settings"]
+    (workplace / "command.tsv").rename(workplace / "old.tsv")
+    (workplace / "command.tsv.manifest.json").rename(workplace / "old.tsv.manifest.json")
+    smoothadv.certify(checkpoint, "digits", **{**options, "maximum": 10}, log="old.tsv")
+    assert len(timeless(workplace / "old.tsv")) == 10, "it goes on with a log of the command"

@@ -33,3 +33,13 @@ def test_photographs_are_trained_on_and_certified_after_resizing(workplace, caps
     succeed("predict", photos[0], *model, "p.tsv", *photos[1:], *SMOOTHING)
     succeed("attack", photos[0], *model, "attacked", *photos[1:], *SMOOTHING, *attack)
     succeed("quantize", photos[0], *model, "q.pth.tar", *photos[1:], "--draws", "5")
+
+
+def test_padding_before_crops_is_not_for_photographs(workplace, capsys):
+    words = "train imagefolder:photos@8 digits_resnet8 out --noise 0.25 --crop-padding 2".split()
+    outcome = call(capsys, *words, "--device", "cpu")
+    assert outcome.code == 2 and not (workplace / "out").exists()
+    assert (
+        "error: --crop-padding: of 'imagefolder:photos@8' random parts are resized instead: leave"
+        in outcome.err
+    )

@@ -21,8 +21,9 @@ SLOW = [
     "sklearn",
     "statsmodels",
     "torchvision",
+    "torch._dynamo",
+    "torch._inductor",
 ]
-SLOW += ["torch._dynamo", "torch._inductor"]
 # Runs command lines one after the other; prints after each which of the modules have been imported
 # by then.
 PROGRAM = """

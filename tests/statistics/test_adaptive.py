@@ -3,8 +3,6 @@
 The error of the whole procedure is simulated in test_adaptive_error.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -5,8 +5,6 @@ test compares it with the coroutine run by run. Every check on random outcomes r
 procedure with probability at most 1e-6 (``FALSE_ALARM``), and is shown to reject a wrong one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

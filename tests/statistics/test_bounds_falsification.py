@@ -84,8 +84,10 @@ def test_exact_deduction_is_the_smallest_share_that_exact_tails_allow(examples, 
 
 
 # statements, probability, false alarm, tolerated
-TABLE = [(0, 0.5, 0.001, 0), (1, 0.002, 0.001, 1), (1, 0.002, 0.01, 0)]
-TABLE += [
+TABLE = [
+    (0, 0.5, 0.001, 0),
+    (1, 0.002, 0.001, 1),
+    (1, 0.002, 0.01, 0),
     (500, 0.002, 0.001, 5),
     (10_000, 0.002, 0.001, 35),
     (1, 0.25, 0.25, 0),

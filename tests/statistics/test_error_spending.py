@@ -6,8 +6,6 @@ fraction, and where the numbers are too large for that, a sum of float64 product
 transform.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

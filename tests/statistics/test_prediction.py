@@ -4,8 +4,6 @@ A check on random outcomes rejects what is right with probability at most 1e-6, 
 reject what is wrong.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

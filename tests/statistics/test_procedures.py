@@ -2,8 +2,6 @@
 full counts do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import mpmath

@@ -5,8 +5,6 @@ Every check on random outcomes rejects a correct procedure with probability at m
 (``FALSE_ALARM``), and is shown to reject a wrong one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from fractions import Fraction

@@ -6,8 +6,6 @@ probabilities, which some classifier attains. Every check on random outcomes rej
 procedure with probability at most 1e-6 (``FALSE_ALARM``), and is shown to reject a wrong one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import mpmath

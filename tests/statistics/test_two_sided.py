@@ -5,8 +5,6 @@ probability of another class. Every check on random outcomes rejects a correct p
 probability at most 1e-6 (``FALSE_ALARM``), and is shown to reject a wrong one.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import mpmath

@@ -3,6 +3,7 @@
 ``write_files`` makes the files that the command lines name.
 """
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -399,12 +400,6 @@ IMAGE_SIZES = [
         ("imagefolder:photos", "8x8"),
     )
 ]
-PADDING = [
-    (
-        [*replaced(TRAIN, dataset="imagefolder:photos@8"), "--crop-padding", "2"],
-        ["--crop-padding", "'imagefolder:photos@8' random parts are resized instead: leave"],
-    )
-]
 THREADS = [
     ([*command.split(), "--threads", "0"], ["--threads", "'0'", "from 1 to 1,024"])
     for command in (
@@ -425,6 +420,44 @@ MISTYPED = [
     ([*CERTIFY, "--input-layer", "centre"], ["'centre' (did you mean 'center'?)"]),
     ([*TRAIN, "--noice", "1"], ["unknown option --noice (did you mean --noise?)"]),
     ([*TRAIN, "--no-horizontal-flop"], ["(did you mean --no-horizontal-flip?)"]),
+]
+# A file is replaced by one of its own kind.
+OTHER_KINDS = {
+    "checkpoint": (b"PK\x03\x04\0\0archive/data.pkl" + bytes(654_000), "other data"),
+    "manifest": (b'{\n  "settings": {"sigma": 0.25}\n}\n', "text that begins with '{'"),
+    "log": (b"idx\tlabel\tpredict\n0\t3\t3\n", r"text that begins with 'idx\tlabel"),
+    "training log": (b"epoch\ttime\tlr\n0\t1\t0.1\n", r"text that begins with 'epoch\ttime"),
+    "grid": (b'command = "train"\n[train]\n', "text that begins with 'command = \"train\"'"),
+    "program": (b"import csv, sys\n", "text that begins with 'import csv, sys'"),
+    "labels of somebody": (b"id,label\n0,1\n", "text that begins with 'id,label'"),
+    "records of somebody": (b'[\n  {\n    "id": 1\n  }\n]\n', "text that begins with '['"),
+}
+KINDS = [
+    *((["table", "-o", f"kinds/{name}"], name, says) for name, (_, says) in OTHER_KINDS.items()),
+    (["table", "--format", "csv", "-o", "kinds/checkpoint"], "checkpoint", "other data"),
+    (["plot", "-o", "kinds/png/out"], "kinds/png/out.png", "other data"),
+    (["plot", "-o", "kinds/pdf/out"], "kinds/pdf/out.pdf", "other data"),
+    (["report", "-o", "kinds/page/report.html"], "kinds/page/report.html", "other data"),
+    (["report", "-o", "kinds/page"], "kinds/page/report.html", "other data"),
+    (["report", "-o", "kinds/log.html"], "kinds/log.html", r"text that begins with 'idx\tlabel"),
+]
+OUTPUTS = [
+    *(
+        (["analyze", kind, "log.tsv", "--sigma", "0.25", *options], [path, f" but {says}"])
+        for (kind, *options), path, says in KINDS
+    ),
+    *(
+        (
+            ["analyze", kind, "log.tsv", "--sigma", "0.25", "-o", path],
+            [f"{path} is no regular file"],
+        )
+        for kind, paths in {"table": ("pipe", "full"), "report": ("pipe.html", "full.html")}.items()
+        for path in paths
+    ),
+    *(
+        (replaced(TRAIN, outdir=folder), [f"{folder}/{name}", "2 March"])
+        for folder, name in (("notes", "log.txt"), ("further_notes", "args.json"))
+    ),
 ]
 PLUGINS = [
     *(
@@ -450,9 +483,10 @@ CASES = [
     *(*BEYOND_SENSE, *PLUGINS),
     *((command, code, [*words, "replaced"]) for command, code, words in OVER_INPUTS),
     *((command, FAILURE, words) for command, words in ATTACK_FAILURES),
+    *((command, FAILURE, [*words, "name another file"]) for command, words in OUTPUTS),
     *(
         (command, USAGE, words)
-        for command, words in (*ATTACK_USAGES, *METHODS, *IMAGE_SIZES, *PADDING, *THREADS)
+        for command, words in (*ATTACK_USAGES, *METHODS, *IMAGE_SIZES, *THREADS)
     ),
     *(
         (command, USAGE, [*words, f"(see smoothadv {command[0]}", " --help)"])
@@ -486,24 +520,35 @@ TEXTS = {
         "idx\tlabel\tpredict\tbasePredict\tcorrect\ttime\tattack_norm\tepsilon\tabstain\tcertified"
         "\tradius\tflipped\n0\t8\t8\t8\t1\t0:00:01\t0.1\t0.1\t0\t8\t0.1\t0\n"
     ),
+    "kinds/log.html": "idx\tlabel\tpredict\n0\t3\t3\n",
+    "notes/log.txt": "2 March: rerun with sigma 0.5\n",
+    "further_notes/args.json": "2 March: rerun with sigma 0.5\n",
     "bad.py": "1 / 0",
     "shapes.py": SHAPES,
 }
 EMPTY = "grid.toml net.py log log.manifest.json log.npz other.tsv curves.svg".split()
+FOLDERS = "folder trained notes further_notes kinds/png kinds/pdf kinds/page".split()
 TRAINED = "checkpoint.pth.tar args.json log.txt against.tsv epsilon_1.npz".split()
 
 
 def write_files(place: Path, checkpoint: Path) -> None:
     """All files that the table names, good and bad."""
-    content = torch.load(checkpoint, weights_only=True)
+    good = torch.load(checkpoint, weights_only=True)
     (place / "model.tar").write_bytes(checkpoint.read_bytes())
     (place / "corrupt.tar").write_bytes(checkpoint.read_bytes()[:5000])
-    torch.save({**content, "arch": "resnet_of_mine"}, place / "unknown_arch.tar")
-    torch.save({**content, "epoch": 99}, place / "other.tar")
+    torch.save({**good, "arch": "resnet_of_mine"}, place / "unknown_arch.tar")
+    torch.save({**good, "epoch": 99}, place / "other.tar")
     (place / "link.tar").symlink_to("model.tar")
     (place / "binary").write_bytes(bytes(range(256)))
-    for folder in ("folder", "trained"):
-        (place / folder).mkdir()
+    for folder in FOLDERS:
+        (place / folder).mkdir(parents=True)
+    for name, (content, _) in OTHER_KINDS.items():
+        (place / "kinds" / name).write_bytes(content)
+    for name in ("png/out.png", "pdf/out.pdf", "page/report.html"):
+        (place / "kinds" / name).write_bytes(OTHER_KINDS["checkpoint"][0])
+    for name in ("pipe", "pipe.html"):
+        os.mkfifo(place / name)
+        (place / name.replace("pipe", "full")).symlink_to("/dev/full")
     for name in [*EMPTY, *(f"trained/{name}" for name in TRAINED)]:
         (place / name).touch()
     for name, text in TEXTS.items():
