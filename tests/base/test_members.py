@@ -67,9 +67,7 @@ def test_a_plus_sign_separates_files_unless_it_belongs_to_one(name, paths):
     )
 
 
-def test_paths_are_relative_to_the_file_and_an_input_layer_is_for_members_that_record_none(
-    folder, tmp_path
-):
+def test_paths_and_the_input_layer_of_a_description_of_an_ensemble(folder, tmp_path):
     description = tmp_path / "both.toml"
     paths = [os.path.relpath(folder / name, tmp_path) for name in ("a", "unrecorded")]
     description.write_text(

@@ -169,7 +169,7 @@ def test_plugin_that_does_not_exist_is_a_usage_error(monkeypatch, name, word):
 
 
 @pytest.mark.parametrize("name", ["early_plugin", "early_plugin.py"])
-def test_module_that_was_imported_before_is_refused_since_what_it_registered_is_unknown(name):
+def test_module_that_was_imported_before_is_refused(name):
     written("early_plugin.py", "x = 1")
     early = __import__("early_plugin")
     with pytest.raises(UserError, match="registers nothing: it was imported before"):
