@@ -29,8 +29,6 @@ from smoothadv.cli.runner import Parser
 
 _BASE = "base"
 _GROUP = "attack"
-NO_GRADIENT: dict[str, Any] = {}
-"""Training adds these further options: ``add_attack`` has them."""
 
 
 @dataclass(frozen=True, kw_only=True)

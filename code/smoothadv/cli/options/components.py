@@ -1,7 +1,6 @@
 """Makes options of settings, and specs and components of the options on a command line."""
 
 import argparse
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING
 from typing import Any
@@ -38,19 +37,6 @@ def add_options(parser: argparse._ActionsContainer, table: Mapping[str, tuple[An
             names := getattr(kind, "__self__", None), Registry
         ):  # argcomplete offers them in place of files
             action.completer = lambda names=names, **_: names  # type: ignore[attr-defined]
-
-
-def fields_given(
-    request: type, options: argparse.Namespace, prefix: str = "", without: Iterable[str] = ()
-) -> dict[str, Any]:
-    """The options called as ``prefix`` and a field of the dataclass ``request``, by field; the
-    class has defaults.
-
-    Left out are the fields ``without``, and options that are None.
-    """
-    names = [field.name for field in dataclasses.fields(request) if field.name not in without]
-    values = {name: getattr(options, prefix + name, None) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
