@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.analysis.shared.table_formats import FORMATS
+from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.table_formats import FORMATS
 
 ROWS, RADII = 500, [0.25, 0.5, 0.75, 1.0]
 

@@ -23,7 +23,7 @@ import pytest
 import torch
 from scipy import stats
 
-from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.analysis.reading import read_logs
 from smoothadv.api import dataset_of
 from smoothadv.base.errors import UserError
 from smoothadv.evaluation.certify import certify

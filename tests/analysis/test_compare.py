@@ -16,8 +16,8 @@ from smoothadv.analysis.compare import (
     pair_up,
     paired_difference_interval,
 )
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import Radius
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.radii import Radius
 from smoothadv.base.errors import UserError
 from support.certified_logs import log_of
 
@@ -46,12 +46,12 @@ SECOND = log("second", {0: 0.5, 1: 1.0, 2: 0.75, 3: None, 4: 2.0})
 def rows_of(first: Log, second: Log, **settings_) -> list[dict]:
     table = Comparison(**settings_)(Logs([first, second]))
     assert [column.key for column in table.columns] == COLUMNS
-    return [dict(zip(COLUMNS, row)) for row in table.rows]
+    return [dict(zip(COLUMNS, row)) for row in table.plain_rows()]
 
 
 def test_counts_are_those_of_the_examples_that_both_hold():
     """Of idx 0 to 3: at 0.5 the first is right on 0 and 3, the second on 0, 1 and 2."""
-    half, *_, average = rows_of(FIRST, SECOND, radii=[Radius("0.5")])
+    half, *_, average = rows_of(FIRST, SECOND, radii=[Radius.parse("0.5")])
     assert (half["quantity"], half["examples"], half["first"], half["second"]) == (
         "0.50",
         4,
@@ -77,7 +77,7 @@ def test_abstentions_and_images_of_larger_radius_are_counted_in_pairs():
     )
     one.table.loc[[2, 3], ["predict", "correct"]] = -1, 0
     two.table.loc[[3], "radius"] = 0.1
-    _, abstained, larger, _ = rows_of(one, two, radii=[Radius("0.5")])
+    _, abstained, larger, _ = rows_of(one, two, radii=[Radius.parse("0.5")])
     assert [abstained[name] for name in SHARES_OF] == ["abstained", 5, 2 / 5, 0.0, -2 / 5]
     assert [larger[name] for name in SHARES_OF] == ["larger radius", 5, 1 / 5, 3 / 5, 2 / 5]
     for row, counts in ((abstained, (2, 0)), (larger, (1, 3))):
@@ -110,7 +110,7 @@ def test_linf_radii_are_those_of_each_log():
         log("s", {0: 0.5, 1: 0.99}, dimension=100),
         log("l", {0: 0.5, 1: 1.01}, dimension=400),
     )
-    row = rows_of(small, large, norm="linf", radii=[Radius("0.05")])[0]
+    row = rows_of(small, large, norm="linf", radii=[Radius.parse("0.05")])[0]
     assert (row["first"], row["second"]) == (1.0, 0.5)
 
 
@@ -140,17 +140,17 @@ def test_predictions_are_compared_on_the_examples_that_both_hold():
     low, high = paired_difference_interval(1, 1, 4, 0.95)
     assert row == ["accuracy", 4, 0.75, 0.75, 0.0, low, high, 1, 1, pytest.approx(1.0)]
     with pytest.raises(UserError, match="no --radii"):
-        Comparison(radii=[Radius("0.5")])(Logs(prediction=[FIRST, SECOND]))
+        Comparison(radii=[Radius.parse("0.5")])(Logs(prediction=[FIRST, SECOND]))
 
 
 def test_certification_logs_are_compared_where_predictions_lie_beside_them():
-    beside = Comparison(radii=[Radius("0.5")])(Logs([FIRST, SECOND], [FIRST, SECOND])).rows
-    assert beside == Comparison(radii=[Radius("0.5")])(Logs([FIRST, SECOND])).rows
+    beside = Comparison(radii=[Radius.parse("0.5")])(Logs([FIRST, SECOND], [FIRST, SECOND])).rows
+    assert beside == Comparison(radii=[Radius.parse("0.5")])(Logs([FIRST, SECOND])).rows
 
 
 def test_one_example_in_common_can_be_compared():
     """No resampling can vary it."""
-    *_, average = rows_of(log("a", {0: 0.5}), log("b", {0: 1.0}), radii=[Radius("0")])
+    *_, average = rows_of(log("a", {0: 0.5}), log("b", {0: 1.0}), radii=[Radius.parse("0")])
     assert average["difference"] == 0.5
 
 
@@ -246,7 +246,7 @@ def average_row(first: np.ndarray, second: np.ndarray, **settings_) -> dict:
     logs = [
         log(name, dict(enumerate(radii.tolist()))) for name, radii in (("a", first), ("b", second))
     ]
-    return rows_of(*logs, radii=[Radius("0")], **settings_)[-1]
+    return rows_of(*logs, radii=[Radius.parse("0")], **settings_)[-1]
 
 
 def test_resampled_average_has_the_quantiles_counted_by_hand():

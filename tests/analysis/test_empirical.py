@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.empirical import Empirical, empirical_curve
-from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.table_formats import FORMATS
+from smoothadv.analysis.facts import Facts
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.table_formats import FORMATS
 from smoothadv.base.errors import UserError
 from support.certified_logs import predicted
 
@@ -39,8 +39,8 @@ def rows_of(logs: list[Log], **options) -> list[list]:
     table = Empirical(**options)(Logs(prediction=logs))
     assert [column.key for column in table.columns] == KEYS
     rates = {each.name: each.table.predict.eq(-1).mean() for each in logs}
-    assert [row[7] for row in table.rows] == [rates[row[3]] for row in table.rows]
-    return [row[:7] for row in table.rows]
+    assert [row[7] for row in table.plain_rows()] == [rates[row[3]] for row in table.plain_rows()]
+    return [row[:7] for row in table.plain_rows()]
 
 
 def at(path: str, predictions: str, epsilon: float = 0.25, **values) -> Log:
@@ -74,7 +74,7 @@ def test_checkpoints_tell_models_apart_where_manifests_name_them():
         manifest = {"settings": {"checkpoint_sha256": checkpoint}}
         return replace(
             attacked(name, predictions, 0.25),
-            parameters=Parameters({"epsilon": 0.25, "sigma": 0.5}, {}, manifest),
+            facts=Facts({"epsilon": 0.25, "sigma": 0.5}, {}, manifest),
         )
 
     rows = rows_of([of("a", "a1", "RRRR"), of("a", "a2", "RWWW"), of("b", "b1", "RRWW")])

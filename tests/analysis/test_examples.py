@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothadv.analysis.examples import Examples
+from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.report import Report
-from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.base.errors import UserError
 from support.certified_logs import log_of
 
@@ -38,8 +38,8 @@ def log(name: str, outcomes: dict[int, Outcome], labels: dict[int, int] | None =
 
 def rows_of(logs: list[Log], **options) -> list[tuple]:
     table = Examples(**options)(Logs(logs))
-    assert [column.key for column in table.columns] == KEYS and table.shown is None
-    return [tuple(row) for row in table.rows]
+    assert [column.key for column in table.columns] == KEYS and table.for_people is None
+    return [tuple(row) for row in table.plain_rows()]
 
 
 # idx 0 (label 0) is easy, 1 (label 1) right once, 2 (label 2) never, 10 (label 1) in one log only.

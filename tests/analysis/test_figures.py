@@ -13,15 +13,15 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
+from smoothadv.analysis.figure_style import line_styles
+from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
-from smoothadv.analysis.shared.figure_style import looks
-from smoothadv.analysis.shared.log_statistics import (
+from smoothadv.analysis.radii import AtRadii
+from smoothadv.statistics.accuracy import (
     accuracy_curve,
     bootstrap_interval,
     certified_accuracies,
 )
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import AtRadii
 from support import certified_logs
 from support.certified_logs import log, predicted, texts_around
 
@@ -114,7 +114,7 @@ def test_plot_shows_the_curve_of_each_log():
 
 def test_curves_have_the_names_given_to_single_logs():
     one, two = (
-        replace(log(name, [0.5], group), grouped=True)
+        replace(log(name, [0.5], group), group_is_named=True)
         for name, group in (("a", "First"), ("b", "Second"))
     )
     for logs, names in (
@@ -360,11 +360,11 @@ def test_every_curve_with_a_point_has_a_marker(evaluated, logs):
 
 
 def test_curves_differ_in_colour_or_marker():
-    assert len({(look["color"], look["marker"]) for look in looks(9)}) == 9, (
+    assert len({(style["color"], style["marker"]) for style in line_styles(9)}) == 9, (
         "the ninth differs from the first"
     )
-    assert len({(look["color"], look["marker"]) for look in looks(24)}) == 24
-    assert len({look["color"] for look in looks(8)}) == 8
+    assert len({(style["color"], style["marker"]) for style in line_styles(24)}) == 24
+    assert len({style["color"] for style in line_styles(8)}) == 8
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.gap import Gap
-from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.table_formats import FORMATS
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.table_formats import FORMATS
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import tolerated_false_statements
 from support.certified_logs import log_of
@@ -38,14 +38,14 @@ SETTINGS = {
 }
 
 
-def parameters(settings: dict | None, **values) -> Parameters:
+def parameters(settings: dict | None, **values) -> Facts:
     """Those that a manifest of these settings tells; without one, ``values`` alone."""
     known = (
         {}
         if settings is None
         else {name: settings[name] for name in ("sigma", "N", "alpha", "dataset", "split")}
     )
-    return Parameters({**known, **values}, {}, None if settings is None else {"settings": settings})
+    return Facts({**known, **values}, {}, None if settings is None else {"settings": settings})
 
 
 def certified(
@@ -55,7 +55,7 @@ def certified(
 ) -> Log:
     """A certification log of rows (idx, label, predict, radius)."""
     columns = zip(["idx", "label", "predict", "radius"], map(list, zip(*rows)))
-    return replace(log_of(name, dict(columns)), parameters=parameters(settings))
+    return replace(log_of(name, dict(columns)), facts=parameters(settings))
 
 
 def attacked(
@@ -70,13 +70,13 @@ def attacked(
     """
     columns = zip(["idx", "label", "predict", "attack_norm"], map(list, zip(*rows)))
     known = parameters(settings, attack="PGD", epsilon=epsilon, **values)
-    return replace(log_of(name, dict(columns)), parameters=known)
+    return replace(log_of(name, dict(columns)), facts=known)
 
 
 def rows_of(certification: list[Log], prediction: list[Log], **options) -> list[dict]:
     table = Gap(**options)(Logs(certification=certification, prediction=prediction))
     assert [column.key for column in table.columns] == KEYS
-    return [dict(zip(KEYS, row)) for row in table.rows]
+    return [dict(zip(KEYS, row)) for row in table.plain_rows()]
 
 
 # Certified within 1, certified as something else, an abstention, and certified within 0.1.
@@ -184,14 +184,10 @@ def test_top_k_certificates_are_set_beside_attacks_on_the_same_number_of_classes
     (row,) = rows_of([of_one, of_two], [sets])
     assert (row["examples"], row["contradictions"]) == (5, 1)
     assert rows_of([of_one, of_two], [attacked([(4, 1, 1)], 0.5)])[0]["examples"] == 1
-    lost = replace(
-        of_two, table=of_two.table.assign(rival_1=9, rival_2=5), parameters=parameters(None)
-    )
+    lost = replace(of_two, table=of_two.table.assign(rival_1=9, rival_2=5), facts=parameters(None))
     lone = attacked([(4, 1, 1)], 0.5, settings=None, alpha=0.001)
     assert (
-        rows_of([replace(lost, parameters=parameters(None, alpha=0.001))], [sets])[0][
-            "contradictions"
-        ]
+        rows_of([replace(lost, facts=parameters(None, alpha=0.001))], [sets])[0]["contradictions"]
         == 1
     )
     for certificates in (of_two, lost):
@@ -300,7 +296,7 @@ def test_both_kinds_of_logs_are_needed(logs):
 
 
 def test_attack_of_unknown_size_is_refused():
-    log = replace(attacked([(0, 1, 1)], 0.5), parameters=Parameters({"attack": "PGD"}))
+    log = replace(attacked([(0, 1, 1)], 0.5), facts=Facts({"attack": "PGD"}))
     with pytest.raises(UserError, match="unknown radius"):
         rows_of([CERTIFICATES], [log])
 

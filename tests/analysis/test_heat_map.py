@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from smoothadv.analysis.heat_map import MEASURES, HeatMap
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import AtRadii
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.radii import AtRadii
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.on_grid import GRID_COLUMNS
 from support import certified_logs
@@ -205,7 +205,7 @@ def test_high_probability_divides_rho_among_the_logs_of_a_cell():
 
 def test_a_log_in_two_groups_counts_once():
     one = log("same", [1.0] * 500, 500, group="All", sigma=0.5, epsilon=1.0, alpha=0.001)
-    twice = [one, Log("again", one.path, "Ours", one.table, one.parameters)]
+    twice = [one, Log("again", one.path, "Ours", one.table, one.facts)]
     maps = [HeatMap(radii=[0.5], high_probability=0.001)(Logs(logs)) for logs in ([one], twice)]
     assert note_of(maps[0]) == note_of(maps[1]) and "one log per cell" in note_of(maps[0])
     assert cells_of(panels_of(maps[0])[0]) == cells_of(panels_of(maps[1])[0])

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.logs import Logs, read_logs
+from smoothadv.analysis.logs import Logs
+from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
 from support import refusals
@@ -281,13 +282,13 @@ def test_manifests_are_neither_logs_nor_obstacles(workplace):
     for arguments in (["a"], ["a/*"], glob.glob("a/*"), ["a/ours.tsv"]):
         logs, _ = read(*arguments)
         (read_log,) = logs.certification
-        assert read_log.path == log and read_log.parameters.get("N") == 1000
+        assert read_log.path == log and read_log.facts.get("N") == 1000
     assert "is a manifest" in refusal(str(manifest_path(log)))[0]
 
 
 def test_stated_values_win_for_every_log(tree):
     logs, _ = read("a", sigma=2.0)
-    assert {log.parameters.get("sigma") for log in logs.certification} == {2.0}
+    assert {log.facts.get("sigma") for log in logs.certification} == {2.0}
     with pytest.raises(UserError, match="none of 2 logs"):
         read("a", sigma=0.1)  # at which no radius of 0.5 can be certified
 
@@ -300,7 +301,7 @@ def test_training_images_are_left_out_beside_test_images(workplace):
     ours = put("noise_0.50/ours.tsv", CERTIFICATION.replace("0.5", "0.25"))
     manifest_path(ours).write_text(json.dumps({"settings": settings_, "runs": []}))
     logs, warnings = read(".")
-    assert [log.parameters.get("split") for log in logs.certification] == ["test"]
+    assert [log.facts.get("split") for log in logs.certification] == ["test"]
     reasons = [
         f"{path} certifies training images, the others do not"
         for path in (ours, "noise_0.50/train/sigma_0.50")

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.plausibility import check_certificates, coarse_digits
+from smoothadv.analysis.facts import Facts
+from smoothadv.analysis.logs import Log
+from smoothadv.analysis.plausibility import check_certificates, rounding_notes
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import certified_radius, maximum_radius
 from support import refusals
@@ -22,24 +23,22 @@ have.
 """
 
 
-def parameters_of(sigma: float | None = 0.5, source: str = "assumed", **values) -> Parameters:
+def facts_of(sigma: float | None = 0.5, source: str = "assumed", **values) -> Facts:
     """Published n and alpha, from where ``source`` says, and sigma from the path; ``values``
     replace any.
     """
     values = {"sigma": sigma, "N": 100_000, "alpha": 0.001, **values}
     sources = {"sigma": "path sigma_0.50", "N": source, "alpha": source}
     known = {name: value for name, value in values.items() if value is not None}
-    return Parameters(known, {name: sources[name] for name in known})
+    return Facts(known, {name: sources[name] for name in known})
 
 
-TOLD = parameters_of(0.5, "manifest", N=1000)
+TOLD = facts_of(0.5, "manifest", N=1000)
 
 
-def with_method(**settings_) -> Parameters:
+def with_method(**settings_) -> Facts:
     """Those of a log of ours, by this method."""
-    return Parameters(
-        TOLD.values, TOLD.sources, {"settings": {**TOLD.values, **settings_}, "runs": []}
-    )
+    return Facts(TOLD.values, TOLD.sources, {"settings": {**TOLD.values, **settings_}, "runs": []})
 
 
 def table_of(*radii: float, **columns) -> pd.DataFrame:
@@ -64,21 +63,22 @@ def counted(
     return table
 
 
+UNSTATED = (TOLD, facts_of(None), facts_of(0.5))
 # Of two different n.
 MIXED = pd.concat([counted(1000, 900), counted(90, trials=100).assign(idx=60)], ignore_index=True)
 
 
-def refusal(table: pd.DataFrame, parameters: Parameters) -> str:
-    return refusals.refusal(check_certificates, LOG, table, parameters, names=LOG)
+def check(table: pd.DataFrame, facts: Facts) -> Log:
+    return check_certificates(Log("", LOG, "", table, facts))
 
 
-def notes_of(table: pd.DataFrame, parameters: Parameters) -> list[str]:
-    return check_certificates(LOG, table, parameters)[1]
+def refusal(table: pd.DataFrame, facts: Facts) -> str:
+    return refusals.refusal(check, table, facts, names=LOG)
 
 
-def accepted(table: pd.DataFrame, parameters: Parameters) -> bool:
+def accepted(table: pd.DataFrame, facts: Facts) -> bool:
     try:
-        check_certificates(LOG, table, parameters)
+        check(table, facts)
     except UserError:
         return False
     return True
@@ -86,9 +86,8 @@ def accepted(table: pd.DataFrame, parameters: Parameters) -> bool:
 
 @pytest.mark.parametrize("sigma, cap", CAPS.items())
 def test_the_published_n_and_alpha_cap_the_radius(sigma, cap):
-    parameters = parameters_of(sigma)
-    assert accepted(table_of(0.1, cap), parameters)
-    message = refusal(table_of(0.1, cap + 0.0002, 9.0), parameters)
+    assert accepted(table_of(0.1, cap), facts_of(sigma))
+    message = refusal(table_of(0.1, cap + 0.0002, 9.0), facts_of(sigma))
     assert (
         "first at idx 20" in message
         and f"sigma {sigma:g}, n = 100,000 and alpha = 0.001" in message
@@ -106,8 +105,8 @@ def test_cap_may_be_rounded_up_in_the_last_printed_digit_and_no_more(sigma, digi
         ".17g": cap * 1e-7,
     }[digits]
     printed = float(f"{cap:{digits}}")
-    assert accepted(table_of(printed), parameters_of(sigma))
-    assert not accepted(table_of(float(f"{printed + more:{digits}}")), parameters_of(sigma))
+    assert accepted(table_of(printed), facts_of(sigma))
+    assert not accepted(table_of(float(f"{printed + more:{digits}}")), facts_of(sigma))
 
 
 @given(
@@ -118,136 +117,15 @@ def test_cap_may_be_rounded_up_in_the_last_printed_digit_and_no_more(sigma, digi
 )
 def test_no_true_certificate_is_refused_however_it_was_printed(sigma, n, alpha, digits):
     cap = maximum_radius(n, sigma, alpha)
-    parameters = parameters_of(sigma, "manifest", N=n, alpha=alpha)
+    facts = facts_of(sigma, "manifest", N=n, alpha=alpha)
     printed = [float(f"{share * cap:{digits}}") for share in (1, 0.9999, 0.5)]
-    assert accepted(table_of(*printed), parameters)
-    assert not accepted(table_of(0.0, cap + 0.006), parameters), "a radius above any rounding"
+    assert accepted(table_of(*printed), facts)
+    assert not accepted(table_of(0.0, cap + 0.006), facts), "a radius above any rounding"
 
 
-def test_zero_radii_are_always_possible():
-    assert accepted(table_of(0.0, 0.0), parameters_of(N=1))
-    assert not accepted(table_of(0.0, 0.02), parameters_of(N=1, source="stated"))
-
-
-def test_a_log_of_unknown_sigma_is_not_checked_and_says_so():
-    assert "sigma is unknown" in " ".join(notes_of(table_of(50.0), parameters_of(None)))
-    assert notes_of(table_of(0.5), parameters_of(0.5)) == []
-
-
-def test_message_says_where_sigma_n_and_alpha_are_from():
-    message = refusal(table_of(2.0), parameters_of(0.5, "stated"))
-    assert (
-        "sigma path sigma_0.50" in message and "N stated" in message and "alpha stated" in message
-    )
-
-
-def test_our_counts_certify_our_radii():
-    assert notes_of(counted(1000, 999, 600, 400), TOLD) == []
-
-
-@pytest.mark.parametrize("sigma", [0.25, 0.4999, 0.5001, 1.0])
-def test_row_of_another_sigma_is_given_away_by_its_counts(sigma):
-    mixed = pd.concat(
-        [counted(1000, 900), counted(700, 600, sigma=sigma).assign(idx=[60, 80])], ignore_index=True
-    )
-    message = refusal(mixed, TOLD)
-    assert "counts do not certify" in message and "idx 60" in message and "sigma 0.5" in message
-    assert accepted(mixed.iloc[:2], TOLD)
-
-
-@pytest.mark.parametrize("alpha", [0.01, 0.0011, 1e-5])
-def test_another_alpha_is_given_away_by_the_counts(alpha):
-    assert "alpha 0.001" in refusal(counted(900, 700, alpha=alpha), TOLD)
-    assert accepted(
-        counted(900, 700, alpha=alpha), parameters_of(0.5, "manifest", N=1000, alpha=alpha)
-    )
-
-
-def test_radius_above_what_its_counts_certify_is_refused():
-    table = counted(900, 700)
-    for factor, fine in [(1, True), (1 + 1e-9, True), (1 + 1e-5, False), (0.99, False)]:
-        changed = table.assign(radius=table.radius * [1, factor])
-        assert accepted(changed, TOLD) is fine, factor
-
-
-@pytest.mark.parametrize("successes", [0, 100, 500, 540])
-def test_a_prediction_whose_counts_certify_nothing_is_refused(successes):
-    """Such counts abstain: a class with radius 0 in their place would raise the clean accuracy."""
-    abstaining = counted(900, successes)
-    assert abstaining.predict.tolist() == [0, -1] and accepted(abstaining, TOLD)
-    assert "idx 20" in refusal(abstaining.assign(predict=[0, 1], correct=1), TOLD)
-
-
-def test_mixed_trials_are_refused():
-    for parameters in (TOLD, parameters_of(None), parameters_of(0.5)):
-        message = refusal(MIXED, parameters)
-        assert "different n: 100 trials at idx 60 where others have 1000" in message
-        assert accepted(MIXED.iloc[:2], parameters)
-
-
-@pytest.mark.parametrize("source", ["manifest", "stated"])
-def test_trials_must_be_the_n_that_was_told(source):
-    message = refusal(counted(90, trials=100), parameters_of(0.5, source, N=1000))
-    assert "100 trials" in message and "n = 1000" in message and source in message
-    assert accepted(counted(90, trials=100), parameters_of(0.5, source, N=100))
-
-
-def test_trials_win_over_an_n_that_was_only_assumed():
-    """A log of ours that lost its manifest still says its n."""
-    parameters, _ = check_certificates(LOG, counted(90, 80, trials=100), parameters_of(0.5))
-    assert parameters.get("N") == 100 and parameters.sources["N"] != "assumed"
-
-
-@pytest.mark.parametrize("sigma", [0.12, 0.25, 1.0, 1 / 3, 0.123456789, 2**0.5])
-def test_counts_tell_the_sigma_of_a_log_that_nothing_else_tells(sigma):
-    parameters, notes = check_certificates(
-        LOG, counted(400, 999, 700, sigma=sigma), parameters_of(None)
-    )
-    assert (
-        parameters.get("sigma") == pytest.approx(sigma, rel=1e-5)
-        and "counts" in parameters.sources["sigma"]
-    )
-    assert notes == []
-    mixed = pd.concat(
-        [counted(999, sigma=sigma), counted(700, sigma=0.9 * sigma).assign(idx=60)],
-        ignore_index=True,
-    )
-    assert "idx 60" in refusal(mixed, parameters_of(None))
-
-
-@pytest.mark.parametrize("successes", [(400, 900), (900, 400), (900, 990)])
-def test_counts_that_certify_while_all_radii_are_zero_tell_no_sigma(successes):
-    table = counted(*successes).assign(radius=0.0)
-    for predict in (-1, 0):  # whatever the verdict on such a log, nothing may break
-        if accepted(table.assign(predict=predict), parameters_of(None)):
-            parameters, _ = check_certificates(
-                LOG, table.assign(predict=predict), parameters_of(None)
-            )
-            assert parameters.get("sigma") is None
-
-
-def test_no_trials_are_refused():
-    table = counted(90, trials=100).assign(successes=0, trials=0)
-    for parameters in (
-        parameters_of(None),
-        parameters_of(0.5),
-        parameters_of(0.5, "manifest", N=100),
-    ):
-        refusal(table, parameters)
-
-
-def test_a_method_that_adapts_n_may_have_differing_trials():
-    assert accepted(MIXED, with_method(method="adaptive"))
-    assert not accepted(MIXED, with_method(method="exact"))
-    assert not accepted(MIXED, with_method()), "exact is what a manifest means that names no method"
-
-
-def test_a_method_that_adapts_n_still_has_a_cap():
-    parameters = with_method(method="adaptive")
-    cap = maximum_radius(1000, 0.5, 0.001)
-    table = table_of(cap, 0.1, successes=[1000, 90], trials=[1000, 100])
-    assert accepted(table, parameters)
-    assert "cannot be certified" in refusal(table.assign(radius=[cap * 1.001, 0.1]), parameters)
+def other_sigma(sigma: float) -> pd.DataFrame:
+    rows = [counted(1000, 900), counted(700, 600, sigma=sigma).assign(idx=[60, 80])]
+    return pd.concat(rows, ignore_index=True)
 
 
 def pile(sigma: float, times: int, alpha: float = 0.01) -> pd.DataFrame:
@@ -256,36 +134,163 @@ def pile(sigma: float, times: int, alpha: float = 0.01) -> pd.DataFrame:
     return table_of(0.1 * sigma, *[cap] * times)
 
 
+def told(*names: str, source: str) -> Facts:
+    """Those of a released log, but for the source of some."""
+    sources = {"sigma": "path sigma_0.50", "N": "assumed", "alpha": "assumed"}
+    return Facts(facts_of().values, sources | dict.fromkeys(names, source))
+
+
+CAP = maximum_radius(1000, 0.5, 0.001)
+NEAR_CAP = table_of(CAP, 0.1, successes=[1000, 90], trials=[1000, 100])
+WITHOUT_TRIALS = counted(90, trials=100).assign(successes=0, trials=0)
+ABOVE_PILE = pd.concat([pile(0.5, 3), table_of(1.99).assign(idx=99)], ignore_index=True)
+ACCEPTED = {
+    "zero radii at n = 1": (table_of(0.0, 0.0), facts_of(N=1)),
+    "our counts, radii that they certify": (counted(1000, 999, 600, 400), TOLD),
+    "radii but for rounding": (
+        counted(900, 700).assign(radius=lambda table: table.radius * [1, 1 + 1e-9]),
+        TOLD,
+    ),
+    "counts of one sigma": (other_sigma(0.25).iloc[:2], TOLD),
+    "the alpha that is told": (
+        counted(900, 700, alpha=0.01),
+        facts_of(0.5, "manifest", N=1000, alpha=0.01),
+    ),
+    "the n that is told": (counted(90, trials=100), facts_of(0.5, "manifest", N=100)),
+    "the n that is stated": (counted(90, trials=100), facts_of(0.5, "stated", N=100)),
+    "one n, of unknown sigma": (MIXED.iloc[:2], facts_of(None)),
+    "one n, assumed": (MIXED.iloc[:2], facts_of(0.5)),
+    "several n, of a method that adapts n": (MIXED, with_method(method="adaptive")),
+    "the largest radius of a method that adapts n": (NEAR_CAP, with_method(method="adaptive")),
+    "an abstention of counts that certify nothing": (counted(900, 540), TOLD),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_radii_that_can_be_true_are_accepted(case):
+    check(*ACCEPTED[case])
+
+
+REFUSED = {
+    "above the cap at n = 1": (table_of(0.0, 0.02), facts_of(N=1, source="stated"), "idx 20"),
+    "sources": (
+        table_of(2.0),
+        facts_of(0.5, "stated"),
+        "sigma path sigma_0.50, N stated, alpha stated",
+    ),
+    "larger than its counts certify": (
+        counted(900, 700).assign(radius=lambda table: table.radius * [1, 1 + 1e-5]),
+        TOLD,
+        "counts do not certify at sigma 0.5 and alpha 0.001, first at idx 20",
+    ),
+    "smaller than its counts certify": (
+        counted(900, 700).assign(radius=lambda table: table.radius * [1, 0.99]),
+        TOLD,
+        "counts do not certify",
+    ),
+    "two sigmas, both unknown": (other_sigma(0.4), facts_of(None), "idx 60"),
+    "no trials": (WITHOUT_TRIALS, facts_of(0.5), ""),
+    "no trials, of unknown sigma": (WITHOUT_TRIALS, facts_of(None), ""),
+    "no trials, of n that is told": (WITHOUT_TRIALS, facts_of(0.5, "manifest", N=100), ""),
+    "several n, by exact": (MIXED, with_method(method="exact"), "different n"),
+    "several n, where no method is named": (MIXED, with_method(), "different n"),
+    "above the cap of a method that adapts n": (
+        NEAR_CAP.assign(radius=[CAP * 1.001, 0.1]),
+        with_method(method="adaptive"),
+        "cannot be certified",
+    ),
+    "one radius at the cap of another alpha": (pile(0.5, 1), facts_of(0.5), "cannot be certified"),
+    "a radius above a pile": (ABOVE_PILE, facts_of(0.5), "idx"),
+}
+MIXED_WORDS = "different n: 100 trials at idx 60 where others have 1000"
+REFUSED |= {f"several n, {i}": (MIXED, facts, MIXED_WORDS) for i, facts in enumerate(UNSTATED)}
+for sigma in (0.25, 0.4999, 0.5001, 1.0):
+    words = "counts do not certify at sigma 0.5 and alpha 0.001, first at idx 60"
+    REFUSED[f"sigma {sigma} among others"] = (other_sigma(sigma), TOLD, words)
+for alpha in (0.01, 0.0011, 1e-5):
+    REFUSED[f"counts of alpha {alpha}"] = (counted(900, 700, alpha=alpha), TOLD, "alpha 0.001")
+for successes in (0, 100, 500, 540):
+    table = counted(900, successes).assign(predict=[0, 1], correct=1)
+    REFUSED[f"a class where {successes} of 1000 certify nothing"] = (table, TOLD, "idx 20")
+for source in ("manifest", "stated"):
+    facts, words = (
+        facts_of(0.5, source, N=1000),
+        f"100 trials per example where n = 1000 ({source})",
+    )
+    REFUSED[f"another n than {source}"] = (counted(90, trials=100), facts, words)
+    for names in (["N"], ["alpha"], ["N", "alpha"]):
+        case = f"an alpha that {source} {names} tells"
+        REFUSED[case] = (pile(0.5, 3), told(*names, source=source), "cannot be certified")
+for sigma, alpha in [(0.5, 0.02), (0.5, 0.05), (1.0, 0.1)]:
+    case = f"a pile at the cap of alpha {alpha}"
+    REFUSED[case] = (pile(sigma, 3, alpha), facts_of(sigma), "cannot be certified")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_radii_that_cannot_be_true_are_refused(case):
+    table, facts, words = REFUSED[case]
+    assert words in refusal(table, facts)
+
+
+ONE_CLASS = table_of(*[0.0] * 30).assign(predict=7, label=[0, 7] * 15)
+NOTED = {
+    "unknown sigma": (table_of(50.0), facts_of(None), "its sigma is unknown"),
+    "nothing": (table_of(0.5), facts_of(0.5), ""),
+    "one class": (ONE_CLASS, facts_of(0.5), "it predicts class 7 for every example"),
+    "abstentions": (ONE_CLASS.assign(predict=-1), facts_of(0.5), "it abstains on every example"),
+    "few examples of one class": (ONE_CLASS.iloc[:10], facts_of(0.5), ""),
+    "examples of one label": (ONE_CLASS.assign(label=7), facts_of(0.5), ""),
+    "two classes": (ONE_CLASS.assign(predict=[7] * 29 + [3]), facts_of(0.5), ""),
+    "one alpha": (pile(0.5, 3, 0.001), facts_of(0.5), ""),
+    "another alpha": (pile(0.5, 3), facts_of(0.5), "its largest radius, 1.96, is impossible"),
+}
+
+
+@pytest.mark.parametrize("case", NOTED)
+def test_readers_are_told_of_what_is_odd(case):
+    table, facts, words = NOTED[case]
+    found = check(table, facts)
+    assert [note[: len(words)] for note in found.notes] == ([words] if words else [])
+    assert found.facts.alpha == (0.01 if case == "another alpha" else 0.001)
+
+
+def test_notes_of_the_reader_are_kept():
+    log = Log("", LOG, "", table_of(0.5), facts_of(0.5), ("its last line was cut off",))
+    assert check_certificates(log).notes == log.notes
+
+
+def test_trials_win_over_an_n_that_was_only_assumed():
+    """A log of ours that lost its manifest still says its n."""
+    facts = check(counted(90, 80, trials=100), facts_of(0.5)).facts
+    assert facts.get("N") == 100 and facts.sources["N"] != "assumed"
+
+
+@pytest.mark.parametrize("sigma", [0.12, 0.25, 1.0, 1 / 3, 0.123456789, 2**0.5])
+def test_counts_tell_the_sigma_of_a_log_that_nothing_else_tells(sigma):
+    log = check(counted(400, 999, 700, sigma=sigma), facts_of(None))
+    assert log.facts.get("sigma") == pytest.approx(sigma, rel=1e-5) and log.notes == ()
+    assert "counts" in log.facts.sources["sigma"]
+
+
+@pytest.mark.parametrize("successes", [(400, 900), (900, 400), (900, 990)])
+def test_counts_that_certify_while_all_radii_are_zero_tell_no_sigma(successes):
+    table = counted(*successes).assign(radius=0.0)
+    for predict in (-1, 0):  # whatever the verdict on such a log, nothing may break
+        if accepted(table.assign(predict=predict), facts_of(None)):
+            assert check(table.assign(predict=predict), facts_of(None)).facts.get("sigma") is None
+
+
 @pytest.mark.parametrize("sigma", CAPS)
 def test_radii_that_pile_up_at_the_cap_of_a_larger_alpha_tell_that_alpha(sigma):
     """3.91 sigma, at n = 100,000, is the cap of alpha = 0.01."""
     assert maximum_radius(100_000, 1.0, 0.01) == pytest.approx(3.9105, abs=1e-3)
-    parameters, notes = check_certificates(LOG, pile(sigma, 3), parameters_of(sigma))
-    assert (parameters.get("alpha"), parameters.get("N")) == (0.01, 100_000)
-    assert "inferred" in parameters.sources["alpha"]
-    assert any("alpha = 0.01" in note and "impossible for alpha = 0.001" in note for note in notes)
+    facts = check(pile(sigma, 3), facts_of(sigma)).facts
+    assert (facts.get("alpha"), facts.get("N")) == (0.01, 100_000)
+    assert "inferred" in facts.sources["alpha"]
 
 
-@pytest.mark.parametrize("stated", ["N", "alpha", "both"])
-@pytest.mark.parametrize("source", ["manifest", "stated"])
-def test_an_alpha_that_was_told_is_not_second_guessed(stated, source):
-    parameters = parameters_of(0.5)
-    for name in ("N", "alpha") if stated == "both" else (stated,):
-        parameters = parameters.replaced(name, parameters.get(name), source)
-    assert "cannot be certified" in refusal(pile(0.5, 3), parameters)
-
-
-def test_alpha_is_not_inferred_where_the_radii_pile_up_elsewhere():
-    for sigma, alpha in [(0.5, 0.02), (0.5, 0.05), (1.0, 0.1)]:
-        assert "cannot be certified" in refusal(pile(sigma, 3, alpha), parameters_of(sigma))
-    parameters, notes = check_certificates(LOG, pile(0.5, 3, 0.001), parameters_of(0.5))
-    assert (parameters.get("alpha"), parameters.sources["alpha"], notes) == (0.001, "assumed", [])
-
-
-def test_one_radius_at_that_cap_or_above_the_pile_is_a_fault_like_any_other():
-    assert "cannot be certified" in refusal(pile(0.5, 1), parameters_of(0.5))
-    above = pd.concat([pile(0.5, 3), table_of(1.99).assign(idx=99)], ignore_index=True)
-    assert "idx" in refusal(above, parameters_of(0.5))
+def log_of_radii(*radii: float) -> Log:
+    return Log("", LOG, "", table_of(*radii))
 
 
 @pytest.mark.parametrize(
@@ -296,32 +301,12 @@ def test_one_radius_at_that_cap_or_above_the_pile_is_a_fault_like_any_other():
         ([1.9057, 0.0513], "5e-05"),
         ([0.4574, 0.05], "5e-05"),
         ([12.3, 1.0], "0.05"),
+        ([certified_radius(count, 1000, 0.5, 0.001) for count in (1000, 900, 700)], None),
+        ([0.5, 0.12345678901234567], None),
+        ([0.0, 0.0], None),
     ],
 )
-def test_note_on_coarse_digits_says_by_how_much_a_radius_may_be_too_large(radii, unit):
-    (note,) = coarse_digits(table_of(*radii))
-    assert "rounded" in note and note.endswith(f"by at most {unit}")
-
-
-def test_full_precision_and_no_radius_at_all_are_not_called_coarse():
-    assert coarse_digits(counted(1000, 900, 700)) == []
-    assert coarse_digits(table_of(0.5, 0.12345678901234567)) == []
-    assert coarse_digits(table_of(0.0, 0.0)) == []
-
-
-def test_notes_of_the_reader_are_kept():
-    table = table_of(0.5)
-    table.attrs["notes"] = ["its last line was cut off and is left out"]
-    assert notes_of(table, parameters_of(0.5)) == table.attrs["notes"]
-
-
-@pytest.mark.parametrize(
-    "predict, words", [(7, "predicts class 7 for every example"), (-1, "abstains on every")]
-)
-def test_classifier_that_ignores_its_input_is_noted(predict, words):
-    """In a log of at least twenty examples of several classes."""
-    table = table_of(*[0.0] * 30).assign(predict=predict, label=[0, 7] * 15)
-    (note,) = notes_of(table, parameters_of(0.5))
-    assert words in note
-    others = [table.iloc[:10], table.assign(label=7), table.assign(predict=[predict] * 29 + [3])]
-    assert [notes_of(other, parameters_of(0.5)) for other in others] == [[], [], []]
+def test_note_on_rounded_radii_says_by_how_much_they_may_be_too_large(radii, unit):
+    """Full precision is not called so, nor are zeros."""
+    notes = rounding_notes(log_of_radii(*radii))
+    assert [note.partition("by at most ")[2] for note in notes] == ([unit] if unit else [])

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from smoothadv.analysis.facts import Facts
+from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.plot import CertifiedAccuracyPlot
 from smoothadv.analysis.probabilities import Probabilities, with_bounds
-from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.logs import Log, Logs
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import certified_radius, lower_confidence_bound
 
@@ -40,7 +40,7 @@ def log(name: str = "log.tsv", counts: bool = True, table: dict | None = None, *
         name,
         "",
         pd.DataFrame(columns),
-        Parameters(known, {}, {"settings": known, "runs": []}),
+        Facts(known, {}, {"settings": known, "runs": []}),
     )
 
 
@@ -94,7 +94,7 @@ def test_bound_of_partial_counts_holds():
     for misses, holds in ((31, True), (16, False)):
         counted = log(alpha=alpha)
         counted = Log(
-            "l", "l", "", stopped.assign(successes=draws - misses, trials=draws), counted.parameters
+            "l", "l", "", stopped.assign(successes=draws - misses, trials=draws), counted.facts
         )
         above = int((np.array(bounds_of(counted)) > 0.6).sum())
         assert (above <= stats.binom.isf(1e-6, len(draws), alpha)) == holds
@@ -112,7 +112,7 @@ def test_logs_that_do_not_tell_their_bounds_are_named():
         Probabilities()(Logs([sequential, unknown]))
     with pytest.warns(UserWarning, match="told of sequential.tsv$"):
         (row,) = Probabilities()(Logs([log(), sequential])).rows
-    assert row[0] == "log.tsv"
+    assert row[0].name == "log.tsv"
 
 
 def test_table_has_quantiles_and_shares_beside_the_average_radius():

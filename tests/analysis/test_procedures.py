@@ -2,123 +2,41 @@
 given up are counted.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 from scipy import special
 
-from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.records.logs import manifest_path, tsv
+from smoothadv.analysis.reading import read_logs
 from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics import PROCEDURES, Procedure, Voting
 from smoothadv.statistics.bounds import certified_radius, failure_upper_bound
 from support import refusals
-from support.certified_logs import MANIFEST
-from support.commands import call
-
-SIGMA, N, ALPHA = 0.5, 1000, 0.001
-RADII = [0.0, 0.25, 0.5, 0.75]
-COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
-ADAPTIVE = ["samples", "level", "looks"]
-ALLOWED = max(m for m in range(N) if certified_radius(N - m, N, SIGMA, ALPHA) is not None)
-"""The most misses among N draws with which anything is certified."""
-
-
-def row(
-    idx: int, predict: int, radius: float, successes: int, trials: int, label: int = 3, **more: int
-) -> dict:
-    correct = int(predict == label)
-    return {
-        "idx": idx,
-        "label": label,
-        "predict": predict,
-        "radius": radius,
-        "correct": correct,
-        "time": "0:00:01",
-        "successes": successes,
-        "trials": trials,
-        **more,
-    }
-
-
-def exact_row(idx: int, successes: int, predict: int = 3) -> dict:
-    radius = certified_radius(successes, N, SIGMA, ALPHA)
-    return row(idx, -1 if radius is None else predict, radius or 0.0, successes, N)
-
-
-def adaptive_row(idx: int, level: int, predict: int = 3, trials: int = 400, **more: int) -> dict:
-    """A row as adaptive writes it; level -1 abstains."""
-    radius = 0.0 if level < 0 else RADII[level]
-    more = {"samples": 100 + trials, "level": level, "looks": 7 if trials else 0, **more}
-    return row(idx, predict if level >= 0 else -1, radius, trials, trials, **more)
-
-
-# 3 of 5 correct, 1 abstains: 0.5 + 0.25 + 0 over five images.
-GRID = [
-    *map(adaptive_row, range(3), [2, 1, 0]),
-    adaptive_row(3, 3, 7),
-    adaptive_row(4, -1, trials=0),
-]
-# 2 of 5 correct; one abstains, two were given up.
-AWARE = [
-    *(adaptive_row(idx, level, label_aware=0) for idx, level in [(0, 3), (1, 1), (2, -1)]),
-    *(adaptive_row(idx, -1, trials=0, label_aware=1) for idx in (3, 4)),
-]
-PARTIAL = row(4, -1, 0.0, 20, 20 + ALLOWED + 1)
-EXACT = [exact_row(0, 1000), exact_row(1, 900), exact_row(2, 700, 7), exact_row(3, 400), PARTIAL]
-
-
-OF_METHODS: dict[str, dict[str, Any]] = {
-    "exact": {},
-    "adaptive": {"radii": RADII, "ladder": False, "label_aware": False, "tables_sha256": ""},
-}
-
-
-def put(
-    name: str, rows: list[dict], method: str = "exact", manifest: bool = True, **more: object
-) -> Path:
-    path = Path(name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(tsv(rows[0], rows))
-    settings = {
-        **MANIFEST["settings"],
-        "sigma": SIGMA,
-        "N": N,
-        "alpha": ALPHA,
-        "method": method,
-        **more,
-    }
-    settings |= {**OF_METHODS.get(method, {}), **more}
-    settings |= {"label_aware": True} if "label_aware" in rows[0] else {}
-    settings = {name: value for name, value in settings.items() if value is not None}
-    run = MANIFEST["runs"][0] | {"images": max(entry["idx"] for entry in rows) + 1}
-    if manifest:
-        manifest_path(path).write_text(json.dumps({"settings": settings, "runs": [run]}))
-    return path
+from support.procedure_logs import (
+    ADAPTIVE,
+    ALLOWED,
+    ALPHA,
+    AWARE,
+    COLUMNS,
+    EXACT,
+    GRID,
+    SIGMA,
+    N,
+    adaptive_row,
+    put,
+    put_one_of_each,
+    row,
+)
 
 
 @pytest.fixture(autouse=True)
 def place(workplace: Path) -> None:
     """A working folder with a log of each kind in a folder of its own."""
-    put("exact/log.tsv", EXACT)
-    put("grid/log.tsv", GRID, "adaptive")
-    put("aware/log.tsv", AWARE, "adaptive")
-
-
-@pytest.fixture
-def analyze(capsys):
-    def run(*arguments: str) -> tuple[str, str]:
-        outcome = call(capsys, "analyze", *arguments)
-        assert outcome.code == 0, outcome.err
-        return outcome.out, outcome.err
-
-    return run
+    put_one_of_each()
 
 
 def notes_of(path: str) -> str:
@@ -262,72 +180,6 @@ def test_no_trials_are_for_abstentions_alone():
     assert "idx 7" in refusal(put("bad.tsv", impossible, "adaptive"))
 
 
-def records(text: str) -> dict[str, dict]:
-    return {record["log"]: record for record in json.loads(text)}
-
-
-AVERAGE, ON_GRID = "average_certified_radius", "average_certified_radius_on_the_grid"
-
-
-def test_average_radius_of_a_grid_is_called_so(analyze):
-    found = records(analyze("summary", "exact", "grid", "--format", "json")[0])
-    expected = np.mean([entry["radius"] * entry["correct"] for entry in EXACT])
-    assert found["exact"][AVERAGE] == pytest.approx(expected) and found["exact"][ON_GRID] is None
-    assert found["grid"][AVERAGE] is None and found["grid"][ON_GRID] == pytest.approx(0.75 / 5)
-    lines = analyze("summary", "exact", "grid")[0].splitlines()
-    heading, _, *shown = ([*map(str.strip, line.split("|"))] for line in lines)
-    missing = [[title for title, cell in zip(heading, row) if cell == "–"] for row in shown]
-    assert missing == [
-        ["average certified radius (l2) on the grid"],
-        ["average certified radius (l2)"],
-    ]
-
-
-def test_exact_logs_alone_have_no_column_for_grids(analyze):
-    text, warnings = analyze("summary", "exact", "--format", "json")
-    assert ON_GRID not in records(text)["log"] and warnings == ""
-    assert "grid" not in analyze("summary", "exact")[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("grid", ["on a grid", "lower bound"]),
-        ("aware", ["2 of its images were given up", "abstentions mean nothing"]),
-    ],
-)
-def test_reader_of_a_grid_or_a_label_aware_log_is_told(analyze, name, words):
-    assert all(
-        word in notes_of(f"{name}/log.tsv") and word not in notes_of("exact/log.tsv")
-        for word in words
-    )
-    assert words[0] in analyze("summary", name)[1] and words[0] in analyze("envelope", name)[1]
-    assert "given up" not in notes_of("grid/log.tsv")
-    analyze("report", "exact", "grid", "aware", "-o", "page.html")
-    assert all(
-        text in Path("page.html").read_text()
-        for text in ("on the grid", "2 of its images were given up")
-    )
-
-
-def test_given_up_images_are_no_abstentions(analyze):
-    found = records(analyze("summary", "exact", "grid", "aware", "--format", "json")[0])
-    rates = {name: found[name]["abstention_rate"] for name in found}
-    assert rates == {"exact": 2 / 5, "grid": 1 / 5, "aware": None}
-    assert found["aware"]["clean_accuracy"] == 2 / 5
-    last = analyze("summary", "aware")[0].splitlines()[-1]
-    assert last.count("–") == 2, "neither an abstention rate nor a plain average radius"
-
-
-@pytest.mark.parametrize("name, rate", [("aware", None), ("grid", 1 / 5)])
-def test_envelope_shows_no_abstention_rate_of_given_up_images(analyze, name, rate):
-    options = ["envelope", name, "--radii", "0", "0.25"]
-    found = json.loads(analyze(*options, "--format", "json")[0])
-    assert [entry["abstention_rate"] for entry in found] == [rate, rate]
-    shown = analyze(*options, "--show", "abstention_rate")[0].splitlines()[-1]
-    assert shown.count("–") == (2 if rate is None else 0)
-
-
 def test_partial_counts_that_rule_out_a_certificate_are_abstentions():
     """One miss more than n allows, as soon as that is so."""
     assert notes_of("exact/log.tsv") == ""
@@ -364,16 +216,6 @@ def test_counts_of_a_grid_must_certify_its_radii():
     )
 
 
-def test_grid_that_lost_its_manifest_is_still_one(analyze):
-    path = put("sigma_0.50/log.tsv", GRID, manifest=False)
-    assert (
-        records(analyze("summary", str(path), "--sigma", "0.5", "--format", "json")[0])["log"][
-            AVERAGE
-        ]
-        is None
-    )
-
-
 FOLDERS, GLOBS = (
     [".", "deep", "d*", "**/deep"],
     ["*/*", "deep/*", "deep/more.tsv.shards", "**/*.tsv"],
@@ -396,9 +238,3 @@ def test_log_without_manifest_in_which_all_abstain_is_no_mixture():
     """Its n is in its counts, here 1000; nothing says that it is the published one."""
     path = put("sigma_0.50", [row(idx, -1, 0.0, 400, N) for idx in range(3)], manifest=False)
     assert len(read_logs([str(path)]).certification) == 1
-
-
-@pytest.mark.parametrize("logs", [("grid", "other"), ("exact", "grid")])
-def test_difference_of_average_radii_on_grids_is_called_so(analyze, logs):
-    put("other/log.tsv", GRID[1:], "adaptive")
-    assert "on the grid" in analyze("compare", *logs)[0]

@@ -1,5 +1,5 @@
-"""Choosing among logs: conditions, groups, the upper envelope and its ties, and doubts about
-comparing.
+"""Choosing among logs: conditions, groups, the upper envelope and its ties, and warnings about
+comparisons.
 """
 
 import argparse
@@ -12,18 +12,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from smoothadv.analysis.envelope import upper_envelope
-from smoothadv.analysis.shared.log_statistics import accuracy, certified_accuracies
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import AtRadii, ErrorProbability, Radius
-from smoothadv.analysis.shared.selection import (
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.radii import AtRadii, ErrorProbability, Radius
+from smoothadv.analysis.selection import (
+    comparison_warnings,
     different_examples,
-    doubts,
     groups_of,
     hyper_parameter,
     matches,
     restrict,
 )
 from smoothadv.base.errors import UserError
+from smoothadv.statistics.accuracy import accuracy, certified_accuracies
 from support.certified_logs import log
 
 
@@ -156,8 +156,7 @@ def test_groups_share_out_all_logs_by_their_values(facts):
         each.name for each in logs
     )
     keys = [
-        {(each.group, *each.parameters.values.values()) for each in group}
-        for group in groups.values()
+        {(each.group, *each.facts.values.values()) for each in group} for group in groups.values()
     ]
     assert all(len(key) == 1 for key in keys), "one value each"
     assert len(set.union(*keys)) == len(groups), "and nowhere else"
@@ -189,7 +188,7 @@ def test_envelope_is_that_of_comparing_every_log_with_every_other(models, radius
 
 def test_linf_radii_of_the_paper_are_these_l2_radii():
     """2/255 in the 3,072 pixels of CIFAR-10 and 1/255 in the 150,528 of ImageNet."""
-    norm = AtRadii(norm="linf", radii=[Radius("2/255"), Radius("1/255")])
+    norm = AtRadii(norm="linf", radii=[Radius.parse("2/255"), Radius.parse("1/255")])
     cifar, imagenet = log("c", dataset="cifar10"), log("i", dataset="imagenet")
     assert norm.l2_lengths(cifar, norm.radii)[0] == pytest.approx(0.434711, abs=5e-7)
     assert norm.l2_lengths(imagenet, norm.radii)[1] == pytest.approx(1.521488, abs=5e-7)
@@ -215,7 +214,7 @@ def test_linf_accuracy_counts_radii_of_at_least_the_exact_length(radius, counts)
     """0.05 of 100 pixels is l2 0.5: the text, for the float next to it is larger than 1/20."""
     one = log("one", [radius], dimension=100)
     for text in ("0.05", "5/100", "1/20"):
-        assert AtRadii(norm="linf").accuracies(one, [Radius(text)]).tolist() == [counts]
+        assert AtRadii(norm="linf").accuracies(one, [Radius.parse(text)]).tolist() == [counts]
     assert AtRadii(norm="linf").accuracies(one, [0.05]).tolist() == [radius > 0.5]
 
 
@@ -238,7 +237,7 @@ def test_exact_deduction_is_a_quantile_of_the_number_of_false_rows():
     """
     many = log("many", [1.0] * 250 + [0.5] * 250)
     exact, bernstein = (
-        AtRadii(high_probability=ErrorProbability(text)) for text in ("exact:0.001", "0.001")
+        AtRadii(high_probability=ErrorProbability.parse(text)) for text in ("exact:0.001", "0.001")
     )
     assert exact.accuracies(many, [0.5, 1.0]) == pytest.approx([0.992, 0.492], abs=1e-12)
     assert bernstein.accuracies(many, [0.5]) == pytest.approx([0.989141], abs=5e-7)
@@ -268,23 +267,26 @@ def test_what_is_no_radius_is_refused(text):
     with pytest.raises(
         argparse.ArgumentTypeError, match="is no radius: write a number like 0.25 or a frac"
     ):
-        Radius(text)
+        Radius.parse(text)
 
 
-def test_doubts_name_different_images_data_and_what_the_logs_say_of_themselves():
+def test_warnings_name_different_images_and_data_and_what_the_logs_say_of_themselves():
     short, long = (
         log("short", [0.5], dataset="cifar10", notes=("torn",)),
         log("long", [0.5] * 3, dataset="imagenet"),
     )
-    assert doubts(Logs([short, long], [log("p", notes=("torn",))])) == [
+    assert comparison_warnings(Logs([short, long], [log("p", notes=("torn",))])) == [
         "the logs are not all on the same test images (1 to 3 examples): they differ by chance too",
         "the logs differ in dataset: cifar10, imagenet",
         "short and 1 more: torn",
     ]
 
 
-def test_there_are_no_doubts_about_logs_of_the_same_images():
-    assert doubts(Logs([log("a", dataset="digits", alpha=0.001), log("b", alpha=0.001)])) == []
+def test_there_are_no_warnings_about_logs_of_the_same_images():
+    assert (
+        comparison_warnings(Logs([log("a", dataset="digits", alpha=0.001), log("b", alpha=0.001)]))
+        == []
+    )
     assert not different_examples([log("a"), log("b")])
     moved = log("b")
     moved.table["idx"] += 1

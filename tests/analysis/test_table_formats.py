@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.radii import Radius, radius_column
-from smoothadv.analysis.shared.table_formats import (
+from smoothadv.analysis.radii import Radius
+from smoothadv.analysis.table_formats import (
     FORMATS,
     Annotated,
     Column,
@@ -158,7 +158,7 @@ def test_marks_of_the_envelope():
 
 def test_people_and_programs_may_have_different_layouts():
     table = Table(
-        [column("percent")], [[0.123456789]], shown=Table([column("text")], [["for people"]])
+        [column("percent")], [[0.123456789]], for_people=Table([column("text")], [["for people"]])
     )
     for format in ("markdown", "latex"):
         assert "for people" in FORMATS[format](table) and "12.3" not in FORMATS[format](table)
@@ -257,10 +257,10 @@ def test_csv_and_json_lose_nothing(rows):
     ],
 )
 def test_radius_heads_its_column_as_it_was_written(text, key, title):
-    assert (radius_column(Radius(text)).key, radius_column(Radius(text)).title) == (key, title)
+    assert (Radius.parse(text).column().key, Radius.parse(text).column().title) == (key, title)
 
 
 def test_different_radii_head_different_columns():
     """Otherwise JSON keeps one of the two."""
-    first, second = radius_column(Radius("0.25")), radius_column(Radius("0.2500001"))
+    first, second = Radius.parse("0.25").column(), Radius.parse("0.2500001").column()
     assert first.key != second.key and first.title != second.title

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.hyper_parameters import FIELDS, Parameters, parameters_of
+from smoothadv.analysis.facts import FIELDS, Facts, facts_of
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.pgd import PGD
@@ -93,18 +93,16 @@ def recipe(objective: object, extras: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def certified(log: Path, training: object) -> Parameters:
+def certified(log: Path, training: object) -> Facts:
     """What the manifest of a certification of a model of this training tells."""
-    return parameters_of(
-        "certification", write_manifest(log, {**CERTIFIED, "training": training}), {}
-    )
+    return facts_of("certification", write_manifest(log, {**CERTIFIED, "training": training}), {})
 
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_manifest_and_released_path_give_a_training_the_same_name(tmp_path, name):
     objective, extras, path = TRAININGS[name]
     released = Path(path.format(noise=f"{objective.noise_sd:.2f}"))
-    of_path = parameters_of("certification", released, {})
+    of_path = facts_of("certification", released, {})
     of_manifest = certified(tmp_path / "mine", recipe(objective, extras))
     assert of_path.get("training") == of_manifest.get("training") == name
     assert (of_path.sources["training"], of_manifest.sources["training"]) == ("path", "manifest")
@@ -174,7 +172,7 @@ def is_understood(kind: str, log: Path) -> bool:
     computed with.
     """
     try:
-        values = parameters_of(kind, log, {}).values
+        values = facts_of(kind, log, {}).values
     except UserError as error:
         assert str(log) in str(error) and "\n" not in str(error)
         return False
@@ -224,8 +222,8 @@ def test_manifest_that_is_not_damaged_is_understood(tmp_path):
     log = write_manifest(tmp_path / "mine", WHOLE)
     assert all(is_understood(kind, log) for kind in KINDS)
     name = "SmoothAdv-PGD + pre-training + self-training"
-    assert parameters_of("certification", log, {}).get("training") == name
-    assert parameters_of("prediction", log, {}).get("gradient") == "gradient-free"
+    assert facts_of("certification", log, {}).get("training") == name
+    assert facts_of("prediction", log, {}).get("gradient") == "gradient-free"
     assert ("training", "objective", "attack", "estimator", "name") in PLACES and len(PLACES) > 30
     assert (
         "attack" not in damaged(("attack",), ...)

@@ -2,8 +2,6 @@
 found.
 """
 
-import csv
-import io
 import json
 import math
 import shlex
@@ -64,55 +62,6 @@ def logs(workplace: Path) -> Path:
 @pytest.fixture
 def analyze(logs, capsys):
     return lambda *arguments: call(capsys, "analyze", *arguments)
-
-
-def table_of(text: str) -> list[list[str]]:
-    return list(csv.reader(io.StringIO(text)))
-
-
-def test_summary_values_are_fractions_of_full_precision(analyze):
-    """acc(r) counts R >= r: the radius 0.25 itself counts at 0.25, the one just below 0.125 does
-    not at 0.125.
-    """
-    outcome = analyze(
-        "summary",
-        "results/ours.tsv",
-        "results/nested/*",
-        "--radii",
-        0.125,
-        0.25,
-        0.5,
-        "--format",
-        "csv",
-    )
-    header, ours, released = table_of(outcome.out)
-    assert header == [*SUMMARY_COLUMNS, "0.125", "0.25", "0.5"]
-    assert [ours[1], released[1]] == ["6", "4"]
-    assert [float(field) for field in ours[2:]] == pytest.approx(
-        [*OURS_ROW, 2 / 6, 2 / 6, 1 / 6], rel=1e-15
-    )
-    assert [float(field) for field in released[2:]] == pytest.approx(
-        [*RELEASED_ROW, 0.5, 0.5, 0.5], rel=1e-15
-    )
-
-
-def test_markdown_is_in_percent(analyze):
-    lines = analyze(
-        "summary", "results/ours.tsv", "--radii", 0.25, "--format", "markdown"
-    ).out.splitlines()
-    header, rule, row = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-    assert set("".join(rule)) == {"-", ":"}
-    percent = [name for name in header if "%" in name]
-    assert len(percent) == 2, "clean accuracy and abstention rate say their unit"
-    assert row == ["ours", "6", "50.0", "0.165", "16.7", "33.3"]
-
-
-def test_best_of_a_column_is_bold(analyze):
-    text = analyze("table", "results", "--radii", 0, 1, 5).out
-    released, ours = (line for line in text.splitlines() if "sigma" in line or "ours" in line)
-    assert "**75.0**" in released and "**25.0**" in released
-    assert "**" not in ours
-    assert text.count("**") == 4, "nobody is best where nothing is certified"
 
 
 def test_output_files_decide_their_formats(analyze, logs):

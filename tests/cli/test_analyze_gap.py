@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from scipy import stats
 
 from smoothadv.records.logs import manifest_path
 from support.commands import call, succeed
@@ -62,22 +61,6 @@ def records(outcome) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(outcome.out)))
 
 
-def test_empirical_with_confidence_adds_the_ends_of_the_interval(folder, capsys):
-    plain = records(call(capsys, "analyze", "empirical", "out", "--format", "csv"))
-    near, far = records(
-        call(capsys, "analyze", "empirical", "out", "--format", "csv", "--confidence", 0.9)
-    )
-    assert list(near) == [*plain[0], "low", "high"]
-    assert [{key: row[key] for key in plain[0]} for row in (near, far)] == plain
-    for row, hits in ((near, 2), (far, 1)):
-        interval = stats.binomtest(hits, 4).proportion_ci(0.9)
-        assert [float(row["low"]), float(row["high"])] == pytest.approx(
-            [interval.low, interval.high]
-        )
-    shown = call(capsys, "analyze", "empirical", "out", "--confidence", 0.9).out
-    assert "50.0" in shown and f"{100 * stats.binomtest(2, 4).proportion_ci(0.9).low:.1f}" in shown
-
-
 def test_plot_of_attacks_draws_intervals_when_told(folder, capsys):
     for name, options in [
         ("without", []),
@@ -110,18 +93,3 @@ def test_attacks_contradict_no_true_certificate_and_are_found_where_attack_put_t
         )
         assert int(row["contradictions"]) <= int(row["tolerated"]) <= 3
     assert float(near["certified_accuracy"]) > float(far["certified_accuracy"]) > 0
-
-
-@pytest.mark.parametrize("analysis", ["empirical", "gap", "summary", "examples"])
-def test_log_of_falsification_is_passed_over_and_refused_by_name(folder, capsys, analysis):
-    """Each of its attacks has another size: it is no prediction log under one attack."""
-    outcome = call(capsys, "analyze", analysis, ".", "--format", "json")
-    assert outcome.code == 0 and "against" not in outcome.out + outcome.err
-    outcome = call(capsys, "analyze", analysis, "out/against.tsv")
-    assert outcome.code == 1 and outcome.err.count("\n") == 1 and outcome.out == ""
-    assert "out/against.tsv is a falsification log; what is needed here is" in outcome.err
-    outcome = call(
-        capsys, "analyze", analysis, "certified.tsv", "out/epsilon_0.5.tsv", "out/against.tsv"
-    )
-    if analysis in ("gap", "examples"):
-        assert "out/against.tsv is a falsification log" in outcome.err

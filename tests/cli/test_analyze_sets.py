@@ -2,7 +2,6 @@
 to be what it is.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,45 +9,13 @@ from scipy import stats
 
 from smoothadv.analysis import report
 from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot
-from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
-from support.analyzed_folder import records
+from support.analyzed_folder import FIVE, SELECTION, log, records
 from support.commands import call
 
-SELECTION = {"images": 20, "skip": 2, "max": None}  # ten images
 PROGRESS = "3 of 10, unfinished"
-
-
-def log(path: str, radii: list[float], idx=None, run=SELECTION, attack=None, **settings) -> Path:
-    """A log of ours on every second image: right within each radius, or an abstention where it is
-    0.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    idx = list(idx or range(0, 2 * len(radii), 2))
-    rows = [
-        f"{i}\t1\t{1 if radius else -1}\t{radius}\t{int(radius > 0)}\n"
-        for i, radius in zip(idx, radii)
-    ]
-    path.write_text("idx\tlabel\tpredict\tradius\tcorrect\n" + "".join(rows))
-    if attack is not None:
-        rows = [row.split("\t") for row in rows]
-        path.write_text(
-            "idx\tlabel\tpredict\tcorrect\n" + "".join("\t".join(row[:3] + row[4:]) for row in rows)
-        )
-        settings["attack"] = {"name": "PGD", "epsilon": attack}
-    known = {
-        "dataset": "digits",
-        "split": "test",
-        "dataset_fingerprint": "ab",
-        "sigma": 0.5,
-        "N": 1000,
-        "alpha": 0.001,
-    }
-    content = {"settings": {**known, "checkpoint_sha256": path.name, **settings}, "runs": [run]}
-    manifest_path(path).write_text(json.dumps(content))
-    return path
 
 
 @pytest.fixture
@@ -67,30 +34,6 @@ def unfinished() -> None:
 
 @pytest.mark.usefixtures("workplace", "unfinished")
 class TestUnfinished:
-    def test_summary_says_so_to_people_and_keeps_names_for_programs(self, analyze):
-        outcome = analyze("summary", "logs", "--radii", 0.25)
-        assert f"begun ({PROGRESS})" in outcome.out and f"logs/begun.tsv: {PROGRESS}" in outcome.err
-        assert outcome.out.count("unfinished") == 1
-        lines = analyze("summary", "logs", "--radii", 0.25, "--format", "csv").out.splitlines()
-        assert lines[0].endswith("abstention_rate,0.25,selected") and lines[1].startswith(
-            "begun,3,1.0,"
-        )
-        assert [line.rpartition(",")[2] for line in lines[1:]] == ["10", "10"]
-
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            ["table"],
-            ["table", "--confidence", 0.9],
-            ["parameters"],
-            ["compare"],
-            ["envelope", "--unfinished", "--show", "model"],
-        ],
-        ids=str,
-    )
-    def test_every_table_says_so(self, analyze, arguments):
-        assert PROGRESS in analyze(arguments[0], "logs", *arguments[1:]).out
-
     def test_curves_and_page_say_so(self, analyze):
         figure = CertifiedAccuracyPlot()(read_logs(["logs"]))
         assert sorted(PROGRESS in line.get_label() for line in figure.axes[0].lines) == [
@@ -180,7 +123,6 @@ def groups(outcome) -> dict[str, tuple[int, float]]:
 
 
 ENVELOPE = ["envelope", "G=logs", "--radii", 0.25, "--format", "json"]
-FIVE = {**SELECTION, "max": 5}
 
 
 def test_a_few_images_or_another_dataset_win_no_envelope(workplace, analyze):
@@ -205,60 +147,6 @@ def test_a_few_images_or_another_dataset_win_no_envelope(workplace, analyze):
         analyze("heat_map", "logs/ten.tsv", "logs/ten2.tsv", "--columns", "alpha", "-o", "map").code
         == 0
     )
-
-
-@pytest.mark.parametrize(
-    "changed", [{"dataset_fingerprint": "cd"}, {"idx": range(1, 21, 2)}, {"split": "validation"}]
-)
-def test_sets_that_look_alike_are_numbered(workplace, analyze, changed):
-    log("logs/one.tsv", [0.5] * 7 + [0.0] * 3)
-    log("logs/two.tsv", [0.5] * 10, **changed)
-    outcome = analyze(*ENVELOPE)
-    assert groups(outcome) == {
-        "G, digits, 10 images": (1, 0.7),
-        "G, digits, 10 images (set 2)": (1, 1.0),
-    }
-    assert "not all on the same test images" in outcome.err
-
-
-@pytest.mark.parametrize("changed", [{}, {"dataset_fingerprint": "cd"}, {"split": "validation"}])
-def test_compare_says_how_many_examples_both_logs_hold(workplace, analyze, changed):
-    """That others are of other images does not matter then, unless it is the data that differ."""
-    log("ten.tsv", [0.5] * 7 + [0.0] * 3)
-    log("five.tsv", [0.5] * 5, run=FIVE, **changed)
-    outcome = analyze("compare", "ten.tsv", "five.tsv", "--format", "json")
-    common, *others = outcome.err.splitlines()[::-1]
-    assert common == "warning: only the 5 examples that both logs hold, of 10 and 5, are compared"
-    assert ["not all on the same test images" in line for line in others] == [True] * len(changed)
-    assert {row["examples"] for row in records(outcome)} == {5}
-    log("another_ten.tsv", [0.4] * 10)
-    assert "examples" not in analyze("compare", "ten.tsv", "another_ten.tsv").err
-
-
-def test_different_n_and_alpha_are_told_and_pooled(workplace, analyze):
-    log("logs/one.tsv", [0.5] * 7 + [0.0] * 3)
-    log("logs/two.tsv", [0.5] * 10, N=10000, alpha=0.01)
-    outcome = analyze(*ENVELOPE)
-    assert groups(outcome) == {"G": (2, 1.0)}
-    assert (
-        "differ in n: 1,000, 10,000" in outcome.err
-        and "differ in alpha: 0.001, 0.01" in outcome.err
-    )
-
-
-def test_released_logs_of_a_dataset_are_pooled_as_in_the_paper(workplace, analyze):
-    for name, radii in (("a", [0.5] * 10), ("b", [0.5] * 5), ("c", [0.5, 0.0])):
-        manifest_path(log(f"logs/digits/{name}/sigma_0.50", radii)).unlink()
-    outcome = analyze(*ENVELOPE)
-    assert (
-        groups(outcome) == {"G": (3, 1.0)}
-        and "(2 to 10 examples): they differ by chance" in outcome.err
-    )
-    log("logs/ours.tsv", [0.5] * 9 + [0.0])
-    assert groups(analyze(*ENVELOPE)) == {
-        "G, digits, 10 images": (2, 1.0),
-        "G, digits, 2 to 5 images": (2, 1.0),
-    }
 
 
 def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, analyze):
@@ -289,14 +177,6 @@ def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, 
     seen = [part["figure"] for part in parts if "under" in part["caption"]]
     drawn = [[line.get_ydata()[0] for line in figure.axes[0].lines] for figure in seen]
     assert drawn == [[100, 40], [70, 80]], "each attack with the certificates of its images"
-
-
-@pytest.mark.parametrize("analysis", ["compare", "examples"])
-def test_images_of_different_datasets_are_not_paired(workplace, analyze, analysis):
-    log("a.tsv", [0.5] * 10)
-    log("b.tsv", [0.5] * 10, dataset="cifar10", dataset_fingerprint="cd")
-    outcome = analyze(analysis, "a.tsv", "b.tsv")
-    assert outcome.code == 1 and "not on the same images" in outcome.err.splitlines()[-1]
 
 
 TWO_SIDED = {"method": "two-sided", "alpha_share": 0.9}

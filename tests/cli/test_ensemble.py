@@ -9,7 +9,7 @@ import pytest
 
 import smoothadv
 from smoothadv.analysis.empirical import model_of
-from smoothadv.analysis.shared.logs import read_logs
+from smoothadv.analysis.reading import read_logs
 from smoothadv.base.digests import file_digest
 from support.attack_runs import SIGMA
 from support.commands import call, refused, rows, succeed

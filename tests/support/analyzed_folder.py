@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from smoothadv.records.logs import manifest_path
 from support.commands import Outcome
 
 TRAINING = "epoch\ttime\tlr\ttrain loss\ttrain acc\ttestloss\ttest acc\n"
@@ -55,6 +56,34 @@ def fill_folder() -> None:
         predictions(f"attacked/N100/PGD_{epsilon}/num_{m}/predictions", outcomes)
     Path("trained").mkdir()
     Path("trained/log.txt").write_text(TRAINING)
+
+
+SELECTION = {"images": 20, "skip": 2, "max": None}  # ten images
+FIVE = {**SELECTION, "max": 5}
+
+
+def log(path: str, radii: list[float], idx=None, run=SELECTION, attack=None, **settings) -> Path:
+    """A log of ours on every second image: right within each radius, or an abstention where it is
+    0.
+    """
+    place = Path(path)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    idx = list(idx or range(0, 2 * len(radii), 2))
+    rows = [
+        f"{i}\t1\t{1 if radius else -1}\t{radius}\t{int(radius > 0)}\n"
+        for i, radius in zip(idx, radii)
+    ]
+    place.write_text("idx\tlabel\tpredict\tradius\tcorrect\n" + "".join(rows))
+    if attack is not None:
+        fields = [row.split("\t") for row in rows]
+        lines = ["\t".join(row[:3] + row[4:]) for row in fields]
+        place.write_text("idx\tlabel\tpredict\tcorrect\n" + "".join(lines))
+        settings["attack"] = {"name": "PGD", "epsilon": attack}
+    known = {"dataset": "digits", "split": "test", "dataset_fingerprint": "ab"}
+    known |= {"sigma": 0.5, "N": 1000, "alpha": 0.001, "checkpoint_sha256": place.name}
+    content = {"settings": {**known, **settings}, "runs": [run]}
+    manifest_path(place).write_text(json.dumps(content))
+    return place
 
 
 def refusal(outcome: Outcome, code: int) -> str:

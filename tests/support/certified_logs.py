@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from smoothadv.analysis.shared.hyper_parameters import Parameters
-from smoothadv.analysis.shared.logs import Log
+from smoothadv.analysis.facts import Facts
+from smoothadv.analysis.logs import Log
 
 MANIFEST = {
     "settings": {
@@ -42,7 +42,7 @@ def log_of(
     """A log with these columns, of images 0, 1, ... of class 1 where they do not say others."""
     table = pd.DataFrame({"idx": range(len(columns["predict"])), "label": 1, **columns})
     table["correct"] = (table.predict == table.label).astype(int)
-    return Log(name, Path(name), group, table, Parameters(values), notes)
+    return Log(name, Path(name), group, table, Facts(values), notes)
 
 
 def predicted(name: str, letters: str, group: str = "", **values) -> Log:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.shared.hyper_parameters import parameters_of
+from smoothadv.analysis.facts import facts_of
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import recorded_settings
 from smoothadv.sweep.jobs import StateKind, state_of
@@ -153,7 +153,7 @@ def test_one_run_trains_the_members_and_then_evaluates_them_together(capsys, mon
     assert outcome.code == 0, outcome
     assert "3 jobs: 2 waiting, 1 blocked" in outcome.out and "3 jobs: 3 done" in outcome.out
     assert len(recorded_settings(LOG)["checkpoint_sha256"]["probabilities"]) == 2
-    found = parameters_of("certification", LOG, {})
+    found = facts_of("certification", LOG, {})
     # What all members have in common.
     assert found.get("training") == "Gaussian" and found.get("noise") == 0.25
     assert "nothing to do" in sweep(capsys, "run").out

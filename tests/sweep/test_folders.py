@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.hyper_parameters import parameters_of
+from smoothadv.analysis.facts import facts_of
 from support.sweeping import CERTIFY, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -175,7 +175,7 @@ def test_reader_without_manifest_learns_what_made_a_log(options, sigma, name):
             write_grid(Path(folder) / "grid.toml", options, fixed={}, certify=[certify])
         )
     (log,) = sum_of_logs(job)
-    found = parameters_of("certification", log, {})
+    found = facts_of("certification", log, {})
     assert not found.manifest
     expected = {
         "dataset": options["dataset"],
@@ -232,7 +232,7 @@ def test_released_epsilons_are_read_in_their_unit():
     """The released code counts in 1/256: 64 is a quarter."""
     sweep = {**PGD, "epsilon": [64, 127, 256], "released-behaviour": True}
     jobs = jobs_of(write_grid(Path("grid.toml"), sweep, fixed=CIFAR, certify=[CERTIFY]))
-    read = [parameters_of("certification", sum_of_logs(job)[0], {}).get("epsilon") for job in jobs]
+    read = [facts_of("certification", sum_of_logs(job)[0], {}).get("epsilon") for job in jobs]
     planned = [job.training.expected.recipe["objective"]["attack"]["epsilon"] for job in jobs]
     assert planned == [0.25, 127 / 256, 1] and read == pytest.approx(planned, rel=5e-4)
 
@@ -250,5 +250,5 @@ def test_folder_never_contradicts_a_recipe(workplace, capsys):
     except BaseException as refused:
         assert "mine.txt" in f"{refused}{capsys.readouterr().err}"
     else:
-        found = parameters_of("certification", sum_of_logs(job)[0], {})
+        found = facts_of("certification", sum_of_logs(job)[0], {})
         assert [found.get(key) for key in ("attack", "epsilon", "num_steps")] == ["PGD", 0.5, 4]

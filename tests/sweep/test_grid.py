@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smoothadv.analysis.shared.hyper_parameters import parameters_of
+from smoothadv.analysis.facts import facts_of
 from smoothadv.base.errors import UserError
 from smoothadv.sweep.grid import Grid, read_grid
 from smoothadv.sweep.jobs import StateKind, SweepJob, state_of
@@ -329,7 +329,7 @@ def test_logs_tell_what_made_their_models(jobs, name):
             close["epsilon"] = attack["epsilon"]
         for stage in job.evaluations:
             if stage.words[0] == "certify":
-                found = parameters_of("certification", stage.logs[0], {})
+                found = facts_of("certification", stage.logs[0], {})
                 sigma = {"sigma": stage.expected.settings[0]["sigma"]}
                 assert {key: found.get(key) for key in exact} == exact
                 for key, value in {**close, **sigma}.items():

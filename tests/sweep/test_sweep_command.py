@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.shared.hyper_parameters import parameters_of
+from smoothadv.analysis.facts import facts_of
 from smoothadv.cli.sweep import visible_gpus
 from smoothadv.records.logs import manifest_path, recorded_settings
 from smoothadv.sweep import job_execution
@@ -97,7 +97,7 @@ def test_sweep_trains_and_certifies_every_model(workplace, capsys, warm, monkeyp
         assert ("nothing to do" in outcome.out) == (action != "status")
     assert files(workplace) == before and snapshot(workplace) == contents
     manifest_path(LOGS[1]).unlink()
-    found = parameters_of("certification", LOGS[1], {})
+    found = facts_of("certification", LOGS[1], {})
     values = [found.get(name) for name in ("training", "epsilon", "num_steps")]
     assert values == ["SmoothAdv-PGD", 0.5, 1]
 

@@ -2,8 +2,8 @@
 imports torch.
 
 An analysis is a frozen dataclass derived from ``Analysis`` and registered in ``ANALYSES``; its
-settings become options of ``analyze NAME``, and its docstring is the help text. ``shared`` holds
-what several analyses use.
+settings become options of ``analyze NAME``, and its docstring is the help text. It maps ``Logs``,
+such as those of ``reading.read_logs``, to a ``Table``, a figure or a page.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from smoothadv.analysis.shared.figure_style import Figure
-from smoothadv.analysis.shared.logs import Logs
-from smoothadv.analysis.shared.table_formats import Table
+from smoothadv.analysis.figure_style import Figure
+from smoothadv.analysis.logs import Logs
+from smoothadv.analysis.table_formats import Table
 from smoothadv.base.registry import Registry, discover
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.selection import refuse_other_images
-from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.radii import AtRadii
+from smoothadv.analysis.selection import refuse_other_images
+from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import any_seed, probability, setting
 from smoothadv.records.readers import DataFrame
@@ -56,13 +56,13 @@ class Comparison(AtRadii, Analysis):
             )
         if not logs.certification:
             return self._of_predictions(first, second, pairs)
-        radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
+        radii = self.chosen_radii_from_0(logs.certification)
         columns = self._columns(f"certified accuracy at {self.heading}", first, second)
         right = pairs.correct_first.eq(1), pairs.correct_second.eq(1)
         lengths = zip(self.l2_lengths(first, radii), self.l2_lengths(second, radii))
         rows = [
             self._row(
-                radius_text(radius),
+                radius.text,
                 right[0] & pairs.radius_first.ge(a),
                 right[1] & pairs.radius_second.ge(b),
             )
@@ -81,18 +81,18 @@ class Comparison(AtRadii, Analysis):
         )
         average = self._average_radius(*credited)
         kinds = ("number", "number", "signed", "signed", "signed")
-        shown = [Annotated(value, kind=kind) for value, kind in zip(average, kinds)]
+        people = [Annotated(value, kind=kind) for value, kind in zip(average, kinds)]
         row: list[Cell] = [_average_title(first, second), len(pairs)]
         no_test = [None] * 3
         full = [*rows, [*row, *average, *no_test]]
-        return Table(columns, full, Table(columns, [*rows, [*row, *shown, *no_test]]))
+        return Table(columns, full, Table(columns, [*rows, [*row, *people, *no_test]]))
 
     def _columns(self, quantity: str, first: Log, second: Log) -> list[Column]:
         level = f"{100 * self.confidence:g}%"
         return [
             Column("quantity", quantity, "text"),
             Column("examples", "examples", "count"),
-            *columns_of("fraction", first=first.label.shown, second=second.label.shown),
+            *columns_of("fraction", first=first.label.text, second=second.label.text),
             *columns_of(
                 "difference", difference="second - first", low=f"{level} low", high=f"{level} high"
             ),

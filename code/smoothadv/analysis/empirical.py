@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.hyper_parameters import path_without_attack
-from smoothadv.analysis.shared.log_statistics import abstention_rate, accuracy
-from smoothadv.analysis.shared.logs import Log, Logs, grouped
-from smoothadv.analysis.shared.radii import radius_column
-from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of
-from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
+from smoothadv.analysis.facts import path_without_attack
+from smoothadv.analysis.logs import Log, Logs, group_by
+from smoothadv.analysis.radii import Radius
+from smoothadv.analysis.selection import Choosing, grouping, groups_of
+from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import one_of, probability, setting
 from smoothadv.records.logs import DENOISER
+from smoothadv.statistics.accuracy import abstention_rate, accuracy
 from smoothadv.statistics.bounds import binomial_interval
 
 _ACCURACY, _ABSTENTION = _SHOWN = ("empirical_accuracy", "abstention_rate")
@@ -83,7 +83,7 @@ class Empirical(Choosing, Analysis):
         title = "attack radius (l2)" + ("" if self.show == _ACCURACY else ", abstention rate")
         columns = [
             Column("group", title, "text"),
-            *(radius_column(radius, compared=False) for radius in radii),
+            *(Radius.of(radius).column(compared=False) for radius in radii),
         ]
         rows = [
             [name, *(self._shown(curve.get(radius)) for radius in radii)]
@@ -125,9 +125,10 @@ def empirical_curve(logs: Sequence[Log]) -> dict[float, Attacked]:
     often, which is not the attack's success. A log without an attack counts at radius 0. UserError
     where an attack's radius is unknown.
     """
-    at_radius = sorted(grouped(logs, attack_radius).items())
+    at_radius = sorted(group_by(logs, attack_radius).items())
     return {
-        radius: _most_accurate(list(grouped(some, model_of).values())) for radius, some in at_radius
+        radius: _most_accurate(list(group_by(some, model_of).values()))
+        for radius, some in at_radius
     }
 
 
@@ -135,8 +136,8 @@ def attack_radius(log: Log) -> float:
     """The l2 norm allowed to the attack of a prediction log, 0 without an attack; UserError if it
     is unknown.
     """
-    radius = log.parameters.number("epsilon")
-    if radius is None and log.parameters.get("attack") is not None:
+    radius = log.facts.number("epsilon")
+    if radius is None and log.facts.get("attack") is not None:
         raise UserError(
             f"{log.path} was made under an attack of unknown radius: neither manifest nor path "
             "states it"
@@ -149,14 +150,14 @@ def model_of(log: Log) -> tuple[object, ...]:
     describes no attack.
     """
     digest = digest_of(log)
-    return (digest, log.parameters.get("sigma")) if digest else path_without_attack(log.path)
+    return (digest, log.facts.get("sigma")) if digest else path_without_attack(log.path)
 
 
 def digest_of(log: Log) -> str:
     """The digest of the file with the weights, or of those of all members; "" where no manifest
     tells.
     """
-    settings = log.parameters.settings
+    settings = log.facts.settings
     digest = str(settings.get("checkpoint_sha256") or settings.get("module_sha256") or "")
     return f"{settings[DENOISER]}{digest}" if DENOISER in settings else digest
 
@@ -164,8 +165,8 @@ def digest_of(log: Log) -> str:
 def _most_accurate(models: list[list[Log]]) -> Attacked:
     strongest = []
     for logs in models:
-        draws = max(log.parameters.number("N") or 0 for log in logs)
-        precise = [log for log in logs if (log.parameters.number("N") or 0) == draws]
+        draws = max(log.facts.number("N") or 0 for log in logs)
+        precise = [log for log in logs if (log.facts.number("N") or 0) == draws]
         attacked = min(precise, key=lambda log: accuracy(log.table))
         strongest.append(Attacked(attacked, len(models), len(precise)))
     return max(strongest, key=lambda attacked: accuracy(attacked.log.table))

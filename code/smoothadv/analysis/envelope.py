@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.log_statistics import abstention_rate, accuracy
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import AtRadii, radius_column
-from smoothadv.analysis.shared.selection import Choosing, are_alike, grouping, groups_of
-from smoothadv.analysis.shared.table_formats import Annotated, Cell, Column, Table, columns_of
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.radii import AtRadii, Radius
+from smoothadv.analysis.selection import Choosing, are_alike, grouping, groups_of
+from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.base.settings import one_of, setting
+from smoothadv.statistics.accuracy import abstention_rate, accuracy
 
 _FACTS = ("certified_accuracy", "abstention_rate", "clean_accuracy")
 _SHOWN = (*_FACTS, "model")
@@ -90,7 +90,7 @@ class Envelope(Choosing, AtRadii, Analysis):
             None if self.show == "model" else self._for_people(groups, radii, selected),
         )
 
-    def select(self, group: Sequence[Log], radii: Sequence[float]) -> list[Selected]:
+    def select(self, group: Sequence[Log], radii: Sequence[Radius | float]) -> list[Selected]:
         """The best log of the group at each radius."""
         accuracies = np.array([self.accuracies(log, radii, models=len(group)) for log in group])
         return upper_envelope(group, accuracies)
@@ -98,7 +98,7 @@ class Envelope(Choosing, AtRadii, Analysis):
     def _for_people(
         self,
         groups: dict[str, list[Log]],
-        radii: Sequence[float],
+        radii: Sequence[Radius],
         selected: dict[str, list[Selected]],
     ) -> Table:
         title = self.heading + (
@@ -108,7 +108,7 @@ class Envelope(Choosing, AtRadii, Analysis):
         compared = self.show == "certified_accuracy" and are_alike(
             [some[0] for some in groups.values()]
         )
-        columns += [radius_column(radius, compared) for radius in radii]
+        columns += [radius.column(compared) for radius in radii]
         rows: list[list[Cell]] = [
             [name, len(groups[name]), *(self._shown(best) for best in winners)]
             for name, winners in selected.items()

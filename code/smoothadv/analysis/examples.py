@@ -11,9 +11,9 @@ import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import attack_radius
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.selection import refuse_other_images, refuse_several
-from smoothadv.analysis.shared.table_formats import Table, columns_of
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.selection import refuse_other_images, refuse_several
+from smoothadv.analysis.table_formats import Table, columns_of
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import positive_int, setting
 from smoothadv.records.logs import examples_path
@@ -55,8 +55,10 @@ class Examples(Analysis):
                 "text", best_log="log with the largest radius", taken_for="most often mistaken for"
             ),
         ]
-        shown = {log.name: log.label for log in logs.certification}
-        rows = [[shown.get(value, value) for value in row] for row in frame.itertuples(index=False)]
+        labels = {log.name: log.label for log in logs.certification}
+        rows = [
+            [labels.get(value, value) for value in row] for row in frame.itertuples(index=False)
+        ]
         return Table(columns, rows)
 
 
@@ -102,7 +104,7 @@ def never_right(logs: Sequence[Log], most: int) -> tuple[int, list[dict[str, str
     ones of which adversarial examples are saved: ``text`` and the address of an ``image``, under
     the weakest attack that has one."""
     attacked = sorted(
-        (log for log in logs if log.parameters.get("attack") is not None), key=attack_radius
+        (log for log in logs if log.facts.get("attack") is not None), key=attack_radius
     )
     right = {idx for log in attacked for idx in log.table.idx[log.table.correct == 1]}
     wrong = {idx for log in attacked for idx in log.table.idx} - right  # or an abstention
@@ -132,10 +134,10 @@ def _cards(log: Log, wrong: set[int], most: int) -> dict[int, dict[str, str]]:
     saved, cards = read_examples(path, rows), {}
     for idx, *images in zip(saved["idx"][rows].tolist(), saved["image"], saved["adversarial"]):
         label, taken = predicted[idx]
-        told = "abstention" if taken == ABSTAIN else f"taken for {taken}"
+        outcome = "abstention" if taken == ABSTAIN else f"taken for {taken}"
         text = (
-            f"Image {idx}, class {label}: {told} within l2 radius {attack_radius(log):g}, "
-            f"{log.label.shown}"
+            f"Image {idx}, class {label}: {outcome} within l2 radius {attack_radius(log):g}, "
+            f"{log.label.text}"
         )
         cards[idx] = {"text": text, "image": _picture(*images)}
     return cards

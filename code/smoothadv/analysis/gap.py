@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import pair_up
 from smoothadv.analysis.empirical import attack_radius, model_of
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.procedure import top_k_of
-from smoothadv.analysis.shared.table_formats import Annotated, Column, Table, columns_of
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.table_formats import Annotated, Column, Table, columns_of
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import probability, setting
 from smoothadv.records.logs import CLASS, numbered
@@ -65,7 +64,7 @@ class Gap(Analysis):
         certified_accuracy = float((pairs.correct_first.eq(1) & pairs.radius.ge(radius)).mean())
         hits = int(pairs.correct_second.sum())
         interval = binomial_interval(hits, len(pairs), self.confidence)
-        alphas = attacked.parameters.alpha + certified.parameters.alpha
+        alphas = attacked.facts.alpha + certified.facts.alpha
         tolerated = tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM)
         after = [
             float(pairs.predict_second.eq(-1).mean()),
@@ -115,12 +114,13 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
     if (
         not same
         and len(certified) == 1
-        and None in (attacked.parameters.manifest, certified[0].parameters.manifest)
+        and None in (attacked.facts.manifest, certified[0].facts.manifest)
     ):
         same = [log for log in certified if not _differ(attacked, log)]
     if len(same) != 1:
         found = "none" if not same else ", ".join(str(log.path) for log in same)
-        top = f"top-{_k(attacked)} " if {*map(_k, [attacked, *certified])} != {1} else ""
+        one_class = {log.set_size for log in [attacked, *certified]} == {1}
+        top = "" if one_class else f"top-{attacked.set_size} "
         raise UserError(
             f"{attacked.path}: one {top}certification log of the model attacked is needed, found "
             f"{found}"
@@ -128,21 +128,13 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
     return same[0]
 
 
-def _k(log: Log) -> int:
-    """Among how many of the most probable classes a log certifies or predicts."""
-    return max(1, top_k_of(log.table, log.parameters))
-
-
 def _differ(first: Log, second: Log) -> bool:
     """Whether two logs are known to be of different images or numbers of classes, or computed in
     another precision.
     """
-    settings = first.parameters.settings, second.parameters.settings
-    pairs = [(first.parameters.get(name), second.parameters.get(name)) for name in _SHARED] + [
-        (_k(first), _k(second))
-    ]
-    pairs += [
-        (settings[0].get(name), settings[1].get(name))
-        for name in ("dataset_fingerprint", "precision")
-    ]
+    pairs: list[tuple[Any, Any]] = [(first.set_size, second.set_size)]
+    pairs += [(first.facts.get(name), second.facts.get(name)) for name in _SHARED]
+    settings = first.facts.settings, second.facts.settings
+    for name in ("dataset_fingerprint", "precision"):
+        pairs.append((settings[0].get(name), settings[1].get(name)))
     return any(None not in pair and pair[0] != pair[1] for pair in pairs)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.figure_style import SYMBOLS, Axes, Figure, add_title
-from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
-from smoothadv.analysis.shared.log_statistics import average_certified_radius
-from smoothadv.analysis.shared.logs import Log, Logs, grouped
-from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.selection import Choosing, hyper_parameter, refuse_several
+from smoothadv.analysis.facts import FIELDS, Value, display
+from smoothadv.analysis.figure_style import SYMBOLS, Axes, Figure, Titled, add_title
+from smoothadv.analysis.logs import Log, Logs, group_by
+from smoothadv.analysis.radii import AtRadii, Radius
+from smoothadv.analysis.selection import Choosing, hyper_parameter, refuse_several
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import one_of, setting
+from smoothadv.statistics.accuracy import average_certified_radius
 
 if TYPE_CHECKING:
     from matplotlib.collections import QuadMesh
@@ -40,12 +40,12 @@ _BESIDE_PANELS, _AROUND_PANEL, _BELOW_PANELS = 1.6, 0.5, 0.5
 _NARROWEST, _WIDEST = 4.0, 8.6
 _POINTS = 10
 _MOST_PANELS_BESIDE, _MOST_PANELS = 3, 12
-_Cells: TypeAlias = dict[tuple[ParameterValue, ParameterValue], list[Log]]
+_Cells: TypeAlias = dict[tuple[Value, Value], list[Log]]
 
 
 @ANALYSES.register("heat_map")
 @dataclass(frozen=True)
-class HeatMap(Choosing, AtRadii, Analysis):
+class HeatMap(Titled, Choosing, AtRadii, Analysis):
     """the best log for each pair of values of two hyper-parameters, a panel per radius, written as
     PNG and PDF
     """
@@ -58,7 +58,6 @@ class HeatMap(Choosing, AtRadii, Analysis):
         parse=one_of(MEASURES),
         help=f"what a cell shows of its best log, one of {', '.join(MEASURES)}",
     )
-    title: str | None = setting(None, parse=str, help="title of the figure (default: none)")
 
     def __post_init__(self) -> None:
         if self.rows == self.columns:
@@ -79,11 +78,9 @@ class HeatMap(Choosing, AtRadii, Analysis):
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
         refuse_several(part, "a heat map", "images", "procedure")
-        # A panel per radius; clean accuracy is that at 0, and an average has one panel, too.
-        cells, radii = (
-            self.cells(part),
-            self.chosen_radii(part, _MOST_PANELS) if self.measure == _CERTIFIED else [0.0],
-        )
+        cells, radii = self.cells(part), [Radius.of(0.0)]  # of clean accuracy, or of no radius
+        if self.measure == _CERTIFIED:
+            radii = self.chosen_radii(part, _MOST_PANELS)
         rows, columns = map(_ascending, zip(*cells))
         values = np.full((len(radii), len(rows), len(columns)), np.nan)
         for (row, column), group in cells.items():
@@ -97,9 +94,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
         A log that belongs to several groups counts once.
         """
         once = {log.path.resolve(): log for log in logs}.values()
-        found = grouped(
-            once, lambda log: (log.parameters.get(self.rows), log.parameters.get(self.columns))
-        )
+        found = group_by(once, lambda log: (log.facts.get(self.rows), log.facts.get(self.columns)))
         if found.keys() <= {(None, None)}:
             raise UserError(
                 f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "
@@ -107,7 +102,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
             )
         return found
 
-    def best(self, group: Sequence[Log], radii: Sequence[float]) -> np.ndarray:
+    def best(self, group: Sequence[Log], radii: Sequence[Radius]) -> np.ndarray:
         """The largest value among the logs of a cell in each panel: float64, [panels]; accuracies
         are fractions.
         """
@@ -118,15 +113,15 @@ class HeatMap(Choosing, AtRadii, Analysis):
             )
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
-    def _draw(self, cells: _Cells, values: np.ndarray, radii: Sequence[float]) -> Figure:
+    def _draw(self, cells: _Cells, values: np.ndarray, radii: Sequence[Radius]) -> Figure:
         sides = zip((self.rows, self.columns), map(_ascending, zip(*cells)))
         rows, columns = (
             [display(name, value, values) for value in values] for name, values in sides
         )
         figure, panels, beside = _panels(rows, columns, len(radii))
         largest = float(np.nanmax(values)) or 1.0
-        for position, (panel, of_panel, radius) in enumerate(zip(panels, values, radii)):
-            mesh = self._draw_panel(panel, of_panel, largest)
+        for position, (panel, shares, radius) in enumerate(zip(panels, values, radii)):
+            mesh = self._draw_panel(panel, shares, largest)
             panel.set_xticks(
                 np.arange(len(columns)) + 0.5,
                 columns,
@@ -142,9 +137,7 @@ class HeatMap(Choosing, AtRadii, Analysis):
             if position + beside >= len(panels):
                 panel.set_xlabel(_symbol(self.columns))
             if self.measure == _CERTIFIED:
-                panel.set_title(
-                    f"{self.norm_symbol} radius {radius_text(radius)}", fontsize=_POINTS + 1
-                )
+                panel.set_title(f"{self.norm_symbol} radius {radius.text}", fontsize=_POINTS + 1)
         width, height = figure.get_size_inches()
         bar = figure.colorbar(
             mesh, ax=panels, fraction=2 * _BAR / width, pad=_BAR / width, aspect=height / _BAR
@@ -230,7 +223,7 @@ def _symbol(name: str) -> str:
     return SYMBOLS.get(name, FIELDS[name])
 
 
-def _ascending(values: Iterable[ParameterValue]) -> list[ParameterValue]:
+def _ascending(values: Iterable[Value]) -> list[Value]:
     """Each value once, numbers or texts ascending, None first."""
     return sorted(set(values), key=lambda value: (value is not None, 0 if value is None else value))
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import digest_of, model_of
 from smoothadv.analysis.envelope import Envelope
-from smoothadv.analysis.shared.logs import Log, Logs, grouped
-from smoothadv.analysis.shared.radii import AtRadii
-from smoothadv.analysis.shared.selection import Choosing
-from smoothadv.analysis.shared.table_formats import Cell, Column, Table, columns_of
+from smoothadv.analysis.logs import Log, Logs, group_by
+from smoothadv.analysis.radii import AtRadii, Radius
+from smoothadv.analysis.selection import Choosing
+from smoothadv.analysis.table_formats import Cell, Column, Table, columns_of
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import probability, setting
 
@@ -30,7 +30,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
     )
 
     def __call__(self, logs: Logs) -> Table:
-        groups = grouped(self.taking_part(logs.certification), lambda log: log.group)
+        groups = group_by(self.taking_part(logs.certification), lambda log: log.group)
         choosing = {name: _of_most_models(group) for name, group in groups.items()}
         radii = self.chosen_radii([log for some in choosing.values() for log in some])
         rows = [
@@ -60,7 +60,7 @@ class HeldOut(Choosing, AtRadii, Analysis):
         return Table(columns, rows)
 
     def _rows(
-        self, name: str, group: Sequence[Log], choosing: list[Log], radii: Sequence[float]
+        self, name: str, group: Sequence[Log], choosing: list[Log], radii: Sequence[Radius]
     ) -> list[list[Cell]]:
         envelope = Envelope(self.norm, self.high_probability, self.radii, self.unfinished)
         rows: list[list[Cell]] = []
@@ -113,12 +113,12 @@ def _of_most_models(logs: Sequence[Log]) -> list[Log]:
     def size(some: list[Log]) -> tuple[int, int]:
         return len({digest_of(log) or log.path for log in some}), -len(some[0].table)
 
-    return max(grouped(logs, lambda log: (log.images, log.procedure)).values(), key=size)
+    return max(group_by(logs, lambda log: (log.images, log.procedure)).values(), key=size)
 
 
 def _compared(log: Log) -> tuple[object, ...]:
     """What must be equal where accuracies on two sets of images are compared."""
-    return log.procedure, log.parameters.get("dataset"), model_of(log)
+    return log.procedure, log.facts.get("dataset"), model_of(log)
 
 
 def _without(log: Log, others: Sequence[Log]) -> Log:
@@ -127,7 +127,7 @@ def _without(log: Log, others: Sequence[Log]) -> Log:
     """
     table = log.table
     for other in others:
-        settings = log.parameters.settings, other.parameters.settings
+        settings = log.facts.settings, other.facts.settings
         pairs = [
             [of_one.get(name) for of_one in settings] for name in ("split", "dataset_fingerprint")
         ]

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.table_formats import Column, Table
+from smoothadv.analysis.facts import FIELDS, display
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.table_formats import Column, Table
 
 
 @ANALYSES.register("parameters")
@@ -17,12 +17,8 @@ class ParametersTable(Analysis):
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
 
     def __call__(self, logs: Logs) -> Table:
-        everything = [*logs.certification, *logs.prediction]
-        known = [
-            name
-            for name in FIELDS
-            if any(log.parameters.get(name) is not None for log in everything)
-        ]
+        both = [*logs.certification, *logs.prediction]
+        known = [name for name in FIELDS if any(log.facts.get(name) is not None for log in both)]
         columns = [
             Column("log", "log", "text"),
             Column("examples", "examples", "count"),
@@ -33,20 +29,20 @@ class ParametersTable(Analysis):
             [
                 log.label,
                 len(log.table),
-                *(log.parameters.get(name) for name in known),
+                *(log.facts.get(name) for name in known),
                 _sources(log),
             ]
-            for log in everything
+            for log in both
         ]
-        shown = [[*row[:2], *map(display, known, row[2:-1]), row[-1]] for row in rows]
-        return Table(columns, rows, Table(columns, shown))
+        people = [[*row[:2], *map(display, known, row[2:-1]), row[-1]] for row in rows]
+        return Table(columns, rows, Table(columns, people))
 
 
 def _sources(log: Log) -> str:
     """ "path: dataset (cifar10), noise (noise_0.25); assumed: N, alpha"."""
     sources: dict[str, list[str]] = {}
     for name in FIELDS:
-        if name in log.parameters.sources:
-            kind, _, part = log.parameters.sources[name].partition(" ")
+        if name in log.facts.sources:
+            kind, _, part = log.facts.sources[name].partition(" ")
             sources.setdefault(kind, []).append(f"{name} ({part})" if part else name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in sources.items())

@@ -10,23 +10,24 @@ import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import empirical_curve, model_of
-from smoothadv.analysis.probabilities import with_bounds
-from smoothadv.analysis.shared.figure_style import (
+from smoothadv.analysis.figure_style import (
     Figure,
+    Titled,
     add_legend,
     add_title,
     draw_steps,
     finished,
-    looks,
+    line_styles,
     mark_every,
     new_figure,
 )
-from smoothadv.analysis.shared.log_statistics import accuracy, accuracy_curve, survival_curve
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.radii import Bands, Norm, round_numbers
-from smoothadv.analysis.shared.selection import Choosing, grouping, groups_of, refuse_several
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.probabilities import with_bounds
+from smoothadv.analysis.radii import Bands, Norm, round_numbers
+from smoothadv.analysis.selection import Choosing, grouping, groups_of, refuse_several
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import one_of, probability, setting
+from smoothadv.statistics.accuracy import accuracy, accuracy_curve, survival_curve
 
 _RADIUS, _P_A = "radius", "p_A"
 _POINTS = 1500
@@ -35,13 +36,12 @@ _BESIDE = 0.005
 
 @ANALYSES.register("plot")
 @dataclass(frozen=True)
-class CertifiedAccuracyPlot(Bands, Norm, Analysis):
+class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
     """certified-accuracy curves, or the distribution of the bounds of p_A, a curve per log, written
     as PNG and PDF
     """
 
     makes: ClassVar[str] = "figure"
-    title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
     of: str = setting(
         _RADIUS,
         parse=one_of((_RADIUS, _P_A)),
@@ -56,33 +56,26 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
 
     def __call__(self, logs: Logs) -> Figure:
         curves = self._curves(logs.certification)
-        labels, end = (
-            (self.axis_title, "certified accuracy (%)"),
-            1.04 * max(corners[-1] for _, corners, _ in curves),
-        )
         figure, (axes,) = new_figure()
+        labels = (self.axis_title, "certified accuracy (%)")
+        end = 1.04 * max(corners[-1] for _, corners, _ in curves)
         if self.of == _P_A:
-            labels, end = (
-                ("lower confidence bound of $p_A$", "images of at least this bound (%)"),
-                1.0,
-            )
+            labels = ("lower confidence bound of $p_A$", "images of at least this bound (%)")
+            end = 1.0
             axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":", label="")
-        by_group = len({log.group for log, _, _ in curves if log.grouped}) == len(curves)
-        names = [log.labelled(log.group if by_group else log.name).shown for log, _, _ in curves]
-        shown = [(name, corners, shares) for name, (_, corners, shares) in zip(names, curves)]
-        lines = draw_steps(axes, shown, looks(len(curves)), end)
-        for (log, corners, shares), line in zip(
-            curves, lines if self.confidence is not None else []
-        ):
+        groups = {log.group for log, _, _ in curves if log.group_is_named}
+        by_group = len(groups) == len(curves)
+        steps = [
+            (log.labelled(log.group if by_group else log.name).text, corners, shares)
+            for log, corners, shares in curves
+        ]
+        lines = draw_steps(axes, steps, line_styles(len(curves)), end)
+        for (log, corners, shares), line in zip(curves, lines if self.confidence else []):
             # To the right end: where no image counts, a band may have a width too.
             low, high = self.ends(np.append(shares, 0.0), len(log.table))
-            whole, band = (
-                np.append(corners, end or 1.0),
-                {"color": line.get_color(), "alpha": 0.18, "linewidth": 0},
-            )
-            axes.fill_between(
-                whole, 100 * low, 100 * high, step="pre", label=line.get_label(), **band
-            )
+            band = {"color": line.get_color(), "alpha": 0.18, "linewidth": 0}
+            band |= {"step": "pre", "label": line.get_label()}
+            axes.fill_between(np.append(corners, end or 1.0), 100 * low, 100 * high, **band)
         return finished(figure, lines, labels, end, self.title)
 
     def _curves(self, logs: Sequence[Log]) -> list[tuple[Log, np.ndarray, np.ndarray]]:
@@ -103,7 +96,7 @@ class CertifiedAccuracyPlot(Bands, Norm, Analysis):
 
 @ANALYSES.register("plot_envelope")
 @dataclass(frozen=True)
-class EnvelopePlot(Choosing, Norm, Analysis):
+class EnvelopePlot(Titled, Choosing, Norm, Analysis):
     """the best certified accuracy of each group and image set, with a dashed baseline, written as
     PNG and PDF
     """
@@ -119,7 +112,6 @@ class EnvelopePlot(Choosing, Norm, Analysis):
     split_baseline: bool = setting(
         False, help="let --group-by split the baseline too, for one curve per sigma"
     )
-    title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
 
     def __post_init__(self) -> None:
         if self.split_baseline and not self.baseline:
@@ -139,26 +131,21 @@ class EnvelopePlot(Choosing, Norm, Analysis):
         by = self.group_by or []
         solid = groups_of(others, by, name_group=bool(baseline))
         dashed = groups_of(baseline, by if self.split_baseline else [], name_group=True)
-        lines = looks(len(solid) + (0 if self.split_baseline else len(dashed)))
+        styles = line_styles(len(solid) + (0 if self.split_baseline else len(dashed)))
         if self.split_baseline:
-            like = {_key(group, by): look for group, look in zip(solid.values(), lines)}
-            lines += [
-                like.get(_key(group, by), {"color": "0.45", "linewidth": 1.6})
-                for group in dashed.values()
-            ]
-        lines = [
-            look | {"linestyle": "-" if place < len(solid) else "--"}
-            for place, look in enumerate(lines)
-        ]
+            like = {_key(group, by): style for group, style in zip(solid.values(), styles)}
+            other = {"color": "0.45", "linewidth": 1.6}
+            styles += [like.get(_key(group, by), other) for group in dashed.values()]
+        ends = ["-"] * len(solid) + ["--"] * len(dashed)
+        styles = [style | {"linestyle": end} for style, end in zip(styles, ends)]
         curves = [
             (name, *self.envelope_curve(group)) for name, group in [*solid.items(), *dashed.items()]
         ]
         largest = max(radii[-1] for _, radii, _ in curves)
         figure, (axes,) = new_figure()
-        drawn = draw_steps(axes, curves, lines, largest)
-        return finished(
-            figure, drawn, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title
-        )
+        lines = draw_steps(axes, curves, styles, largest)
+        labels = (self.axis_title, "certified accuracy (%)")
+        return finished(figure, lines, labels, 1.04 * largest, self.title)
 
     def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:
         """A fine grid of radii, with round ones and the largest one of each log, and the largest
@@ -171,12 +158,12 @@ class EnvelopePlot(Choosing, Norm, Analysis):
 
 
 def _key(group: Sequence[Log], by: Sequence[str]) -> tuple[object, ...]:
-    return group[0].procedure, *(group[0].parameters.get(name) for name in by)
+    return group[0].procedure, *(group[0].facts.get(name) for name in by)
 
 
 @ANALYSES.register("plot_empirical")
 @dataclass(frozen=True)
-class EmpiricalPlot(Choosing, Analysis):
+class EmpiricalPlot(Titled, Choosing, Analysis):
     """accuracy under attack of each group (dashed) and the envelope of certification logs of the
     same images (solid), as PNG and PDF"""
 
@@ -188,7 +175,6 @@ class EmpiricalPlot(Choosing, Analysis):
         parse=probability,
         help="LEVEL of intervals over images, as vertical bars, like 0.95 (default: none)",
     )
-    title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
 
     def __call__(self, logs: Logs) -> Figure:
         if not logs.prediction:
@@ -214,7 +200,7 @@ class EmpiricalPlot(Choosing, Analysis):
         named = len(certified) > 1 or bool(unrelated)
         attacked = groups_of(predictions, self.group_by or [], name_group=named)
         figure, (axes,) = new_figure()
-        lines = looks(len(certified) + len(attacked))
+        styles = line_styles(len(certified) + len(attacked))
         curves = {name: empirical_curve(group) for name, group in attacked.items()}
         largest = max(max(curve) for curve in curves.values())
         name_of = "{}, certified" if named else "certified"
@@ -223,28 +209,18 @@ class EmpiricalPlot(Choosing, Analysis):
             for name, group in certified.items()
         ]
         plain = {"marker": "", "markevery": None, "linewidth": 2.2}
-        drawn = draw_steps(axes, solid, [{**look, **plain} for look in lines], largest)
-        colours = (
-            {name: look["color"] for name, look in zip(certified, lines)}
-            if len(certified) > 1
-            else {}
-        )
-        for position, ((name, curve), look) in enumerate(
-            zip(curves.items(), lines[len(certified) :])
-        ):
-            look = {**look, "color": colours.get(name, look["color"]), "linewidth": 1.2}
+        drawn = draw_steps(axes, solid, [{**style, **plain} for style in styles], largest)
+        colours: dict[str, str] = {}
+        if len(certified) > 1:
+            colours = {name: style["color"] for name, style in zip(certified, styles)}
+        for position, (name, curve) in enumerate(curves.items()):
+            style = {**styles[len(certified) + position], "linestyle": "--", "linewidth": 1.2}
+            style["color"] = colours.get(name, style["color"])
+            style["markevery"] = mark_every(len(curve), position, len(curves))
             shares = [100 * accuracy(best.log.table) for best in curve.values()]
-            label = (
-                "under attack"
-                if name == "all"
-                else f"{name}, under attack"
-                if not self.group_by
-                else name
-            )
-            marks = mark_every(len(curve), position, len(curves))
-            drawn += axes.plot(
-                list(curve), shares, label=label, linestyle="--", markevery=marks, **look
-            )
+            label = name if self.group_by else f"{name}, under attack"
+            label = "under attack" if name == "all" else label
+            drawn += axes.plot(list(curve), shares, label=label, **style)
             if self.confidence is not None:
                 ends = [best.interval(self.confidence) for best in curve.values()]
                 # Side by side, where one curve's bars would cover another's.
@@ -253,7 +229,7 @@ class EmpiricalPlot(Choosing, Analysis):
                     for radius in curve
                 ]
                 lower, upper = ([100 * end for end in side] for side in zip(*ends))
-                axes.vlines(beside, lower, upper, color=look["color"], label=label)
+                axes.vlines(beside, lower, upper, color=style["color"], label=label)
         labels = (r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)")
         return finished(figure, drawn, labels, 1.02 * largest, self.title)
 
@@ -262,9 +238,8 @@ def _unrelated(certified: dict[str, list[Log]], predictions: list[Log]) -> list[
     """The groups of certificates, or their first logs, that share neither name nor model with an
     attack.
     """
-    groups, models = (
-        {of(log) for log in predictions} - {""} for of in (lambda log: log.group, model_of)
-    )
+    groups = {log.group for log in predictions} - {""}
+    models = {model_of(log) for log in predictions}
     return [
         logs[0].group or str(logs[0].path)
         for logs in certified.values()
@@ -274,45 +249,36 @@ def _unrelated(certified: dict[str, list[Log]], predictions: list[Log]) -> list[
 
 @ANALYSES.register("plot_training")
 @dataclass(frozen=True)
-class TrainingPlot(Analysis):
+class TrainingPlot(Titled, Analysis):
     """training curves from log.txt: loss and accuracy by epoch, training solid and test dashed, as
     PNG and PDF
     """
 
     makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("training",)
-    title: str | None = setting(None, parse=str, help="title of the plot (default: none)")
 
     def __call__(self, logs: Logs) -> Figure:
         from matplotlib.ticker import MaxNLocator
 
         figure, panels = new_figure(panels=2)
         count = len(logs.training)
-        for axes, quantity, scale, unit in zip(
-            panels, ("loss", "accuracy"), (1, 100), ("", " (%)")
-        ):
-            for position, (log, look) in enumerate(zip(logs.training, looks(count))):
-                name = (
-                    f"{log.name.removesuffix('/log.txt').removesuffix('.txt')}, "
-                    if count > 1
-                    else ""
-                )
-                for split, word, style in (("train", "training", "-"), ("test", "test", "--")):
+        quantities = zip(panels, ("loss", "accuracy"), (1, 100), ("", " (%)"))
+        for axes, quantity, scale, unit in quantities:
+            for position, (log, style) in enumerate(zip(logs.training, line_styles(count))):
+                name = log.name.removesuffix("/log.txt").removesuffix(".txt")
+                name = f"{name}, " if count > 1 else ""
+                for split, word, line in (("train", "training", "-"), ("test", "test", "--")):
                     values = scale * log.table[f"{split}_{quantity}"]
                     values = values[values.notna()]  # not every epoch need have been evaluated
-                    look = {
-                        **look,
-                        "linestyle": style,
-                        "markevery": mark_every(len(values), position, count),
-                    }
-                    axes.plot(log.table.epoch[values.index] + 1, values, label=name + word, **look)
+                    style["linestyle"] = line
+                    style["markevery"] = mark_every(len(values), position, count)
+                    axes.plot(log.table.epoch[values.index] + 1, values, label=name + word, **style)
             axes.set_xlabel("epoch")
             axes.set_ylabel(f"{quantity} under noise{unit}")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[0].set_ylim(0, 1.05 * panels[0].dataLim.ymax)
         panels[1].set_ylim(0, 100)
-        add_legend(
-            figure, panels[0], panels[0].get_lines(), inside=False
-        )  # both panels show the same curves
+        # Both panels show the same curves.
+        add_legend(figure, panels[0], panels[0].get_lines(), inside=False)
         add_title(panels[0].set_title, self.title)
         return figure

@@ -9,12 +9,11 @@ import numpy as np
 from scipy import special
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.log_statistics import average_certified_radius
-from smoothadv.analysis.shared.logs import Log, Logs
-from smoothadv.analysis.shared.procedure import procedure_of, radii_follow_from_counts
-from smoothadv.analysis.shared.selection import with_facts
-from smoothadv.analysis.shared.table_formats import Cell, Column, Table
+from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.selection import with_columns_of_logs
+from smoothadv.analysis.table_formats import Cell, Column, Table
 from smoothadv.base.errors import UserError, warn
+from smoothadv.statistics.accuracy import average_certified_radius
 from smoothadv.statistics.bounds import lower_confidence_bound
 
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -28,8 +27,9 @@ class Probabilities(Analysis):
     images above a few levels, beside the average certified radius"""
 
     def __call__(self, logs: Logs) -> Table:
-        told = with_bounds(logs.certification)
-        grids = ", of grids a lower bound" if any(log.is_on_grid for log, _ in told) else ""
+        bounded = with_bounds(logs.certification)
+        on_grid = any(log.is_on_grid for log, _ in bounded)
+        grids = ", of grids a lower bound" if on_grid else ""
         columns = [
             Column("log", "lower bound of p_A", "text"),
             Column("examples", "examples", "count"),
@@ -49,13 +49,14 @@ class Probabilities(Analysis):
                 *np.quantile(bounds, _QUANTILES, method="inverted_cdf").tolist(),
                 *(float((bounds >= level).mean()) for level in _LEVELS),
             ]
-            for log, bounds in told
+            for log, bounds in bounded
         ]
-        return with_facts(Table(columns, rows), [log for log, _ in told])
+        return with_columns_of_logs(Table(columns, rows), [log for log, _ in bounded])
 
 
 def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
-    """The logs that tell them, with the lower bounds of p_A of their images: float64 [examples].
+    """Logs, each with the lower bounds of p_A of its images, float64 [examples], where these are
+    known.
 
     p_A is the probability of the class selected. Of a fixed sample, the bounds are
     Clopper-Pearson's from the counts, at the share of alpha that the procedure spends on p_A. Where
@@ -65,29 +66,27 @@ def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
     proven of its true class. Warns of logs left out; UserError if none is left.
     """
     found = [(log, _bounds(log)) for log in logs]
-    told = [(log, bounds) for log, bounds in found if bounds is not None]
-    if len(told) < len(logs):
+    known = [(log, bounds) for log, bounds in found if bounds is not None]
+    if len(known) < len(logs):
         paths = ", ".join(str(log.path) for log, bounds in found if bounds is None)
         reason = (
             "the bounds of p_A, which need --sigma or counts of a fixed sample, cannot be told of "
             f"{paths}"
         )
-        if not told:
+        if not known:
             raise UserError(reason)
         warn(reason)
-    return told
+    return known
 
 
 def _bounds(log: Log) -> np.ndarray | None:
-    table, parameters, sigma = log.table, log.parameters, log.parameters.number("sigma")
-    procedure = procedure_of(table, parameters)
-    is_one_sided = procedure is not None and procedure.one_sided
-    if radii_follow_from_counts(table, parameters):
-        alpha = parameters.alpha * parameters.settings.get("alpha_share", 1)
+    table, facts, sigma = log.table, log.facts, log.facts.number("sigma")
+    if log.radii_follow_from_counts:
+        alpha = facts.alpha * facts.settings.get("alpha_share", 1)
         bound = np.vectorize(lower_confidence_bound, otypes=[float])
-        trials = np.maximum(table["trials"], 1) if is_one_sided else parameters.n
+        trials = np.maximum(table["trials"], 1) if log.is_one_sided else facts.n
         bounds = bound(table["successes"], trials, alpha)
-    elif is_one_sided and sigma is not None:
+    elif log.is_one_sided and sigma is not None:
         bounds = np.where(
             table["predict"] >= 0, special.ndtr(table["radius"].to_numpy() / sigma), 0.0
         )

@@ -14,27 +14,30 @@ from smoothadv.analysis.compare import Comparison
 from smoothadv.analysis.empirical import Empirical
 from smoothadv.analysis.envelope import Envelope, Selected
 from smoothadv.analysis.examples import Examples, never_right
+from smoothadv.analysis.facts import FIELDS, display
+from smoothadv.analysis.figure_style import SYMBOLS, Figure, as_element, readings
 from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.heat_map import HeatMap
 from smoothadv.analysis.held_out import HeldOut
+from smoothadv.analysis.logs import Log, Logs, sizes_of
 from smoothadv.analysis.parameters_table import ParametersTable
+from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
-from smoothadv.analysis.shared.figure_style import SYMBOLS, Figure, as_element, readings
-from smoothadv.analysis.shared.hyper_parameters import FIELDS, display
-from smoothadv.analysis.shared.logs import Log, Logs, sizes_of
-from smoothadv.analysis.shared.plausibility import coarse_digits
-from smoothadv.analysis.shared.radii import AtRadii, radius_text
-from smoothadv.analysis.shared.selection import Choosing, doubts, groups_of
-from smoothadv.analysis.shared.table_formats import (
+from smoothadv.analysis.radii import AtRadii
+from smoothadv.analysis.selection import Choosing, comparison_warnings, groups_of
+from smoothadv.analysis.summary import Summary
+from smoothadv.analysis.table_formats import (
+    Annotated,
+    Cell,
     Column,
+    Label,
     Markup,
     Table,
     columns_of,
     display_cells,
     titles,
 )
-from smoothadv.analysis.summary import Summary
 from smoothadv.base.errors import UserError
 from smoothadv.base.provenance import without_secrets
 from smoothadv.base.settings import setting
@@ -83,15 +86,19 @@ class Report(Choosing, AtRadii, Analysis):
             autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
         environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-        sets = logs.by("images").values()
-        certification = [log for those in sets for log in _with_short_names(those.certification)]
-        prediction = [log for those in sets for log in _with_short_names(those.prediction)]
+        certification, prediction = list[Log](), list[Log]()
+        for alike in logs.by("images").values():
+            certification += _with_short_names(alike.certification)
+            prediction += _with_short_names(alike.prediction)
         logs = Logs(certification, prediction, logs.training, logs.left_out)
         return environment.from_string(template).render(
             title=self.title,
             version=__version__,
             facts=_facts(logs),
-            warnings=[*doubts(logs), *(f"left out: {reason}" for reason in logs.left_out)],
+            warnings=[
+                *comparison_warnings(logs),
+                *(f"left out: {reason}" for reason in logs.left_out),
+            ],
             sections=list(self._sections(logs)),
             as_element=as_element,
             readings=readings,
@@ -104,38 +111,28 @@ class Report(Choosing, AtRadii, Analysis):
             "Chosen on some images, measured on others", held_out, Logs(certification)
         ):
             yield Section("The best models on other images", parts)
-        for name, those in logs.by("images").items():
+        for name, alike in logs.by("images").items():
             # Below the name of the set, labels need not repeat it.
-            certified, attacked = (
-                [replace(log, images="") for log in some]
-                for some in (those.certification, those.prediction)
+            here = Logs(
+                [replace(log, images="") for log in alike.certification],
+                [replace(log, images="") for log in alike.prediction],
             )
-            here = Logs(certified, attacked)
-            for section in self._about(
-                here, Logs(certification, [*filter(self.takes, those.prediction)])
-            ):
+            beside = Logs(certification, [*filter(self.takes, alike.prediction)])
+            for section in self._about(here, beside):
                 yield replace(section, images=name)
         if logs.training:
-            few = Logs(training=logs.training[:_MOST_CURVES])
-            more = (
-                f" (the first {_MOST_CURVES} of {len(logs.training)})"
-                if len(logs.training) > _MOST_CURVES
-                else ""
-            )
-            yield Section(
-                "Training",
-                [_part("Training", TrainingPlot()(few))],
-                f"Loss and accuracy by epoch{more}.",
-            )
+            few, count = Logs(training=logs.training[:_MOST_CURVES]), len(logs.training)
+            more = f" (the first {_MOST_CURVES} of {count})" if count > _MOST_CURVES else ""
+            parts = [_part("Training", TrainingPlot()(few))]
+            yield Section("Training", parts, f"Loss and accuracy by epoch{more}.")
         yield _provenance(logs)
 
     def _about(self, logs: Logs, beside: Logs) -> Iterator[Section]:
         """What the logs of one image set say; ``beside`` has the predictions, and certificates to
         set beside them.
         """
-        certification, prediction = (
-            [*filter(self.takes, some)] for some in (logs.certification, logs.prediction)
-        )
+        finished = logs.where(self.takes)
+        certification, prediction = finished.certification, finished.prediction
         if logs.certification:
             yield self._certified_accuracy(logs)
         if certification:
@@ -158,8 +155,8 @@ class Report(Choosing, AtRadii, Analysis):
                 f"{len(cards)} of {found} images, each under the weakest attack whose examples are "
                 "saved."
             )
+            pictures = {"kind": "pictures", "cards": cards}
             if cards:
-                pictures = {"kind": "pictures", "cards": cards}
                 yield Section("Images that no model gets right under attack", [pictures], text)
         if logs.certification:
             yield _examples(logs)
@@ -167,18 +164,14 @@ class Report(Choosing, AtRadii, Analysis):
     def _certified_accuracy(self, logs: Logs) -> Section:
         parts = []
         if len(logs.certification) <= _MOST_CURVES:
-            confidence = (
-                0.95 if len(logs.certification) <= 4 and self.high_probability is None else None
-            )
-            kind = "dkw" if confidence else "bootstrap"
-            plot = CertifiedAccuracyPlot(self.norm, self.high_probability, confidence, kind)
-            bands = (
-                "; bands: 95 %, for all radii at once, over the choice of images"
-                if confidence
-                else ""
-            )
-            parts.append(_part(f"Certified accuracy of each log{bands}", plot(logs)))
-            shares = CertifiedAccuracyPlot(confidence=confidence, bands=kind, of="p_A")
+            bands: dict[str, Any] = {}
+            note = ""
+            if len(logs.certification) <= 4 and self.high_probability is None:
+                bands = {"confidence": 0.95, "bands": "dkw"}
+                note = "; bands: 95 %, for all radii at once, over the choice of images"
+            plot = CertifiedAccuracyPlot(self.norm, self.high_probability, **bands)
+            parts.append(_part(f"Certified accuracy of each log{note}", plot(logs)))
+            shares = CertifiedAccuracyPlot(of="p_A", **bands)
             parts += _if_possible("Images by their lower bound of p_A", shares, logs)
         parts.append(_part("All logs", Summary(self.norm, self.high_probability, self.radii)(logs)))
         parts += _if_possible(
@@ -207,13 +200,12 @@ class Report(Choosing, AtRadii, Analysis):
             # section draws.
             if drawn < count < len(logs.certification) and count <= _MOST_CURVES:
                 drawn = count
-                figure = EnvelopePlot(self.norm, self.high_probability, self.unfinished, by)(logs)
-                parts.append(
-                    _part("Upper envelopes" + (" by sigma" if by else " by group"), figure)
-                )
+                plot = EnvelopePlot(self.norm, self.high_probability, self.unfinished, group_by=by)
+                words = "by sigma" if by else "by group"
+                parts.append(_part(f"Upper envelopes {words}", plot(logs)))
         parts += self._selected(logs.certification, envelope)
-        for those in logs.by("procedure").values():
-            parts += self._heat_maps(those.certification)
+        for alike in logs.by("procedure").values():
+            parts += self._heat_maps(alike.certification)
         return Section("Best log by radius", parts)
 
     def _selected(self, logs: list[Log], envelope: Envelope) -> list[Part]:
@@ -228,7 +220,7 @@ class Report(Choosing, AtRadii, Analysis):
         ]
         radii = self.chosen_radii(logs)
         rows = [
-            [name, radius_text(radius), best.certified_accuracy, *_described(best, differing)]
+            [name, radius.text, best.certified_accuracy, *_described(best, differing)]
             for name, group in groups_of(logs, []).items()
             if len(group) > 1
             for radius, best in zip(radii, envelope.select(group, radii))
@@ -239,9 +231,7 @@ class Report(Choosing, AtRadii, Analysis):
         """Certified accuracy over sigma and epsilon where both vary, of all logs, whatever their
         group.
         """
-        if any(
-            len({log.parameters.get(name) for log in logs}) < 2 for name in ("sigma", "epsilon")
-        ):
+        if any(len({log.facts.get(name) for log in logs}) < 2 for name in ("sigma", "epsilon")):
             return []
         radii = self.chosen_radii(logs)
         # Without the largest radii, at which little is certified.
@@ -254,10 +244,10 @@ class Report(Choosing, AtRadii, Analysis):
 def _differing(logs: Sequence[Log]) -> list[str]:
     """The hyper-parameters that differ among the logs, without what others tell: the noise of
     training where it is sigma in all, the objective where the name of the training has it."""
-    differing = [name for name in FIELDS if len({log.parameters.get(name) for log in logs}) > 1]
-    is_sigma = all(log.parameters.get("noise") == log.parameters.get("sigma") for log in logs)
-    told = {*["noise"] * is_sigma, *["objective"] * ("training" in differing)}
-    return [name for name in differing if name not in told]
+    differing = [name for name in FIELDS if len({log.facts.get(name) for log in logs}) > 1]
+    is_sigma = all(log.facts.get("noise") == log.facts.get("sigma") for log in logs)
+    repeated = {*["noise"] * is_sigma, *["objective"] * ("training" in differing)}
+    return [name for name in differing if name not in repeated]
 
 
 def _with_short_names(logs: list[Log]) -> list[Log]:
@@ -266,7 +256,7 @@ def _with_short_names(logs: list[Log]) -> list[Log]:
     """
     fields, several, names = _differing(logs), len({log.group for log in logs}) > 1, []
     for log in logs:
-        known = {name: value for name in fields if (value := log.parameters.get(name)) is not None}
+        known = {name: value for name in fields if (value := log.facts.get(name)) is not None}
         hidden = {"split", "method", *(["training"] if "attack" in known else [])}
         words = [
             ("" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} ")
@@ -285,13 +275,13 @@ def _with_short_names(logs: list[Log]) -> list[Log]:
     ]
 
 
-def _described(best: Selected, names: list[str]) -> list[str | None]:
+def _described(best: Selected, names: list[str]) -> list[Cell]:
     """Hyper-parameters of the selected log as tables show them, and its name; None where nothing is
     certified.
     """
     if best.certified_accuracy == 0:
         return [None] * (len(names) + 1)
-    values = ((name, best.log.parameters.get(name)) for name in names)
+    values = ((name, best.log.facts.get(name)) for name in names)
     return [
         *(None if value is None else display(name, value) for name, value in values),
         best.log.label,
@@ -305,7 +295,7 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
     if logs.certification:
         facts.append(("examples per log", sizes_of(logs.certification)))
     for name in ("dataset", "sigma", "N", "alpha", "method"):
-        values = sorted({log.parameters.get(name) for log in logs.certification} - {None}, key=str)
+        values = sorted({log.facts.get(name) for log in logs.certification} - {None}, key=str)
         texts = [f"{value:,}" if isinstance(value, int) else f"{value}" for value in values]
         facts += [(FIELDS[name], ", ".join(texts))] if texts else []
     return facts
@@ -324,22 +314,19 @@ def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
 
 def _examples(logs: Logs) -> Section:
     parts = []
-    for procedure, those in Logs(logs.certification).by("procedure").items():
+    for procedure, alike in Logs(logs.certification).by("procedure").items():
         for end in ("worst", "best"):
             caption = ", ".join(filter(None, (end.capitalize(), procedure)))
-            parts += _if_possible(caption, Examples(**{end: _EXAMPLES_SHOWN}), those)
-    return Section(
-        "Examples", parts, "" if parts else "Not shown: the logs are not on the same images."
-    )
+            parts += _if_possible(caption, Examples(**{end: _EXAMPLES_SHOWN}), alike)
+    text = "" if parts else "Not shown: the logs are not on the same images."
+    return Section("Examples", parts, text)
 
 
 def _provenance(logs: Logs) -> Section:
-    columns, rows = (
-        columns_of("text", log="log", file="file", made_by="made by", notes="to keep in mind"),
-        [],
-    )
-    for log in [*logs.certification, *logs.prediction, *logs.training]:
-        notes = [*log.notes, *(coarse_digits(log.table) if "radius" in log.table else [])]
+    columns = columns_of("text", log="log", file="file", made_by="made by", notes="to keep in mind")
+    rows: list[list[Cell]] = []
+    for log in logs.all:
+        notes = [*log.notes, *(rounding_notes(log) if "radius" in log.table else [])]
         rows.append([log.label, str(log.path), _made_by(log), "; ".join(notes) or None])
     parts = [_part("Where each log is from", Table(columns, rows))]
     if logs.certification or logs.prediction:
@@ -350,19 +337,14 @@ def _provenance(logs: Logs) -> Section:
 def _made_by(log: Log) -> str | None:
     """Command, version, commit and device of each run that wrote the log, if it has a manifest."""
     descriptions = []
-    for run in log.parameters.runs:
-        command, packages = (
-            run.get("command"),
-            run.get("packages"),
-        )  # a manifest may hold anything in these two
-        torch = packages.get("torch") if isinstance(packages, dict) else None
+    for run in log.facts.runs:
+        torch = run.get("packages", {}).get("torch")
         commit = str(run.get("git_commit") or "")[:12]
         facts = {"smoothadv": run.get("smoothadv"), "commit": commit, "torch": torch}
         facts |= {name: run.get(name) for name in ("device", "started")}
         known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
-        descriptions.append(
-            f"{' '.join(without_secrets(command if isinstance(command, list) else []))} ({known})"
-        )
+        command = " ".join(without_secrets(run.get("command", [])))
+        descriptions.append(f"{command} ({known})")
     return "; then ".join(descriptions) or None
 
 
@@ -372,29 +354,31 @@ def _part(caption: str, made: "Table | Figure") -> Part:
     """
     if not isinstance(made, Table):
         return {"kind": "figure", "caption": caption, "figure": made}
-    shown = made.shown or made
-    order = sorted(
-        range(len(shown.columns)), key=lambda index: shown.columns[index].key != "log"
-    )  # it stays in sight
-    shown = Table(
-        [shown.columns[index] for index in order],
-        [[row[index] for index in order] for row in shown.rows],
-    )
+    table = made.for_people or made
+    # The log comes first: there it stays in sight.
+    order = sorted(range(len(table.columns)), key=lambda place: table.columns[place].key != "log")
+    columns = [table.columns[place] for place in order]
+    table = Table(columns, [[row[place] for place in order] for row in table.rows])
     markup = Markup(
         bold=lambda text: f"<b>{text}</b>",
         raise_=lambda text: f"<sup>({text})</sup>",
-        escape=lambda text: html.escape(text).replace(
-            "/", "/<wbr>"
-        ),  # which may break a long path after each folder
+        # A long path may be broken after each folder.
+        escape=lambda text: html.escape(text).replace("/", "/<wbr>"),
     )
     rows = [
         [
-            (text, getattr(value, "value", value), column.kind, getattr(value, "full", None))
-            for text, value, column in zip(texts, values, shown.columns)
+            (text, _sort_key(value), column.kind, getattr(value, "full", None))
+            for text, value, column in zip(texts, values, columns)
         ]
-        for texts, values in zip(display_cells(shown, 1, markup), shown.rows)
+        for texts, values in zip(display_cells(table, 1, markup), table.rows)
     ]
     headings = [
-        {"title": title, "kind": column.kind} for title, column in zip(titles(shown), shown.columns)
+        {"title": title, "kind": column.kind} for title, column in zip(titles(table), columns)
     ]
     return {"kind": "table", "caption": caption, "headings": headings, "rows": rows}
+
+
+def _sort_key(cell: Cell) -> Cell:
+    if isinstance(cell, Annotated):
+        return cell.value
+    return cell.name if isinstance(cell, Label) else cell

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.log_statistics import (
+from smoothadv.analysis.logs import Logs
+from smoothadv.analysis.radii import AtRadii
+from smoothadv.analysis.selection import are_alike, labelling, labels_by, with_columns_of_logs
+from smoothadv.analysis.table_formats import Cell, Column, Table
+from smoothadv.statistics.accuracy import (
     abstention_rate,
     accuracy,
     average_certified_radius,
 )
-from smoothadv.analysis.shared.logs import Logs
-from smoothadv.analysis.shared.radii import AtRadii, radius_column
-from smoothadv.analysis.shared.selection import are_alike, labelling, labels_by, with_facts
-from smoothadv.analysis.shared.table_formats import Cell, Column, Table
 
 _ON_GRID = Column(
     "average_certified_radius_on_the_grid", "average certified radius (l2) on the grid", "number"
@@ -28,34 +28,27 @@ class Summary(AtRadii, Analysis):
     label_by: list[str] | None = labelling()
 
     def __call__(self, logs: Logs) -> Table:
-        labelled = labels_by(logs.certification, by := self.label_by or [])
+        by = self.label_by or []
+        labelled = labels_by(logs.certification, by)
         radii = self.chosen_radii(logs.certification)
-        grids = any(log.is_on_grid for log in logs.certification)
+        title = "log" if self.heading == "l2 radius" else f"log (at {self.heading})"
         columns = [
-            Column(
-                "log", "log" if self.heading == "l2 radius" else f"log (at {self.heading})", "text"
-            ),
+            Column("log", title, "text"),
             Column("examples", "examples", "count"),
             Column("clean_accuracy", "clean accuracy", "fraction"),
             Column("average_certified_radius", "average certified radius (l2)", "number"),
-            *([_ON_GRID] if grids else []),
+            _ON_GRID,
             Column("abstention_rate", "abstention rate", "fraction"),
-            *(radius_column(radius, are_alike(logs.certification)) for radius in radii),
+            *(radius.column(are_alike(logs.certification)) for radius in radii),
         ]
-        rows: list[list[Cell]] = [
-            [
-                label,
-                len(log.table),
-                accuracy(log.table),
-                None if log.is_on_grid else average_certified_radius(log.table),
-                *(
-                    [average_certified_radius(log.table) if log.is_on_grid else None]
-                    if grids
-                    else []
-                ),
-                abstention_rate(log.table),
-                *self.accuracies(log, radii).tolist(),
-            ]
-            for log, label in labelled
-        ]
-        return with_facts(Table(columns, rows), [log for log, _ in labelled], by)
+        rows: list[list[Cell]] = []
+        for log, label in labelled:
+            average = average_certified_radius(log.table)
+            averages = [None, average] if log.is_on_grid else [average, None]
+            rates = [accuracy(log.table), *averages, abstention_rate(log.table)]
+            rows.append([label, len(log.table), *rates, *self.accuracies(log, radii).tolist()])
+        if not any(log.is_on_grid for log in logs.certification):
+            place = columns.index(_ON_GRID)
+            columns = [*columns[:place], *columns[place + 1 :]]
+            rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+        return with_columns_of_logs(Table(columns, rows), [log for log, _ in labelled], by)

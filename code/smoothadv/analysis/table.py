@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.shared.logs import Logs
-from smoothadv.analysis.shared.radii import AtRadii, Bands, radius_column, radius_key, radius_text
-from smoothadv.analysis.shared.selection import are_alike, labelling, labels_by, with_facts
-from smoothadv.analysis.shared.table_formats import Annotated, Column, Table
+from smoothadv.analysis.logs import Logs
+from smoothadv.analysis.radii import AtRadii, Bands
+from smoothadv.analysis.selection import are_alike, labelling, labels_by, with_columns_of_logs
+from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table
 
 
 @ANALYSES.register("table")
@@ -17,34 +17,27 @@ class CertifiedAccuracyTable(Bands, AtRadii, Analysis):
     label_by: list[str] | None = labelling()
 
     def __call__(self, logs: Logs) -> Table:
-        radii = self.radii or [0.0, *self.chosen_radii(logs.certification)]
         by = self.label_by or []
+        radii = self.chosen_radii_from_0(logs.certification)
         labelled = labels_by(logs.certification, by)
         ordered = [log for log, _ in labelled]
-        accuracies = {label: self.accuracies(log, radii) for log, label in labelled}
         first = Column("log", self.heading + self.band_note, "text")
-        columns = [first, *(radius_column(radius, are_alike(ordered)) for radius in radii)]
-        rows = [[name, *values.tolist()] for name, values in accuracies.items()]
+        columns = [first, *(radius.column(are_alike(ordered)) for radius in radii)]
+        shares = [self.accuracies(log, radii) for log in ordered]
+        rows = [[label, *some.tolist()] for (_, label), some in zip(labelled, shares)]
         if self.confidence is None:
-            return with_facts(Table(columns, rows), ordered, by)
-        both = [zip(*self.ends(accuracies[label], len(log.table))) for log, label in labelled]
-        shown = [
-            [
-                name,
-                *(
-                    Annotated(value, interval=(float(low), float(high)))
-                    for value, (low, high) in zip(values, ends)
-                ),
-            ]
-            for (name, *values), ends in zip(rows, both)
-        ]
+            return with_columns_of_logs(Table(columns, rows), ordered, by)
         triples = [
-            Column(f"{radius_key(radius)}{end}", radius_text(radius), "percent")
+            Column(f"{radius.key}{end}", radius.text, "percent")
             for radius in radii
             for end in ("", "_low", "_high")
         ]
-        full = [
-            [name, *(x for cell in cells for x in (cell.value, *cell.interval))]
-            for name, *cells in shown
-        ]
-        return with_facts(Table([first, *triples], full, Table(columns, shown)), ordered, by)
+        full: list[list[Cell]] = []
+        people: list[list[Cell]] = []
+        for (log, label), some in zip(labelled, shares):
+            low, high = (end.tolist() for end in self.ends(some, len(log.table)))
+            cells = list(zip(some.tolist(), zip(low, high)))
+            full.append([label, *(number for share, pair in cells for number in (share, *pair))])
+            people.append([label, *(Annotated(share, interval=pair) for share, pair in cells)])
+        table = Table([first, *triples], full, Table(columns, people))
+        return with_columns_of_logs(table, ordered, by)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.shared.figure_style import save
-from smoothadv.analysis.shared.hyper_parameters import FIELDS
-from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.analysis.shared.selection import doubts, restrict
-from smoothadv.analysis.shared.table_formats import FORMATS, Table
+from smoothadv.analysis.facts import FIELDS
+from smoothadv.analysis.figure_style import save
+from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.selection import comparison_warnings, restrict
+from smoothadv.analysis.table_formats import FORMATS, Table
 from smoothadv.base.errors import warn
 from smoothadv.base.files import PAGE, refuse_to_replace, write_atomically, write_text
 from smoothadv.base.settings import (
@@ -146,7 +146,7 @@ def _analyze(parser: Parser, options: argparse.Namespace, words: Sequence[str]) 
     _check_output(options, component.makes)
     stated = {name: getattr(options, name) for name in ("sigma", "N", "alpha", "dimension")}
     logs = restrict(read_logs(options.logs, component.kinds, stated, warn), options.where)
-    for note in doubts(logs, component.pairs_examples):
+    for note in comparison_warnings(logs, component.pairs_examples):
         warn(note)
     made: Any = analysis(logs)
     if component.makes == "table":

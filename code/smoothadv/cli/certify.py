@@ -74,7 +74,7 @@ def _summarise(log: Path, procedure: Procedure) -> None:
     """Print one line with the results in the log; where radii lie on a grid, the accuracies at the
     grid's radii.
     """
-    from smoothadv.analysis.shared.log_statistics import (
+    from smoothadv.statistics.accuracy import (
         average_certified_radius,
         certified_accuracy,
         default_radii,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
+from smoothadv.analysis.reading import read_logs
 from smoothadv.analysis.report import Report
-from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.analysis.shared.table_formats import FORMATS, Column, Table
+from smoothadv.analysis.table_formats import FORMATS, Column, Table
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import PAGE, refuse_to_replace, write_text
 from smoothadv.base.progress import Progress

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.analysis.shared.plausibility import rounded_by
-from smoothadv.analysis.shared.procedure import top_k_of
+from smoothadv.analysis.plausibility import rounded_by
+from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
 from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError, warn
@@ -153,12 +152,12 @@ def read_certificates(spec: FalsifySpec) -> Certificates:
     if not path.is_file():
         raise UserError(f"{path} is no file: name one certification log")
     (log,) = read_logs([str(path)], ("certification",), {}, warn).certification
-    if log.parameters.get("sigma") is None:
+    if log.facts.get("sigma") is None:
         # Then the spec's sigma counts, and the radii must be possible at it.
         (log,) = read_logs([str(path)], ("certification",), stated, warn).certification
     for note in log.notes:
         warn(f"{path}: {note}")
-    sigma, manifest = log.parameters.get("sigma"), log.parameters.manifest
+    sigma, manifest = log.facts.get("sigma"), log.facts.manifest
     if sigma != spec.sigma:
         raise UserError(f"{path} certifies something else: sigma was {sigma}, now {spec.sigma}")
     radii = log.table.radius.to_numpy()
@@ -177,10 +176,10 @@ def read_certificates(spec: FalsifySpec) -> Certificates:
         path=path,
         images=log.table.idx.tolist(),
         claims=claims,
-        alpha=log.parameters.alpha,
+        alpha=log.facts.alpha,
         fraction=spec.fraction,
         settings=None if manifest is None else manifest["settings"],
-        top_k=max(1, top_k_of(log.table, log.parameters)),
+        top_k=log.set_size,
     )
 
 

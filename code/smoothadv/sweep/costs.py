@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.analysis.shared.radii import MOST_RADII
+from smoothadv.analysis.radii import MOST_RADII
 from smoothadv.base.cpus import suitable_threads
 from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.progress import Progress

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis.envelope import Envelope
-from smoothadv.analysis.shared.logs import read_logs
-from smoothadv.analysis.shared.selection import groups_of
+from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.selection import groups_of
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.members import MEANS, Members

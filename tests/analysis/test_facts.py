@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.shared.hyper_parameters import display, parameters_of, released_epsilon
+from smoothadv.analysis.facts import display, facts_of, released_epsilon
 from smoothadv.records.logs import manifest_path
 from support.commands import call
 from support.refusals import refusal
@@ -121,7 +121,7 @@ def test_path_of_a_log_is_understood(kind, path):
     """What that of predictions does not say is unknown: the published n and alpha are those of
     certification.
     """
-    parameters, values = parameters_of(kind, Path(path), {}), OF_KINDS[kind][path]
+    parameters, values = facts_of(kind, Path(path), {}), OF_KINDS[kind][path]
     assert parameters.values == values
     assert parameters.sources.keys() == values.keys() and parameters.manifest is None
 
@@ -141,7 +141,7 @@ def test_path_of_a_log_is_understood(kind, path):
     ],
 )
 def test_what_a_path_only_resembles_is_not_understood(name, absent):
-    assert parameters_of("certification", Path(name), {}).get(absent) is None
+    assert facts_of("certification", Path(name), {}).get(absent) is None
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_every_value_says_where_it_is_from():
     from_path = {name: f"path {part}" for name, part in parts.items()} | {"training": "path"}
     from_path |= dict.fromkeys(["attack", "num_steps"], "path PGD_4steps") | {"objective": "path"}
     expected = {"alpha": "stated", **from_path, "num_noise_vec": "assumed", "N": "assumed"}
-    assert parameters_of("certification", path, {"alpha": 0.01}).sources == expected
+    assert facts_of("certification", path, {"alpha": 0.01}).sources == expected
 
 
 SETTINGS = {
@@ -219,20 +219,18 @@ def with_manifest(folder: Path, content: object, name: str = CIFAR) -> Path:
 
 def test_manifest_wins_over_the_path(tmp_path):
     log = with_manifest(tmp_path, {"settings": SETTINGS, "runs": []})
-    parameters = parameters_of("certification", log, {})
+    parameters = facts_of("certification", log, {})
     assert parameters.values == {**SHARED, **FROM_SETTINGS, "num_noise_vec": 4}
     assert set(parameters.sources.values()) == {"manifest"}
     assert parameters.manifest == {"settings": SETTINGS, "runs": []}
     manifest_path(log).unlink()
-    assert parameters_of("certification", log, {}).get("sigma") == 0.25, (
-        "without it, the path decides"
-    )
+    assert facts_of("certification", log, {}).get("sigma") == 0.25, "without it, the path decides"
 
 
 def test_where_there_is_a_manifest_the_path_fills_no_gaps(tmp_path):
     """A folder's name is no evidence against the record of the run itself."""
     log = with_manifest(tmp_path, {"settings": {"sigma": 0.5, "N": 1000, "alpha": 0.01}})
-    assert parameters_of("certification", log, {}).values == {
+    assert facts_of("certification", log, {}).values == {
         "sigma": 0.5,
         "N": 1000,
         "alpha": 0.01,
@@ -243,14 +241,14 @@ def test_stated_values_win_over_all_others(tmp_path):
     log = with_manifest(tmp_path, {"settings": SETTINGS})
     stated = {"sigma": 0.75, "N": 50, "alpha": 0.02, "dimension": 64}
     for parameters in (
-        parameters_of("certification", log, stated),
-        parameters_of("prediction", log, stated),
+        facts_of("certification", log, stated),
+        facts_of("prediction", log, stated),
     ):
         assert {name: parameters.get(name) for name in stated} == stated
         assert {parameters.sources[name] for name in stated} == {"stated"}
-    assert parameters_of("certification", Path("sigma_0.25"), stated).get("sigma") == 0.75
+    assert facts_of("certification", Path("sigma_0.25"), stated).get("sigma") == 0.75
     assert (
-        parameters_of("certification", Path("sigma_0.25"), {**stated, "sigma": None}).get("sigma")
+        facts_of("certification", Path("sigma_0.25"), {**stated, "sigma": None}).get("sigma")
         == 0.25
     )
 
@@ -272,7 +270,7 @@ def test_manifest_of_a_prediction_log_tells_its_attack(tmp_path, name, estimator
     attack = name and {"name": name, "estimator": estimator, "epsilon": 0.5, "num_steps": 20}
     values = {"attack": name, "gradient": gradient} if name else {}
     content = {**SETTINGS, "attack": attack, "num_noise_vec": attack and 8, "base_attack": base}
-    parameters = parameters_of("prediction", with_manifest(tmp_path, {"settings": content}), {})
+    parameters = facts_of("prediction", with_manifest(tmp_path, {"settings": content}), {})
     more = {"epsilon": 0.5, "num_steps": 20} if attack else {}
     draws = {"num_noise_vec": 8} if attack and not base else {}
     assert parameters.values == {**SHARED, **more, **draws, **values}
@@ -288,7 +286,7 @@ def test_manifest_of_a_prediction_log_states_restarts_and_target(tmp_path, targe
         "restarts": 4,
         "target": target,
     }
-    values = parameters_of("prediction", with_manifest(tmp_path, {"settings": content}), {}).values
+    values = facts_of("prediction", with_manifest(tmp_path, {"settings": content}), {}).values
     assert {name: values[name] for name in ("restarts", "target") if name in values} == {
         "restarts": 4,
         **known,
@@ -322,7 +320,7 @@ BROKEN = {
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
 def test_broken_manifest_leaves_the_log_in_doubt(tmp_path, kind, text):
     log = with_manifest(tmp_path, text)
-    assert "manifest" in refusal(parameters_of, kind, log, {}, names=log)
+    assert "manifest" in refusal(facts_of, kind, log, {}, names=log)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +338,8 @@ def test_dimension_of_an_image_is_that_of_the_last_run_whose_manifest_states_a_s
 ):
     """Else that of the dataset, here digits."""
     log = with_manifest(tmp_path, {"settings": SETTINGS, "runs": runs})
-    assert parameters_of("certification", log, {}).dimension == dimension
-    assert parameters_of("certification", log, {"dimension": 5}).dimension == 5
+    assert facts_of("certification", log, {}).dimension == dimension
+    assert facts_of("certification", log, {"dimension": 5}).dimension == 5
 
 
 @pytest.mark.parametrize(
@@ -362,11 +360,11 @@ def test_training_by_any_objective_that_records_an_attack_is_named_after_both(
         **more,
     }
     log = with_manifest(tmp_path, {"settings": {**SETTINGS, "training": {"objective": objective}}})
-    assert parameters_of("certification", log, {}).get("training") == training
+    assert facts_of("certification", log, {}).get("training") == training
 
 
 def test_another_value_keeps_everything_else(tmp_path):
-    parameters = parameters_of("certification", with_manifest(tmp_path, {"settings": SETTINGS}), {})
+    parameters = facts_of("certification", with_manifest(tmp_path, {"settings": SETTINGS}), {})
     other = parameters.replaced("alpha", 0.5, "guessed")
     assert (other.get("alpha"), other.sources["alpha"]) == (0.5, "guessed")
     assert other.manifest is parameters.manifest and parameters.get("alpha") == 0.01
@@ -422,4 +420,4 @@ def test_values_are_shown_as_people_write_them(name, value, text):
     ],
 )
 def test_dimension_of_an_image_follows_from_the_dataset_unless_stated(path, stated, dimension):
-    assert parameters_of("certification", Path(path), stated).dimension == dimension
+    assert facts_of("certification", Path(path), stated).dimension == dimension

@@ -11,11 +11,11 @@ from typing import cast
 
 import numpy as np
 
-from smoothadv.analysis.shared.log_statistics import BANDS, certified_accuracies, default_radii
-from smoothadv.analysis.shared.logs import Log
-from smoothadv.analysis.shared.table_formats import Column
+from smoothadv.analysis.logs import Log
+from smoothadv.analysis.table_formats import Column
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import SettingError, one_of, probability, setting
+from smoothadv.statistics.accuracy import BANDS, certified_accuracies, default_radii
 from smoothadv.statistics.bounds import certified_accuracy_deduction, l2_radius_for, linf_radius
 
 NORMS = ("l2", "linf")
@@ -34,41 +34,71 @@ def round_numbers(largest: float) -> np.ndarray:
     return np.arange(math.floor(largest * per_unit) + 1) / per_unit
 
 
-class Radius(float):
-    """A radius that keeps its text, for the heading of its column, and the ``exact`` number that
-    the text means.
-    """
+@dataclass(frozen=True)
+class Radius:
+    """A radius: the ``exact`` number, and how it was written if that was a fraction."""
 
-    text: str
     exact: Fraction
+    fraction: str = ""
 
-    def __new__(cls, text: str) -> Radius:
+    @classmethod
+    def of(cls, radius: Radius | float) -> Radius:
+        """A radius that may be a number."""
+        return radius if isinstance(radius, Radius) else cls(Fraction(radius))
+
+    @classmethod
+    def parse(cls, text: str) -> Radius:
         numerator, slash, denominator = text.partition("/")
         try:
             # By way of floats, because the exact value of a text like 1e-999999999 would fill the
             # memory.
             parts = float(numerator), float(denominator) if slash else 1.0
             exact = Fraction(repr(parts[0])) / Fraction(repr(parts[1]))
-            radius = super().__new__(cls, float(exact))
+            is_radius = text.isascii() and float(exact) >= 0
         except (ValueError, ArithmeticError):
-            exact = Fraction(-1)
-        if exact < 0 or not text.isascii():
+            is_radius = False
+        if not is_radius:
             raise SettingError(
                 f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255"
             )
-        radius.text, radius.exact = text, exact
-        return radius
+        return cls(exact, text if slash else "")
+
+    def __float__(self) -> float:
+        return float(self.exact)
+
+    @property
+    def key(self) -> str:
+        """The shortest text that identifies it."""
+        short = f"{float(self):g}"
+        return short if float(short) == float(self) or self.fraction else repr(float(self))
+
+    @property
+    def text(self) -> str:
+        """As it was written if that was a fraction, or with two decimals where they suffice."""
+        if self.fraction:
+            return self.fraction
+        return f"{float(self):.2f}" if round(float(self), 2) == float(self) else self.key
+
+    def column(self, compared: bool = True) -> Column:
+        """The certified accuracy at this radius."""
+        return Column(self.key, self.text, "percent", compared)
 
 
-class ErrorProbability(float):
-    """The RHO of --high-probability; ``exact`` says that the text was exact:RHO."""
+@dataclass(frozen=True)
+class ErrorProbability:
+    """The RHO of --high-probability, and whether the deduction is the ``exact`` quantile."""
 
-    exact: bool
+    rho: float
+    exact: bool = False
 
-    def __new__(cls, text: str) -> ErrorProbability:
-        rho = super().__new__(cls, probability(text.removeprefix("exact:")))
-        rho.exact = text.startswith("exact:")
-        return rho
+    @classmethod
+    def of(cls, error: ErrorProbability | float) -> ErrorProbability:
+        """An error probability that may be a number."""
+        return error if isinstance(error, ErrorProbability) else cls(error)
+
+    @classmethod
+    def parse(cls, text: str) -> ErrorProbability:
+        return cls(probability(text.removeprefix("exact:")), text.startswith("exact:"))
 
 
 @dataclass(frozen=True)
@@ -81,9 +111,9 @@ class Norm:
         help="norm of the radii, l2 or linf: an l2 radius r certifies r / sqrt(d) in d pixels "
         "(SmoothAdv, section 4.1)",
     )
-    high_probability: float | None = setting(
+    high_probability: ErrorProbability | float | None = setting(
         None,
-        parse=ErrorProbability,
+        parse=ErrorProbability.parse,
         help="RHO: lower the accuracies so that they hold with probability 1 - RHO over the "
         "certification's draws (Cohen et al., appendix C, corrected); exact:RHO: by the binomial "
         "quantile in place of Bernstein's inequality",
@@ -95,7 +125,7 @@ class Norm:
             return np.array([*lengths], dtype=float)
         return np.array([linf_radius(float(length), _dimension(log)) for length in lengths])
 
-    def accuracies(self, log: Log, radii: Iterable[float], models: int = 1) -> np.ndarray:
+    def accuracies(self, log: Log, radii: Iterable[Radius | float], models: int = 1) -> np.ndarray:
         """Certified accuracies of a log at the radii; ``models`` is the number of logs from which
         it is selected.
         """
@@ -110,25 +140,21 @@ class Norm:
         Where the log is the best of ``models``, rho is divided by their number (union bound): a
         selection is allowed.
         """
-        accuracies, rho = certified_accuracies(log.table, lengths), self.high_probability
-        if rho is None:
+        accuracies = certified_accuracies(log.table, lengths)
+        if self.high_probability is None:
             return accuracies
-        exact = getattr(rho, "exact", False)
+        error = ErrorProbability.of(self.high_probability)
         deduction = certified_accuracy_deduction(
-            len(log.table), log.parameters.alpha, rho / models, exact
+            len(log.table), log.facts.alpha, error.rho / models, error.exact
         )
         return np.maximum(accuracies - deduction, 0.0)
 
-    def l2_lengths(self, log: Log, radii: Iterable[float]) -> np.ndarray:
+    def l2_lengths(self, log: Log, radii: Iterable[Radius | float]) -> np.ndarray:
         """The l2 radii that certify the ``radii``, rounded up: float64."""
         if self.norm == "l2":
             return np.array([float(radius) for radius in radii])
-        return np.array(
-            [
-                l2_radius_for(getattr(radius, "exact", float(radius)), _dimension(log))
-                for radius in radii
-            ]
-        )
+        dimension = _dimension(log)
+        return np.array([l2_radius_for(Radius.of(radius).exact, dimension) for radius in radii])
 
     @property
     def heading(self) -> str:
@@ -136,8 +162,9 @@ class Norm:
         radius = "l2 radius" if self.norm == "l2" else "l_inf radius"
         if self.high_probability is None:
             return radius
-        bound = " (exact binomial)" if getattr(self.high_probability, "exact", False) else ""
-        return f"{radius}, with probability {1 - Decimal(repr(self.high_probability)):f}{bound}"
+        error = ErrorProbability.of(self.high_probability)
+        bound = " (exact binomial)" if error.exact else ""
+        return f"{radius}, with probability {1 - Decimal(repr(error.rho)):f}{bound}"
 
     @property
     def norm_symbol(self) -> str:
@@ -154,23 +181,27 @@ class Norm:
 class AtRadii(Norm):
     """Radii to evaluate certified accuracy at."""
 
-    radii: list[float] | None = setting(
+    radii: Sequence[Radius | float] | None = setting(
         None,
         many=True,
-        parse=Radius,
+        parse=Radius.parse,
         help="radii of the columns, like 0.25 or 2/255 (default: 0.25, 0.5, ... as far as anything "
         "is certified, in larger steps where there are too many; 1/255 to 8/255 with --norm linf)",
     )
 
-    def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[float]:
+    def chosen_radii(self, logs: Sequence[Log], most: int = MOST_RADII) -> list[Radius]:
         """The radii that the user named, or the default ones, at ``most`` so many."""
         if self.radii:
-            return self.radii
+            return [*map(Radius.of, self.radii)]
         if self.norm == "linf":
-            return [Radius(text) for text in _LINF_RADII]
+            return [*map(Radius.parse, _LINF_RADII)]
         tables = [log.table for log in logs]
-        is_cifar = {log.parameters.get("dataset") for log in logs} <= {"cifar10", "imagenet32"}
-        return default_radii(tables, most) if is_cifar else default_radii(tables)
+        is_cifar = {log.facts.get("dataset") for log in logs} <= {"cifar10", "imagenet32"}
+        return [*map(Radius.of, default_radii(tables, most) if is_cifar else default_radii(tables))]
+
+    def chosen_radii_from_0(self, logs: Sequence[Log]) -> list[Radius]:
+        """As ``chosen_radii``, with 0, of clean accuracy, before the default ones."""
+        return [*([] if self.radii else [Radius.of(0.0)]), *self.chosen_radii(logs)]
 
 
 @dataclass(frozen=True)
@@ -213,43 +244,16 @@ class Bands:
     def band_note(self) -> str:
         """What a heading adds of bands that hold at several radii at once, "" of others."""
         where = {"dkw": "all radii", "clopper-pearson": "all these radii"}.get(self.bands)
-        return (
-            f", {100 * self.confidence:g}% bands for {where} at once"
-            if self.confidence and where
-            else ""
-        )
+        if self.confidence is None or where is None:
+            return ""
+        return f", {100 * self.confidence:g}% bands for {where} at once"
 
 
 def _dimension(log: Log) -> int:
     """The number of coordinates of an image; UserError if it is unknown."""
-    if log.parameters.dimension is None:
+    if log.facts.dimension is None:
         raise UserError(
             f"{log.path} does not say how many coordinates its images have: --dimension states it, "
             "like 3072"
         )
-    return log.parameters.dimension
-
-
-def radius_text(radius: float) -> str:
-    """A radius as it was written if that was a fraction, or with two decimals where they
-    suffice.
-    """
-    text = getattr(radius, "text", None)
-    if text and "/" in text:
-        return text
-    return f"{radius:.2f}" if round(radius, 2) == radius else radius_key(radius)
-
-
-def radius_key(radius: float) -> str:
-    """The shortest text that identifies a radius."""
-    short = f"{float(radius):g}"
-    return (
-        short
-        if float(short) == radius or "/" in getattr(radius, "text", "")
-        else repr(float(radius))
-    )
-
-
-def radius_column(radius: float, compared: bool = True) -> Column:
-    """The certified accuracy at a radius."""
-    return Column(radius_key(radius), radius_text(radius), "percent", compared)
+    return log.facts.dimension

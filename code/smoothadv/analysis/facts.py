@@ -17,7 +17,7 @@ from typing import Any
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import DENOISER, manifest_beside
 
-ParameterValue = str | float | int | bool | None
+Value = str | float | int | bool | None
 
 FIELDS = {
     "dataset": "dataset",
@@ -31,15 +31,17 @@ FIELDS = {
     "epsilon": "epsilon",
     "num_steps": "T",
     "num_noise_vec": "m",
-    **{
-        name: name.replace("_", " ")
-        for name in ("lambda", "eta", "step_size", "attack_from_epoch", "transfer")
-    },
-    **{
-        name: name.replace("_", " ")
-        for name in ("choose_from_epoch", "drop_below", "resample_every", "optimizer")
-    },
-    **{"teacher": "teacher", "teacher_draws": "teacher draws"},
+    "lambda": "lambda",
+    "eta": "eta",
+    "step_size": "step size",
+    "attack_from_epoch": "attack from epoch",
+    "transfer": "transfer",
+    "choose_from_epoch": "choose from epoch",
+    "drop_below": "drop below",
+    "resample_every": "resample every",
+    "optimizer": "optimizer",
+    "teacher": "teacher",
+    "teacher_draws": "teacher draws",
     "gradient": "gradient",
     "restarts": "restarts",
     "target": "target",
@@ -50,17 +52,19 @@ FIELDS = {
 }
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and
 num_noise_vec are those of the training; in a prediction log, those of the attack on its images."""
-_OF_OBJECTIVES = {
-    **{
-        "regularization": "lambda",
-        "noise_epsilon": "epsilon",
-        "mix_steps": "num_steps",
-        "noise_steps": "num_steps",
-    },
-    **dict.fromkeys(("mix_step_size", "noise_step_size"), "step_size"),
-    **{name: name for name in ("eta", "attack_from_epoch", "transfer")},
+# Fields of objectives and of data policies, and the hyper-parameters that they are.
+_OBJECTIVE_FIELDS = {
+    "regularization": "lambda",
+    "noise_epsilon": "epsilon",
+    "mix_steps": "num_steps",
+    "noise_steps": "num_steps",
+    "mix_step_size": "step_size",
+    "noise_step_size": "step_size",
+    "eta": "eta",
+    "attack_from_epoch": "attack_from_epoch",
+    "transfer": "transfer",
 }
-_OF_POLICIES = {
+_POLICY_FIELDS = {
     "from_epoch": "choose_from_epoch",
     "drop_below": "drop_below",
     "resample_every": "resample_every",
@@ -71,8 +75,10 @@ _FOLDERS = {
     "macer": "Macer",
     "consistency": "Consistency",
     "smoothmix": "SmoothMix",
+    "cat-rs": "CatRS",
+    "acr-weakness": "AcrWeakness",
+    "distillation": "Distillation",
 }
-_FOLDERS |= {"cat-rs": "CatRS", "acr-weakness": "AcrWeakness", "distillation": "Distillation"}
 
 _SENSIBLE: dict[str, Callable[[Any], bool]] = {
     "sigma": lambda value: 0 < value < 1e6,
@@ -90,8 +96,10 @@ _NUMBERS = {
     "num_noise_vec",
     "restarts",
     "dimension",
+    "teacher_draws",
+    *_OBJECTIVE_FIELDS.values(),
+    *_POLICY_FIELDS.values(),
 }
-_NUMBERS |= {"teacher_draws", *_OF_OBJECTIVES.values(), *_OF_POLICIES.values()}
 _GRADIENTS = {
     "plug_in": "plug-in",
     "PlugIn": "plug-in",
@@ -99,7 +107,7 @@ _GRADIENTS = {
     "Stein": "gradient-free",
 }
 _PUBLISHED = {"N": 100_000, "alpha": 0.001}
-_NOMINAL: dict[ParameterValue, ParameterValue] = {127 / 256: 0.5, 255 / 256: 1.0}
+_NOMINAL: dict[Value, Value] = {127 / 256: 0.5, 255 / 256: 1.0}
 """What the paper calls the epsilons of released models."""
 # Only for logs without a manifest that states the shape of the images, such as the released ones.
 _DIMENSIONS = {
@@ -111,14 +119,14 @@ _DIMENSIONS = {
 
 
 @dataclass(frozen=True)
-class Parameters:
+class Facts:
     """Known values by field name, and the source of each, as text for people."""
 
-    values: dict[str, ParameterValue] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     manifest: dict[str, Any] | None = None
 
-    def get(self, name: str) -> ParameterValue:
+    def get(self, name: str) -> Value:
         return self.values.get(name)
 
     def number(self, name: str) -> float | None:
@@ -148,11 +156,9 @@ class Parameters:
         """The runs that wrote the log, as the manifest describes them."""
         return (self.manifest or {}).get("runs", [])
 
-    def replaced(self, name: str, value: ParameterValue, source: str) -> Parameters:
+    def replaced(self, name: str, value: Value, source: str) -> Facts:
         """A copy in which one hyper-parameter has another value, from another source."""
-        return Parameters(
-            {**self.values, name: value}, {**self.sources, name: source}, self.manifest
-        )
+        return Facts({**self.values, name: value}, {**self.sources, name: source}, self.manifest)
 
     @property
     def dimension(self) -> int | None:
@@ -164,7 +170,7 @@ class Parameters:
         return sizes[-1] if sizes else _DIMENSIONS.get(str(self.get("dataset")))
 
 
-def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -> Parameters:
+def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
     """Hyper-parameters of a log; its ``kind`` is "certification" or "prediction". ``stated`` ones
     win.
 
@@ -172,22 +178,22 @@ def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -
     alpha is the published one.
     """
     is_certification = kind == "certification"
-    values: dict[str, ParameterValue] = {}
+    values: dict[str, Value] = {}
     sources: dict[str, str] = {}
 
-    def enter(found: Mapping[str, ParameterValue], source: str) -> None:
+    def enter(found: Mapping[str, Value], source: str) -> None:
         for name, value in found.items():
             if name not in values and _is_sensible(name, value):
                 values[name], sources[name] = value, source
 
     enter(stated, "stated")
-    manifest = read_manifest(path)
+    manifest = manifest_beside(path)
     if manifest is not None:
-        from_manifest = (
-            _from_certification_manifest if is_certification else _from_prediction_manifest
-        )
-        enter(from_manifest(manifest["settings"]), "manifest")
-        return Parameters(values, sources, manifest)
+        if missing := [name for name in _SENSIBLE if name not in manifest["settings"]]:
+            raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
+        read = _certification_facts if is_certification else _prediction_facts
+        enter(read(manifest["settings"]), "manifest")
+        return Facts(values, sources, manifest)
     # From the file upwards: the innermost folder that states a value is the closest to the log.
     for part in reversed(path.parts):
         for pattern, meaning in _CERTIFICATION_PARTS if is_certification else _PREDICTION_PARTS:
@@ -196,12 +202,13 @@ def parameters_of(kind: str, path: Path, stated: Mapping[str, ParameterValue]) -
     if path.parent.name in ("test", "train"):
         enter({"split": path.parent.name}, f"path {path.parent.name}")
     if is_certification:
-        enter({"num_noise_vec": 1} if "attack" in values else {}, "assumed")
-        enter({"training": _training(path, values)}, "path")
-        told = "SmoothAdv" if values.get("attack") else "Gaussian"
-        enter({"objective": told} if "training" in values else {}, "path")
+        if "attack" in values:
+            enter({"num_noise_vec": 1}, "assumed")
+        enter({"training": _training_name(path, values)}, "path")
+        if "training" in values:
+            enter({"objective": "SmoothAdv" if values.get("attack") else "Gaussian"}, "path")
         enter(_PUBLISHED, "assumed")
-    return Parameters(values, sources)
+    return Facts(values, sources)
 
 
 def _is_sensible(name: str, value: Any) -> bool:
@@ -213,20 +220,10 @@ def _is_sensible(name: str, value: Any) -> bool:
     return _SENSIBLE[name](value) if name in _SENSIBLE else value >= 0
 
 
-def read_manifest(path: Path) -> dict[str, Any] | None:
-    """The manifest of a log, None if it has none; UserError if it cannot be one, or lacks what
-    certificates need.
-    """
-    manifest = manifest_beside(path)
-    if manifest and (missing := [name for name in _SENSIBLE if name not in manifest["settings"]]):
-        raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
-    return manifest
-
-
-def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
+def _certification_facts(settings: dict[str, Any]) -> dict[str, Value]:
     recipes = settings.get("training")  # one, or of an ensemble those of all members
     members = [
-        _from_recipe(_mapping(one))
+        _recipe_facts(_mapping(one))
         for one in (recipes if recipes and isinstance(recipes, list) else [recipes])
     ]
     common = {
@@ -234,53 +231,55 @@ def _from_certification_manifest(settings: dict[str, Any]) -> dict[str, Paramete
         for name, value in members[0].items()
         if all(other.get(name) == value for other in members)
     }
-    return {**_shared_settings(settings), **common}
+    return {**_evaluation_facts(settings), **common}
 
 
-def _from_recipe(recipe: dict[str, Any]) -> dict[str, ParameterValue]:
+def _recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
     objective = _mapping(recipe.get("objective"))
     attack, policy = _mapping(objective.get("attack")), _mapping(recipe.get("data_policy"))
     teacher = recipe.get("teacher_sha256")
     return {
-        "training": _training_of_recipe(recipe, objective, attack),
+        "training": _training_name_of(recipe, objective, attack),
         "objective": objective.get("name"),
         "teacher": teacher[:12] if isinstance(teacher, str) else None,
         "teacher_draws": recipe.get("teacher_draws"),
         "optimizer": (recipe.get("optimizer") or "sgd") if objective else None,
         "noise": objective.get("noise_sd"),
-        **_of_attack(attack),
+        **_attack_facts(attack),
         "num_noise_vec": objective.get("num_noise_vec"),
-        **{name: objective[field] for field, name in _OF_OBJECTIVES.items() if field in objective},
-        **{name: policy.get(field) for field, name in _OF_POLICIES.items()},
+        **{
+            name: objective[field]
+            for field, name in _OBJECTIVE_FIELDS.items()
+            if field in objective
+        },
+        **{name: policy.get(field) for field, name in _POLICY_FIELDS.items()},
     }
 
 
-def _training_of_recipe(
+def _training_name_of(
     recipe: dict[str, Any], objective: dict[str, Any], attack: dict[str, Any]
 ) -> str | None:
-    """The name of the training in the form of ``_training``; that of the attack is in it if the
+    """The name of the training, as ``_training_name`` has it: with that of the attack if the
     objective has one.
     """
-    name = objective.get("name")
-    if isinstance(name, str) and isinstance(attack.get("name"), str):
-        noise = objective.get("noise_sd")
+    name, noise = objective.get("name"), objective.get("noise_sd")
+    if not isinstance(name, str):
+        return None
+    if isinstance(attack.get("name"), str):
         if objective.get("base_attack") or noise == 0:
-            known = isinstance(noise, (int, float))
-            name = f"vanilla {attack['name']}" + (" + noise" if noise else "") if known else None
+            if not isinstance(noise, (int, float)):
+                return None
+            name = f"vanilla {attack['name']}" + (" + noise" if noise else "")
         else:
             name = f"{name}-{attack['name']}{_beta(attack)}"
     extras = [
         ("pre-training", "pretrained_sha256"),
         ("self-training", "pseudo_labelled_fingerprint"),
     ]
-    return (
-        " + ".join([name, *(extra for extra, key in extras if key in recipe)])
-        if isinstance(name, str)
-        else None
-    )
+    return " + ".join([name, *(extra for extra, key in extras if key in recipe)])
 
 
-def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, ParameterValue]:
+def _prediction_facts(settings: dict[str, Any]) -> dict[str, Value]:
     attack = _mapping(settings.get("attack"))
     estimator, is_base = attack.get("estimator"), settings.get("base_attack")
     gradient = _GRADIENTS.get(str(_mapping(estimator).get("name", estimator)))
@@ -288,8 +287,8 @@ def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, ParameterVa
         gradient = "gradient-free, hard decisions"
     target = settings.get("target")
     return {
-        **_shared_settings(settings),
-        **_of_attack(attack),
+        **_evaluation_facts(settings),
+        **_attack_facts(attack),
         "num_noise_vec": None if is_base else settings.get("num_noise_vec"),
         "gradient": ("base classifier" if is_base else gradient or "") + _beta(attack),
         "restarts": settings.get("restarts"),
@@ -297,7 +296,7 @@ def _from_prediction_manifest(settings: dict[str, Any]) -> dict[str, ParameterVa
     }
 
 
-def _of_attack(attack: dict[str, Any]) -> dict[str, ParameterValue]:
+def _attack_facts(attack: dict[str, Any]) -> dict[str, Value]:
     return {
         "attack": attack.get("name"),
         "epsilon": attack.get("epsilon"),
@@ -317,17 +316,12 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _shared_settings(settings: dict[str, Any]) -> dict[str, ParameterValue]:
-    shared = {
-        name: settings.get(name) for name in ("dataset", "split", "arch", "sigma", "N", "alpha")
-    }
-    denoiser = _mapping(settings.get(DENOISER))
-    return {
-        **shared,
-        "denoiser": f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
-        if denoiser
-        else None,
-    }
+def _evaluation_facts(settings: dict[str, Any]) -> dict[str, Value]:
+    names = ("dataset", "split", "arch", "sigma", "N", "alpha")
+    facts = {name: settings.get(name) for name in names}
+    if denoiser := settings.get(DENOISER):
+        facts["denoiser"] = f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
+    return facts
 
 
 def released_epsilon(text: str) -> float:
@@ -337,9 +331,7 @@ def released_epsilon(text: str) -> float:
     return float(text) if "." in text else int(text) / 256
 
 
-def _one(
-    name: str, convert: Callable[[str], ParameterValue]
-) -> Callable[[re.Match[str]], dict[str, ParameterValue]]:
+def _one(name: str, convert: Callable[[str], Value]) -> Callable[[re.Match[str]], dict[str, Value]]:
     return lambda match: {name: convert(match[1])}
 
 
@@ -377,7 +369,7 @@ _PREDICTION_PARTS = [
 ]
 
 
-_OF_ATTACKS = re.compile(r"(?:PGD|DDN)_\d.*|num_\d+|base|N_?\d+.*|predictions")
+_ATTACK_PART = re.compile(r"(?:PGD|DDN)_\d.*|num_\d+|base|N_?\d+.*|predictions")
 
 
 def path_without_attack(path: Path) -> tuple[str, ...]:
@@ -385,11 +377,11 @@ def path_without_attack(path: Path) -> tuple[str, ...]:
     model.
     """
     return tuple(
-        part for part in path.parts if not _OF_ATTACKS.fullmatch(part.removesuffix(".tsv"))
+        part for part in path.parts if not _ATTACK_PART.fullmatch(part.removesuffix(".tsv"))
     )
 
 
-def _training(path: Path, values: dict[str, ParameterValue]) -> str | None:
+def _training_name(path: Path, values: dict[str, Value]) -> str | None:
     """The name of the training, from values that the path states and from its folders; None if they
     do not tell it.
     """
@@ -404,15 +396,15 @@ def _training(path: Path, values: dict[str, ParameterValue]) -> str | None:
     else:
         return None
     extras = {"finetune_cifar_from_imagenet": "pre-training", "self_training": "self-training"}
-    told = (
+    found = [
         extra
         for start, extra in extras.items()
         if any(part.startswith(start) for part in path.parts)
-    )
-    return " + ".join([training, *told])
+    ]
+    return " + ".join([training, *found])
 
 
-def display(name: str, value: ParameterValue, others: Container[ParameterValue] = ()) -> str:
+def display(name: str, value: Value, others: Container[Value] = ()) -> str:
     """A hyper-parameter's value as tables and legends show it; ``others`` are values from which it
     must differ.
     """

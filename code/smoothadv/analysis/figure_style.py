@@ -7,13 +7,15 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from smoothadv.analysis.shared.radii import round_numbers
+from smoothadv.analysis.radii import round_numbers
 from smoothadv.base.errors import UserError, shown
+from smoothadv.base.settings import setting
 
 if TYPE_CHECKING:
     from matplotlib import axes, figure, lines
@@ -49,6 +51,13 @@ _CHARACTERS_BESIDE_ANOTHER = 32
 _CHARACTERS_PER_LINE = 60
 
 
+@dataclass(frozen=True)
+class Titled:
+    """The title of a figure."""
+
+    title: str | None = setting(None, parse=str, help="title of the figure (default: none)")
+
+
 def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with panels side by side, with faint lines behind their curves."""
     from matplotlib.figure import Figure
@@ -62,7 +71,7 @@ def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
     return figure, all_axes
 
 
-def looks(count: int) -> list[dict[str, Any]]:
+def line_styles(count: int) -> list[dict[str, Any]]:
     """Line properties for ``count`` curves: a colour and a marker each."""
     pairs = zip(cycle(_COLOURS), cycle(_MARKERS), range(count))
     return [
@@ -127,19 +136,20 @@ def readings(figure: Figure) -> list[dict[str, Any]]:
         if lines := [line for line in axes.get_lines() if line.get_gid()]:
             points = [line.get_xdata() for line in lines if line.get_drawstyle() == "default"]
             x = np.unique(np.concatenate(points)) if points else round_numbers(axes.get_xlim()[1])
-            panel = {
-                "box": axes.get_position().bounds,
-                "ends": [*axes.get_xlim(), *axes.get_ylim()],
-                "x": x.tolist(),
-            }
-            panel["title"] = (
-                axes.get_xlabel().replace("$", "").replace("\\ell_", "l").replace("\\infty", "_inf")
-            )
-            panel["curves"] = [
+            title = axes.get_xlabel().replace("$", "")
+            curves = [
                 [int(line.get_gid().split("-")[1]), shown(line.get_label(), None), _values(line, x)]
                 for line in lines
             ]
-            panels.append(panel)
+            panels.append(
+                {
+                    "box": axes.get_position().bounds,
+                    "ends": [*axes.get_xlim(), *axes.get_ylim()],
+                    "x": x.tolist(),
+                    "title": title.replace("\\ell_", "l").replace("\\infty", "_inf"),
+                    "curves": curves,
+                }
+            )
     return panels
 
 
@@ -218,15 +228,12 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
 def _legible(label: str) -> str:
     """A label with the letters of the papers in place of the names of hyper-parameters; a long one
     on several lines, broken after a slash where there is one."""
-    lines, rest = (
-        [],
-        re.sub(rf"\b({'|'.join(SYMBOLS)})(?= = )", lambda match: SYMBOLS[match[1]], label),
-    )
+    names = "|".join(SYMBOLS)
+    rest = re.sub(rf"\b({names})(?= = )", lambda match: SYMBOLS[match[1]], label)
+    lines = []
     while len(rest) > _CHARACTERS_PER_LINE:
-        cut = (
-            max(rest.rfind(mark, 0, _CHARACTERS_PER_LINE) for mark in "/ ") + 1
-            or _CHARACTERS_PER_LINE
-        )
+        last_mark = max(rest.rfind(mark, 0, _CHARACTERS_PER_LINE) for mark in "/ ")
+        cut = last_mark + 1 or _CHARACTERS_PER_LINE
         lines.append(rest[:cut])
         rest = rest[cut:]
     return "\n".join([*lines, rest])
@@ -235,7 +242,7 @@ def _legible(label: str) -> str:
 def draw_steps(
     axes: Axes,
     curves: Sequence[tuple[str, np.ndarray, np.ndarray]],
-    looks: Iterable[dict[str, Any]],
+    styles: Iterable[dict[str, Any]],
     largest: float,
 ) -> list[Line2D]:
     """Curves (label, ascending radii, accuracies as fractions) that hold up to the radius on their
@@ -246,11 +253,11 @@ def draw_steps(
     """
     lines: list[Line2D] = []
     step = (largest or 1.0) / _MARKS_PER_CURVE
-    for position, ((label, radii, accuracies), look) in enumerate(zip(curves, looks)):
+    for position, ((label, radii, accuracies), style) in enumerate(zip(curves, styles)):
         shift = (position + 0.5) / len(curves)
         marks = np.searchsorted(radii, step * (np.arange(_MARKS_PER_CURVE) + shift))
         placed = np.unique(marks[marks < len(radii)]).tolist() or [int(len(radii) * shift)]
         lines += axes.step(
-            radii, 100 * accuracies, where="pre", label=label, **{"markevery": placed, **look}
+            radii, 100 * accuracies, where="pre", label=label, **{"markevery": placed, **style}
         )
     return lines

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from smoothadv.base.errors import shown
 from smoothadv.base.registry import Registry
@@ -24,16 +26,18 @@ class Annotated:
     kind: str | None = None
 
 
-Cell = CellValue | Annotated
-
-
-class Label(str):
-    """The name of a log, which CSV and JSON have; people see ``shown``, and on a page ``full`` as
-    well.
+@dataclass(frozen=True)
+class Label:
+    """The ``name`` of a log, which CSV and JSON have; people see ``text``, and on a page ``full``
+    as well.
     """
 
-    shown: str
+    name: str
+    text: str
     full: str
+
+
+Cell = CellValue | Annotated | Label
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,20 @@ class Table:
     """``rows`` hold one value per column, of full precision; accuracies are fractions, None is a
     missing value.
 
-    Markdown, LaTeX and HTML show ``shown`` instead where a layout for people differs from one for
-    programs; only there may a value be ``Annotated``.
+    Markdown, LaTeX and HTML show ``for_people`` instead where a layout for people differs from one
+    for programs; only there may a value be ``Annotated``.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
-    shown: Table | None = None
+    for_people: Table | None = None
+
+    def plain_rows(self) -> list[list[Cell]]:
+        """The rows as CSV and JSON have them: of each label, its name."""
+        return [
+            [value.name if isinstance(value, Label) else value for value in row]
+            for row in self.rows
+        ]
 
 
 @dataclass(frozen=True)
@@ -100,9 +111,9 @@ def _number(value: float, kind: str, decimals: int) -> str:
         return f"{100 * value:.{decimals}f}"
     if kind == "probability" and 0 < value < 0.001:
         return f"{value:.0e}"
-    return {"difference": f"{100 * value:+.{decimals}f}", "signed": f"{value:+.3f}"}.get(
-        kind, f"{value:.3f}"
-    )
+    if kind == "difference":
+        return f"{100 * value:+.{decimals}f}"
+    return f"{value:+.3f}" if kind == "signed" else f"{value:.3f}"
 
 
 def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
@@ -114,18 +125,13 @@ def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
         text = _display(value.value, kind, decimals, markup)
         if value.interval:
             text += f" ({'–'.join(_number(end, kind, decimals) for end in value.interval)})"
-        return (
-            text
-            if value.raised is None
-            else markup.raise_(_number(value.raised, kind, decimals)) + text
-        )
+        if value.raised is not None:
+            text = markup.raise_(_number(value.raised, kind, decimals)) + text
+        return text
+    if isinstance(value, Label):
+        return markup.escape(shown(value.text, None))
     if kind in ("text", "count"):
-        text = (
-            f"{value:,}"
-            if isinstance(value, int)
-            else shown(getattr(value, "shown", str(value)), None)
-        )
-        return markup.escape(text)
+        return markup.escape(f"{value:,}" if isinstance(value, int) else shown(str(value), None))
     return _number(float(value), kind, decimals)
 
 
@@ -143,18 +149,14 @@ def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]
     for index, column in enumerate(table.columns):
         if not column.compared:
             continue
-        values = [
-            cell.value if isinstance(cell, Annotated) else cell
-            for cell in (row[index] for row in table.rows)
-        ]
-        rounded = [
-            None if value is None else _number(float(value), column.kind, decimals)
+        values: list[Any] = [getattr(row[index], "value", row[index]) for row in table.rows]
+        # Compared as printed: bold must not claim a difference that nobody sees.
+        printed = [
+            -math.inf if value is None else float(_number(value, column.kind, decimals))
             for value in values
         ]
-        numbers = [float(text) for text in rounded if text is not None]
-        # Compared as printed: bold must not claim a difference that nobody sees.
-        for row, text in zip(cells, rounded):
-            if len(numbers) > 1 and text is not None and float(text) == max(numbers) > 0:
+        for row, number in zip(cells, printed):
+            if len(values) - values.count(None) > 1 and number == max(printed) > 0:
                 row[index] = markup.bold(row[index])
     return cells
 
@@ -170,7 +172,7 @@ def titles(table: Table) -> list[str]:
 @FORMATS.register("markdown")
 def markdown(table: Table, decimals: int = 1) -> str:
     """A pipe table, with columns of equal width so that its source is legible too."""
-    table = table.shown or table
+    table = table.for_people or table
     markup = Markup(
         lambda text: f"**{text}**", lambda text: f"({text}) ", lambda text: text.replace("|", "\\|")
     )
@@ -194,7 +196,7 @@ def markdown(table: Table, decimals: int = 1) -> str:
 @FORMATS.register("latex")
 def latex(table: Table, decimals: int = 1) -> str:
     """A tabular with the rules of booktabs."""
-    table = table.shown or table
+    table = table.for_people or table
     markup = Markup(
         lambda text: rf"\textbf{{{text}}}",
         lambda text: rf"$^{{({text})}}$",
@@ -220,14 +222,13 @@ def comma_separated(table: Table, decimals: int = 1) -> str:
     import pandas as pd
 
     keys = [column.key for column in table.columns]
-    return pd.DataFrame(table.rows, columns=keys, dtype=object).to_csv(
-        index=False, lineterminator="\n"
-    )
+    frame = pd.DataFrame(table.plain_rows(), columns=keys, dtype=object)
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 @FORMATS.register("json")
 def json_records(table: Table, decimals: int = 1) -> str:
     """A list of objects, one per row; fractions of full precision, whatever ``decimals``."""
     keys = [column.key for column in table.columns]
-    text = json.dumps([dict(zip(keys, row)) for row in table.rows], indent=2)
+    text = json.dumps([dict(zip(keys, row)) for row in table.plain_rows()], indent=2)
     return text.replace("\x7f", "\\u007f") + "\n"  # as files.write_json

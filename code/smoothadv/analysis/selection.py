@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from smoothadv.analysis.shared.hyper_parameters import FIELDS, ParameterValue, display
-from smoothadv.analysis.shared.logs import Log, Logs, grouped, sizes_of
-from smoothadv.analysis.shared.table_formats import Cell, Column, Label, Table
+from smoothadv.analysis.facts import FIELDS, Value, display
+from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
+from smoothadv.analysis.table_formats import Cell, Column, Label, Table
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import one_of, setting
 
@@ -37,62 +37,47 @@ def labelling() -> Any:
     return setting(None, many=True, parse=hyper_parameter, help=text)
 
 
-def matches(value: ParameterValue, wanted: str) -> bool:
+def matches(value: Value, wanted: str) -> bool:
     """Whether a hyper-parameter has the value written: numbers to the digits written, so that 0.5
     finds 127/256.
     """
-    if value is None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return value is not None and str(value) == wanted
+    try:
+        number = Decimal(wanted)
+    except InvalidOperation:
         return False
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
-            number = Decimal(wanted)
-        except InvalidOperation:
-            return False
-        if not (wanted.isascii() and number.is_finite()):
-            return False
-        # At least two: 1 is to find 255/256 but not 1.125.
-        digits = max(2, -int(number.as_tuple().exponent))
-        return round(float(value), digits) == float(number)
-    return str(value) == wanted
+    if not (wanted.isascii() and number.is_finite()):
+        return False
+    # At least two: 1 is to find 255/256 but not 1.125.
+    digits = max(2, -int(number.as_tuple().exponent))
+    return round(float(value), digits) == float(number)
 
 
 def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
     """The logs whose hyper-parameters meet all (name, value) ``conditions``; UserError if none
     does.
     """
-    if not conditions:
-        return logs
-
-    def kept(some: list[Log]) -> list[Log]:
-        return [
-            log
-            for log in some
-            if all(matches(log.parameters.get(name), value) for name, value in conditions)
-        ]
-
-    result = Logs(
-        kept(logs.certification), kept(logs.prediction), kept(logs.training), logs.left_out
+    kept = logs.where(
+        lambda log: all(matches(log.facts.get(name), value) for name, value in conditions)
     )
-    if not (result.certification or result.prediction or result.training):
+    if not kept.all:
         wanted = " ".join(f"{name}={value}" for name, value in conditions)
         name = conditions[0][0]
-        there = sorted(
-            {
-                display(name, log.parameters.get(name))
-                for log in [*logs.certification, *logs.prediction]
-            }
-        )
-        raise UserError(
-            f"no log has {wanted}; {name} is {', '.join(there[:12]) or 'unknown in all of them'}"
-        )
-    return result
+        values = {
+            display(name, log.facts.get(name)) for log in [*logs.certification, *logs.prediction]
+        }
+        found = ", ".join(sorted(values)[:12]) or "unknown in all of them"
+        raise UserError(f"no log has {wanted}; {name} is {found}")
+    return kept
 
 
-def doubts(logs: Logs, paired: bool = False) -> list[str]:
+def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
     """Reasons to hesitate before comparing the logs, if ``paired`` on common examples: sentences
     for people.
     """
     sentences = []
+    both = [*logs.certification, *logs.prediction]
     if len(logs.certification) > 1 and different_examples(logs.certification, paired):
         counts = sizes_of(logs.certification)
         sentences.append(
@@ -104,32 +89,32 @@ def doubts(logs: Logs, paired: bool = False) -> list[str]:
             "the prediction logs are not all on the same test images: they differ by chance too"
         )
     sentences += _copies(logs.certification)
-    if names := _several(logs.certification, "procedure"):
+    if names := several(logs.certification, "procedure"):
         sentences.append(
             f"logs of several procedures are kept apart ({names}): some certify more from the same "
             "votes"
         )
-    if names := _several(logs.prediction, "procedure"):
+    if names := several(logs.prediction, "procedure"):
         sentences.append(
             f"predictions are kept apart by the number of classes that may hold the label ({names})"
         )
     for name in ("dataset", "N", "alpha", "method"):
-        values = {log.parameters.get(name) for log in logs.certification} - {None}
+        values = {log.facts.get(name) for log in logs.certification} - {None}
         if len(values) > 1:
-            shown = ", ".join(display(name, value) for value in sorted(values, key=_sortable))
-            sentences.append(f"the logs differ in {FIELDS[name]}: {shown}")
-    for log in [*logs.certification, *logs.prediction]:
-        if log.progress:
-            sentences.append(
-                f"{log.path}: {log.progress}; the best log is chosen without it, unless by "
-                "--unfinished"
-            )
-    everything = [*logs.certification, *logs.prediction, *logs.training]
-    for note, some in grouped(
-        [(log, note) for log in everything for note in log.notes], lambda pair: pair[1]
-    ).items():
-        more = f" and {len(some) - 1} more" if len(some) > 1 else ""
-        sentences.append(f"{some[0][0].path}{more}: {note}")
+            texts = ", ".join(display(name, value) for value in sorted(values, key=_sortable))
+            sentences.append(f"the logs differ in {FIELDS[name]}: {texts}")
+    sentences += [
+        f"{log.path}: {log.progress}; the best log is chosen without it, unless by --unfinished"
+        for log in both
+        if log.progress
+    ]
+    paths: dict[str, list[str]] = {}
+    for log in logs.all:
+        for note in log.notes:
+            paths.setdefault(note, []).append(str(log.path))
+    for note, (first, *others) in paths.items():
+        more = f" and {len(others)} more" if others else ""
+        sentences.append(f"{first}{more}: {note}")
     return sentences
 
 
@@ -137,16 +122,14 @@ def _copies(logs: Sequence[Log]) -> list[str]:
     """A sentence for each log with the same rows as another one of its group: it would count as
     another model.
     """
-    seen: dict[tuple[str | bytes, ...], Log] = {}
+    first: dict[tuple[str | bytes, ...], Log] = {}
     sentences = []
     for log in logs:
-        if len(log.table) < _FEWEST_TO_RECOGNISE:
-            continue
         arrays = (log.table[name].to_numpy().tobytes() for name in ("idx", "predict", "radius"))
-        first = seen.setdefault((log.group, *arrays), log)
-        if first is not log:
+        other = first.setdefault((log.group, *arrays), log)
+        if other is not log and len(log.table) >= _FEWEST_TO_RECOGNISE:
             sentences.append(
-                f"{first.path} and {log.path} hold the same rows: one model is counted twice"
+                f"{other.path} and {log.path} hold the same rows: one model is counted twice"
             )
     return sentences
 
@@ -178,16 +161,7 @@ class Choosing:
         return part
 
 
-def are_alike(logs: Sequence[Log], *facts: str) -> bool:
-    """Whether all logs have the same ``images``, as far as manifests tell, or ``procedure``;
-    without facts, both.
-    """
-    return all(
-        len({getattr(log, fact) for log in logs}) < 2 for fact in facts or ("images", "procedure")
-    )
-
-
-def _several(logs: Sequence[Log], fact: str) -> str:
+def several(logs: Sequence[Log], fact: str) -> str:
     """What people call the ``images`` or the ``procedure`` of each log, "" unless there are
     several.
     """
@@ -195,18 +169,21 @@ def _several(logs: Sequence[Log], fact: str) -> str:
     return "; ".join(names) if len(names) > 1 else ""
 
 
+def are_alike(logs: Sequence[Log]) -> bool:
+    """Whether all logs have the same images, as far as manifests tell, and the same procedure."""
+    return not (several(logs, "images") or several(logs, "procedure"))
+
+
 def refuse_several(logs: Sequence[Log], what: str, *facts: str) -> None:
-    """UserError, which says how to select, unless the logs ``are_alike``; ``what`` is to be made of
-    them.
+    """UserError, which says how to select, where the logs have ``several`` of one of the ``facts``;
+    ``what`` is to be made of them.
     """
+    words = {"images": ("set", "the same images"), "procedure": ("procedure", "one procedure")}
     for fact in facts:
-        if found := _several(logs, fact):
-            one, whole = {
-                "images": ("set", "the same images"),
-                "procedure": ("procedure", "one procedure"),
-            }[fact]
+        if names := several(logs, fact):
+            one, whole = words[fact]
             raise UserError(
-                f"{what} needs logs of {whole}, not of {found}; name those of one {one}, or use "
+                f"{what} needs logs of {whole}, not of {names}; name those of one {one}, or use "
                 "--where"
             )
 
@@ -215,7 +192,7 @@ def refuse_other_images(logs: Sequence[Log], what: str) -> None:
     """UserError unless ``what``, the logs, can be on the same images: of one dataset, and with the
     same labels.
     """
-    datasets = {log.parameters.get("dataset") for log in logs} - {None}
+    datasets = {log.facts.get("dataset") for log in logs} - {None}
     if len(datasets) > 1:
         raise UserError(
             f"{what} are not on the same images, but of {', '.join(sorted(map(str, datasets)))}"
@@ -228,25 +205,40 @@ def refuse_other_images(logs: Sequence[Log], what: str) -> None:
                 raise UserError(f"{what} are not on the same images: {both}")
 
 
-def with_facts(table: Table, logs: Sequence[Log], by: Sequence[str] = ()) -> Table:
+def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:
+    """Whether the logs are of different examples; if ``paired`` on those in both, by manifests, of
+    other data.
+    """
+    if paired:
+        data = {
+            (log.facts.get("split"), str(log.facts.settings.get("dataset_fingerprint")))
+            for log in logs
+            if log.facts.manifest
+        }
+        return len(data) > 1
+    indices = {log.table.idx.to_numpy().tobytes() for log in logs}
+    return bool(several(logs, "images")) or len(indices) > 1
+
+
+def with_columns_of_logs(table: Table, logs: Sequence[Log], by: Sequence[str] = ()) -> Table:
     """A table with a row per log, and for programs last columns that tell the logs apart: the
     hyper-parameters ``by``, the group if the user named one, ``selected`` if a log is unfinished,
     ``procedure`` if there are several.
 
     People see the group in the first column, the others in the log's label.
     """
-    shown = table.shown or table
-    facts: dict[str, list[Cell]] = {name: [log.parameters.get(name) for log in logs] for name in by}
-    if any(log.grouped for log in logs):
-        facts["group"] = [log.group for log in logs]
-        columns = [Column("group", "group", "text"), *shown.columns]
-        shown = Table(columns, [[log.group, *row] for row, log in zip(shown.rows, logs)])
+    people = table.for_people or table
+    added: dict[str, list[Cell]] = {name: [log.facts.get(name) for log in logs] for name in by}
+    if any(log.group_is_named for log in logs):
+        added["group"] = [log.group for log in logs]
+        columns = [Column("group", "group", "text"), *people.columns]
+        people = Table(columns, [[log.group, *row] for row, log in zip(people.rows, logs)])
     if any(log.progress for log in logs):
-        facts["selected"] = [log.selected for log in logs]
-    if not are_alike(logs, "procedure"):
-        facts["procedure"] = [log.procedure for log in logs]
-    rows = [[*row, *more] for row, *more in zip(table.rows, *facts.values())]
-    return Table([*table.columns, *(Column(name, name, "text") for name in facts)], rows, shown)
+        added["selected"] = [log.selected for log in logs]
+    if several(logs, "procedure"):
+        added["procedure"] = [log.procedure for log in logs]
+    rows = [[*row, *more] for row, *more in zip(table.rows, *added.values())]
+    return Table([*table.columns, *(Column(name, name, "text") for name in added)], rows, people)
 
 
 def labels_by(logs: Sequence[Log], by: Sequence[str]) -> list[tuple[Log, Label]]:
@@ -258,13 +250,11 @@ def labels_by(logs: Sequence[Log], by: Sequence[str]) -> list[tuple[Log, Label]]
     labelled = []
     for group in groups_of(logs, by, name_group=True).values():
         for log in group:
-            words = " | ".join(
-                _equation(name, log, set()) for name in by if log.parameters.get(name) is not None
-            )
-            whole = (
-                words if words and len(group) == 1 else ": ".join(filter(None, (words, log.name)))
-            )
-            labelled.append((log, log.labelled(whole)))
+            known = [name for name in by if log.facts.get(name) is not None]
+            words = " | ".join(_equation(name, log, set()) for name in known)
+            if not words or len(group) > 1:
+                words = ": ".join(filter(None, (words, log.name)))
+            labelled.append((log, log.labelled(words)))
     return labelled
 
 
@@ -277,59 +267,30 @@ def groups_of(
     Without ``name_group``, the group's name is left out where all logs are of one group and ``by``
     distinguishes them.
     """
-    keyed = (
-        sorted(logs, key=lambda log: [_sortable(log.parameters.get(name)) for name in by])
-        if by
-        else logs
-    )
-    several = name_group or not by or len({log.group for log in logs}) > 1
-    values = {name: {log.parameters.get(name) for log in logs} for name in by}
+    order = [*dict.fromkeys(log.group for log in logs)]
+    values = {name: {log.facts.get(name) for log in logs} for name in by}
+    has_group_name = name_group or not by or len(order) > 1
 
     def name_of(log: Log) -> str:
         equations = (_equation(name, log, values[name]) for name in by)
-        words = [log.group if several else "", *equations, log.images, log.procedure]
+        words = [log.group if has_group_name else "", *equations, log.images, log.procedure]
         return ", ".join(filter(None, words)) or "all"
 
-    order = {
-        name: position for position, name in enumerate(dict.fromkeys(log.group for log in logs))
-    }
-    return dict(sorted(grouped(keyed, name_of).items(), key=lambda item: order[item[1][0].group]))
+    def position(log: Log) -> tuple[Any, ...]:
+        return order.index(log.group), *(_sortable(log.facts.get(name)) for name in by)
+
+    return group_by(sorted(logs, key=position), name_of)
 
 
-def _equation(name: str, log: Log, values: set[ParameterValue]) -> str:
+def _equation(name: str, log: Log, values: set[Value]) -> str:
     """ "sigma = 0.50"."""
-    value = log.parameters.get(name)
-    if (
-        value is None
-        and name == "num_noise_vec"
-        and log.parameters.get("gradient") == "base classifier"
-    ):
+    value, gradient = log.facts.get(name), log.facts.get("gradient")
+    if value is None and name == "num_noise_vec" and gradient == "base classifier":
         return "vanilla PGD (base classifier)"
     return f"{FIELDS[name]} = {display(name, value, values)}"
 
 
-def _sortable(value: ParameterValue) -> tuple[bool, float, str]:
+def _sortable(value: Value) -> tuple[bool, float, str]:
     if isinstance(value, (int, float)):
         return (False, float(value), "")
     return (value is None, 0.0, str(value))
-
-
-def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:
-    """Whether the logs are of different examples; if ``paired`` on those in both, by manifests, of
-    other data.
-    """
-    if paired:
-        stated = [log.parameters for log in logs if log.parameters.manifest]
-        return (
-            len(
-                {
-                    (some.get("split"), str(some.settings.get("dataset_fingerprint")))
-                    for some in stated
-                }
-            )
-            > 1
-        )
-    return (
-        not are_alike(logs, "images")
-        or len({log.table.idx.to_numpy().tobytes() for log in logs}) > 1
-    )

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from smoothadv.analysis.shared.log_statistics import (
+from smoothadv.statistics.accuracy import (
     abstention_rate,
     accuracy,
     accuracy_curve,

@@ -1,0 +1,190 @@
+"""A log for analyses: its rows, what is known of how they were made, and its names for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from smoothadv.analysis.facts import Facts
+from smoothadv.analysis.table_formats import Label
+from smoothadv.records.logs import CLASS, images_selected, numbered
+from smoothadv.records.readers import DataFrame
+from smoothadv.statistics import PROCEDURES, Procedure
+from smoothadv.statistics.exact import Exact
+from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE
+from smoothadv.statistics.top_k import RIVALS
+from smoothadv.statistics.two_sided import RIVAL
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log's ``table`` (see ``readers``), a ``name`` that is short yet unique, and its ``facts``.
+
+    ``group`` is the name given on the command line (NAME=LOG: then ``group_is_named``), else the
+    folder or glob in which the log was found, "" for a log that was named itself. ``notes`` are
+    sentences that a reader of its numbers should know. ``images`` is what people call the images
+    that it is about, "" where all logs that were read are about the same ones; likewise
+    ``procedure``, of a prediction log only whether it is of the k most probable classes.
+    """
+
+    name: str
+    path: Path
+    group: str
+    table: DataFrame
+    facts: Facts = field(default_factory=Facts)
+    notes: tuple[str, ...] = ()
+    images: str = ""
+    procedure: str = ""
+    group_is_named: bool = False
+
+    @property
+    def procedure_type(self) -> type[Procedure] | None:
+        """The procedure that its manifest names; ``Exact`` where it names none, as of released
+        logs.
+
+        None where the manifest names a procedure that is not registered here, and of a log with
+        rivals but no manifest.
+        """
+        method = self.facts.settings.get("method")
+        if method is not None:
+            return PROCEDURES.get(method)
+        has_rivals = RIVAL in self.table or numbered(self.table.columns, RIVALS)
+        return None if has_rivals else Exact
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether its procedure bounds p_A alone."""
+        return self.procedure_type is not None and self.procedure_type.one_sided
+
+    @property
+    def is_on_grid(self) -> bool:
+        """Whether its radii are the largest of a grid that were certified, not the largest that
+        could have been.
+        """
+        by_procedure = self.procedure_type is not None and self.procedure_type.on_grid
+        return by_procedure or set(GRID_COLUMNS) <= set(self.table)
+
+    @property
+    def radii_follow_from_counts(self) -> bool:
+        """Whether ``Procedure.radius_from`` the counts in each row must give its radius."""
+        procedure = self.procedure_type
+        if procedure is None or not procedure.fixed_sample or self.is_on_grid:
+            return False
+        try:
+            counts = procedure.counts(self.facts.settings)
+        except (KeyError, TypeError, ValueError):
+            return True  # who computes them will see which setting is missing
+        # Of a set with some of its columns, who computes them will see which are missing.
+        return set(counts) <= set(self.table) or RIVALS + "1" in set(counts) & set(self.table)
+
+    @property
+    def top_k(self) -> int:
+        """The k of top-k certificates or predictions, by its manifest or else its columns; 0 of
+        other logs.
+        """
+        columns = self.table.columns
+        in_columns = numbered(columns, RIVALS) or numbered(columns, CLASS)
+        return self.facts.settings.get("top_k") or len(in_columns)
+
+    @property
+    def set_size(self) -> int:
+        """Among how many of the most probable classes it certifies or predicts."""
+        return max(1, self.top_k)
+
+    @property
+    def procedure_name(self) -> str:
+        """What people call its procedure.
+
+        Those that state p_A alone share a name, and so do those that also bound the rivals: on a
+        grid or not, they prove the same of the same votes. Label-aware and top-k certificates have
+        names of their own: accuracies under two names differ even where the classifier is one.
+        """
+        if self.top_k:
+            return f"top-{self.top_k}"
+        name = str(self.facts.settings.get("method"))
+        if self.is_one_sided:
+            name = "one-sided"
+        elif RIVAL in self.table:
+            name = "two-sided"
+        return f"{name}, label-aware" if LABEL_AWARE in self.table else name
+
+    @property
+    def selected(self) -> int | None:
+        """The number of images that were selected for it; None where no manifest says so."""
+        return images_selected(self.facts.runs[-1]) if self.facts.runs else None
+
+    @property
+    def progress(self) -> str:
+        """ "36 of 180, unfinished" if it is known to lack images that were selected for it, else
+        "".
+        """
+        done, selected = len(self.table), self.selected
+        if selected is None or done >= selected:
+            return ""
+        return f"{done:,} of {selected:,}, unfinished"
+
+    @property
+    def label(self) -> Label:
+        """Its name; people also see its progress, its images and its procedure."""
+        return self.labelled(self.name)
+
+    def labelled(self, words: str) -> Label:
+        """Its label, in which people see ``words`` in place of its name."""
+        if self.progress:
+            words += f" ({self.progress})"
+        text = ", ".join(filter(None, (words, self.images, self.procedure)))
+        return Label(self.name, text, str(self.path))
+
+
+@dataclass(frozen=True)
+class Logs:
+    """The logs of each kind, in the order in which they were named, and the reasons why some were
+    ``left_out``.
+    """
+
+    certification: list[Log] = field(default_factory=list)
+    prediction: list[Log] = field(default_factory=list)
+    training: list[Log] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Log]:
+        return [*self.certification, *self.prediction, *self.training]
+
+    def where(self, condition: Callable[[Log], bool]) -> Logs:
+        """The logs that meet a condition."""
+        certification, prediction, training = (
+            [*filter(condition, logs)]
+            for logs in (self.certification, self.prediction, self.training)
+        )
+        return Logs(certification, prediction, training, self.left_out)
+
+    def by(self, fact: str) -> dict[str, Logs]:
+        """The certification and prediction logs of the same ``images``, or the same ``procedure``,
+        by its name.
+        """
+        parts: dict[str, Logs] = {}
+        for log in self.certification:
+            parts.setdefault(getattr(log, fact), Logs()).certification.append(log)
+        for log in self.prediction:
+            parts.setdefault(getattr(log, fact), Logs()).prediction.append(log)
+        return parts
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by their ``key``, in the order in which the keys occur first."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def sizes_of(logs: Iterable[Log]) -> str:
+    """How many examples the logs have, like "180" or "36 to 180"."""
+    sizes = {len(log.table) for log in logs}
+    return " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)}))

@@ -1,0 +1,283 @@
+"""Whether the radii of a certification log can be true: compared with its counts and with the
+largest that n allows.
+"""
+
+import dataclasses
+import math
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+
+from smoothadv.analysis.logs import Log
+from smoothadv.base.errors import UserError
+from smoothadv.records.manifests import METHODS
+from smoothadv.records.readers import DataFrame
+from smoothadv.statistics import ABSTAIN, Procedure, Smoothing
+from smoothadv.statistics.adaptive import LADDER
+from smoothadv.statistics.bounds import maximum_radius
+from smoothadv.statistics.exact import Exact
+from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure
+from smoothadv.statistics.two_sided import RIVAL, TwoSided
+
+_OTHER_ALPHA = 0.01
+_FEWEST_TO_JUDGE = 20
+_DISTANCE = 1e-6  # far more than noise in grey levels has from a Gaussian, on any image
+_MATCH = 1e-6  # relative: radii agree with their counts to 1e-8, another sigma or alpha does not
+
+
+def check_certificates(log: Log) -> Log:
+    """UserError, naming the log and the fault, if its radii cannot be certificates for its sigma, n
+    and alpha.
+
+    Returns the log with another alpha where the radii show that the assumed one was not used, and
+    with notes: sentences on tolerated faults and on what could not be checked.
+    """
+    log = replace(log, notes=(*log.notes, *_notes(log)))
+    if log.radii_follow_from_counts:
+        log = _check_counts(log)
+    elif log.facts.settings.get("method") in METHODS and set(GRID_COLUMNS) <= set(log.table):
+        _check_looks(log)
+    sigma, n, alpha = log.facts.number("sigma"), log.facts.n, log.facts.alpha
+    if sigma is None:
+        note = "its sigma is unknown, so its radii could not be checked: --sigma states it"
+        return replace(log, notes=(*log.notes, note))
+    if _has_other_alpha(log, sigma):
+        facts = log.facts.replaced("alpha", _OTHER_ALPHA, "inferred from the largest radius")
+        note = (
+            f"its largest radius, {log.table.radius.max():g}, is impossible for alpha = {alpha:g} "
+            f"at n = {n:,}; it is what alpha = {_OTHER_ALPHA:g} gives, so each of its certificates "
+            "may be false with that probability"
+        )
+        return replace(log, facts=facts, notes=(*log.notes, note))
+    if not log.radii_follow_from_counts:
+        _check_largest(log, sigma)
+    return log
+
+
+def _check_largest(log: Log, sigma: float) -> None:
+    """UserError if a radius is above the largest that any counts certify.
+
+    Every procedure spends alpha or a part of it, so that none exceeds this. A published radius may
+    be rounded up.
+    """
+    n, alpha, sources = log.facts.n, log.facts.alpha, log.facts.sources
+    largest = maximum_radius(n, sigma, alpha)
+    above = log.table[log.table.radius > largest + _tolerance(log.table)]
+    if len(above):
+        names = [name for name in ("sigma", "N", "alpha") if name in sources]
+        known = ", ".join(f"{name} {sources[name]}" for name in names)
+        raise UserError(
+            f"{log.path} holds a radius that cannot be certified, first at idx "
+            f"{above.idx.iloc[0]}: {above.radius.iloc[0]:g} is above {largest:.6g}, the largest "
+            f"for sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({known}); --sigma, --N and "
+            "--alpha state others"
+        )
+
+
+def _has_other_alpha(log: Log, sigma: float) -> bool:
+    """Whether several radii are the largest that alpha = 0.01 allows, where alpha and n were merely
+    assumed.
+
+    Some logs released with Cohen et al. have such radii; a single one is a fault like any other.
+    """
+    facts, radii = log.facts, log.table.radius
+    if {facts.sources.get("N"), facts.sources.get("alpha")} != {"assumed"}:
+        return False
+    tolerance = _tolerance(log.table).max()
+    usual = maximum_radius(facts.n, sigma, facts.alpha)
+    other = maximum_radius(facts.n, sigma, _OTHER_ALPHA)
+    is_the_other = radii.max() > usual + tolerance and abs(radii.max() - other) <= tolerance
+    return bool(is_the_other and (radii == radii.max()).sum() > 1)
+
+
+def _notes(log: Log) -> list[str]:
+    """What a reader of the numbers must know of the procedure, and of a classifier that ignores its
+    input.
+    """
+    notes, classes, labels = [], log.table["predict"].unique(), log.table["label"].unique()
+    if len(log.table) >= _FEWEST_TO_JUDGE and len(classes) == 1 and len(labels) > 1:
+        collapsed = f"it predicts class {classes[0]} for every example: the model has collapsed"
+        notes.append("it abstains on every example" if classes[0] == ABSTAIN else collapsed)
+    if log.is_on_grid:
+        notes.append(
+            "its radii were decided on a grid: an average certified radius on the grid is a lower "
+            "bound"
+        )
+    if LABEL_AWARE in log.table:
+        notes.append(
+            f"{int(log.table[LABEL_AWARE].sum())} of its images were given up because the class "
+            "selected was not the label: its accuracies are true, its abstentions mean nothing"
+        )
+    return notes
+
+
+def _check_counts(log: Log) -> Log:
+    """UserError unless one n and one sigma explain all counts and radii; returns the log with both
+    among its facts.
+    """
+    table, n, is_assumed = log.table, int(log.table["trials"].max()), _n_is_assumed(log)
+    any_certificate = (table.predict >= 0).any()
+    if n < 1:
+        raise UserError(f"{log.path} holds certificates of no trials at all")
+    if is_assumed and any_certificate:
+        log = replace(log, facts=log.facts.replaced("N", n, "column trials"))
+    if n != log.facts.n and (any_certificate or n > log.facts.n):
+        stated = f"n = {log.facts.n} ({log.facts.sources['N']})"
+        raise UserError(f"{log.path} holds {n} trials per example where {stated}")
+    if not _n_is_assumed(log):
+        _check_partial_counts(log)
+    sigma = log.facts.number("sigma")
+    if sigma is None:
+        sigma = _sigma_of_counts(log)
+        if sigma is None:
+            return log
+        facts = log.facts.replaced("sigma", sigma, "column radius and its counts")
+        log = replace(log, facts=facts)
+    _check_radii_of_counts(log, sigma, cast(type[Procedure], log.procedure_type))
+    return log
+
+
+def _n_is_assumed(log: Log) -> bool:
+    return log.facts.sources.get("N") == "assumed"
+
+
+def _radii_of_counts(
+    log: Log, table: DataFrame, sigma: float, procedure: type[Procedure]
+) -> np.ndarray:
+    """The radius that the counts of each row of ``table`` certify by ``procedure``, nan if none:
+    float64 [rows]; computes one per distinct counts.
+    """
+    settings = {**log.facts.settings, "sigma": sigma, "alpha": log.facts.alpha}
+    try:
+        columns = procedure.counts(settings)
+        counts, inverse = np.unique(table[[*columns]].to_numpy(), axis=0, return_inverse=True)
+        radii = [
+            procedure.radius_from(dict(zip(columns, row)), settings) for row in counts.tolist()
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"its counts or the settings in its manifest are impossible ({error!r})"
+        raise UserError(f"{log.path} is left in doubt: {reason}") from error
+    found = np.array([math.nan if radius is None else radius for radius in radii], dtype=float)
+    return found[inverse.reshape(-1)]
+
+
+def _check_looks(log: Log) -> None:
+    """UserError unless rows on a grid have the looks of their procedure, and counts that would
+    certify without others.
+
+    A procedure that looks several times needs at each look as many votes as one that looks there
+    alone, or more.
+    """
+    table, settings = log.table, log.facts.settings
+    procedure = cast(type[GridProcedure], log.procedure_type)
+    own = {field.name for field in dataclasses.fields(procedure)} & settings.keys()
+    common = settings["sigma"], settings["N0"], settings["N"], settings["alpha"]
+    drawn = (table.samples - settings["N0"]).to_numpy()
+    is_look = np.zeros(len(table), bool)
+    # Looks change little with the distance of the noise from a Gaussian, if at all.
+    for distance in (0.0, _DISTANCE) if settings["sound"] else (0.0,):
+        try:
+            made = procedure(Smoothing(*common, distance), **{name: settings[name] for name in own})
+            looks = np.array([0, *made.looks, -1])
+        except ValueError as error:
+            raise UserError(
+                f"{log.path} is left in doubt: its manifest has settings that cannot be: {error}"
+            ) from error
+        at_look = np.take(looks, table.looks, mode="clip") == drawn
+        is_look |= at_look & np.isin(table.trials, looks)
+    on_grid = np.isin(table.radius, settings["radii"])
+    if RIVAL in table or settings["ladder"]:
+        step = table.radius.to_numpy() * LADDER / settings["sigma"] % 1
+        on_grid |= np.minimum(step, 1 - step) < _MATCH
+    by_one_look = TwoSided if RIVAL in table else Exact
+    _check_radii_of_counts(log, settings["sigma"], by_one_look, smaller_are_fine=True)
+    fine = is_look & on_grid
+    if not fine.all():
+        raise UserError(
+            f"{log.path} holds counts of no look, or a radius not on the grid, first at idx "
+            f"{table.idx[~fine].iloc[0]}"
+        )
+
+
+def _check_partial_counts(log: Log) -> None:
+    """UserError unless every row has n trials, or fewer, after which not even further successes
+    alone would certify.
+
+    Nor do those of an abstention.
+    """
+    n, table = log.facts.n, log.table
+    fewer = table[(table.trials < n) | (table.predict < 0)]
+    at_best = fewer.assign(successes=n - (fewer.trials - fewer.successes), trials=n)
+    radii = _radii_of_counts(log, at_best, 1.0, cast(type[Procedure], log.procedure_type))
+    wrong = fewer[(fewer.predict >= 0) | ~np.isnan(radii)]
+    if len(wrong):
+        trials, fault = wrong.trials.iloc[0], "abstains although its counts certify"
+        if trials < n:
+            fault = "mixes certificates of different n"
+        raise UserError(
+            f"{log.path} {fault}: {trials} trials at idx {wrong.idx.iloc[0]} where others have {n}"
+        )
+
+
+def _sigma_of_counts(log: Log) -> float | None:
+    """The sigma at which the counts of the largest radius certify it; None if they certify nothing
+    or it is 0.
+    """
+    largest = log.table.loc[[log.table["radius"].idxmax()]]
+    (unit,) = _radii_of_counts(log, largest, 1.0, cast(type[Procedure], log.procedure_type))
+    if not unit > 0 or not largest.radius.item():
+        return None
+    sigma = float(largest.radius.item() / unit)
+    rounded = float(f"{sigma:.6g}")
+    return rounded if math.isclose(sigma, rounded, rel_tol=1e-9) else sigma
+
+
+def _check_radii_of_counts(
+    log: Log, sigma: float, procedure: type[Procedure], smaller_are_fine: bool = False
+) -> None:
+    """UserError unless each radius is the one that its counts certify by ``procedure``, or no
+    larger.
+    """
+    certified = log.table[log.table.predict >= 0]
+    radii = certified.radius.to_numpy()
+    expected = _radii_of_counts(log, certified, sigma, procedure)
+    right = np.isclose(radii, expected, rtol=_MATCH, atol=1e-9)
+    if smaller_are_fine:
+        right |= radii <= expected
+    if not right.all():
+        row = certified[~right].iloc[0]
+        raise UserError(
+            f"{log.path} holds a radius that its counts do not certify at sigma {sigma:g} and "
+            f"alpha {log.facts.alpha:g}, first at idx {int(row.idx)}: {row.radius:g}, not "
+            f"{expected[~right][0]:g} (rows of another sigma?)"
+        )
+
+
+def _tolerance(table: DataFrame) -> np.ndarray:
+    """By how much each radius may exceed what was certified: it was rounded, or 1e-9 relative."""
+    radii = table["radius"].to_numpy()
+    return np.maximum(rounded_by(radii), 1e-9 * radii)
+
+
+def rounded_by(radii: np.ndarray) -> np.ndarray:
+    """By how much each of a log's radii may have been rounded up, float64: released ones were
+    rounded to nearest.
+    """
+    some = np.unique(radii[radii > 0])
+    if len(some) and all(float(f"{radius:.3g}") == radius for radius in some):
+        magnitudes = np.floor(np.log10(np.where(radii > 0, radii, 1.0)))
+        return np.where(radii > 0, 0.5 * 10.0 ** (magnitudes - 2), 0.0)
+    if len(some) and np.array_equal(some, np.round(some, 4)):
+        return np.where(radii > 0, 0.5e-4, 0.0)
+    return np.zeros(len(radii))
+
+
+def rounding_notes(log: Log) -> list[str]:
+    """A note on radii that were rounded to nearest, as the released ones, hence about half of them
+    up.
+    """
+    largest = rounded_by(log.table["radius"].to_numpy()).max(initial=0.0)
+    if not largest:
+        return []
+    return [f"its radii were rounded to nearest, some of them up, by at most {largest:g}"]
