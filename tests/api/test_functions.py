@@ -205,7 +205,7 @@ def test_a_log_is_continued_only_by_the_same_call(tmp_path):
         ),
         ({"method": "adaptive", "settings": {"radii": [-1]}}, "radii"),
         ({"settings": {"radi": 1}}, "settings of method 'exact': found 'radi'"),
-        ({"device": "abacus"}, "found 'abacus', which is no device"),
+        ({"device": "abacus"}, "'abacus' is no device"),
         ({"sound": True}, "8-bit images only"),
         ({"num_classes": 5}, "has 4 classes, the images of 'images' have 5"),
     ],

@@ -358,7 +358,11 @@ def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
         ({"test_labels": LABELS}, UserError, "test_labels without test"),
         ({"schedule": {5: 1, "lr": 1}}, UserError, "schedule: found 5, expected epochs"),
         ({"model": 5}, UserError, "the model is a int"),
-        ({"device": 2**70}, UserError, "found 1180591620717411303424, which is no device that"),
+        (
+            {"device": 2**70},
+            UserError,
+            "found 1180591620717411303424, '1180591620717411303424' is no device",
+        ),
         ({"arguments": {}}, TypeError, "unexpected keyword argument 'arguments'"),
     ],
 )

@@ -266,7 +266,9 @@ def test_plugin_that_takes_no_part_does_not_stand_in_the_way(workplace, capsys):
 
 
 def test_help_lists_the_options_of_a_plugin(workplace, capsys):
-    outcome = call(capsys, "train", "--help", "--plugin", "shapes.py")
+    outcome = call(
+        capsys, "train", "--help", "--objective", "soft_gaussian", "--plugin", "shapes.py"
+    )
     assert outcome.code == 0
     assert "--label-smoothing" in outcome.out and "soft_gaussian" in outcome.out
 

@@ -394,7 +394,7 @@ METHODS = [
 ]
 IMAGE_SIZES = [
     ([command[0], dataset, *command[2:], "--image-size", size], ["image-size"])
-    for command in (CERTIFY, PREDICT, QUANTIZE, TRAIN, TRAIN_PGD, SIZED)
+    for command in (CERTIFY, PREDICT, QUANTIZE, TRAIN, [*TRAIN_PGD, *PGD], SIZED)
     for dataset, size in (
         *(("digits", "8"), ("imagefolder:photos@8", "8")),
         ("imagefolder:photos", "8x8"),

@@ -132,7 +132,7 @@ def test_draws_of_a_stream_are_all_numbers_once(requests):
     assert (stream.noise.handed_out(3, Purpose.EVALUATION) == np.arange(sum(requests))).all()
 
 
-SETTINGS = {"adaptive": {"radii": ()}}  # tables of one row are built fast
+SETTINGS = {"adaptive": {"radii": (0.0,)}}  # tables of one row are built fast
 
 
 @pytest.mark.parametrize("name", list(PROCEDURES))

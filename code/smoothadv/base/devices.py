@@ -11,7 +11,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.base.settings import found_value
 
 T = TypeVar("T")
 # The last one is cuDNN's, where no engine's workspace fits.
@@ -38,8 +37,8 @@ def usable_device(name: str | torch.device) -> torch.device:
             (), dtype=torch.float64, device=device
         )  # and float64, which mps, for example, lacks
     except (RuntimeError, AssertionError, NotImplementedError, TypeError, ValueError) as error:
-        reason = f"which is no device that can be used here: {first_line(error)}"
-        raise UserError(f"device: {found_value(name)}, {reason}") from None
+        reason = first_line(error)
+        raise UserError(f"'{name}' is no device that can be used here: {reason}") from None
     return device
 
 
