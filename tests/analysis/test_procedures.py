@@ -195,6 +195,11 @@ def test_partial_counts_that_could_still_certify_are_refused(successes):
     assert f"different n: {successes + ALLOWED} trials at idx 9 where others have 1000" in message
 
 
+def test_abstentions_whose_counts_certify_are_refused():
+    message = refusal(put("log.tsv", [*EXACT[:3], row(9, -1, 0.0, N, N)]))
+    assert "abstains although its counts certify: 1000 trials at idx 9" in message
+
+
 def test_all_images_may_abstain_early():
     stopped = [row(idx, -1, 0.0, 10 * idx, 10 * idx + ALLOWED + 1, idx % 10) for idx in range(30)]
     assert "abstains on every" in notes_of(str(put("log.tsv", stopped)))

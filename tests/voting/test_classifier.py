@@ -190,6 +190,15 @@ def test_what_a_convolution_alone_sees_is_folded_into_it(kind, left, entrance):
     assert norms_in(folded) == left and type(folded[0]) is entrance
 
 
+@pytest.mark.parametrize("padding", ["zeros", "reflect", "replicate", "circular"])
+def test_division_by_the_deviation_is_exact_with_every_border(padding):
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode=padding), nn.ReLU())
+    model = nn.Sequential(Normalize(*STATISTICS), layers).double()
+    images = torch.rand(2, 3, 6, 6, dtype=torch.float64)
+    folded = fold(copy.deepcopy(model))
+    assert type(folded[0]) is Center and deviation(model, folded, images) < 1e-12
+
+
 @pytest.mark.parametrize("entrance", [Normalize, Center])
 def test_zero_padding_stays_exact_at_the_border(entrance):
     """Padding is zero after the input layer: it stands for the mean, 5 here, which the image itself

@@ -247,13 +247,13 @@ def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -
     """Divide the first layer's weights by ``std`` [C, 1, 1]; if that layer is no plain convolution,
     do nothing: False.
 
-    This is exact with zero padding: a border of zeros is zero before and after the division.
+    This is exact: a border holds zeros, or values of the image, which are divided, too.
     Folding the mean into a bias would not be exact, since the border of a centred image stands for
     the mean.
     """
     users = list(next(node for node in network.graph.nodes if node.op == "placeholder").users)
     layer = layer_of(network, users[0]) if len(users) == 1 else None
-    if not isinstance(layer, nn.Conv2d) or layer.padding_mode != "zeros" or layer.groups != 1:
+    if not isinstance(layer, nn.Conv2d) or layer.groups != 1:
         return False
     layer.weight.data /= std.flatten().view(1, -1, 1, 1)
     return True
