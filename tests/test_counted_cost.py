@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.shared.smoothed_attack import SmoothedAttack, _Examples
+from smoothadv.attacks.smoothed_attack import SmoothedAttack, _Examples
 from support.commands import CODE
 
 pytestmark = pytest.mark.skipif(

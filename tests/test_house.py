@@ -138,7 +138,7 @@ def test_imports_have_no_cycles():
 @pytest.mark.parametrize(
     "sources",
     [
-        with_line("smoothadv.attacks.shared.geometry", "from smoothadv.attacks.pgd import PGD"),
+        with_line("smoothadv.attacks.geometry", "from smoothadv.attacks.pgd import PGD"),
         with_line("smoothadv.base.errors", "def late():\n    from smoothadv.training import setup"),
         {"a": "import b", "b": "import c", "c": "import a"},
     ],

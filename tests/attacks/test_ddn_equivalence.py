@@ -15,7 +15,7 @@ from torch import nn
 
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Estimate, Stein, plug_in
-from smoothadv.attacks.shared.geometry import quantize
+from smoothadv.attacks.geometry import quantize
 from support.models import Recorder, linear_classifier
 from support.released import randomise_batch_norms
 from support.slow_ddn import copies_of, majority, slow_ddn_batch

@@ -26,9 +26,9 @@ from smoothadv.attacks.estimators import (
     smoothed_loss,
     stein_gradient,
 )
+from smoothadv.attacks.geometry import unit
+from smoothadv.attacks.micro_batches import InParts
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.shared.geometry import unit
-from smoothadv.attacks.shared.micro_batches import InParts
 from smoothadv.base.settings import settings_record
 from support.models import POINT, WEIGHT, linear_classifier, network_with_state, probit_classifier
 from support.slow_attacks import slow_expected_loss, slow_plug_in, smooth_network

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.shared.geometry import (
+from smoothadv.attacks.geometry import (
     in_grey_levels,
     l2_norm,
     project_ball,

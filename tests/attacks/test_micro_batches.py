@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Estimate, Stein, noisy_logits, plug_in
-from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.shared.micro_batches import (
+from smoothadv.attacks.micro_batches import (
     FixedShape,
     InParts,
     places_in_pass,
     rows_per_pass,
 )
+from smoothadv.attacks.pgd import PGD
 from support.models import Recorder
 from support.slow_attacks import estimators_and_slow_ones, smooth_network
 

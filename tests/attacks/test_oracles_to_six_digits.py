@@ -16,8 +16,8 @@ from scipy.special import log_ndtr
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Stein, plug_in, smoothed_loss, stein_gradient
+from smoothadv.attacks.micro_batches import InParts
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.shared.micro_batches import InParts
 from support.models import (
     BIAS,
     DISTANCE,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import ImageFile
 
-from smoothadv.base.errors import shown
+from smoothadv.base.errors import escape
 from support.commands import Outcome, call
 from support.sweeping import write_grid
 
@@ -112,11 +112,11 @@ def test_neither_a_library_that_warns_of_a_name_nor_debug_shows_an_escape_code(w
 
 
 def test_text_is_shown_as_it_is_but_for_what_steers_a_terminal():
-    assert shown("aé–日本 '\\") == "aé–日本 '\\" and shown("٣", plain=True) == "\\u0663"
-    assert shown("a\n\x1b[2J\x9b\u202e\u2028\ud800") == "a\\n\\x1b[2J\\x9b\\u202e\\u2028\\ud800"
+    assert escape("aé–日本 '\\") == "aé–日本 '\\" and escape("٣", plain=True) == "\\u0663"
+    assert escape("a\n\x1b[2J\x9b\u202e\u2028\ud800") == "a\\n\\x1b[2J\\x9b\\u202e\\u2028\\ud800"
     assert (
-        shown("a" * 90 + "b" * 10, 40) == "a" * 27 + "..." + "b" * 10
-        and shown("a" * 9999, None) == "a" * 9999
+        escape("a" * 90 + "b" * 10, 40) == "a" * 27 + "..." + "b" * 10
+        and escape("a" * 9999, None) == "a" * 9999
     )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from smoothadv.attacks.shared.gradient_attack import Problem
+from smoothadv.attacks.gradient_attack import Problem
 from smoothadv.training import graphed, run, schedule
 
 aten = torch.ops.aten

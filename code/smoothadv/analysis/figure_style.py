@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
 import numpy as np
 
 from smoothadv.analysis.radii import round_numbers
-from smoothadv.base.errors import UserError, shown
+from smoothadv.base.errors import UserError, escape
 from smoothadv.base.settings import setting
 
 if TYPE_CHECKING:
@@ -138,7 +138,11 @@ def readings(figure: Figure) -> list[dict[str, Any]]:
             x = np.unique(np.concatenate(points)) if points else round_numbers(axes.get_xlim()[1])
             title = axes.get_xlabel().replace("$", "")
             curves = [
-                [int(line.get_gid().split("-")[1]), shown(line.get_label(), None), _values(line, x)]
+                [
+                    int(line.get_gid().split("-")[1]),
+                    escape(line.get_label(), None),
+                    _values(line, x),
+                ]
                 for line in lines
             ]
             panels.append(
@@ -191,7 +195,7 @@ def add_title(put: Callable[[str], object], title: str | None) -> None:
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the title '{title}' cannot be typeset: {reason}") from error
-    put(shown(title, None))
+    put(escape(title, None))
 
 
 def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool = True) -> None:
@@ -202,7 +206,7 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
     and entry-2-1 are the parts of entry 2, and curve-2-0, curve-2-1 ... what was drawn under its
     label.
     """
-    labels = [_legible(shown(str(handle.get_label()), None)) for handle in handles]
+    labels = [_legible(escape(str(handle.get_label()), None)) for handle in handles]
     blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
     longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:

@@ -12,7 +12,7 @@ from typing import Any
 from smoothadv.analysis.facts import Facts, Value, facts_of
 from smoothadv.analysis.logs import Log, Logs, sizes_of
 from smoothadv.analysis.plausibility import check_certificates
-from smoothadv.base.errors import UserError, shown
+from smoothadv.base.errors import UserError, escape
 from smoothadv.base.progress import Progress
 from smoothadv.records.logs import is_manifest, is_shard_folder
 from smoothadv.records.readers import READERS, kind_of_log, resembles_log
@@ -123,7 +123,7 @@ def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
     files, visited, refused = [], set(), list[OSError]()
     found = os.walk(folder, followlinks=True, onerror=refused.append)
     for place, folders, names in Progress(
-        found, f"searching {shown(str(folder), 80)}", unit="folder", delay=1
+        found, f"searching {escape(str(folder), 80)}", unit="folder", delay=1
     ):
         real = os.path.realpath(place)
         if real in visited:
@@ -221,9 +221,9 @@ def _with_names(logs: list[Log]) -> list[Log]:
     the file's name.
     """
     if len(logs) == 1:
-        name = shown(logs[0].path.name, None)
+        name = escape(logs[0].path.name, None)
         return [replace(logs[0], name=name.removesuffix(".tsv") or name)]
-    whole = [Path(shown(str(log.path.absolute()), None)).parts for log in logs]
+    whole = [Path(escape(str(log.path.absolute()), None)).parts for log in logs]
     brief = [(*parts[:-1], parts[-1].removesuffix(".tsv")) for parts in whole]
     in_all = set.intersection(*map(set, brief)) if logs else set[str]()
     start = len(os.path.commonprefix(whole))
@@ -231,7 +231,7 @@ def _with_names(logs: list[Log]) -> list[Log]:
         ["/".join(part for part in parts if part not in in_all) for parts in brief],
         ["/".join(parts[start:]) for parts in brief],
         ["/".join(parts[start:]) for parts in whole],
-        [shown(f"{log.group}: {log.path}", None) for log in logs],  # one log in several groups
+        [escape(f"{log.group}: {log.path}", None) for log in logs],  # one log in several groups
     )
     are_unique = (names for names in attempts if len(set(names)) == len(names) and all(names))
     names = next(are_unique, attempts[-1])

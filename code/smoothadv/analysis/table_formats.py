@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smoothadv.base.errors import shown
+from smoothadv.base.errors import escape
 from smoothadv.base.registry import Registry
 
 CellValue = str | int | float | None
@@ -129,9 +129,9 @@ def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
             text = markup.raise_(_number(value.raised, kind, decimals)) + text
         return text
     if isinstance(value, Label):
-        return markup.escape(shown(value.text, None))
+        return markup.escape(escape(value.text, None))
     if kind in ("text", "count"):
-        return markup.escape(f"{value:,}" if isinstance(value, int) else shown(str(value), None))
+        return markup.escape(f"{value:,}" if isinstance(value, int) else escape(str(value), None))
     return _number(float(value), kind, decimals)
 
 
@@ -164,7 +164,7 @@ def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]
 def titles(table: Table) -> list[str]:
     """Column titles for people."""
     return [
-        shown(column.title, None) + (" (%)" if column.kind in ("fraction", "difference") else "")
+        escape(column.title, None) + (" (%)" if column.kind in ("fraction", "difference") else "")
         for column in table.columns
     ]
 

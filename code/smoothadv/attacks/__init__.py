@@ -15,8 +15,8 @@ common; ``SmoothedAttack`` attacks the smoothed classifier itself, with noise, r
 ``shared`` holds what several attacks use.
 """
 
-from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
-from smoothadv.attacks.shared.smoothed_attack import SmoothedAttack
+from smoothadv.attacks.gradient_attack import GradientAttack, Problem
+from smoothadv.attacks.smoothed_attack import SmoothedAttack
 from smoothadv.base.registry import Registry, discover
 
 __all__ = ["ATTACKS", "GradientAttack", "Problem", "SmoothedAttack"]

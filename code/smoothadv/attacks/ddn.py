@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.shared.geometry import l2_norm, per_example, project_box, quantize, unit
-from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
+from smoothadv.attacks.geometry import l2_norm, per_example, project_box, quantize, unit
+from smoothadv.attacks.gradient_attack import GradientAttack, Problem
 from smoothadv.base.settings import number, positive_float, setting
 
 _levels = number(

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from smoothadv.attacks.estimators import Model, differentiated, frozen
-from smoothadv.attacks.shared.geometry import l2_norm, per_example, project_ball, unit
+from smoothadv.attacks.geometry import l2_norm, per_example, project_ball, unit
 
 
 def until_misclassified(

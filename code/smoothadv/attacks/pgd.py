@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.shared.geometry import (
+from smoothadv.attacks.geometry import (
     gaussian_like,
     per_example,
     project_ball,
@@ -13,7 +13,7 @@ from smoothadv.attacks.shared.geometry import (
     uniform_in_ball,
     unit,
 )
-from smoothadv.attacks.shared.gradient_attack import GradientAttack, Problem
+from smoothadv.attacks.gradient_attack import GradientAttack, Problem
 from smoothadv.base.settings import positive_float, setting
 
 

@@ -11,7 +11,7 @@ LONGEST_LINE = 2000
 _STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
 
 
-def shown(text: str, most: int | None = LONGEST_LINE, plain: bool = False) -> str:
+def escape(text: str, most: int | None = LONGEST_LINE, plain: bool = False) -> str:
     """``text`` from anywhere as a terminal may show it: on one line, with escapes for what would
     steer a terminal.
 
@@ -32,11 +32,11 @@ def shown(text: str, most: int | None = LONGEST_LINE, plain: bool = False) -> st
 
 
 def visible(text: str) -> str:
-    """A text of lines, perhaps with tabs, each part as ``shown``: all that is printed or written
+    """A text of lines, perhaps with tabs, each part as ``escape``: all that is printed or written
     for people.
     """
     return "\n".join(
-        "\t".join(shown(part, None) for part in line.split("\t")) for line in text.split("\n")
+        "\t".join(escape(part, None) for part in line.split("\t")) for line in text.split("\n")
     )
 
 
@@ -45,11 +45,11 @@ class UserError(Exception):
     what is expected.
 
     Commands print it as ``error: MESSAGE`` and exit with 1; any other exception is a defect of this
-    package and shows its traceback. As text it is what ``shown`` makes of the message.
+    package and shows its traceback. As text it is what ``escape`` makes of the message.
     """
 
     def __str__(self) -> str:
-        return shown(
+        return escape(
             Exception.__str__(self)
         )  # KeyError's, of a subclass, would be the message's repr
 
@@ -68,7 +68,7 @@ class DoubtfulWarning(UserWarning):
 
 def warn(message: str) -> None:
     """Warn the user, by a DoubtfulWarning, of something that is allowed but probably a mistake."""
-    warnings.warn(shown(message), DoubtfulWarning, stacklevel=3)
+    warnings.warn(escape(message), DoubtfulWarning, stacklevel=3)
 
 
 def first_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from smoothadv.base.errors import shown, warn
+from smoothadv.base.errors import escape, warn
 
 SECONDS_BETWEEN_LINES = 60.0
 _quiet = ContextVar("quiet", default=False)
@@ -58,7 +58,7 @@ class Progress(tqdm):
                 OSError, ValueError
             ):  # a full disk or a closed stream must not end the work
                 print(
-                    shown(" ".join(str(self).replace("s/ ", "s/").split())),
+                    escape(" ".join(str(self).replace("s/ ", "s/").split())),
                     file=sys.stderr,
                     flush=True,
                 )

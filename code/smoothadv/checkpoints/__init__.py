@@ -35,7 +35,7 @@ from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.exact import ExactNetwork
 from smoothadv.base import plugins
 from smoothadv.base.digests import digest, file_digest
-from smoothadv.base.errors import UserError, shown, warn
+from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import refuse_to_inflate, rehearse_pickles, write_atomically
 from smoothadv.base.members import Members, members_of
 from smoothadv.base.registry import Registry, UnknownNameError
@@ -523,7 +523,7 @@ def check_recorded_images(
         recorded = content.get(field)
         if recorded is not None and list(recorded) != list(found):
             trained, has = (
-                shown(f"[{', '.join(map(str, values))}]", 200) for values in (recorded, found)
+                escape(f"[{', '.join(map(str, values))}]", 200) for values in (recorded, found)
             )
             raise UserError(
                 f"checkpoint {path} does not fit dataset '{description.name}': it was trained with "

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from smoothadv.base.errors import shown
+from smoothadv.base.errors import escape
 from smoothadv.base.registry import did_you_mean
 from smoothadv.version import __version__
 
@@ -81,7 +81,9 @@ def main(arguments: list[str] | None = None, script: str = "") -> int:
     if not arguments or arguments[0] not in COMMANDS:
         found = "no command given"
         if arguments:
-            found = f"unknown command '{shown(arguments[0])}'{did_you_mean(arguments[0], COMMANDS)}"
+            found = (
+                f"unknown command '{escape(arguments[0])}'{did_you_mean(arguments[0], COMMANDS)}"
+            )
         print(f"error: {found}; known: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from smoothadv.base import plugins
-from smoothadv.base.errors import DoubtfulWarning, Terminated, UsageError, UserError, shown, visible
+from smoothadv.base.errors import (
+    DoubtfulWarning,
+    Terminated,
+    UsageError,
+    UserError,
+    escape,
+    visible,
+)
 from smoothadv.base.registry import PLUGIN_HINT, did_you_mean
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT, FALSIFICATION_LOG, TRAINING_LOG, files_of
 from smoothadv.version import __version__
@@ -173,7 +180,7 @@ class Parser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"error: {shown(f'{self._source}{message} (see {self.prog} --help)')}\n")
+        self.exit(USAGE, f"error: {escape(f'{self._source}{message} (see {self.prog} --help)')}\n")
 
 
 def _invocation(command: str) -> str:
@@ -346,7 +353,7 @@ def _warnings_as_lines() -> Iterator[None]:
             message: Warning | str, category: type[Warning], *place: Any, **options: Any
         ) -> None:
             if issubclass(category, DoubtfulWarning):
-                print(f"warning: {shown(str(message))}", file=sys.stderr)
+                print(f"warning: {escape(str(message))}", file=sys.stderr)
             else:
                 other(
                     visible(str(message)), category, *place, **options
@@ -375,6 +382,6 @@ def terminable() -> Iterator[None]:
 def _failed(message: str, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         for line in traceback.format_exc().splitlines():
-            print(shown(line), file=sys.stderr)
-    print(f"error: {shown(message)}", file=sys.stderr)
+            print(escape(line), file=sys.stderr)
+    print(f"error: {escape(message)}", file=sys.stderr)
     return FAILURE

@@ -12,7 +12,7 @@ import numpy as np
 from smoothadv.base.errors import UsageError, warn
 from smoothadv.base.settings import settings_record
 from smoothadv.datasets import DatasetDescription
-from smoothadv.evaluation.log import Example, LogPlan, write_log
+from smoothadv.evaluation.log import Example, LogSpec, write_log
 from smoothadv.evaluation.setup import Evaluation, check_top_k, noise_kind, prepare
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.noise import RoundedGaussianNoise
@@ -41,7 +41,7 @@ def certify(spec: CertifySpec) -> tuple[WrittenLog, Procedure]:
     return write_log(evaluation, certification_log(evaluation, procedure)), procedure
 
 
-def certification_log(evaluation: Evaluation, procedure: Procedure) -> LogPlan:
+def certification_log(evaluation: Evaluation, procedure: Procedure) -> LogSpec:
     """How a certification log is made."""
     spec = evaluation.spec
     is_sound = isinstance(evaluation.noise, RoundedGaussianNoise)
@@ -53,7 +53,7 @@ def certification_log(evaluation: Evaluation, procedure: Procedure) -> LogPlan:
             yield Poll(example.image, evaluation.stream(example.index), voting)
 
     sound_columns = (_SOUND_COLUMN,) if is_sound else ()
-    return LogPlan(
+    return LogSpec(
         columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *sound_columns),
         settings=procedure_record(procedure),
         make_polls=polls,

@@ -7,7 +7,7 @@ import torch
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks.estimators import Stein
-from smoothadv.attacks.shared.smoothed_attack import EVERY
+from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.datasets import DatasetDescription
 from smoothadv.evaluation.specs import AttackSpec
 from smoothadv.voting.classifier import default_batch, optimized_for_inference

@@ -15,7 +15,7 @@ import torch
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.base.devices import to_host
-from smoothadv.base.errors import UserError, shown
+from smoothadv.base.errors import UserError, escape
 from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
@@ -40,15 +40,15 @@ class Example:
 
 
 @dataclass(frozen=True)
-class LogPlan:
+class LogSpec:
     """How a log is made: its columns, and how examples become rows.
 
     ``make_polls`` makes one poll for each of some examples. The outcome of a poll is a dict with
     the ``columns`` of the row, except idx, label, correct and time: ``correct`` is 1 where
     ``predict`` equals the label, ``time`` is this example's share of the wall-clock time as
-    H:MM:SS.ffffff. ``settings`` are added to those of the job. ``description``, ``title`` and
-    ``scores`` are those of the progress bar. ``attack`` is the attack in ``make_polls``, if there
-    is one. ``keeps_images`` saves the images on which the votes are counted.
+    H:MM:SS.ffffff. ``settings`` are added to those of the evaluation. ``description``, ``title``
+    and ``scores`` are those of the progress bar. ``attack`` is the attack in ``make_polls``, if
+    there is one. ``keeps_images`` saves the images on which the votes are counted.
     """
 
     columns: tuple[str, ...]
@@ -68,21 +68,21 @@ class ProgressBar:
     others show nothing.
     """
 
-    def __init__(self, plan: LogPlan, total: int, done: int, quiet: bool) -> None:
-        name = shown(plan.description, 80)
+    def __init__(self, wanted: LogSpec, total: int, done: int, quiet: bool) -> None:
+        name = escape(wanted.description, 80)
         self._bar = Progress(total=total, initial=done, desc=name, unit="example", quiet=quiet)
-        self._plan = plan
+        self._wanted = wanted
         self._done = self._hits = self._draws = 0
 
     def add(self, row: Row) -> None:
         self._done += 1
-        self._hits += self._plan.scores(row)
+        self._hits += self._wanted.scores(row)
         self._bar.update(1)
 
     def batch(self, draws: int) -> None:
         self._draws += draws
         elapsed = self._bar.format_dict["elapsed"]
-        share = f"{self._plan.title} {self._hits / self._done:.1%}, " if self._done else ""
+        share = f"{self._wanted.title} {self._hits / self._done:.1%}, " if self._done else ""
         rate = self._draws / max(elapsed, 1e-9)
         self._bar.set_postfix_str(f"{share}{rate:,.0f} draws/s", refresh=False)
         self._bar.update(0)
@@ -91,52 +91,60 @@ class ProgressBar:
         self._bar.close()
 
 
-def write_log(job: Evaluation, plan: LogPlan) -> WrittenLog:
-    """Write the missing rows of a job's log, or of this process's share of it; without a path, keep
-    them in memory.
+def write_log(evaluation: Evaluation, wanted: LogSpec) -> WrittenLog:
+    """Write the missing rows of an evaluation's log, or of this process's share of it; without a
+    path, keep them in memory.
 
     UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
     """
-    settings = {**job.settings, **plan.settings, **({IMAGES: True} if plan.keeps_images else {})}
-    attack_batch = None if plan.attack is None else plan.attack.batch
-    if job.log is None:
-        memory = MemoryLog(plan.columns)
-        _write_rows(job, plan, memory, job.indices)
-        return WrittenLog(Path(), True, job.batch, attack_batch, memory.rows)
-    if job.processes.size > 1:
-        _write_by_all_processes(job, plan, settings, job.log)
+    settings = {
+        **evaluation.settings,
+        **wanted.settings,
+        **({IMAGES: True} if wanted.keeps_images else {}),
+    }
+    attack_batch = None if wanted.attack is None else wanted.attack.batch
+    if evaluation.log is None:
+        memory = MemoryLog(wanted.columns)
+        _write_rows(evaluation, wanted, memory, evaluation.indices)
+        return WrittenLog(Path(), True, evaluation.batch, attack_batch, memory.rows)
+    if evaluation.processes.size > 1:
+        _write_by_all_processes(evaluation, wanted, settings, evaluation.log)
     else:
-        shard, existing = job.spec.shard, job.spec.existing
-        _refuse_other_way(job.log, shard, existing, settings, job.indices)
-        _write_share(job, plan, settings, job.log, shard, job.indices, existing)
-    is_whole = job.spec.shard is None and job.processes.is_first
-    if plan.keeps_images and is_whole:
-        finish_images(job.log, job.dataset.description.image_shape)
-    job.processes.wait()  # then every process can read the log
-    return WrittenLog(job.log, is_whole, job.batch, attack_batch)
+        shard, existing = evaluation.spec.shard, evaluation.spec.existing
+        _refuse_other_way(evaluation.log, shard, existing, settings, evaluation.indices)
+        _write_share(
+            evaluation, wanted, settings, evaluation.log, shard, evaluation.indices, existing
+        )
+    is_whole = evaluation.spec.shard is None and evaluation.processes.is_first
+    if wanted.keeps_images and is_whole:
+        finish_images(evaluation.log, evaluation.dataset.description.image_shape)
+    evaluation.processes.wait()  # then every process can read the log
+    return WrittenLog(evaluation.log, is_whole, evaluation.batch, attack_batch)
 
 
 def _write_by_all_processes(
-    job: Evaluation, plan: LogPlan, settings: dict[str, Any], log: Path
+    evaluation: Evaluation, wanted: LogSpec, settings: dict[str, Any], log: Path
 ) -> None:
     """Write the log together: each process a shard of the examples that the log lacks, which the
     first process then moves into the log.
 
     So does it first with the shards of an earlier run, of any number of processes.
     """
-    processes = job.processes
+    processes = evaluation.processes
     with processes.first_goes_first():
         if processes.is_first:
-            if job.spec.existing != "resume" and processes.is_new(f"log {log}"):
-                _begin_anew(log, job.spec.existing)
+            if evaluation.spec.existing != "resume" and processes.is_new(f"log {log}"):
+                _begin_anew(log, evaluation.spec.existing)
             gather(log, settings)
             if log.exists():
-                _open_log(job, plan, settings, log, job.indices, "resume").close()
+                _open_log(evaluation, wanted, settings, log, evaluation.indices, "resume").close()
     done = read_rows(log.read_bytes())[1] if log.exists() else {}
-    missing = [index for index in job.indices if index not in done] if done else job.indices
+    missing = (
+        [index for index in evaluation.indices if index not in done] if done else evaluation.indices
+    )
     if missing:
         shard = Shard(processes.rank, processes.size)
-        _write_share(job, plan, settings, log, shard, missing, "overwrite")
+        _write_share(evaluation, wanted, settings, log, shard, missing, "overwrite")
     processes.wait()
     if processes.is_first:
         gather(log, settings)
@@ -156,8 +164,8 @@ def _begin_anew(log: Path, existing: str) -> None:
 
 
 def _write_share(
-    job: Evaluation,
-    plan: LogPlan,
+    evaluation: Evaluation,
+    wanted: LogSpec,
     settings: dict[str, Any],
     log: Path,
     shard: Shard | None,
@@ -167,54 +175,54 @@ def _write_share(
     """Write the rows of ``examples``, or of a ``shard`` of them into its own log."""
     if shard is not None:
         # Where the log has rows already, shards without these are not to be merged as if complete.
-        settings = {**settings, "shard": shard.record(job.indices)}
+        settings = {**settings, "shard": shard.record(evaluation.indices)}
         log, examples = shard.path(log), shard.of(examples)
-    written = _open_log(job, plan, settings, log, examples, existing)
-    _write_rows(job, plan, written, examples)
+    written = _open_log(evaluation, wanted, settings, log, examples, existing)
+    _write_rows(evaluation, wanted, written, examples)
 
 
 def _open_log(
-    job: Evaluation,
-    plan: LogPlan,
+    evaluation: Evaluation,
+    wanted: LogSpec,
     settings: dict[str, Any],
     path: Path,
     examples: Sequence[int],
     existing: str,
 ) -> LogWriter:
-    run = {**job.run, "images": len(job.dataset), "batch": job.batch}
-    if plan.attack is not None:
-        run["attack_batch"] = plan.attack.batch
-    shape = job.dataset.description.image_shape if plan.keeps_images else None
-    return LogWriter(path, plan.columns, settings, run, existing, examples, shape)
+    run = {**evaluation.run, "images": len(evaluation.dataset), "batch": evaluation.batch}
+    if wanted.attack is not None:
+        run["attack_batch"] = wanted.attack.batch
+    shape = evaluation.dataset.description.image_shape if wanted.keeps_images else None
+    return LogWriter(path, wanted.columns, settings, run, existing, examples, shape)
 
 
 def _write_rows(
-    job: Evaluation, plan: LogPlan, log: LogWriter | MemoryLog, examples: Sequence[int]
+    evaluation: Evaluation, wanted: LogSpec, log: LogWriter | MemoryLog, examples: Sequence[int]
 ) -> None:
     """Append the missing rows to a log, in the order of ``examples``, and close it.
 
     The draws of several images share a batch. Each row is on the disk before the next is written.
     """
-    counter = job.counter()
-    bar = ProgressBar(plan, len(examples), len(log.done), not job.processes.is_first)
+    counter = evaluation.counter()
+    bar = ProgressBar(wanted, len(examples), len(log.done), not evaluation.processes.is_first)
 
     def vote_in_smaller_batches(batch: int) -> None:
         log.amend({"batch": batch})
-        job.check_integers(counter)  # other kernels may be chosen for them
+        evaluation.check_integers(counter)  # other kernels may be chosen for them
 
     def polls() -> Iterator[Poll]:
         missing = (index for index in examples if index not in log.done)
-        group = examples_at_a_time(plan.attack)
+        group = examples_at_a_time(wanted.attack)
         while indices := list(itertools.islice(missing, group)):
-            group_examples = [Example(index, *job.dataset[index]) for index in indices]
-            for example, poll in zip(group_examples, plan.make_polls(group_examples)):
-                image = to_host(poll.image) if plan.keeps_images else None
+            group_examples = [Example(index, *evaluation.dataset[index]) for index in indices]
+            for example, poll in zip(group_examples, wanted.make_polls(group_examples)):
+                image = to_host(poll.image) if wanted.keeps_images else None
                 yield replace(poll, tag=(example, image))
 
     counter.on_batch = bar.batch
     counter.on_smaller_batch = vote_in_smaller_batches
-    if plan.attack is not None:  # it may have to halve its batch, too
-        plan.attack.on_smaller_batch = lambda batch: log.amend({"attack_batch": batch})
+    if wanted.attack is not None:  # it may have to halve its batch, too
+        wanted.attack.on_smaller_batch = lambda batch: log.amend({"attack_batch": batch})
     with contextlib.closing(log), contextlib.closing(bar):
         for result in counter.run(polls()):
             example, adversarial = result.tag

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from smoothadv.attacks import SmoothedAttack
-from smoothadv.attacks.shared.geometry import in_grey_levels, l2_norm
-from smoothadv.attacks.shared.smoothed_attack import EVERY
+from smoothadv.attacks.geometry import in_grey_levels, l2_norm
+from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.base.devices import to_device, to_host
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.log import Example, LogPlan, write_log
+from smoothadv.evaluation.log import Example, LogSpec, write_log
 from smoothadv.evaluation.setup import (
     Evaluation,
     check_top_k,
@@ -82,10 +82,10 @@ class PredictionPolls:
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
-    def log(self, description: str, **further: Any) -> LogPlan:
-        """How the evaluation's log is made; ``further`` are fields of ``LogPlan``."""
+    def log(self, description: str, **further: Any) -> LogSpec:
+        """How the evaluation's log is made; ``further`` are fields of ``LogSpec``."""
         further = {"settings": {}, "attack": self.attack, **further}
-        return LogPlan(self.columns, make_polls=self, description=description, **further)
+        return LogSpec(self.columns, make_polls=self, description=description, **further)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def _limit(text: str) -> int | None:
 
 
 def _target(text: str) -> int | str:
-    from smoothadv.attacks.shared.smoothed_attack import EVERY, KNOWN_TARGETS, TARGET_RULES
+    from smoothadv.attacks.smoothed_attack import EVERY, KNOWN_TARGETS, TARGET_RULES
 
     if text.isascii() and text.isdigit():
         return non_negative_int(text)

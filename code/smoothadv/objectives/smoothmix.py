@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.attacks.estimators import noisy_logits
+from smoothadv.attacks.geometry import per_example, project_ball
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.shared.geometry import per_example, project_ball
 from smoothadv.base.settings import non_negative_float, positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, Batch, Outcome, mean_cross_entropy
 from smoothadv.objectives.bases import CopiesObjective, resolve

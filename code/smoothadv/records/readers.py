@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from smoothadv.base.errors import UserError, first_line, shown
+from smoothadv.base.errors import UserError, escape, first_line
 from smoothadv.base.files import read_array_header, read_regular, refuse_to_inflate
 from smoothadv.records import logs as records
 from smoothadv.records.manifests import (
@@ -225,7 +225,7 @@ def _checks(path: Path, table: _Rows, manifest: dict[str, Any]) -> dict[str, Any
     if sorted(expected) != sorted(table.names):
         raise UserError(
             f"{path} has not the columns that its manifest tells of, "
-            f"{shown(' '.join(expected), 200)}"
+            f"{escape(' '.join(expected), 200)}"
         )
     row = {name: table.number(name) for name in expected if name != "time"}
     if is_prediction:
@@ -393,7 +393,7 @@ def _brief(text: str) -> str:
     """A field as a message may repeat it: not all of it, and a digit that only looks like one is
     told from one.
     """
-    return shown(text, 40, plain=True)
+    return escape(text, 40, plain=True)
 
 
 def _refuse(path: Path, idx: np.ndarray, fault: str, rows: np.ndarray) -> None:

@@ -20,8 +20,8 @@ from smoothadv.attacks.estimators import (
     noisy_logits,
     plug_in,
 )
-from smoothadv.attacks.shared.geometry import Randomness, project_ball, project_box
-from smoothadv.attacks.shared.micro_batches import FixedShape
+from smoothadv.attacks.geometry import Randomness, project_ball, project_box
+from smoothadv.attacks.micro_batches import FixedShape
 from smoothadv.base.settings import (
     Checked,
     checked_field,

@@ -21,9 +21,9 @@ from smoothadv.attacks.estimators import (
     noisy_logits,
     smoothed_loss,
 )
-from smoothadv.attacks.shared.geometry import per_example, uniform_in_ball
-from smoothadv.attacks.shared.gradient_attack import GradientAttack
-from smoothadv.attacks.shared.micro_batches import (
+from smoothadv.attacks.geometry import per_example, uniform_in_ball
+from smoothadv.attacks.gradient_attack import GradientAttack
+from smoothadv.attacks.micro_batches import (
     FixedShape,
     InParts,
     places_in_pass,
