@@ -466,7 +466,9 @@ def is_possible(row: dict[str, str], settings: dict[str, Any]) -> bool:
         or counts["trials"] > settings["N"]
     ):
         return False
-    name = "top-k" if "top_k" in settings else "two-sided" if "alpha_share" in settings else "exact"
+    name = "two-sided" if "alpha_share" in settings else "exact"
+    if "top_k" in settings:
+        name = "top-k"
     radius = PROCEDURES[name].radius_from(counts, settings) if int(row["predict"]) >= 0 else 0.0
     fits = 0 <= int(row["label"]) < classes and -1 <= int(row["predict"]) < classes
     hit = int(row["correct"]) == (row["label"] == row["predict"])

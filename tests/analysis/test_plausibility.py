@@ -2,6 +2,7 @@
 understood.
 """
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -100,7 +101,7 @@ def test_cap_may_be_rounded_up_in_the_last_printed_digit_and_no_more(sigma, digi
     """At sigma 5 the cap 19.0575 is printed as 19.1."""
     cap = maximum_radius(100_000, sigma, 0.001)
     more = {
-        ".3g": 0.1 if cap > 10 else 0.01 if cap > 1 else 0.001,
+        ".3g": 10.0 ** (math.floor(math.log10(cap)) - 2),
         ".4f": 0.0002,
         ".17g": cap * 1e-7,
     }[digits]

@@ -171,6 +171,9 @@ USUAL = {
         "outdir": "run",
     },
 }
+LISTS = [NO_NUMBERS, *([each] for each in OTHER)]
+WRONG = {(True, False): SWITCH, (False, False): OTHER, (False, True): LISTS}
+"""By whether a setting is a switch, and takes several values."""
 FIELDS = [
     *(
         (ScheduleSpec, name, COUNT)
@@ -207,11 +210,7 @@ FIELDS = [
         (
             kind,
             one.field,
-            SWITCH
-            if one.parse is None
-            else [NO_NUMBERS, *([each] for each in OTHER)]
-            if one.many
-            else OTHER,
+            WRONG[one.parse is None, bool(one.many)],
         )
         for registry in (ATTACKS, OBJECTIVES, DENOISING, PROCEDURES)
         for kind in registry.values()

@@ -27,6 +27,13 @@ _PATH = os.pathsep.join(
     [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]
 )
 
+_SCHEDULER = (
+    "bf_interval=1",
+    "sched_interval=1",
+    "batch_sched_delay=0",
+    "requeue_delay=1",
+    "preempt_youngest_first",
+)
 _SETTINGS = """\
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -51,7 +58,7 @@ FirstJobId={first_job}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,requeue_delay=1,preempt_youngest_first
+SchedulerParameters={scheduler}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 GresTypes=gpu
@@ -172,6 +179,7 @@ class Cluster:
         self._settings.write_text(
             _SETTINGS.format(
                 host=socket.gethostname().split(".")[0],
+                scheduler=",".join(_SCHEDULER),
                 folder=self.folder,
                 grace=self._grace,
                 control_port=control_port,
@@ -220,13 +228,9 @@ class Cluster:
         deadline = time.monotonic() + HANG_SECONDS
         while not condition():
             ended = [daemon.args[0] for daemon in self._daemons if daemon.poll() is not None]
-            reason = (
-                f"{ended[0]} ended"
-                if ended
-                else "waited in vain"
-                if time.monotonic() > deadline
-                else ""
-            )
+            reason = "waited in vain" if time.monotonic() > deadline else ""
+            if ended:
+                reason = f"{ended[0]} ended"
             assert not reason, "\n".join([reason, *map(self._log, ("munged", "slurmctld", *NODES))])
             time.sleep(0.05)
 

@@ -275,7 +275,10 @@ def test_number_that_a_graph_would_repeat_is_noticed(name, recorded_graphs, monk
     if name == "rate":
         monkeypatch.setattr(schedule, "has_cuda_graphs", lambda device: False)
     else:
-        kept = lambda inputs: graphed.replace(on_device(inputs), **{name: getattr(inputs, name)})  # noqa: E731
+
+        def kept(inputs):
+            return graphed.replace(on_device(inputs), **{name: getattr(inputs, name)})
+
         monkeypatch.setattr(graphed, "_on_device", kept)
     assert Both(smoothadv()).differences()[0] == {"epsilon": 4, "weight": 3, "rate": 6}[name]
 

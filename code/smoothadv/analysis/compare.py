@@ -150,7 +150,9 @@ def _average_title(first: Log, second: Log) -> str:
     on_grids = first.is_on_grid, second.is_on_grid
     if not any(on_grids):
         return "average certified radius (l2)"
-    whose = "" if all(on_grids) else ", the first" if on_grids[0] else ", the second"
+    whose = {(True, True): "", (True, False): ", the first", (False, True): ", the second"}[
+        on_grids
+    ]
     return f"average certified radius (l2){whose} on the grid"
 
 

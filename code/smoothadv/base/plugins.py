@@ -317,7 +317,9 @@ def _failure(name: str, error: BaseException) -> UserError:
         return error
     file, trace = name.partition(":")[0], traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in trace if Path(frame.filename).name == file]
-    line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
-    text = next(iter(str(error.msg if isinstance(error, SyntaxError) else error).splitlines()), "")
+    line, said = frames[-1].lineno if frames else None, str(error)
+    if isinstance(error, SyntaxError):
+        line, said = error.lineno, error.msg
+    text = next(iter(said.splitlines()), "")
     where = f", line {line}" if line is not None else ""
     return UserError(f"plug-in {name}{where}: {type(error).__name__}: {text}")

@@ -65,11 +65,10 @@ def main(arguments: list[str] | None = None, script: str = "") -> int:
     """The console command ``smoothadv NAME ...``; ``script`` is the path of a code/NAME.py, which
     says the name.
     """
-    arguments = (
-        [*([Path(script).stem] if script else []), *sys.argv[1:]]
-        if arguments is None
-        else arguments
-    )
+    if arguments is None:
+        arguments = sys.argv[1:]
+        if script:
+            arguments = [Path(script).stem, *arguments]
     if "_ARGCOMPLETE" in os.environ:
         arguments = _words_to_complete()
     if arguments[:1] in (["-h"], ["--help"]):

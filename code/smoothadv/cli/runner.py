@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         finally:
             self._source = around
 
-    def parse_known_args(  # type: ignore[override]  # typeshed has overloads for the class of the namespace
+    def parse_known_args(  # type: ignore[override]  # typeshed has overloads for namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         words = sys.argv[1:] if args is None else list(args)
@@ -166,7 +166,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
-            return super()._get_value(action, arg_string)  # type: ignore[misc]  # typeshed does not know it
+            return super()._get_value(action, arg_string)  # type: ignore[misc]  # not in typeshed
         except UserError as error:  # argparse expects other exceptions of a type
             raise argparse.ArgumentError(action, str(error)) from None
 
@@ -288,7 +288,8 @@ def run(
             complete(parser, 1 + len(command.split()))
         options = parser.parse_args(arguments)
         _refuse_inputs(vars(options))
-        with _warnings_as_lines(), contextlib.redirect_stdout(_VisibleOutput(sys.stdout)):  # type: ignore[type-var]
+        visible_output: Any = _VisibleOutput(sys.stdout)
+        with _warnings_as_lines(), contextlib.redirect_stdout(visible_output):
             body(parser, options, ["smoothadv", *command.split(), *arguments])
         sys.stdout.flush()
         return SUCCESS

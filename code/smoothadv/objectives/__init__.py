@@ -265,7 +265,7 @@ def attack_field(objective: type[Objective]) -> dataclasses.Field[Any] | None:
     one.
     """
     types = get_type_hints(objective)
-    for one in dataclasses.fields(objective):  # type: ignore[arg-type]  # objectives are dataclasses
+    for one in dataclasses.fields(objective):  # type: ignore[arg-type]  # they are dataclasses
         kinds = (types[one.name], *get_args(types[one.name]))
         if any(isinstance(kind, type) and issubclass(kind, GradientAttack) for kind in kinds):
             return one

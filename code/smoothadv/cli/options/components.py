@@ -101,7 +101,9 @@ def _reading(setting: Setting) -> dict[str, Any]:
         if setting.default is None:
             return {"action": argparse.BooleanOptionalAction}
         return {"action": "store_false" if setting.default is True else "store_true"}
-    nargs = {"nargs": "+" if setting.many is True else setting.many} if setting.many else {}
+    nargs: dict[str, Any] = {}
+    if setting.many:
+        nargs = {"nargs": "+" if setting.many is True else setting.many}
     if setting.choices is not None and not isinstance(setting.choices, Registry):
         return {"choices": list(setting.choices), **nargs}
     metavar = setting.metavar or setting.field.split("_")[-1].upper()
