@@ -12,7 +12,7 @@ base classifier. The attack's ``estimator`` (``attacks.estimators``) supplies th
 attack puts the model into eval mode, freezes its parameters, and afterwards restores its modes.
 ``generator`` feeds an attack's own randomness. ``GradientAttack`` does what all attacks have in
 common; ``SmoothedAttack`` attacks the smoothed classifier itself, with noise, restarts and targets.
-``shared`` holds what several attacks use.
+``geometry`` and ``micro_batches`` hold what several attacks use.
 """
 
 from smoothadv.attacks.gradient_attack import GradientAttack, Problem
