@@ -37,7 +37,8 @@ cp "$report" "$pages/digits_report.html"
 sed -i -E \
     -e 's#\]\((\.\./)*docs/#](#g' \
     -e 's#\]\(\.\./README\.md#](index.md#g' \
-    -e 's#\]\(\.\./benchmarks/results/README\.md#](measured.md#g' \
+    -e 's#\]\((\.\./)?benchmarks/results/README\.md#](measured.md#g' \
+    -e 's#\]\(CONTRIBUTING\.md#](contributing.md#g' \
     -e 's#\]\((\.\./)?scripts/grids\)#](grids.md)#g' \
     -e 's#\]\(tour\.ipynb\)#](tour.md)#g' "$pages"/*.md
 sed -i 's/^## Figures$/[Open this report](digits_report.html){ .md-button }\n\n&/' "$pages/gallery.md"
