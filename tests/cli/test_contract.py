@@ -13,6 +13,7 @@ import pytest
 
 from smoothadv.base.files import lock
 from support.commands import (
+    CODE,
     call,
     refused,
     rows,
@@ -407,3 +408,56 @@ def test_torchrun_leaves_a_finished_log_alone(command, start, workplace):
     before = snapshot(workplace)
     assert run_process(torchrun(command("exact"), 2), workplace).returncode == 0
     assert snapshot(workplace) == before
+
+
+@pytest.mark.parametrize("kind", ["exact", "attack"])
+def test_merged_shards_do_not_stand_in_the_way_of_a_log_that_is_overwritten(
+    start, merge, workplace, whole, kind
+):
+    """Its rows differ from theirs in their times."""
+    for index in range(2):
+        assert start(kind, "--shard", f"{index}/2").code == 0
+    assert merge(kind).code == 0
+    assert start(kind, "--overwrite").code == 0
+    assert start(kind).code == 0
+    assert_equal(workplace, whole(kind), kind)
+
+
+VARIES = """
+import os
+from smoothadv.base.registry import Registry
+from smoothadv.evaluation import setup
+
+setup.device_name = lambda device: f"device {os.environ['RANK']}"
+Registry("nothing").register("varies")(setup.device_name)
+"""
+
+
+@needs_proc
+def test_processes_whose_rows_could_not_join_are_refused_before_any_work(command, workplace):
+    Path("varies.py").write_text(VARIES)
+    done = run_process(torchrun(command("exact", "--plugin", "varies.py"), 2), workplace)
+    assert done.returncode and "process 1 would write rows that cannot join" in done.stderr
+    assert "device was 'device 0', now 'device 1'" in done.stderr
+    assert not list(workplace.rglob("*.tsv"))
+
+
+TWICE = """
+import sys
+import smoothadv
+
+for n in (100, 120):
+    smoothadv.certify(
+        sys.argv[1], "digits", sigma=0.25, n=n, limit=4, log="log.tsv", device="cpu",
+        existing="overwrite",
+    )
+"""
+
+
+@needs_proc
+def test_a_program_of_torchrun_may_overwrite_a_log_twice(checkpoint, workplace):
+    Path("twice.py").write_text(TWICE)
+    program = [script("certify")[0], "twice.py", str(checkpoint)]
+    done = run_process(torchrun(program, 2), workplace, PYTHONPATH=str(CODE))
+    assert done.returncode == 0, done.stderr
+    assert manifest_of(Path("log.tsv"))["settings"]["N"] == 120 and len(rows(Path("log.tsv"))) == 4

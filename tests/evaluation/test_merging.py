@@ -5,14 +5,25 @@ what there is.
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from smoothadv.base.files import lock
 from smoothadv.evaluation.shards import Shard, gather, merge, shards_of
-from smoothadv.records.logs import manifest_path
+from smoothadv.records.images import finish_images
+from smoothadv.records.logs import examples_path, manifest_path
 from support import refusals
 from support.commands import snapshot
-from support.logs_of_attacks import RUN, SETTINGS, line_of, open_log, text_of, write_rows
+from support.logs_of_attacks import (
+    RUN,
+    SETTINGS,
+    SHAPE,
+    assert_images,
+    line_of,
+    open_log,
+    text_of,
+    write_rows,
+)
 
 
 def write_shard(log: Path, index: int, count: int = 3, examples=range(0, 35, 5), **changed) -> Path:
@@ -175,3 +186,35 @@ def test_processes_that_left_no_row_leave_no_log(tmp_path):
     Shard(0, 2).path(log).touch()
     gather(log, SETTINGS)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (None, "have no adversarial example"),
+        ([2_000_000_000] * 3, "says that images have the shape"),
+    ],
+)
+def test_manifest_that_does_not_tell_the_shape_of_images_is_refused(tmp_path, shape, said):
+    paths = [Shard(index, 2).path(tmp_path / "log.tsv") for index in range(2)]
+    for index, path in enumerate(paths):
+        settings = {**SETTINGS, "shard": Shard(index, 2).record(range(4))}
+        write_rows(path, range(index, 4, 2), settings=settings)
+        content = json.loads(manifest_path(path).read_text())
+        for run in content["runs"]:
+            run.pop("image_shape") if shape is None else run.update(image_shape=shape)
+        manifest_path(path).write_text(json.dumps(content))
+    assert said in refusals.refusal(merge, tmp_path / "log.tsv", paths)
+    assert not (tmp_path / "log.tsv").exists()
+
+
+def test_images_that_lie_in_another_order_are_found_again(tmp_path):
+    """As those of an attack that was killed while shards were gathered."""
+    log = tmp_path / "log.tsv"
+    write_rows(log, [3, 1, 2])
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([lines[0], lines[3]]))
+    write_rows(log, [2, 0])
+    finish_images(log, SHAPE)
+    with np.load(examples_path(log)) as arrays:
+        assert_images(dict(arrays), [0, 2])

@@ -40,6 +40,7 @@ class Processes:
     """
     _group = False
     _step = 0
+    _connection = 0
     _launch_store: distributed.Store
     _store: distributed.Store
 
@@ -63,7 +64,8 @@ class Processes:
             # The store survives a restart of all processes, which torchrun does after one has
             # failed; and a program may share several pieces of work.
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            prefix = f"attempt {attempt}, connection {next(_connections)}"
+            self._connection = next(_connections)
+            prefix = f"attempt {attempt}, connection {self._connection}"
             self._store = distributed.PrefixStore(prefix, self._launch_store)
         return self
 
@@ -133,10 +135,11 @@ class Processes:
             time.sleep(_PAUSE_SECONDS)
 
     def is_new(self, name: str) -> bool:
-        """Whether this is the first call with ``name`` by any process of this torchrun, also before
-        a restart.
+        """Whether this is the first call with ``name`` by any process of this torchrun in this
+        piece of work, also before a restart.
         """
-        return self.size == 1 or self._launch_store.add(name, 1) == 1
+        key = f"connection {self._connection}, {name}"
+        return self.size == 1 or self._launch_store.add(key, 1) == 1
 
     def received(self, content: _Content) -> _Content:
         """The ``content`` of the first process: any object that can be pickled."""

@@ -21,7 +21,7 @@ from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged, shards_of
 from smoothadv.records.images import finish_images, forget_images
-from smoothadv.records.logs import IMAGES, LOG, shard_folder
+from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder
 from smoothadv.records.writer import LogWriter, MemoryLog, Row, WrittenLog, read_rows
 from smoothadv.voting.counter import Poll
 
@@ -131,6 +131,12 @@ def _write_by_all_processes(
     So does it first with the shards of an earlier run, of any number of processes.
     """
     processes = evaluation.processes
+    if difference := differing_settings(processes.received(settings), settings):
+        raise UserError(
+            f"process {processes.rank} would write rows that cannot join those of process 0: "
+            f"{difference}"
+        )
+    processes.wait()  # before there is a shard, by which others would judge
     with processes.first_goes_first():
         if processes.is_first:
             if evaluation.spec.existing != "resume" and processes.is_new(f"log {log}"):
@@ -267,6 +273,8 @@ def _refuse_other_way(
                 "were begun and merge them, continue with several processes of torchrun, or remove "
                 "that folder"
             )
+        if existing == "overwrite":  # the log that is replaced has all that they hold
+            shutil.rmtree(shard_folder(log), ignore_errors=True)
     elif existing != "overwrite":
         if log.exists():
             raise UserError(

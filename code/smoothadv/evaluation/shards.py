@@ -6,6 +6,7 @@ examples, which often cost the same, are spread over all shards. No torch.
 
 import contextlib
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from smoothadv.records.manifests import fits
 from smoothadv.records.writer import read_rows
 
 _SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")  # what lies beside a shard has a longer name
+_LARGEST_IMAGE = 2**28
 _WHOLE_NUMBERS = "list of whole 0 to 2000000000000000000"
 _SHOWN = 1000
 
@@ -264,4 +266,8 @@ def _joined_images(parts: Sequence[_Part]) -> dict[int, Any]:
 
 def _image_shape(parts: Sequence[_Part]) -> Sequence[int]:
     """The shape of the images, as a manifest records it."""
-    return next((run["image_shape"] for part in parts for run in part.runs), ())
+    runs = (run for part in parts for run in part.runs)
+    shape = next((run["image_shape"] for run in runs if "image_shape" in run), ())
+    if math.prod(shape) > _LARGEST_IMAGE:
+        raise UserError(f"{parts[0].path}: its manifest says that images have the shape {shape}")
+    return shape

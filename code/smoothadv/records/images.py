@@ -46,14 +46,17 @@ def open_images(log: Path, shape: Sequence[int], done: Collection[int]) -> IO[by
     if not done:
         examples_path(log).unlink(missing_ok=True)
         spool.unlink(missing_ok=True)
-    elif not spool.exists():
+    elif not spool.exists() or not _begins_with(log, shape, done):
         write_images(log, saved_images(log, shape, done))
     else:
-        if {*_spooled_records(log, shape)["idx"][: len(done)].tolist()} != {*done}:
-            raise UserError(f"{spool} has not the images of {log}; --overwrite starts anew")
         # What follows is an image whose row was never written, or torn.
         os.truncate(spool, len(done) * _record_type(shape).itemsize)
     return spool.open("ab", buffering=0)
+
+
+def _begins_with(log: Path, shape: Sequence[int], done: Collection[int]) -> bool:
+    """Whether the first records of the spool are those of ``done``; else some order or others."""
+    return {*_spooled_records(log, shape)["idx"][: len(done)].tolist()} == {*done}
 
 
 def saved_images(log: Path, shape: Sequence[int], examples: Iterable[int]) -> dict[int, Any]:
