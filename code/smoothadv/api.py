@@ -151,6 +151,8 @@ def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd
     """
     import pandas as pd
 
+    if keywords.get("epsilons", ()) is None:
+        del keywords["epsilons"]
     spec = _spec(AttackSpec, "attack", model, images, labels, keywords)
     tables = [log.table(read_prediction_log) for log in attacking.attack(spec)]
     return pd.concat(tables, ignore_index=True)

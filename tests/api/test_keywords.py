@@ -351,3 +351,20 @@ def test_draws_of_noise_are_refused_where_the_base_classifier_is_attacked(functi
     keywords = {**CLEAN, "attack": PGD(0.5, 1), "base_attack": True, "num_noise_vec": 8}
     with pytest.raises(UserError, match="--num-noise-vec is not read with --base-attack"):
         getattr(smoothadv, function)(checkpoints["gaussian"], "digits", **keywords)
+
+
+@pytest.mark.parametrize("function", ["attack", "falsify"])
+def test_an_attack_that_is_none_is_refused(function, checkpoints):
+    keywords = {
+        **CLEAN,
+        "attack": None,
+        **({"against": "log.tsv"} if function == "falsify" else {}),
+    }
+    with pytest.raises(UserError, match="attack: found None"):
+        getattr(smoothadv, function)(checkpoints["gaussian"], "digits", **keywords)
+
+
+def test_epsilons_of_none_are_that_of_the_attack(checkpoints):
+    keywords = {**CLEAN, "limit": 1, "num_noise_vec": 1, "epsilons": None}
+    found = smoothadv.attack(checkpoints["gaussian"], "digits", attack=PGD(0.5, 1), **keywords)
+    assert found.epsilon.tolist() == [0.5]

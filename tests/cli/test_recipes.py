@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from smoothadv.cli import train_pgd
 from smoothadv.cli.options.recipes import RELEASED, recipe_names, recipe_words
+from smoothadv.cli.options.training import spec_of, with_recipes
 from smoothadv.objectives import Objective
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
@@ -433,3 +435,16 @@ def test_split_updates_divide_the_batch_by_the_number_of_draws(compose, batch, c
             "PGD", "--split-updates", "--batch", copies - 1, "--num-noise-vec", copies
         )
         assert_refused(too_few, "--split-updates", "--batch")
+
+
+@pytest.mark.parametrize(
+    ("words", "estimator"),
+    [("--no-grad-attack", "Stein"), ("--hard-no-grad-attack", "Stein"), ("--beta 2", "PlugIn")],
+)
+def test_recipe_says_how_attacks_compute_gradients(workplace, words, estimator):
+    Path("gradients.txt").write_text(f"{words}\n")
+    parser = train_pgd.make_parser([])
+    line = "digits digits_resnet8 run --noise 0.25 --attack PGD --epsilon 1 --num-steps 2 --recipe"
+    options = with_recipes(parser, parser.parse_args([*line.split(), "gradients.txt"]))
+    attack = spec_of(parser, options, []).objective.gradient_attack
+    assert type(attack.estimator).__name__ == estimator

@@ -354,10 +354,13 @@ class AttackedSpec(EvaluationSpec):
         help="noisy images per pass of the attack (default: what suits the device)",
     )
     USUAL_ATTACK_DRAWS: ClassVar[int] = 64
+    NEEDS_ATTACK: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attack is None:
+            if self.NEEDS_ATTACK:
+                raise UserError("attack: found None: give one, like PGD(0.5, 20)")
             self._refuse_without_attack()
             return
         from smoothadv.attacks import GradientAttack  # imports torch
@@ -424,6 +427,7 @@ class PredictSpec(AttackedSpec):
         1, parse=positive_int, metavar="K", help="predict the set of the K most probable classes"
     )
     USUAL_ATTACK_DRAWS: ClassVar[int] = 1
+    NEEDS_ATTACK: ClassVar[bool] = False
 
     def identity(self, *architectures: str) -> dict[str, Any]:
         sets = {"top_k": self.top_k} if self.top_k > 1 else {}

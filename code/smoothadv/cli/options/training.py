@@ -151,7 +151,7 @@ def _readable(options: argparse.Namespace) -> set[str]:
     settings = [*_spec_settings(objectives is DENOISING), *options_of(objective)]
     field = attack_field(objective)
     if field is not None and options.attack:
-        settings += options_of(ATTACKS[options.attack])
+        settings += [*options_of(ATTACKS[options.attack]), *options_of(GradientOptions)]
     flags = {one.flag for one in settings}
     if field is not None and not (options.attack or _is_required(field)):
         flags -= {*_WITH_ATTACK}
