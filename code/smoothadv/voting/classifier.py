@@ -57,19 +57,21 @@ class VotingClassifier(nn.Module):
         """
         if (network := self.integers) is None:
             return
+        device = next(network.buffers()).device
         if self.fast is None:
-            self.use(network.fast_form(next(network.buffers()).device))
+            self.use(network.fast_form(device))
         try:
             check(self.fast)
         except UserError:
             if self.fast is None:
                 raise
+            if device.type != "cpu":  # CPUs without VNNI are common
+                warn(
+                    "the kernels for integers compute something else here: float32 votes, which "
+                    "costs speed"
+                )
             self.use(None)
             check(None)
-            warn(
-                "the fast kernels for integers compute something else here: float32 votes, which "
-                "costs speed"
-            )
 
     @property
     def integers(self) -> ExactNetwork | None:
