@@ -57,15 +57,14 @@ class VotingClassifier(nn.Module):
         """
         if (network := self.integers) is None:
             return
-        device = next(network.buffers()).device
         if self.fast is None:
-            self.use(network.fast_form(device))
+            self.use(network.fast_form(next(network.buffers()).device))
         try:
             check(self.fast)
         except UserError:
             if self.fast is None:
                 raise
-            if device.type != "cpu":  # CPUs without VNNI are common
+            if not getattr(self.fast, "FAILS_QUIETLY", False):
                 warn(
                     "the kernels for integers compute something else here: float32 votes, which "
                     "costs speed"
