@@ -216,6 +216,8 @@ def train(
     chosen = {**checked("schedule", {} if schedule is None else schedule, None, Mapping)}
     if unknown := sorted(chosen.keys() - known.keys(), key=str):
         raise UserError(f"schedule: found {unknown[0]!r}, expected {', '.join(known)}")
+    if twice := sorted(chosen.keys() & settings.keys()):
+        raise TypeError(f"train() got {twice[0]!r} as a keyword and in schedule")
     chosen |= {name: settings.pop(name) for name in known if name in settings}
     if test is None and test_labels is not None:
         raise UserError(

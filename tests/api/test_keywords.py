@@ -368,3 +368,11 @@ def test_epsilons_of_none_are_that_of_the_attack(checkpoints):
     keywords = {**CLEAN, "limit": 1, "num_noise_vec": 1, "epsilons": None}
     found = smoothadv.attack(checkpoints["gaussian"], "digits", attack=PGD(0.5, 1), **keywords)
     assert found.epsilon.tolist() == [0.5]
+
+
+def test_a_keyword_under_two_names_is_refused(checkpoints):
+    with pytest.raises(TypeError, match="'maximum' under two names"):
+        smoothadv.certify(checkpoints["gaussian"], "digits", sigma=0.25, limit=1, maximum=2)
+    words = {"objective": SmoothAdv(PGD(0.5, 1), 0.25), "outdir": "run"}
+    with pytest.raises(TypeError, match="'epochs' as a keyword and in schedule"):
+        smoothadv.train("digits_resnet8", "digits", schedule={"epochs": 1}, epochs=2, **words)

@@ -433,6 +433,9 @@ def takes(*specs: type) -> Callable[[Function], Function]:
         @functools.wraps(function)
         def with_keywords(*arguments: Any, **given: Any) -> Any:
             named = {fields.get(name, name): value for name, value in given.items()}
+            if len(named) < len(given):
+                names = sorted(name for name in given if fields.get(name, name) != name)
+                raise TypeError(f"{function.__name__}() got {names[0]!r} under two names")
             try:
                 signature.bind(*arguments, **named)
             except TypeError as error:
