@@ -17,7 +17,7 @@ def block(language: str, start: str = "") -> str:
 
 SHAPES = block("python")
 GRID = block("toml", "about")
-COMMANDS = [shlex.split(line) for line in block("", "smoothadv").splitlines()]
+COMMANDS = [shlex.split(line) for line in block("", "smoothadv").replace("\\\n", " ").splitlines()]
 
 
 def words(command: str) -> list[str]:
