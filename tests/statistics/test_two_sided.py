@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, special, stats
+from scipy import special, stats
 
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
-from smoothadv.statistics import ABSTAIN, Smoothing
+from smoothadv.statistics import Smoothing
 from smoothadv.statistics.bounds import (
     _quantile_below,
     certified_radius,
@@ -31,7 +31,7 @@ from smoothadv.statistics.two_sided import TwoSided
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
 from support.models import IntervalClassifier
 from support.statistical_checks import too_many
-from support.votes import ListedVotes, certify, listed
+from support.votes import ListedVotes, certify
 
 ALPHA, SHARE = 1e-3, 0.9
 many = settings(deadline=None, derandomize=True, max_examples=200)
@@ -208,31 +208,6 @@ def test_a_noise_distance_leaves_a_difference_of_twice_itself(z_lower, z_rival, 
     )
 
 
-@pytest.mark.parametrize("distance", [0.0, 1e-6, 0.02])
-def test_more_successes_or_fewer_votes_for_the_rival_never_take_a_radius_away(distance):
-    radii = np.full((61, 61), -1.0)
-    for k in range(61):
-        for rival in range(61 - k):
-            radius = two_sided_radius(k, rival, 60, 1.0, 0.3, SHARE, distance)
-            radii[k, rival] = -1.0 if radius is None else radius
-    inside = np.add.outer(np.arange(61), np.arange(61)) <= 60
-    assert all((np.diff(radii[k, : 61 - k]) <= 1e-12).all() for k in range(61))
-    assert all((np.diff(radii[: 61 - rival, rival]) >= -1e-12).all() for rival in range(61))
-    assert ((radii >= 0) & inside).sum() > 100
-
-
-@pytest.mark.parametrize(
-    ("counts", "share", "word"),
-    [
-        *((counts, SHARE, None) for counts in [(5, 6, 10), (5, -1, 10), (11, 0, 10)]),
-        *(((5, 1, 10), share, "share must") for share in (0.0, 1.0000001, 1.5, np.nan)),
-    ],
-)
-def test_wrong_counts_and_shares_are_refused(counts, share, word):
-    with pytest.raises(ValueError, match=word):
-        two_sided_radius(*counts, 1.0, ALPHA, share)
-
-
 @pytest.mark.parametrize(
     ("kind", "setting", "alpha"),
     [
@@ -244,39 +219,6 @@ def test_wrong_counts_and_shares_are_refused(counts, share, word):
 def test_shares_of_alpha_that_leave_nothing_are_refused(kind, setting, alpha):
     with pytest.raises(ValueError, match="alpha_share"):
         kind(Smoothing(1.0, 1, 1, alpha), **setting)
-
-
-@settings(many, max_examples=40)
-@given(
-    st.integers(0, 2**32),
-    st.integers(1, 150),
-    st.sampled_from([0.2, 0.3, 0.4, 0.6, 0.9]),
-    st.floats(1e-4, 0.4),
-)
-def test_counting_stops_at_the_first_vote_after_which_nothing_can_be_certified(seed, n, p, alpha):
-    classes = listed(p, 20 + n, np.random.default_rng(seed))
-    selected = int(np.bincount(classes[:20], minlength=4).argmax())
-    votes = ListedVotes(classes)
-    certificate = certify(TwoSided(Smoothing(0.5, 20, n, alpha)), votes)
-    counts = (classes[20:, None] == np.arange(4)).cumsum(axis=0)
-    full = counts[-1]
-    radius = two_sided_radius(full[selected], np.delete(full, selected).max(), n, 0.5, alpha, SHARE)
-    assert (certificate.prediction, certificate.radius) == (
-        (ABSTAIN, 0.0) if radius is None else (selected, radius)
-    )
-    used = votes.used - 20
-    assert (certificate.trials, certificate.successes) == (used, counts[used - 1, selected])
-    assert certificate.details == {"rival": np.delete(counts[used - 1], selected).max()}
-
-    def can_certify(number: int) -> bool:
-        so_far = counts[number - 1]
-        most = n - int(so_far.sum() - so_far[selected])
-        return (
-            two_sided_radius(most, np.delete(so_far, selected).max(), n, 0.5, alpha, SHARE)
-            is not None
-        )
-
-    assert used == next((number for number in range(1, n + 1) if not can_certify(number)), n)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.4), (0.3, 1.6), (-0.2, 1.3), (1.4, 2.6)])
@@ -301,31 +243,6 @@ def test_slabs_whose_radius_theorem_1_gives_exactly(low, high):
         torch.zeros(1, 1, 1), 100, n, ALPHA, 10_000, stream=stream, method="two-sided"
     )
     assert found.prediction == 0 and 0.9 * truth < found.radius / sigma < truth
-
-
-@pytest.mark.parametrize("distance", [0.5, 1.0, 2.0])
-def test_wedges_in_the_plane(distance):
-    """Three wedges of 120 degrees: by symmetry, the smoothed classifier has the same wedges, which
-    gives its radius.
-    """
-    length, angle = (
-        np.hypot(4.0, distance),
-        np.arctan2(distance, 4.0),
-    )  # in units of sigma; class 1 is below the axis
-
-    def density(theta: float) -> float:
-        """Of the direction of a Gaussian point around this place."""
-        s = length * np.cos(theta - angle)
-        return np.exp(-(length**2) / 2) / (2 * np.pi) + s * stats.norm.pdf(
-            length * np.sin(theta - angle)
-        ) * stats.norm.cdf(s)
-
-    wedges = [(0, 2), (-2, 0), (2, 4)]  # in units of 60 degrees
-    p = [integrate.quad(density, a * np.pi / 3, b * np.pi / 3, epsabs=1e-12)[0] for a, b in wedges]
-    assert sum(p) == pytest.approx(1, abs=1e-10)
-    radii = both_bounds(np.random.default_rng(2).multinomial(100_000, p, 100_000), 100_000, ALPHA)
-    assert not too_many(int((radii > distance).sum()), len(radii), ALPHA)
-    assert abs(np.median(radii) / distance - 1) < 0.05
 
 
 @pytest.mark.parametrize(
