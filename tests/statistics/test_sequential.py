@@ -165,19 +165,6 @@ def test_the_exact_probability_of_a_false_claim_is_at_most_alpha(tiny):
     )
 
 
-@pytest.mark.slow  # the fast test does the same with fewer runs and draws
-def test_false_claims_in_many_runs_of_the_default_size():
-    for radius in (0.0, 0.25, 0.5, 1.0):
-        procedure = Sequential(dataclasses.replace(SMALL, n=125_000), radii=(radius,))
-        for p_a in (0.35, 0.5, 0.7, 0.9, 0.999):
-            p = on_the_edge(radius, p_a)
-            if p[1] + p[0] <= 1:
-                assert not too_many(false_claims(procedure, p, 200_000), 200_000, SMALL.alpha)
-    for p in [*POINTS.values(), [1e-3] * 1000]:
-        runs = 200_000 if len(p) < 1000 else 5_000
-        assert not too_many(false_claims(procedure, p, runs), runs, SMALL.alpha)
-
-
 def test_the_check_rejects_wrong_rules(small):
     nulls = special.ndtr(small._hypotheses[0] / SMALL.sigma)
     rivals = special.ndtr(np.arange(1, len(small._tables[1]) + 1) / STEPS)

@@ -323,54 +323,16 @@ def test_last_line(content, line):
     assert last_line(Path("log")) == line
 
 
-def several(*programs: str) -> list[SweepJob]:
-    """Jobs with one pretended stage each and the names 0, 1 and so on."""
-    jobs = [
-        pretended_job(Path.cwd(), making(str(number), program))
-        for number, program in enumerate(programs)
-    ]
-    return [
-        replace(job, name=str(number), logs=Path("logs", str(number)))
-        for number, job in enumerate(jobs)
-    ]
-
-
-@pytest.fixture
-def locally(pretend, monkeypatch):
-    """Runs jobs on the local engine; returns their names and outcomes in the order in which they
-    ended.
-    """
+def test_too_few_gpus_are_an_error_before_anything_runs(pretend, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", pretend["PYTHONPATH"])
-
-    def run_jobs(
-        jobs: list[SweepJob], at_a_time: int | None = None, **site
-    ) -> list[tuple[str, str]]:
-        ends: list[tuple[str, str]] = []
-        where = SweepContext("name", Path("logs"), **site)
-        Local(at_a_time).run(jobs, where, lambda job, how: ends.append((job.name, how)))
-        return ends
-
-    return run_jobs
-
-
-def test_one_job_that_fails_stops_no_other_whatever_the_reason(locally):
-    Path("logs").mkdir()
-    Path("logs/2").write_text("a file where a folder is to be")
-    ends = locally(several("os._exit(1)", "pass", "pass", "os.kill(os.getpid(), 9)", "pass"))
-    assert sorted(ends) == list(
-        zip("01234", [FAILED, DONE, FAILED, STOPPED, DONE])
-    ) and begun() == ["0", "1", "3", "4"]
-    assert Path("logs/2").read_text() == "a file where a folder is to be"
-
-
-def test_too_few_gpus_are_an_error_before_anything_runs(locally):
-    jobs = [replace(job, processes=2) for job in several("pass")]
+    job, ends = replace(pretended_job(Path.cwd(), making("a")), processes=2), []
+    where = SweepContext("name", Path("logs"), ("0",))
     with pytest.raises(UserError, match="2 processes.* 1 GPUs"):
-        locally(jobs, gpus=("0",))
-    assert begun() == []
-    assert locally(jobs, gpus=("0",), wants_gpus=False) == [("0", DONE)], (
-        "on the CPU none are needed"
-    )
+        Local().run([job], where, lambda job, how: ends.append(how))
+    assert begun() == ends == []
+    on_cpu = replace(where, wants_gpus=False)
+    Local().run([replace(job, processes=1)], on_cpu, lambda job, how: ends.append(how))
+    assert ends == [DONE], "on the CPU none are needed"
 
 
 @pytest.mark.slow

@@ -150,7 +150,6 @@ class IntegerLayer(nn.Module, ABC):
 
 
 def _size(limits: Range) -> int:
-    """The largest size of integers in a range."""
     return max(map(abs, limits))
 
 
@@ -472,10 +471,8 @@ class LayerGraph(nn.Module):
         """Images [8, C, H, W] of random grey levels, float32: half of them in 0..255, half in the
         whole range.
         """
-        count = math.prod(self.image_shape) * _PROBES
-        levels = torch.from_numpy(_words(0, count).astype(np.int64)).view(
-            _PROBES, *self.image_shape
-        )
+        words = _words(0, math.prod(self.image_shape) * _PROBES).astype(np.int64)
+        levels = torch.from_numpy(words).view(_PROBES, *self.image_shape)
         inside = levels[: _PROBES // 2] % (WHITE + 1)
         outside = levels[_PROBES // 2 :] % (WHITE + 2 * self.clip + 1) - self.clip
         return torch.cat([inside, outside]).to(torch.float32) / WHITE

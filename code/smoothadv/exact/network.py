@@ -168,8 +168,8 @@ def byte_form(network: LayerGraph) -> LayerGraph | None:
     A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32, by oneDNN's
     quantized convolutions (AVX-512 VNNI, AMX). ``Convolution.range_of`` proves that no sum, or no
     part of one, reaches 2^24: these are the sums of the definition. Scales of 1 leave them as they
-    are in float32. Other layers, like the first one, which reads up to 11 bits, stay in float32 and are
-    those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
+    are in float32. Other layers, like the first one, which reads up to 11 bits, stay in float32 and
+    are those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
     """
     if not getattr(torch.cpu, "_is_vnni_supported", bool)():
         return None

@@ -79,8 +79,10 @@ def _duration(seconds: Any) -> str:
     """Seconds, a number or a range [2], as a text with a suitable unit, like "2.5 to 2.7 hours"."""
     low, high = np.sort(np.broadcast_to(seconds, 2))
     name = next((name for name, unit in _UNITS.items() if low >= 2 * unit), "seconds")
-    values = [value / _UNITS[name] for value in (low, high)]
-    texts = [f"{value:,.3g}" if value < 1000 else f"{value:,.0f}" for value in values]
+    texts = [
+        f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+        for value in (low / _UNITS[name], high / _UNITS[name])
+    ]
     return f"{' to '.join(dict.fromkeys(texts))} {name}"
 
 
@@ -94,8 +96,11 @@ class _CostMeter:
 
     def cost(self, job: SweepJob, stages: Iterable[Stage]) -> Seconds:
         """The time of some stages of a job."""
-        work = [one for stage in stages for one in self._work(job, stage)]
-        return _sum(Seconds({one.name: one.amount * self._piece(one)}) for one in work)
+        return _sum(
+            Seconds({work.name: work.amount * self._piece(work)})
+            for stage in stages
+            for work in self._work(job, stage)
+        )
 
     def later_costs(self, jobs: Sequence[SweepJob]) -> list[Seconds]:
         """The time of the evaluations of models that may yet be chosen as the best: of each group
@@ -112,7 +117,6 @@ class _CostMeter:
         return self.commands.work(stage.words, archs, job.processes)
 
     def _piece(self, work: Work) -> Any:
-        """Seconds of one piece of work."""
         if work.key not in self._known:
             on_cpu = self.device.type == "cpu"
             most = max(1, _PIXELS // math.prod(work.shape)) if on_cpu else None

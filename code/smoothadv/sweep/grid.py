@@ -264,11 +264,15 @@ def _evaluation_tables(
             best = _chooser(table["best"], tables, source) if "best" in table else None
             known = best.groups if best else groups
             named = _listed(table.get("group", list(known)))
-            chosen = tuple(_known_group(group, known, source) for group in named)
-            sigmas = tuple(_listed(table.get("sigma", [None])))
             tables.append(
                 EvaluationTable(
-                    command, options, sigmas, str(table.get("name", "")), chosen, source, best
+                    command,
+                    options,
+                    tuple(_listed(table.get("sigma", [None]))),
+                    str(table.get("name", "")),
+                    tuple(_known_group(group, known, source) for group in named),
+                    source,
+                    best,
                 )
             )
     return tables

@@ -51,8 +51,7 @@ def execute(
     try:
         with job.record.claim(_PATIENCE_SECONDS, stop) as lock:
             outcome, facts = _execute(job, environment, stop, origin, lock)
-            state = STOPPED if outcome == BLOCKED else outcome
-            job.record.write(state, **facts, **origin)
+            job.record.write(STOPPED if outcome == BLOCKED else outcome, **facts, **origin)
             return outcome
     except BusyError:
         return BUSY
@@ -113,8 +112,8 @@ def _run(
     """
     launcher = ["-m"]
     if job.processes > 1:  # the "--" keeps torchrun from reading what is meant for the stage
-        count = str(job.processes)
-        launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node", count, "-m", "--"]
+        torchrun = "torch.distributed.run --standalone --nproc-per-node"
+        launcher += [*torchrun.split(), str(job.processes), "-m", "--"]
     parent = [sys.executable, "-m", "smoothadv.sweep.stop_with_parent", str(os.getpid())]
     with job.record.log.open("ab") as log:
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")

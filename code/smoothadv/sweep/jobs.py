@@ -46,9 +46,14 @@ class JobRecord:
 
     def write(self, state: str, **facts: Any) -> None:
         """Replace the record: ``state`` is queued, running, stopped, failed or done."""
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        writer = {"time": now, "host": socket.gethostname(), "pid": os.getpid()}
-        write_json(self.folder / "job.json", {"state": state, **writer, **facts})
+        record = {
+            "state": state,
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            **facts,
+        }
+        write_json(self.folder / "job.json", record)
 
     def holder(self) -> str:
         """Who works on the job now, like "node7, process 12"; "" if nobody does."""
@@ -80,8 +85,9 @@ class JobRecord:
                     break
                 except UserError:
                     if time.monotonic() >= end or stop.wait(_LOOK_SECONDS):
-                        busy = f"{self.folder} is being worked on by {self.holder()}"
-                        raise BusyError(busy) from None
+                        raise BusyError(
+                            f"{self.folder} is being worked on by {self.holder()}"
+                        ) from None
             yield file.fileno()
 
 

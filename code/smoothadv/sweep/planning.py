@@ -108,7 +108,6 @@ def _best_models(jobs: Sequence[SweepJob], chosen_by: Evaluations) -> Collection
 
 
 def _refuse_shared_folders(jobs: Sequence[SweepJob]) -> None:
-    """UserError if two models would be in one folder."""
     models: dict[str, Model] = {}
     for job in jobs:
         other = models.setdefault(job.name, job.model)
@@ -127,7 +126,6 @@ def _refuse_shared_folders(jobs: Sequence[SweepJob]) -> None:
 
 
 def _refuse_shared_logs(grid: Grid, tables: Collection[Evaluations]) -> None:
-    """UserError if two evaluations would write one log."""
     stages = [stage for table in tables for several in table.values() for stage in several]
     logs = Counter(log for stage in stages for log in stage.logs)
     for log, count in logs.items():
@@ -162,8 +160,8 @@ class _Planner:
         name = model_folder(expected, expected.recipe["arch"], _unnamed_options(model))
         folder = self.grid.models / name
         training = TrainingStage((*start, str(folder), *further), self.cwd / folder, expected)
-        classifier = Members(training.checkpoint, (training.checkpoint,))
-        return self._job(name, model, classifier, (training,))
+        checkpoint = training.checkpoint
+        return self._job(name, model, Members(checkpoint, (checkpoint,)), (training,))
 
     def ensembles(self, table: EnsembleTable, jobs: Sequence[SweepJob]) -> Iterator[SweepJob]:
         """The jobs of the ensembles of models of these ``jobs``, in the order of their first
@@ -190,9 +188,12 @@ class _Planner:
             kind = str(len(members)) if table.mean == MEANS[0] else f"{len(members)}_{table.mean}"
             others = [("ensemble_of", kind), *_unnamed_options(model)]
             name = model_folder(trainings[0].expected, "+".join(archs), others)
-            paths = tuple(training.checkpoint for training in trainings)
-            file = self.cwd / self.grid.models / name / "ensemble.toml"
-            yield self._job(name, model, Members(file, paths, table.mean), trainings)
+            classifier = Members(
+                self.cwd / self.grid.models / name / "ensemble.toml",
+                tuple(training.checkpoint for training in trainings),
+                table.mean,
+            )
+            yield self._job(name, model, classifier, trainings)
 
     def _job(
         self, name: Path, model: Model, classifier: Members, trainings: tuple[TrainingStage, ...]
@@ -234,9 +235,12 @@ class _Planner:
         words += self.commands.option_words(table.command, options, table.source)
         words += self.shared
         archs = [training.expected.recipe["arch"] for training in job.trainings]
-        expected = self.commands.evaluation(words, archs, table.source)
-        members = () if job.training else job.trainings
-        return EvaluationStage(tuple(words), expected, job.classifier, members)
+        return EvaluationStage(
+            tuple(words),
+            self.commands.evaluation(words, archs, table.source),
+            job.classifier,
+            () if job.training else job.trainings,
+        )
 
 
 def _training_noise(table: EvaluationTable, job: SweepJob) -> Any:

@@ -123,8 +123,8 @@ class EvaluationStage:
     def progress(self) -> StageProgress:
         parts = list(map(self._progress_of_log, self.logs, self.expected.settings))
         # The model of another recipe must not stand for that of a member.
-        trainings = [member.progress() for member in self.members]
-        conflict = next((part.conflict for part in [*parts, *trainings] if part.conflict), "")
+        all_parts = [*parts, *(member.progress() for member in self.members)]
+        conflict = next((part.conflict for part in all_parts if part.conflict), "")
         totals = [part.total for part in parts if part.total is not None]
         total = sum(totals) if len(totals) == len(parts) else None
         return StageProgress(sum(part.done for part in parts), total, "images", conflict)
@@ -160,12 +160,14 @@ class EvaluationStage:
         paths, mean = self.classifier.paths, self.classifier.mean
         for path in paths:
             if not path.exists():
-                advice = "put it back, or remove the log"
-                raise UserError(f"{path}, from which {log} was made, is gone: {advice}")
+                raise UserError(
+                    f"{path}, from which {log} was made, is gone: put it back, or remove the log"
+                )
         digests = [digest(path) for path in paths]
         if recorded.get("checkpoint_sha256") != ({mean: digests} if mean else digests[0]):
-            names = " or ".join(map(str, paths))
-            raise UserError(f"{log} was made from another model than {names} holds now")
+            raise UserError(
+                f"{log} was made from another model than {' or '.join(map(str, paths))} holds now"
+            )
         before = recorded.get(records.DENOISER, {}).get("sha256")
         denoiser = self.expected.denoiser
         is_other = (before is None) != (denoiser is None)

@@ -70,11 +70,14 @@ class Ray(Engine):
         try:
             import ray
         except ImportError as error:
-            install = 'pip install "smoothadv[ray]" or ray'
-            raise UserError(f"--engine ray needs Ray: {install}") from error
+            raise UserError(
+                '--engine ray needs Ray: pip install "smoothadv[ray]" or ray'
+            ) from error
         if address is not None and not _answers(address):
-            advice = "start one with `ray start --head`, or name its port, by default 6379"
-            raise UserError(f"--address {address}: no Ray head answers there; {advice}")
+            raise UserError(
+                f"--address {address}: no Ray head answers there; start one with `ray start "
+                "--head`, or name its port, by default 6379"
+            )
         # A Ray that is started here has this machine's GPUs, perhaps none.
         wants_gpus = context.wants_gpus and (address is not None or bool(context.gpus))
         gpus = max(job.processes for job in jobs) if wants_gpus else 0
@@ -100,12 +103,11 @@ class Ray(Engine):
         """Hand out all jobs and wait for them; an interruption stops them."""
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self.retries)(attempt_job)
         waiting = list(jobs)
-        at_a_time = self.jobs or len(waiting)
         running: dict[Any, SweepJob] = {}
         answered = time.monotonic()
         try:
             while waiting or running:
-                while waiting and len(running) < at_a_time:
+                while waiting and len(running) < (self.jobs or len(jobs)):
                     job = waiting.pop(0)
                     running[remote.remote(job)] = job
                 done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
@@ -157,8 +159,9 @@ def _connected(
         try:
             ray.init(**where, **_QUIET, runtime_env={"env_vars": variables})
         except (ConnectionError, RuntimeError, ValueError) as error:
-            named = f"Ray at {address or 'this machine'}"
-            raise UserError(f"{named} cannot be used: {first_line(error)}") from error
+            raise UserError(
+                f"Ray at {address or 'this machine'} cannot be used: {first_line(error)}"
+            ) from error
         finally:
             signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
         try:
@@ -171,7 +174,6 @@ def _connected(
 
 
 def _outcome(ray: Any, handle: Any) -> str:
-    """How a job ended, like "done"."""
     try:
         return ray.get(handle)
     except ray.exceptions.RayTaskError as error:  # a defect: the job raised an exception

@@ -78,8 +78,9 @@ class Slurm(Engine):
         try:
             import submitit
         except ImportError as error:
-            install = 'pip install "smoothadv[slurm]" or submitit'
-            raise UserError(f"--engine slurm needs submitit: {install}") from error
+            raise UserError(
+                '--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit'
+            ) from error
         before = {job.key: job.record.read() for job in jobs}
         executor = submitit.SlurmExecutor(folder=context.folder / "slurm", max_num_timeout=_ALWAYS)
         executor.update_parameters(**self._parameters(jobs, context))
@@ -96,7 +97,6 @@ class Slurm(Engine):
             self._wait(list(jobs), ids, report_end)
 
     def _parameters(self, jobs: Sequence[SweepJob], context: SweepContext) -> dict[str, Any]:
-        """The parameters that submitit gives to sbatch."""
         processes = max(job.processes for job in jobs)
         threads = max(job.threads or 1 for job in jobs)
         cpus = self.cpus or (_CPUS_BESIDE_A_GPU if context.wants_gpus else threads)
@@ -158,9 +158,10 @@ def _queue(questions: int = 1) -> set[str]:
     """The ids of all jobs in Slurm's queue; asks so often while Slurm's controller may be busy or
     restarting.
     """
-    command = ["squeue", "-h", "-r", "-o", "%i"]
     try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            ["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True
+        )
     except FileNotFoundError:
         raise UserError(_NO_SLURM.format("squeue")) from None
     except subprocess.CalledProcessError as error:
