@@ -115,6 +115,15 @@ def test_engine_without_its_package_says_what_to_install(
     assert code == 1 and f'pip install "smoothadv[{options[0]}]" or {package}' in error
 
 
+@pytest.mark.parametrize("missing", ["sbatch", "squeue"])
+def test_machine_that_does_not_submit_to_slurm_is_an_error(capsys, monkeypatch, programs, missing):
+    for name in {"sbatch", "srun", "squeue"} - {missing}:
+        programs(name, "exit 0")
+    monkeypatch.setenv("PATH", os.environ["PATH"].split(os.pathsep)[0])
+    code, error = refused(capsys, "--engine", "slurm")
+    assert code == 1 and f"there is no {missing} here" in error
+
+
 SHARES = {
     "one per GPU": (dict(jobs=6), dict(gpus="01"), 2, ["0", "1"]),
     "fewer jobs than GPUs": (dict(jobs=2), dict(gpus="0123"), 2, ["0", "1"]),
