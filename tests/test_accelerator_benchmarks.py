@@ -13,7 +13,6 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from PIL import Image
 
 from support.commands import CODE, rows, run_process
@@ -113,25 +112,6 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu, var
     assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
 
 
-def test_batch_for_which_memory_is_too_small_is_named_and_not_halved(gpu, variants, monkeypatch):
-    options = gpu.parsed(["--smoke", "--device", "cpu"])
-
-    def large(images: torch.Tensor) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setattr(
-        variants, "optimized_for_inference", lambda network, device, precision: large
-    )
-    plain, failed = variants.measured(
-        variants.certifications("digits_resnet8", "fp32", "eager", options), options
-    )
-    assert (
-        plain.rate > 0
-        and failed.trouble.startswith("UserError: out of memory with --batch 2")
-        and failed.batch == 2
-    )
-
-
 @pytest.mark.parametrize("fails", ["", "CUDA out of memory."])
 def test_updates_by_a_graph_are_timed_or_named(fails, gpu, variants, recorded_graphs):
     options = gpu.parsed(["--smoke", "--device", "cpu"])
@@ -180,13 +160,6 @@ def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypat
     monkeypatch.setitem(gpu.SMOKE, "rounds", 2)
     with pytest.raises(SystemExit, match="results of other settings: move it"):
         gpu.main(words)
-
-
-def test_parts_on_a_gpu_are_every_pair_of_a_precision_and_a_mode(gpu):
-    options = gpu.parsed(["--device", "cpu"])
-    options.device, options.modes = SimpleNamespace(type="cuda"), list(gpu.MODES)
-    chosen = gpu.parts(options)
-    assert len(chosen) == len(set(chosen)) == 2 * (1 + 3 * 3) + 4 * 2 * 3
 
 
 def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):

@@ -50,7 +50,7 @@ WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
     *("evaluation.pictures", "evaluation.shards"),
     *("sweep.commands", "sweep.folders", "sweep.grid"),
-    *("sweep.jobs", "sweep.job_record", "sweep.planning"),
+    *("sweep.jobs", "sweep.planning"),
     *("sweep.job_execution", "sweep.stages", "sweep.engines"),
     *("cli.options.components", "cli.options.recipes", "cli.runner"),
 }

@@ -2,12 +2,9 @@
 of them.
 """
 
-import json
 import re
-import subprocess
 import sys
-from functools import partial
-from pathlib import Path
+from functools import cache, partial
 
 import pytest
 import torch
@@ -17,10 +14,9 @@ from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.voting.classifier import optimized_for_inference
 from smoothadv.voting.counter import VoteCounter, check_exact
-from support.commands import CODE, run_process
+from support import triton_kernels
 
 CUDA = torch.device("cuda:0")
-SUPPORT = Path(__file__).parents[1] / "support"
 WITHOUT_TRITON = "Triton is not installed: float32 votes"
 
 
@@ -28,22 +24,8 @@ WITHOUT_TRITON = "Triton is not installed: float32 votes"
 def interpreted(tmp_path_factory):
     """What ``support.interpreted_integers`` finds, in a process for each argument."""
     pytest.importorskip("triton", reason=WITHOUT_TRITON)
-    found: dict[str, dict] = {}
-
-    def run(chosen: str) -> dict:
-        if chosen not in found:
-            command = [sys.executable, str(SUPPORT / "interpreted_integers.py"), chosen]
-            paths = f"{CODE}:{SUPPORT.parent}"
-            done = run_process(
-                command, tmp_path_factory.mktemp("at"), TRITON_INTERPRET="1", PYTHONPATH=paths
-            )
-            assert done.returncode == 0, done.stderr
-            found[chosen] = json.loads(done.stdout.splitlines()[-1])
-        if "unusable" in found[chosen]:
-            pytest.skip(found[chosen]["unusable"])
-        return found[chosen]
-
-    return run
+    folder = tmp_path_factory.mktemp("at")
+    return cache(partial(triton_kernels.interpreted, "interpreted_integers", folder))
 
 
 @pytest.mark.parametrize("network", ["odd", "digits"])
@@ -94,43 +76,26 @@ def operations(arch: str, side: int) -> list:
     )
 
 
-def compiled(operation, arch: int):
-    """A kernel compiled for an architecture, without a GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+def compiled(operation, arch: int) -> str:
     from smoothadv.exact.kernels import convolution
 
-    names = {
-        torch.uint8: "u8",
-        torch.int8: "i8",
-        torch.int16: "i16",
-        torch.int32: "i32",
-        torch.float32: "fp32",
-    }
+    names = {torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32"}
+    names[torch.float32] = "fp32"
     is_first, is_rescaled = not operation.reads[0], operation.rescaling is not None
     types = {
-        **{
-            "x": torch.float32 if is_first else operation.read[0].dtype,
-            "mean": torch.int32 if is_first else None,
-        },
+        "x": torch.float32 if is_first else operation.read[0].dtype,
+        "mean": torch.int32 if is_first else None,
         **{"weight": torch.int8, "bias": torch.int32, "multiplier": torch.float32},
         "shortcut": operation.read[1].dtype if len(operation.read) > 1 else None,
         "wide": operation.made[0].dtype if operation.has_wide else None,
         "narrow": operation.made[-1].dtype if is_rescaled else None,
         "narrow_multiplier": torch.float32 if is_rescaled else None,
     }
-    given = {name: f"*{names[kind]}" for name, kind in types.items() if kind is not None} | {
-        "rows": "i32"
-    }
-    constants = {name: value for name, value in operation.constants.items() if name != "num_warps"}
-    constants |= {name: None for name, kind in types.items() if kind is None}
-    signature = {name: given.get(name, "constexpr") for name in convolution.arg_names}
-    aligned = {(convolution.arg_names.index(name),): [["tt.divisibility", 16]] for name in given}
-    source = ASTSource(convolution, signature, constexprs=constants, attrs=aligned)
-    options = {"enable_fp_fusion": False, "num_warps": operation.constants["num_warps"]}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    given = {name: f"*{names[kind]}" for name, kind in types.items() if kind is not None}
+    constants = {**operation.constants, **dict.fromkeys(types.keys() - given.keys())}
+    warps = constants.pop("num_warps")
+    given["rows"] = "i32"
+    return triton_kernels.compiled(convolution, given, constants, arch, num_warps=warps)
 
 
 @pytest.mark.slow
@@ -139,27 +104,12 @@ def compiled(operation, arch: int):
 def test_compiled_kernels_multiply_bytes_spill_no_registers_and_fuse_nothing(
     tmp_path, arch, side, target, product
 ):
-    triton = pytest.importorskip(
-        "triton", "3.2", reason="older versions than Triton 3.2 are compiled in another way"
-    )
-    tools = sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*"))
+    pytest.importorskip("triton", "3.2", reason="older versions are compiled in another way")
     for operation in operations(arch, side):
-        ptx = compiled(operation, target).asm["ptx"]
+        ptx = compiled(operation, target)
         assert re.search(rf"\b{re.escape(product)}\S+\.s32\.s8\.s8", ptx), operation.constants
         assert not re.findall(r"\bfma\.|\.ftz|\bdiv\.", ptx), "these round as they like"
-        (tmp_path / "kernel.ptx").write_text(ptx)
-        (gpu,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
-        command = ["--fmad=false", "-v", f"--gpu-name={gpu}", "kernel.ptx", "-o", "kernel.cubin"]
-        runs = [
-            subprocess.run([tool, *command], cwd=tmp_path, capture_output=True, text=True)
-            for tool in tools
-        ]
-        said = [
-            run.stderr for run in runs if run.returncode == 0
-        ]  # one of several assemblers may be too old
-        assert said and all("0 bytes spill stores, 0 bytes spill loads" in text for text in said), (
-            operation.constants
-        )
+        triton_kernels.assembled(ptx, tmp_path)
 
 
 def test_kernels_are_for_cuda_and_a_warning_says_where_they_do_not_run():

@@ -2,18 +2,15 @@
 machines without them.
 """
 
-import json
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.noise import kernels_on
-from support.commands import CODE, run_process
+from support import triton_kernels
 
 CUDA = torch.device("cuda:0")
 WITHOUT_TRITON = "Triton is not installed: torch alone draws the noise"
@@ -23,18 +20,7 @@ WITHOUT_TRITON = "Triton is not installed: torch alone draws the noise"
 def interpreted(tmp_path_factory):
     """What ``support.interpreted_kernels`` finds, in one process for all tests."""
     pytest.importorskip("triton", reason=WITHOUT_TRITON)
-    command = [
-        sys.executable,
-        str(Path(__file__).parents[1] / "support" / "interpreted_kernels.py"),
-    ]
-    done = run_process(
-        command, tmp_path_factory.mktemp("at"), TRITON_INTERPRET="1", PYTHONPATH=str(CODE)
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    if "unusable" in found:
-        pytest.skip(found["unusable"])
-    return found
+    return triton_kernels.interpreted("interpreted_kernels", tmp_path_factory.mktemp("at"))
 
 
 def test_words_are_those_of_philox_and_a_wrong_multiplier_is_noticed(interpreted):
@@ -59,59 +45,25 @@ def test_gaussian_noise_is_as_accurate_as_stated(interpreted):
     assert interpreted["extremes"] < 3e-9
 
 
-def compiled(name: str, kind: str, arch: int):
-    """A kernel compiled for an architecture, without a GPU."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ["gaussian", "rounded"])
+def test_compiled_kernels_spill_no_registers_and_fuse_nothing(tmp_path, name, kind, arch):
+    pytest.importorskip("triton", "3.2", reason="older versions are compiled in another way")
     from smoothadv.noise import kernels
 
     kernel, constants = getattr(kernels, name), {"BLOCK": kernels._BLOCK}
     pointers = {"out": f"*{kind}", "plan": "*i64", "thresholds": "*i64", "starts": "*i32"}
     if name == "rounded":
         constants |= {"SHIFT": 49, "STEPS": 12}
-    given = {each: pointers.get(each, "i32") for each in kernel.arg_names if each not in constants}
-    if triton.__version__ < "3.2":
-        source = ASTSource(
-            kernel,
-            given,
-            constants={kernel.arg_names.index(key): constants[key] for key in constants},
-        )
-    else:
-        source = ASTSource(
-            kernel, {**given, **dict.fromkeys(constants, "constexpr")}, constexprs=constants
-        )
-    return triton.compile(
-        source, target=GPUTarget("cuda", arch, 32), options={"enable_fp_fusion": False}
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("name", ["gaussian", "rounded"])
-def test_compiled_kernels_spill_no_registers_and_fuse_nothing(tmp_path, name, kind, arch):
-    triton = pytest.importorskip("triton", reason=WITHOUT_TRITON)
-    ptx = compiled(name, kind, arch).asm["ptx"]
+    types = {each: pointers.get(each, "i32") for each in kernel.arg_names if each not in constants}
+    ptx = triton_kernels.compiled(kernel, types, constants, arch)
     assert not re.findall(r"\bfma\.|\bdiv\.(full|approx)|\bsqrt\.approx", ptx), (
         "these round as they like"
     )
     assert kind == "fp32" or f"cvt.rn.{kind.replace('fp', 'f')}.f32" in ptx
-    (tmp_path / "kernel.ptx").write_text(ptx)
-    (target,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
-    command = ["--fmad=false", "-v", f"--gpu-name={target}", "kernel.ptx", "-o", "kernel.cubin"]
-    tools = sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*"))
-    runs = [
-        subprocess.run([tool, *command], cwd=tmp_path, capture_output=True, text=True)
-        for tool in tools
-    ]
-    said = [
-        run.stderr for run in runs if run.returncode == 0
-    ]  # one of several assemblers may be too old
-    assert said
-    for text in said:
-        assert "0 bytes spill stores, 0 bytes spill loads" in text
+    for text in triton_kernels.assembled(ptx, tmp_path):
         assert int(re.findall(r"Used (\d+) registers", text)[0]) <= 96
 
 

@@ -1,7 +1,4 @@
-"""Adaptive certification, run as a coroutine, against a plain loop, with and without its options.
-
-The error of the whole procedure is simulated in test_adaptive_error.py.
-"""
+"""Adaptive certification, run as a coroutine, against a plain loop, with and without options."""
 
 import dataclasses
 import math
@@ -15,7 +12,7 @@ from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.error_spending import efficacy_table
 from smoothadv.statistics.on_grid import PAPER_RADII
 from smoothadv.statistics.sequential import Sequential
-from support.votes import DrawnVotes, ListedVotes, certify, listed
+from support.votes import ListedVotes, certify, listed
 
 SMALL = Smoothing(sigma=0.5, n0=50, n=3000, alpha=1e-3)
 PROBABILITIES = [0.3, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0]
@@ -161,11 +158,12 @@ def test_ladder_refines_radii_and_changes_no_draw(radii):
 def test_rungs_are_a_hundredth_of_sigma_apart_and_reach_what_can_be_certified():
     ladder = Adaptive(SMALL, radii=(0.0,), ladder=True)
     generator = np.random.default_rng(3)
-    radii = {certify(ladder, DrawnVotes(p, generator)).radius for p in np.linspace(0.6, 1, 30)}
+    runs = [ListedVotes(listed(p, 3050, generator)) for p in np.linspace(0.6, 1, 30)]
+    radii = {certify(ladder, votes).radius for votes in runs}
     assert len(radii) > 3 and all(
         abs(200 * radius - round(200 * radius)) < 1e-9 for radius in radii
     )
-    assert ladder.largest_radius == certify(ladder, DrawnVotes(1.0, generator)).radius
+    assert ladder.largest_radius == max(radii)
 
 
 def test_label_awareness_skips_wrong_classes_and_marks_them():
@@ -216,7 +214,8 @@ def build_count(monkeypatch) -> list[int]:
 def some_certificates() -> list[object]:
     """What a new object of the same settings states; its tables are built or read."""
     generator, procedure = np.random.default_rng(5), Adaptive(SMALL, radii=(0.0, 0.5, 1.0))
-    return [certify(procedure, DrawnVotes(p, generator)) for p in PROBABILITIES]
+    runs = [ListedVotes(listed(p, 3050, generator)) for p in PROBABILITIES]
+    return [certify(procedure, votes) for votes in runs]
 
 
 def test_tables_are_built_once_and_then_read(tmp_path, monkeypatch, build_count):

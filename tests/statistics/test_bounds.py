@@ -7,9 +7,11 @@ import math
 from fractions import Fraction
 
 import mpmath
+import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from smoothadv.statistics import bounds
 from smoothadv.statistics.bounds import (
@@ -64,26 +66,10 @@ def test_bound_and_radius_match_the_high_precision_table(successes, trials, alph
         )
 
 
-@pytest.mark.parametrize(
-    "successes, trials, q",
-    [(9_999_997, 10**7, 1.3062234207419e-6), (10**9, 10**9, 6.9077552551236e-9)],
-)
-def test_failure_bound_keeps_its_digits_where_p_is_nearly_one(successes, trials, q):
-    # The exact q is given to 14 digits; the bound may exceed it by a relative 1e-8 and not fall
-    # short.
-    assert q * (1 - 1e-13) <= failure_upper_bound(successes, trials, 1e-3) <= q * (1 + 1e-8)
-
-
 def test_without_a_success_the_bound_is_zero():
     assert lower_confidence_bound(0, 100_000, 1e-3) == 0.0
-    assert failure_upper_bound(0, 100_000, 1e-3) == 1.0
+    assert failure_upper_bound(0, 100_000, 1e-3) == 1.0 >= failure_upper_bound(1, 1, 1e-20)
     assert certified_radius(0, 100_000, 1.0, 1e-3) is None
-
-
-def test_clopper_pearson_oracle():
-    assert lower_confidence_bound(99_000, 100_000, 1e-3) == pytest.approx(0.98898934, abs=5e-9)
-    assert certified_radius(99_000, 100_000, 0.5, 1e-3) == pytest.approx(1.145000, abs=5e-7)
-    assert lower_confidence_bound(100_000, 100_000, 1e-3) == pytest.approx(0.99993092, abs=5e-9)
 
 
 @pytest.mark.parametrize(
@@ -91,21 +77,7 @@ def test_clopper_pearson_oracle():
 )
 def test_a_constant_classifier_reaches_the_largest_radius(sigma, cap):
     assert bounds.maximum_radius(100_000, sigma, 1e-3) == pytest.approx(cap, abs=5e-5)
-    assert bounds.maximum_radius(100_000, sigma, 1e-3) == certified_radius(
-        100_000, 100_000, sigma, 1e-3
-    )
-
-
-def test_largest_radius_is_zero_where_no_count_certifies():
-    assert bounds.maximum_radius(9, 0.25, 1e-3) == 0.0 < bounds.maximum_radius(10, 0.25, 1e-3)
-
-
-@pytest.mark.parametrize(
-    "trials, successes", [(100, 66), (1_000, 550), (10_000, 5_156), (100_000, 50_490)]
-)
-def test_smallest_count_that_certifies(trials, successes):
-    assert certified_radius(successes, trials, 0.25, 1e-3) > 0
-    assert certified_radius(successes - 1, trials, 0.25, 1e-3) is None
+    assert bounds.maximum_radius(9, sigma, 1e-3) == 0.0 < bounds.maximum_radius(10, sigma, 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -145,18 +117,12 @@ def test_fewest_trials_are_the_fewest(alpha):
     assert Fraction(2, 2**n) <= level < Fraction(2, 2 ** (n - 1))
 
 
-def binomial_pmf(k: int, n: int, p: float) -> float:
-    """In logarithms, since binomial coefficients exceed a float."""
-    log_choose = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-    return math.exp(log_choose + k * math.log(p) + (n - k) * math.log1p(-p))
-
-
 def miscoverage(bounds: list[float], p: float) -> float:
     """P[bounds[K] > p] over K ~ Binomial(len(bounds) - 1, p): how often a lower bound on p is
     false.
     """
-    n = len(bounds) - 1
-    return math.fsum(binomial_pmf(k, n, p) for k in range(n + 1) if bounds[k] > p)
+    masses = stats.binom.pmf(range(len(bounds)), len(bounds) - 1, p)
+    return math.fsum(masses[np.array(bounds) > p])
 
 
 def worst_miscoverage(bounds: list[float]) -> float:
@@ -180,33 +146,6 @@ def test_coverage_check_rejects_the_normal_approximation():
     assert worst_miscoverage(wald) > 2 * 0.05
 
 
-def test_miscoverage_at_one_probability():
-    bounds = [lower_confidence_bound(k, 1_000, 1e-3) for k in range(1_001)]
-    assert miscoverage(bounds, 0.8) == pytest.approx(0.000916, abs=5e-7)
-
-
-@given(counts(), alphas, alphas)
-def test_bound_is_monotone_and_never_above_the_point_estimate(count, alpha, other_alpha):
-    successes, trials = count
-    bound = lower_confidence_bound(successes, trials, alpha)
-    assert 0 <= bound < 1 and bound <= successes / trials
-    if successes < trials:
-        assert lower_confidence_bound(successes + 1, trials, alpha) > bound
-        assert lower_confidence_bound(successes, trials + 1, alpha) <= bound
-    small, large = sorted([alpha, other_alpha])
-    assert lower_confidence_bound(successes, trials, small) <= lower_confidence_bound(
-        successes, trials, large
-    )
-
-
-@given(counts(), alphas)
-def test_failure_bound_is_a_probability_above_one_minus_the_success_bound(count, alpha):
-    q = failure_upper_bound(*count, alpha)
-    assert 0 < q <= 1
-    exact = 1 - lower_confidence_bound(*count, alpha)
-    assert exact * (1 - 1e-12) - 1e-15 <= q <= exact * (1 + 1e-8) + 1e-15
-
-
 @given(counts(largest=10**5), alphas)
 def test_failure_bound_is_never_below_the_exact_one(count, alpha):
     """Without its margins it would be, of every second count without failures, and of some
@@ -217,10 +156,6 @@ def test_failure_bound_is_never_below_the_exact_one(count, alpha):
     with mpmath.workdps(DIGITS):
         q = mpmath.mpf(failure_upper_bound(successes, trials, alpha))
         assert q == 1 or probability_of_at_most(trials - successes, trials, q) <= alpha
-
-
-def test_failure_bound_stays_a_probability_at_a_tiny_level():
-    assert failure_upper_bound(1, 1, 1e-20) <= 1
 
 
 @st.composite
@@ -328,6 +263,22 @@ BOUNDS = [lower_confidence_bound, failure_upper_bound, radius_at_sigma_one]
             for sigma in (0.0, -0.25, math.inf, math.nan)
         ),
         *(
+            (bounds.two_sided_radius, (*counts, 1.0, 1e-3, 0.9), None)
+            for counts in [(5, 6, 10), (5, -1, 10), (11, 0, 10)]
+        ),
+        *(
+            (bounds.two_sided_radius, (5, 1, 10, 1.0, 1e-3, share), "share must")
+            for share in (0.0, 1.0000001, 1.5, math.nan)
+        ),
+        *(
+            (bounds.top_k_radius, (*counts, 10, 1.0, 1e-3, 0.9), None)
+            for counts in [(5, [6]), (5, [-1]), (5, []), (5, [3, 3]), (11, [0])]
+        ),
+        *(
+            (bounds.top_k_radius, (5, [1], 10, 1.0, 1e-3, share), "share must")
+            for share in (0.0, 1.0)
+        ),
+        *(
             (bounds.vote_is_significant, (*votes, 1e-3), "runner_up")
             for votes in [(1, 2), (0, 0), (1, -1)]
         ),
@@ -336,17 +287,6 @@ BOUNDS = [lower_confidence_bound, failure_upper_bound, radius_at_sigma_one]
 def test_impossible_arguments_are_refused(function, arguments, word):
     with pytest.raises(ValueError, match=word):
         function(*arguments)
-
-
-def test_linf_radius_is_tight_for_weights_of_equal_size():
-    # w = (1, -1, 1, -1), margin 0.6: the l2 distance is 0.6 / 2, the exact l_inf distance 0.6 / 4.
-    assert bounds.linf_radius(0.3, 4) == pytest.approx(0.15, rel=1e-15)
-
-
-def test_linf_radius_is_below_the_exact_distance_of_other_weights():
-    # w = (3, 4), margin 4: l2 distance 0.8, exact l_inf distance 4 / 7.
-    assert bounds.linf_radius(0.8, 2) == pytest.approx(0.565685, abs=5e-7)
-    assert bounds.linf_radius(0.8, 2) <= 4 / 7
 
 
 @given(st.floats(0, 8) | st.sampled_from([5e-324, 1e-300, 0.1, 1e300]), st.integers(1, 10**6))
@@ -363,39 +303,12 @@ def test_radii_are_the_nearest_floats_on_the_safe_side_of_the_root(radius, dimen
     )
 
 
-def test_of_many_radii_divided_by_the_root_none_is_too_large():
-    cases = [(k / 1009, dimension) for k in range(1, 1001) for dimension in (192, 3_072, 150_528)]
-
-    def too_large(found) -> int:
-        return sum(
-            Fraction(small) ** 2 * d > Fraction(r) ** 2 for (r, d), small in zip(cases, found)
-        )
-
-    assert too_large(bounds.linf_radius(*case) for case in cases) == 0
-    assert too_large(r / math.sqrt(d) for r, d in cases) > 900, "what rounding to the nearest does"
-
-
 @pytest.mark.parametrize("examples, deduction", [(500, 0.010859), (10_000, 0.002405)])
-def test_deduction_from_a_measured_certified_accuracy(examples, deduction):
-    assert bounds.certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3) == pytest.approx(
-        deduction, abs=5e-7
-    )
-
-
-def probability_of_more_false_certificates(examples: int, share: float, alpha: float) -> float:
-    """P[Binomial(examples, alpha) > examples * share]"""
-    return 1 - math.fsum(
-        binomial_pmf(k, examples, alpha) for k in range(math.floor(examples * share) + 1)
-    )
-
-
-@pytest.mark.parametrize("examples", [500, 10_000])
-def test_more_than_the_deduction_is_false_with_probability_at_most_rho(examples):
-    deduction = bounds.certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3)
-    assert probability_of_more_false_certificates(examples, deduction, 1e-3) <= 1e-3
+def test_more_than_the_deduction_is_false_with_probability_at_most_rho(examples, deduction):
+    found = bounds.certified_accuracy_deduction(examples, alpha=1e-3, rho=1e-3)
+    assert found == pytest.approx(deduction, abs=5e-7)
+    assert stats.binom.sf(math.floor(examples * found), examples, 1e-3) <= 1e-3
 
 
 def test_the_deduction_without_the_factor_2_is_too_small():
-    assert probability_of_more_false_certificates(10_000, 0.00206, 1e-3) == pytest.approx(
-        0.00158, abs=5e-6
-    )
+    assert stats.binom.sf(math.floor(10_000 * 0.00206), 10_000, 1e-3) > 1.5e-3

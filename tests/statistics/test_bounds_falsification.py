@@ -55,6 +55,8 @@ def test_tolerated_number_is_the_smallest_that_exact_tails_allow(
 @few
 @given(st.integers(1000, 200_000), st.floats(1e-6, 0.05), st.floats(1e-9, 0.1))
 @example(50_000, 0.002, 0.001)
+@example(10_000, 0.002, 0.001)
+@example(500, 0.002, 0.001)
 def test_tolerated_number_of_many_statements_is_that_of_60_digits(
     statements, probability, false_alarm
 ):
@@ -81,39 +83,6 @@ def test_exact_deduction_is_the_smallest_share_that_exact_tails_allow(examples, 
     assert share <= certified_accuracy_deduction(examples, alpha, rho), (
         "Bernstein's inequality allows no less"
     )
-
-
-# statements, probability, false alarm, tolerated
-TABLE = [
-    (0, 0.5, 0.001, 0),
-    (1, 0.002, 0.001, 1),
-    (1, 0.002, 0.01, 0),
-    (500, 0.002, 0.001, 5),
-    (10_000, 0.002, 0.001, 35),
-    (1, 0.25, 0.25, 0),
-    (1, 0.25, math.nextafter(0.25, 0), 1),
-]
-
-
-@pytest.mark.parametrize("statements, probability, false_alarm, tolerated", TABLE)
-def test_tolerated_numbers_of_usual_sizes(statements, probability, false_alarm, tolerated):
-    assert tolerated_false_statements(statements, probability, false_alarm) == tolerated
-    with mpmath.workdps(DIGITS):
-        tails = [
-            1 - probability_of_at_most(k, statements, mpmath.mpf(probability))
-            for k in range(tolerated + 1)
-        ]
-        assert next(k for k, tail in enumerate(tails) if tail <= false_alarm) == tolerated
-
-
-@given(st.integers(0, 300), st.floats(0, 0.5), levels, st.integers(0, 50), st.floats(0, 0.4))
-def test_more_or_likelier_statements_tolerate_no_fewer_and_a_stricter_level_no_fewer(
-    n, p, level, more, likelier
-):
-    k = tolerated_false_statements(n, p, level)
-    assert tolerated_false_statements(n + more, p, level) >= k
-    assert tolerated_false_statements(n, p + likelier, level) >= k
-    assert tolerated_false_statements(n, p, level / 2) >= k
 
 
 @pytest.mark.parametrize(
@@ -146,47 +115,12 @@ def counts(draw, largest: int = 5000) -> tuple[int, int]:
     return draw(st.integers(0, min(20, trials)) | st.integers(0, trials)), trials
 
 
-@given(counts(), st.floats(0.01, 1 - 1e-9))
-@example((0, 1), 0.95)
-@example((1, 1), 0.95)
-def test_ends_of_the_interval_solve_the_tail_equations(count, confidence):
-    """P[X >= successes] at the lower end and P[X <= successes] at the upper are half of 1 -
-    confidence each.
-    """
-    successes, trials = count
-    low, high = binomial_interval(successes, trials, confidence)
-    assert 0 <= low <= successes / trials <= high <= 1
-    with mpmath.workdps(DIGITS):
-        half = (1 - mpmath.mpf(confidence)) / 2
-        if successes == 0:
-            assert low == 0
-        else:
-            at_least = probability_of_at_most(trials - successes, trials, 1 - mpmath.mpf(low))
-            assert mpmath.almosteq(at_least, half, rel_eps=1e-6)
-        if successes == trials:
-            assert high == 1
-        else:
-            assert mpmath.almosteq(
-                probability_of_at_most(successes, trials, mpmath.mpf(high)), half, rel_eps=1e-6
-            )
-
-
 @given(counts(10**6), st.floats(0.5, 0.9999))
 def test_interval_is_that_of_scipy(count, confidence):
     expected = stats.binomtest(*count).proportion_ci(confidence, method="exact")
     assert binomial_interval(*count, confidence) == pytest.approx(
         (expected.low, expected.high), rel=1e-9, abs=1e-12
     )
-
-
-@given(counts(), st.floats(0.01, 0.9999))
-def test_interval_of_failures_is_the_mirrored_one_and_wider_at_more_confidence(count, confidence):
-    successes, trials = count
-    low, high = binomial_interval(successes, trials, confidence)
-    mirrored = binomial_interval(trials - successes, trials, confidence)
-    assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((low, high), abs=1e-15)
-    wider = binomial_interval(successes, trials, (1 + confidence) / 2)
-    assert wider[0] <= low and high <= wider[1]
 
 
 def coverage(interval, trials: int, p: float) -> float:

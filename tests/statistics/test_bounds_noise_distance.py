@@ -118,12 +118,6 @@ def test_probability_of_extreme_radii(radius):
     assert not is_above_and_tight(math.nextafter(0.5, 0), radius, 1.0, 0.0)
 
 
-@given(st.floats(0, 5), st.floats(0, 5), st.floats(0.05, 4), distances)
-def test_probability_grows_with_the_radius(one, other, sigma, distance):
-    one, other = sorted([one, other])
-    assert radius_probability(one, sigma, distance) <= radius_probability(other, sigma, distance)
-
-
 @given(counts(), alphas, st.floats(0.05, 4), distances)
 def test_a_certified_radius_needs_no_more_probability_than_was_shown(count, alpha, sigma, distance):
     """The two directions of Cohen et al.'s Theorem 1 fit together."""

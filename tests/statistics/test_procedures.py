@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
-from smoothadv.statistics.bounds import certified_radius
+from smoothadv.statistics.bounds import certified_radius, top_k_radius, two_sided_radius
 from smoothadv.statistics.exact import Exact
 from support.exact_tails import DIGITS, probability_of_at_most
 from support.votes import ListedVotes, certify, listed
@@ -97,9 +97,6 @@ def test_procedures_are_frozen_and_derive_from_the_base_class(name):
         procedure.smoothing = SMOOTHING
 
 
-many = settings(deadline=None, derandomize=True, max_examples=300)
-
-
 @st.composite
 def runs(draw) -> tuple[Smoothing, np.ndarray]:
     """A procedure's settings and the classes of all its draws."""
@@ -115,49 +112,51 @@ def runs(draw) -> tuple[Smoothing, np.ndarray]:
     return smoothing, listed(p, smoothing.n0 + smoothing.n, generator)
 
 
-def from_full_counts(smoothing: Smoothing, classes: np.ndarray) -> tuple[int, float, int]:
-    """Class, radius and number of successes where every draw is counted."""
-    selected = np.bincount(classes[: smoothing.n0], minlength=4).argmax()
-    successes = int((classes[smoothing.n0 :] == selected).sum())
-    radius = certified_radius(
-        successes, smoothing.n, smoothing.sigma, smoothing.alpha, smoothing.noise_distance
-    )
-    return (ABSTAIN, 0.0, successes) if radius is None else (int(selected), radius, successes)
+PLAIN = {
+    "exact": lambda successes, rivals, trials, *levels: certified_radius(
+        successes, trials, levels[0], levels[1], levels[3]
+    ),
+    "two-sided": lambda successes, rivals, *more: two_sided_radius(successes, rivals[0], *more),
+    "top-k": top_k_radius,
+}
+"""The radius of each fixed sample: of successes, rivals, trials, sigma, alpha, share, distance."""
 
 
-@many
-@given(runs())
-def test_decisions_are_those_of_the_full_counts(run):
+def test_the_plain_radii_are_of_all_fixed_samples():
+    assert set(PLAIN) == {name for name in PROCEDURES if PROCEDURES[name].fixed_sample}
+
+
+@pytest.mark.parametrize(
+    ("name", "k"), [("exact", 1), ("two-sided", 1), ("top-k", 2), ("top-k", 5)]
+)
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(run=runs())
+def test_counting_stops_where_nothing_can_be_certified_and_else_is_full(name, k, run):
     smoothing, classes = run
-    stated, votes = Exact(smoothing), ListedVotes(classes)
-    certificate = certify(stated, votes)
-    prediction, radius, successes = from_full_counts(smoothing, classes)
-    assert (certificate.prediction, certificate.radius) == (prediction, radius)
-    assert votes.used == smoothing.n0 + certificate.trials
-    if prediction != ABSTAIN:
-        assert (certificate.successes, certificate.trials) == (successes, smoothing.n)
+    n0, n = smoothing.n0, smoothing.n
+    votes, further = ListedVotes(classes), {"top_k": k} if name == "top-k" else {}
+    certificate = certify(PROCEDURES[name](smoothing, **further), votes)
+    leading = np.argsort(-np.bincount(classes[:n0], minlength=4), kind="stable")[:k]
+    selected = 2 if 2 in leading else int(leading[0])
+    counts = (classes[n0:, None] == np.arange(4)).cumsum(axis=0)
 
+    def rivals(of: np.ndarray) -> list[int]:
+        return [*sorted(np.delete(of, selected).tolist(), reverse=True), 0, 0][:k]
 
-@many
-@given(runs())
-def test_counts_are_cut_at_the_first_miss_too_many(run):
-    smoothing, classes = run
-    votes = ListedVotes(classes)
-    certificate = certify(Exact(smoothing), votes)
-    candidate = np.bincount(classes[: smoothing.n0], minlength=4).argmax()
-    missed = np.cumsum(classes[smoothing.n0 :] != candidate)
-    level, distance = smoothing.alpha, smoothing.noise_distance
-    radii = [
-        certified_radius(smoothing.n - misses, smoothing.n, 1.0, level, distance)
-        for misses in missed
-    ]
-    expected = next(
-        (number for number, radius in enumerate(radii, 1) if radius is None), smoothing.n
-    )
-    assert (certificate.trials, certificate.successes) == (
-        expected,
-        expected - missed[expected - 1],
-    )
+    def radius(of: np.ndarray) -> float | None:
+        """With all further votes for the class selected."""
+        most = n - int(np.delete(of, selected).sum())
+        levels = smoothing.sigma, smoothing.alpha, 0.9, smoothing.noise_distance
+        return PLAIN[name](most, rivals(of), n, *levels)
+
+    used = next((number for number in range(1, n + 1) if radius(counts[number - 1]) is None), n)
+    assert votes.used - n0 == certificate.trials == used
+    assert certificate.successes == counts[used - 1, selected]
+    found = radius(counts[-1])
+    stated = (ABSTAIN, 0.0) if found is None else (selected, found)
+    assert (certificate.prediction, certificate.radius) == stated
+    details = [*certificate.details.values()]
+    assert details == rivals(counts[used - 1]) * (name != "exact")
 
 
 @pytest.mark.parametrize("alpha", [0.4, 0.05, 1e-3])

@@ -1,9 +1,5 @@
-"""Top-k certificates: oracles in closed form, an independent computation, and how often they are
-false.
-
-A run is false if it certifies a radius above that of Theorem 1 of Jia et al. for the true
-probabilities, which some classifier attains. Every check on random outcomes rejects a correct
-procedure with probability at most 1e-6 (``FALSE_ALARM``), and is shown to reject a wrong one.
+"""Top-k certificates: an oracle in closed form, an independent computation, and the class that a
+statement is about.
 """
 
 from collections.abc import Callable
@@ -15,103 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special
 
-from smoothadv.statistics import ABSTAIN, Smoothing
+from smoothadv.statistics import Smoothing
 from smoothadv.statistics.bounds import failure_upper_bound, top_k_radius, two_sided_radius
 from smoothadv.statistics.top_k import TopK
-from support.statistical_checks import too_many
-from support.votes import ListedVotes, certify, listed
+from support.votes import ListedVotes, certify
 
 ALPHA, SHARE = 1e-3, 0.9
 ONE = Smoothing(1.0, 1, 1, ALPHA)
 many = settings(deadline=None, derandomize=True, max_examples=100)
-HARD = {
-    "three equal, two places": ([1 / 3] * 3, 2),
-    "a hair below the second": ([0.3, 0.35, 0.3, 0.05], 2),
-    "all equal": ([0.1] * 10, 3),
-    "one strong rival": ([0.2, 0.6, 0.2], 2),
-    "the rivals differ": ([0.25, 0.3, 0.25, 0.2], 3),
-    "nearly certain": ([0.999] + [0.0005] * 2, 2),
-    "rare, among the five": ([0.02] + [0.2] * 4 + [0.02] * 9, 5),
-    "two classes but one": ([0.45, 0.45, 0.1], 1),
-}
-
-
-def true_radius(p: list[float], k: int) -> float:
-    """The radius (sigma = 1) of Theorem 1 for class 0 of these probabilities; negative if it is not
-    among the k.
-    """
-    sets = np.minimum(1.0, np.cumsum(np.sort(p[1:])[::-1][:k][::-1]))
-    sizes = np.arange(1, len(sets) + 1)
-
-    def lead(r: float) -> float:
-        return (
-            special.ndtr(special.ndtri(p[0]) - r)
-            - (special.ndtr(special.ndtri(sets) + r) / sizes).min()
-        )
-
-    return optimize.brentq(lead, -10, 10, xtol=1e-13)
-
-
-def certifies(votes: np.ndarray, n: int, k: int, r: float, share: float = SHARE) -> np.ndarray:
-    """Whether ``top_k_radius`` of many counts [runs, K] is above ``r`` (sigma = 1), by Theorem 1 as
-    it is written.
-    """
-    z_lower = -special.ndtri(bounds(n - votes[:, 0], n, share * ALPHA))
-    largest = -np.sort(-votes[:, 1:], axis=1)[:, :k]
-    sets = np.cumsum(np.sort(bounds(largest, n, (1 - share) * ALPHA / k), axis=1), axis=1)
-    sets[:, -1] = np.minimum(sets[:, -1], special.ndtr(-z_lower))
-    rivals = special.ndtr(special.ndtri(np.minimum(sets, 1.0)) + r) / np.arange(
-        1, sets.shape[1] + 1
-    )
-    return special.ndtr(z_lower - r) > rivals.min(axis=1)
-
-
-def bounds(counts: np.ndarray, n: int, level: float) -> np.ndarray:
-    """The upper bound on the probability of what occurred ``counts`` times in n draws."""
-    found, places = np.unique(counts, return_inverse=True)
-    return np.array([failure_upper_bound(n - int(count), n, level) for count in found])[
-        places
-    ].reshape(counts.shape)
-
-
-def test_the_simulated_rule_is_the_procedure():
-    generator = np.random.default_rng(0)
-    for p, k in HARD.values():
-        for votes in generator.multinomial(1000, p, 20):
-            radius = top_k_radius(
-                int(votes[0]), (-np.sort(-votes[1:]))[:k].tolist(), 1000, 1.0, ALPHA, SHARE
-            )
-            at = (
-                [0.0]
-                if radius is None
-                else [radius * (1 - 1e-9) - 1e-9, radius * (1 + 1e-9) + 1e-9]
-            )
-            assert [certifies(votes[None], 1000, k, r)[0] for r in at] == (
-                [False] if radius is None else [True, False]
-            )
-
-
-@pytest.mark.parametrize("n", [100, 10_000])
-@pytest.mark.parametrize("name", HARD)
-def test_false_claims_are_no_more_frequent_than_alpha(name, n):
-    p, k = HARD[name]
-    votes = np.random.default_rng(len(p)).multinomial(n, p, 200_000)
-    assert not too_many(
-        int(certifies(votes, n, k, max(0.0, true_radius(p, k))).sum()), len(votes), ALPHA
-    )
-
-
-def test_the_check_rejects_wrong_rules():
-    generator, n, runs = np.random.default_rng(1), 10_000, 200_000
-    equal = generator.multinomial(n, [1 / 3] * 3, runs)
-    best_class = -np.sort(-equal, axis=1)  # the class is chosen by the votes that then prove it
-    two_strong = generator.multinomial(n, [0.3, 0.3, 0.3, 0.1], runs)
-    without_the_strongest = np.delete(two_strong, 1, axis=1)
-    assert too_many(int(certifies(best_class, n, 2, 0.0).sum()), runs, ALPHA)
-    assert too_many(int(certifies(without_the_strongest, n, 2, 0.0).sum()), runs, ALPHA)
-    assert too_many(
-        int(certifies(equal, n, 2, -0.05).sum()), runs, ALPHA
-    )  # a radius that is too large by .05
 
 
 @many
@@ -187,10 +94,15 @@ def quantile(p: mpmath.mpf) -> mpmath.mpf:
     return mpmath.sqrt(2) * mpmath.erfinv(2 * p - 1) if p > 0 else -mpmath.inf
 
 
-@pytest.mark.parametrize("distance", [0.0, 0.02])
-def test_more_successes_or_fewer_votes_for_rivals_never_take_a_radius_away(distance):
+def of_the_stronger(successes: int, rivals: list[int], *more: float) -> float | None:
+    return two_sided_radius(successes, max(rivals), *more)
+
+
+@pytest.mark.parametrize("rule", [of_the_stronger, top_k_radius])
+@pytest.mark.parametrize("distance", [0.0, 1e-6, 0.02])
+def test_more_successes_or_fewer_votes_for_rivals_never_take_a_radius_away(rule, distance):
     def radius(successes: int, first: int, second: int) -> float:
-        found = top_k_radius(successes, [first, second], 60, 1.0, 0.3, SHARE, distance)
+        found = rule(successes, [first, second], 60, 1.0, 0.3, SHARE, distance)
         return -1.0 if found is None else found
 
     found = 0
@@ -198,11 +110,8 @@ def test_more_successes_or_fewer_votes_for_rivals_never_take_a_radius_away(dista
         for first in range(0, 59 - successes, 4):
             for second in range(0, min(first, 58 - successes - first) + 1, 4):
                 here = radius(successes, first, second)
-                assert radius(successes + 1, first, second) >= here - 1e-11
-                assert (
-                    max(radius(successes, first + 1, second), radius(successes, first, second + 1))
-                    <= here + 1e-11
-                )
+                weaker = radius(successes, first + 1, second), radius(successes, first, second + 1)
+                assert radius(successes + 1, first, second) >= here - 1e-11 >= max(weaker) - 2e-11
                 found += here >= 0
     assert found > 50
 
@@ -229,19 +138,11 @@ def test_stripes_along_one_direction(place, spread):
         lambda shift: probabilities(shift)[0] - probabilities(shift)[1:3].min(), 0, 10
     )
     p, n = probabilities(0.0), 100_000
-    votes = np.random.default_rng(2).multinomial(n, p / p.sum(), 20_000)
-    assert not too_many(int(certifies(votes, n, 2, truth).sum()), len(votes), ALPHA)
-    radii = [top_k_radius(int(v[0]), v[1:3].tolist(), n, 1.0, ALPHA, SHARE) for v in votes[:501]]
-    assert abs(np.median(radii) / truth - 1) < 0.05
-    assert (
-        np.median(
-            [
-                two_sided_radius(int(v[0]), int(v[1:].max()), n, 1.0, ALPHA, SHARE) or 0
-                for v in votes[:501]
-            ]
-        )
-        < 0.9 * truth
-    )
+    votes = np.random.default_rng(2).multinomial(n, p / p.sum(), 501)
+    radii = [top_k_radius(int(v[0]), v[1:3].tolist(), n, 1.0, ALPHA, SHARE) for v in votes]
+    assert max(radii) < truth and abs(np.median(radii) / truth - 1) < 0.05
+    both = [two_sided_radius(int(v[0]), int(v[1:].max()), n, 1.0, ALPHA, SHARE) for v in votes]
+    assert np.median([radius or 0 for radius in both]) < 0.9 * truth
 
 
 def test_the_statement_is_about_the_label_among_the_k_or_about_the_leader():
@@ -257,49 +158,6 @@ def test_the_statement_is_about_the_label_among_the_k_or_about_the_leader():
     assert found[1].radius == top_k_radius(400, [500, 90], 1000, 0.5, ALPHA, SHARE) > 0
     votes.used = 0
     assert certify(procedure, votes, -2).prediction == 2
-
-
-@settings(many, max_examples=40)
-@given(
-    st.integers(0, 2**32),
-    st.integers(1, 150),
-    st.sampled_from([0.1, 0.2, 0.3, 0.9]),
-    st.sampled_from([1, 2, 3, 5]),
-)
-def test_counting_stops_at_the_first_vote_after_which_nothing_can_be_certified(seed, n, p, k):
-    classes = listed(p, 20 + n, np.random.default_rng(seed))
-    votes = ListedVotes(classes)
-    certificate = certify(TopK(Smoothing(0.5, 20, n, 0.1), top_k=k), votes)
-    leading = np.argsort(-np.bincount(classes[:20], minlength=4), kind="stable")[:k]
-    selected = 2 if 2 in leading else int(leading[0])
-    counts = (classes[20:, None] == np.arange(4)).cumsum(axis=0)
-
-    def radius(of: np.ndarray) -> float | None:
-        """With all further votes for the class selected."""
-        rivals = [*sorted(np.delete(of, selected).tolist(), reverse=True), 0, 0][:k]
-        return top_k_radius(int(n - np.delete(of, selected).sum()), rivals, n, 0.5, 0.1, SHARE)
-
-    full = radius(counts[-1])
-    assert (certificate.prediction, certificate.radius) == (
-        (ABSTAIN, 0.0) if full is None else (selected, full)
-    )
-    assert list(certificate.details) == [f"rival_{number}" for number in range(1, k + 1)]
-    assert votes.used - 20 == next(
-        (number for number in range(1, n + 1) if radius(counts[number - 1]) is None), n
-    )
-
-
-@pytest.mark.parametrize(
-    ("successes", "rivals", "share"),
-    [
-        *((5, rivals, SHARE) for rivals in ([6], [-1], [], [3, 3])),
-        (11, [0], SHARE),
-        *((5, [1], share) for share in (0.0, 1.0)),
-    ],
-)
-def test_wrong_counts_and_shares_are_refused(successes, rivals, share):
-    with pytest.raises(ValueError):
-        top_k_radius(successes, rivals, 10, 1.0, ALPHA, share)
 
 
 @pytest.mark.parametrize("top_k", [0, True, 100_001])

@@ -1,8 +1,5 @@
-"""Certificates from both sides of Theorem 1: oracles in closed form, and how often they are false.
-
-A run is false if it certifies a radius above sigma / 2 (Phi^-1(p_A) - Phi^-1(p_B)), p_B the largest
-probability of another class. Every check on random outcomes rejects a correct procedure with
-probability at most 1e-6 (``FALSE_ALARM``), and is shown to reject a wrong one.
+"""Certificates from both sides of Theorem 1: exact bounds, special cases, and an oracle in closed
+form.
 """
 
 from fractions import Fraction
@@ -13,13 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, special, stats
+from scipy import stats
 
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
-from smoothadv.statistics import ABSTAIN, Smoothing
+from smoothadv.statistics import Smoothing
 from smoothadv.statistics.bounds import (
-    _quantile_below,
     certified_radius,
     quantile_loss,
     radius_between,
@@ -30,91 +26,10 @@ from smoothadv.statistics.top_k import TopK
 from smoothadv.statistics.two_sided import TwoSided
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
 from support.models import IntervalClassifier
-from support.statistical_checks import too_many
-from support.votes import ListedVotes, certify, listed
+from support.votes import ListedVotes, certify
 
 ALPHA, SHARE = 1e-3, 0.9
 many = settings(deadline=None, derandomize=True, max_examples=200)
-HARD = {
-    "a hair above the rival": [0.4, 0.4, 0.2],
-    "a hair, more mass on both": [0.45, 0.45, 0.1],
-    "three equal": [1 / 3] * 3,
-    "two equal classes": [0.5, 0.5],
-    "all mass on one rival": [0.6, 0.4],
-    "two classes, nearly certain": [0.999, 0.001],
-    "ten equal": [0.1] * 10,
-    "nearly certain, ten classes": [0.999] + [0.001 / 9] * 9,
-    "below one half": [0.3] + [0.1] * 7,
-    "below one half, one rival": [0.45, 0.3] + [0.25 / 8] * 8,
-    "certain": [0.99999, 0.00001],
-}
-
-
-def false_claims(p: list[float], n: int, runs: int, rule=None, alpha: float = ALPHA) -> int:
-    """Runs in which class 0 gets a radius (sigma = 1) that is too large."""
-    votes = np.random.default_rng(len(p)).multinomial(n, p, runs)
-    truth = (special.ndtri(p[0]) - special.ndtri(max(p[1:]))) / 2
-    return int(((rule or both_bounds)(votes, n, alpha) > truth).sum())
-
-
-def both_bounds(votes: np.ndarray, n: int, alpha: float) -> np.ndarray:
-    """``two_sided_radius`` of many counts; -inf for an abstention."""
-    lower = quantiles(votes[:, 0], n, SHARE * alpha)
-    rival = quantiles(n - votes[:, 1:].max(axis=1), n, (1 - SHARE) * alpha)
-    radii = (lower + np.maximum(lower, rival)) / 2
-    return np.where(radii >= 0, radii, -np.inf)
-
-
-def quantiles(successes: np.ndarray, n: int, level: float) -> np.ndarray:
-    found, places = np.unique(successes, return_inverse=True)
-    return np.array([_quantile_below(int(k), n, level, 0.0) for k in found])[places]
-
-
-def test_the_simulated_rule_is_the_procedure():
-    for p in HARD.values():
-        for votes in np.random.default_rng(0).multinomial(1000, p, 30):
-            radius = two_sided_radius(int(votes[0]), int(votes[1:].max()), 1000, 1.0, ALPHA, SHARE)
-            (simulated,) = both_bounds(votes[None], 1000, ALPHA)
-            assert simulated == pytest.approx(-np.inf if radius is None else radius, abs=1e-12)
-
-
-@pytest.mark.parametrize("n", [100, 10_000])
-@pytest.mark.parametrize("name", HARD)
-def test_false_claims_are_no_more_frequent_than_alpha(name, n):
-    assert not too_many(false_claims(HARD[name], n, 200_000), 200_000, ALPHA)
-
-
-@pytest.mark.slow  # a fast test covers ten classes
-def test_false_claims_among_a_thousand_classes():
-    for p in ([1e-3] * 1000, [0.01] * 2 + [0.98 / 998] * 998):
-        assert not too_many(sum(false_claims(p, 10_000, 20_000) for _ in range(10)), 200_000, ALPHA)
-
-
-def test_the_check_rejects_wrong_rules():
-    def swapped(votes, n, alpha):
-        """The upper bound on p_A, and the lower ones on the rivals."""
-        upper = -quantiles(n - votes[:, 0], n, SHARE * alpha)
-        return (upper - quantiles(votes[:, 1:].max(axis=1), n, (1 - SHARE) * alpha)) / 2
-
-    def one_rival(votes, n, alpha):
-        """The bound of a rival that an earlier look found the strongest, of others as strong."""
-        return both_bounds(votes[:, :2], n, alpha)
-
-    def best_class(votes, n, alpha):
-        """The class is the winner of the votes that then prove it; as all are equal, each claim is
-        false.
-        """
-        return both_bounds(-np.sort(-votes, axis=1), n, alpha)
-
-    def one_sided_in_two_parts(votes, n, alpha):
-        """The better one of two looks, each at level alpha."""
-        return np.maximum(quantiles(votes[:, 0], n, alpha), quantiles(votes[::-1, 0], n, alpha))
-
-    runs = 200_000
-    assert too_many(false_claims(HARD["three equal"], 10_000, runs, swapped), runs, ALPHA)
-    assert too_many(false_claims([0.3, 0.02] + [0.085] * 8, 10_000, runs, one_rival), runs, ALPHA)
-    assert too_many(false_claims([0.5, 0.5], 10_000, runs, best_class), runs, ALPHA)
-    assert too_many(false_claims([0.9, 0.1], 10_000, runs, one_sided_in_two_parts), runs, ALPHA)
 
 
 @settings(many, max_examples=60)
@@ -208,31 +123,6 @@ def test_a_noise_distance_leaves_a_difference_of_twice_itself(z_lower, z_rival, 
     )
 
 
-@pytest.mark.parametrize("distance", [0.0, 1e-6, 0.02])
-def test_more_successes_or_fewer_votes_for_the_rival_never_take_a_radius_away(distance):
-    radii = np.full((61, 61), -1.0)
-    for k in range(61):
-        for rival in range(61 - k):
-            radius = two_sided_radius(k, rival, 60, 1.0, 0.3, SHARE, distance)
-            radii[k, rival] = -1.0 if radius is None else radius
-    inside = np.add.outer(np.arange(61), np.arange(61)) <= 60
-    assert all((np.diff(radii[k, : 61 - k]) <= 1e-12).all() for k in range(61))
-    assert all((np.diff(radii[: 61 - rival, rival]) >= -1e-12).all() for rival in range(61))
-    assert ((radii >= 0) & inside).sum() > 100
-
-
-@pytest.mark.parametrize(
-    ("counts", "share", "word"),
-    [
-        *((counts, SHARE, None) for counts in [(5, 6, 10), (5, -1, 10), (11, 0, 10)]),
-        *(((5, 1, 10), share, "share must") for share in (0.0, 1.0000001, 1.5, np.nan)),
-    ],
-)
-def test_wrong_counts_and_shares_are_refused(counts, share, word):
-    with pytest.raises(ValueError, match=word):
-        two_sided_radius(*counts, 1.0, ALPHA, share)
-
-
 @pytest.mark.parametrize(
     ("kind", "setting", "alpha"),
     [
@@ -246,86 +136,18 @@ def test_shares_of_alpha_that_leave_nothing_are_refused(kind, setting, alpha):
         kind(Smoothing(1.0, 1, 1, alpha), **setting)
 
 
-@settings(many, max_examples=40)
-@given(
-    st.integers(0, 2**32),
-    st.integers(1, 150),
-    st.sampled_from([0.2, 0.3, 0.4, 0.6, 0.9]),
-    st.floats(1e-4, 0.4),
-)
-def test_counting_stops_at_the_first_vote_after_which_nothing_can_be_certified(seed, n, p, alpha):
-    classes = listed(p, 20 + n, np.random.default_rng(seed))
-    selected = int(np.bincount(classes[:20], minlength=4).argmax())
-    votes = ListedVotes(classes)
-    certificate = certify(TwoSided(Smoothing(0.5, 20, n, alpha)), votes)
-    counts = (classes[20:, None] == np.arange(4)).cumsum(axis=0)
-    full = counts[-1]
-    radius = two_sided_radius(full[selected], np.delete(full, selected).max(), n, 0.5, alpha, SHARE)
-    assert (certificate.prediction, certificate.radius) == (
-        (ABSTAIN, 0.0) if radius is None else (selected, radius)
-    )
-    used = votes.used - 20
-    assert (certificate.trials, certificate.successes) == (used, counts[used - 1, selected])
-    assert certificate.details == {"rival": np.delete(counts[used - 1], selected).max()}
-
-    def can_certify(number: int) -> bool:
-        so_far = counts[number - 1]
-        most = n - int(so_far.sum() - so_far[selected])
-        return (
-            two_sided_radius(most, np.delete(so_far, selected).max(), n, 0.5, alpha, SHARE)
-            is not None
-        )
-
-    assert used == next((number for number in range(1, n + 1) if not can_certify(number)), n)
-
-
 @pytest.mark.parametrize(("low", "high"), [(0.9, 1.4), (0.3, 1.6), (-0.2, 1.3), (1.4, 2.6)])
 def test_slabs_whose_radius_theorem_1_gives_exactly(low, high):
     """Class 0 below ``low`` sigma, the rival above ``high``, thin classes between: the two are
     equal at the mean.
-
-    The same by real votes, and by 100,000 drawn counts: never above the true radius in 99.9 %, and
-    the median near it.
     """
-    sigma, n = 0.5, 100_000
-    thresholds = np.linspace(low, high, 60)
-    p = np.diff(special.ndtr(np.concatenate([[-np.inf], thresholds, [np.inf]])))
-    truth = (low + high) / 2
-    votes = np.random.default_rng(1).multinomial(n, np.delete(p, -1).tolist() + [p[-1]], 100_000)
-    radii = both_bounds(votes, n, ALPHA)
-    assert not too_many(int((radii > truth).sum()), len(radii), ALPHA)
-    assert abs(np.median(radii) / truth - 1) < 0.05
-    classifier = IntervalClassifier(*(sigma * thresholds).tolist())
+    sigma, truth = 0.5, (low + high) / 2
+    classifier = IntervalClassifier(*(sigma * np.linspace(low, high, 60)).tolist())
     stream = GaussianNoise(sigma, 1).stream(0, torch.device("cpu"))
     found = Smooth(classifier, 61, sigma).certificate(
-        torch.zeros(1, 1, 1), 100, n, ALPHA, 10_000, stream=stream, method="two-sided"
+        torch.zeros(1, 1, 1), 100, 100_000, ALPHA, 10_000, stream=stream, method="two-sided"
     )
     assert found.prediction == 0 and 0.9 * truth < found.radius / sigma < truth
-
-
-@pytest.mark.parametrize("distance", [0.5, 1.0, 2.0])
-def test_wedges_in_the_plane(distance):
-    """Three wedges of 120 degrees: by symmetry, the smoothed classifier has the same wedges, which
-    gives its radius.
-    """
-    length, angle = (
-        np.hypot(4.0, distance),
-        np.arctan2(distance, 4.0),
-    )  # in units of sigma; class 1 is below the axis
-
-    def density(theta: float) -> float:
-        """Of the direction of a Gaussian point around this place."""
-        s = length * np.cos(theta - angle)
-        return np.exp(-(length**2) / 2) / (2 * np.pi) + s * stats.norm.pdf(
-            length * np.sin(theta - angle)
-        ) * stats.norm.cdf(s)
-
-    wedges = [(0, 2), (-2, 0), (2, 4)]  # in units of 60 degrees
-    p = [integrate.quad(density, a * np.pi / 3, b * np.pi / 3, epsabs=1e-12)[0] for a, b in wedges]
-    assert sum(p) == pytest.approx(1, abs=1e-10)
-    radii = both_bounds(np.random.default_rng(2).multinomial(100_000, p, 100_000), 100_000, ALPHA)
-    assert not too_many(int((radii > distance).sum()), len(radii), ALPHA)
-    assert abs(np.median(radii) / distance - 1) < 0.05
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.patience import HANG_SECONDS
+from support.sweeping import processes_with
 
 HEAD = -1  # its index; the worker nodes' are 0, 1, ...
 # a variable that names the node of a process, even if its parents have died
@@ -120,29 +121,8 @@ class RayCluster:
         return sorted(killed)
 
     def processes(self, index: int) -> list[int]:
-        """The living processes of a node: those in its session, those with its mark and all that
-        these started.
-        """
-        session = self.started[index].pid if index in self.started else None
-        mark = f"{MARK}={self.short.name}/{index}".encode()
-        found, children = set[int](), dict[int, list[int]]()
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it has ended meanwhile
-                state, parent, _, its_session = (
-                    (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-                )
-                if state not in "ZX":
-                    children.setdefault(int(parent), []).append(int(entry.name))
-                    if int(its_session) == session or mark in (
-                        entry / "environ"
-                    ).read_bytes().split(b"\0"):
-                        found.add(int(entry.name))
-        left = list(found)
-        while left:
-            new = {*children.get(left.pop(), ())} - found
-            found |= new
-            left += new
-        return sorted(found)
+        """The living processes of a node: those with its mark."""
+        return processes_with(MARK, f"{self.short.name}/{index}")
 
     def raylet(self, index: int) -> int:
         """The process id of a node's raylet, which starts and watches its workers."""

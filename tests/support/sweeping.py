@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,6 +194,17 @@ def is_alive(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def processes_with(variable: str, value: str) -> list[int]:
+    """The living processes that were started with a variable of this value."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            if f"{variable}={value}".encode() in variables and is_alive(int(entry.name)):
+                found.append(int(entry.name))
+    return sorted(found)
 
 
 # Every Python that finds this file on its path executes it first. The words after "pretend" are the

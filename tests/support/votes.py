@@ -1,6 +1,4 @@
-"""Certification procedures without a classifier: votes from a coin, or from a list written
-beforehand.
-"""
+"""Certification procedures without a classifier: votes from a list written beforehand."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -39,19 +37,7 @@ def more_misses(candidate: int, misses: int) -> Callable[[np.ndarray], bool]:
     return lambda counts: bool(counts.sum() - counts[candidate] > misses)
 
 
-class DrawnVotes:
-    """Answers requests that nothing settles by multinomial draws: class 2 has probability ``p``."""
-
-    def __init__(self, p: float, generator: np.random.Generator) -> None:
-        self.generator = generator
-        self.probabilities = [0.7 * (1 - p), 0.3 * (1 - p), p, 0.0]
-
-    def answer(self, request: Draws) -> np.ndarray:
-        assert request.is_settled is None
-        return self.generator.multinomial(request.count, self.probabilities)
-
-
-def certify(procedure: Procedure, votes: ListedVotes | DrawnVotes, label: int = 2) -> Certificate:
+def certify(procedure: Procedure, votes: ListedVotes, label: int = 2) -> Certificate:
     """What the procedure states when it gets these votes."""
     voting = procedure.votes(label)
     request = next(voting)

@@ -22,10 +22,10 @@ from smoothadv.sweep.engines import ENGINES, SweepContext, local, ray, slurm
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.engines.slurm import Attempt, Slurm
 from smoothadv.sweep.job_execution import DONE, FAILED, STOPPED
-from smoothadv.sweep.jobs import StateKind, SweepJob, state_of
+from smoothadv.sweep.jobs import SweepJob, state_of
 from support.commands import call
 from support.patience import HANG_SECONDS, wait_for
-from support.sweeping import Pretended, held_by_another, pretended_job, write_grid
+from support.sweeping import Pretended, pretended_job, write_grid
 
 pytestmark = pytest.mark.usefixtures("workplace")
 
@@ -113,6 +113,15 @@ def test_engine_without_its_package_says_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     code, error = refused(capsys, "--engine", *options)
     assert code == 1 and f'pip install "smoothadv[{options[0]}]" or {package}' in error
+
+
+@pytest.mark.parametrize("missing", ["sbatch", "squeue"])
+def test_machine_that_does_not_submit_to_slurm_is_an_error(capsys, monkeypatch, programs, missing):
+    for name in {"sbatch", "srun", "squeue"} - {missing}:
+        programs(name, "exit 0")
+    monkeypatch.setenv("PATH", os.environ["PATH"].split(os.pathsep)[0])
+    code, error = refused(capsys, "--engine", "slurm")
+    assert code == 1 and f"there is no {missing} here" in error
 
 
 SHARES = {
@@ -309,19 +318,6 @@ def test_jobs_that_slurm_still_has_are_known_by_their_records(programs):
         job.record.folder.mkdir(parents=True)
         job.record.write("stopped", **{"engine": "slurm", **facts})
     assert Slurm().already_has(jobs) == {jobs[0].key, jobs[2].key}
-
-
-def test_job_that_has_begun_meanwhile_is_not_recorded_as_queued():
-    waiting, begun, held = jobs_of(3)
-    slurm._note_queued(waiting, "7_0", {})
-    assert waiting.record.read()["id"] == "7_0" and state_of(waiting).kind is StateKind.WAITING
-    begun.record.folder.mkdir(parents=True)
-    begun.record.write("running", id="7_1", engine="slurm")
-    slurm._note_queued(begun, "7_1", {})
-    assert begun.record.read()["state"] == "running"
-    with held_by_another(held.record.folder / "job.lock"):
-        slurm._note_queued(held, "7_2", {})
-    assert held.record.read() == {}
 
 
 def test_arrays_that_are_submitted_before_one_is_refused_are_recorded(programs, monkeypatch, capfd):

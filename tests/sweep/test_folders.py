@@ -2,13 +2,9 @@
 manifest.
 """
 
-import tempfile
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from smoothadv.analysis.facts import facts_of
 from support.sweeping import CERTIFY, jobs_of, write_grid
@@ -99,127 +95,6 @@ def test_logs_lie_below_the_folder_under_split_and_sigma():
 
 def sum_of_logs(job) -> list[Path]:
     return [log for stage in job.evaluations for log in stage.logs]
-
-
-def number(value: object) -> float:
-    return float(Fraction(str(value)))
-
-
-NOISES = st.sampled_from([0, 0.12, 0.25, 0.5, 1, 1.0, 0.125]) | st.integers(1, 2000).map(
-    lambda n: n / 1000
-)
-SIZES = st.integers(1, 1023).map(lambda n: f"{n}/255") | st.integers(1, 4000).map(
-    lambda n: n / 1000
-)
-
-
-@st.composite
-def trainings(draw) -> dict:
-    """Options of a training like those of the paper."""
-    archs = {
-        "cifar10": ["cifar_resnet110", "cifar_resnet20"],
-        "imagenet": ["resnet50"],
-        "digits": ["digits_resnet8"],
-    }
-    dataset = draw(st.sampled_from(sorted(archs)))
-    made = {
-        "dataset": dataset,
-        "arch": draw(st.sampled_from(archs[dataset])),
-        "noise": draw(NOISES),
-    }
-    if draw(st.booleans()) or not made["noise"]:
-        # The released names have vanilla trainings with PGD only.
-        is_vanilla = not made["noise"] or draw(st.booleans())
-        made["attack"] = "PGD" if is_vanilla else draw(st.sampled_from(["PGD", "DDN"]))
-        made |= {"epsilon": draw(SIZES), "num-steps": draw(st.integers(1, 20))}
-        if made["noise"]:
-            made |= {
-                "base-attack": is_vanilla,
-                "num-noise-vec": draw(st.sampled_from([1, 2, 4, 8, 16])),
-            }
-    if draw(st.booleans()):
-        made["pretrained-model"] = "imagenet32.pth.tar"
-    if draw(st.booleans()):
-        made |= {
-            "use-unlabelled": "pseudo.pickle",
-            "unlabelled-weight": draw(st.sampled_from([0.1, 0.5, 1])),
-        }
-    if draw(st.booleans()):
-        made["seed"] = [draw(st.integers(0, 10**6))]
-    return made
-
-
-def training_name(options: dict) -> str:
-    """The name of a training in reports, computed from its options."""
-    name = "Gaussian"
-    if "attack" in options:
-        name = f"SmoothAdv-{options['attack']}"
-        if not options["noise"]:
-            name = "vanilla PGD"
-        elif options["base-attack"]:
-            name = "vanilla PGD + noise"
-    name += " + pre-training" if "pretrained-model" in options else ""
-    return name + (" + self-training" if "use-unlabelled" in options else "")
-
-
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    options=trainings(),
-    sigma=st.sampled_from([0.12, 0.25, 0.5, 1]),
-    name=st.sampled_from(["", "adaptive", "2"]),
-)
-def test_reader_without_manifest_learns_what_made_a_log(options, sigma, name):
-    certify = {**CERTIFY, "sigma": sigma, **({"name": name} if name else {})}
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        (job,) = jobs_of(
-            write_grid(Path(folder) / "grid.toml", options, fixed={}, certify=[certify])
-        )
-    (log,) = sum_of_logs(job)
-    found = facts_of("certification", log, {})
-    assert not found.manifest
-    expected = {
-        "dataset": options["dataset"],
-        "arch": options["arch"],
-        "split": "test",
-        "sigma": sigma,
-    }
-    expected["training"] = training_name(options)
-    assert {key: found.get(key) for key in expected} == expected
-    assert found.get("noise") == pytest.approx(options["noise"], rel=5e-4)
-    if "attack" in options:
-        assert found.get("attack") == options["attack"]
-        assert found.get("epsilon") == pytest.approx(number(options["epsilon"]), rel=5e-4, abs=5e-5)
-        assert found.get("num_steps") == options["num-steps"]
-        assert found.get("num_noise_vec") == options.get("num-noise-vec", 1)
-    else:
-        assert [found.get(key) for key in ("attack", "epsilon", "num_steps")] == [None] * 3
-
-
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    noises=st.lists(st.integers(0, 10**4), min_size=1, max_size=3, unique=True),
-    sizes=st.lists(st.integers(1, 9999), min_size=1, max_size=3, unique=True),
-    rates=st.lists(
-        st.sampled_from([1, 0.1, 0.05, 1e-3, 5e-4, 1e-4, 5e-5, 1e-6]),
-        min_size=1,
-        max_size=3,
-        unique=True,
-    ),
-    seeds=st.lists(st.integers(0, 2**40), min_size=1, max_size=2, unique=True),
-)
-def test_options_that_differ_have_folders_that_differ(noises, sizes, rates, seeds):
-    axes = {
-        "noise": [value / 10**3 for value in noises],
-        "epsilon": [value / 10**3 for value in sizes],
-        "weight-decay": rates,
-        "seed": seeds,
-    }
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        path = write_grid(
-            Path(folder) / "grid.toml", axes, fixed={**CIFAR, "attack": "PGD", "num-steps": 1}
-        )
-        names = [job.name for job in jobs_of(path)]
-    assert len(set(names)) == len(noises) * len(sizes) * len(rates) * len(seeds)
 
 
 def test_files_to_start_from_can_be_swept():

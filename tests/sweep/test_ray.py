@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +13,10 @@ import pytest
 
 from support import sweep_runs
 from support.commands import ENVIRONMENT
-from support.patience import HANG_SECONDS
+from support.patience import wait_for
 from support.ray_cluster import HEAD, RayCluster, why_not
 from support.sweep_runs import NAMES, Running
+from support.sweeping import processes_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 RUN = ["run", "--engine", "ray", "--device", "cpu"]
@@ -143,24 +143,9 @@ def test_interrupted_sweep_stops_the_ray_that_it_has_started(own_ray, folder, re
     """Two jobs run, for this machine may have few CPUs. 60 seconds."""
     with sweep_runs.started(folder, *RUN, "--jobs", 2, environment=own_ray) as running:
         assert_interrupted(running, 2)
-    deadline = time.monotonic() + HANG_SECONDS
-    while left := started_under(own_ray["RAY_TMPDIR"]):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    wait_for(lambda: not processes_with("RAY_TMPDIR", own_ray["RAY_TMPDIR"]))
     with sweep_runs.started(folder, *RUN, environment=own_ray) as running:
         assert_done(running, reference)
-
-
-def started_under(place: str) -> list[str]:
-    """The command lines of living processes that have RAY_TMPDIR from a sweep."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"RAY_TMPDIR={place}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append((entry / "cmdline").read_bytes().decode(errors="replace"))
-        except OSError:
-            continue
-    return [words for words in found if words]
 
 
 @pytest.mark.parametrize("way", ["option", "variable"])

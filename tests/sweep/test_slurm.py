@@ -4,7 +4,6 @@ sweep.
 
 import os
 import re
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,45 +207,6 @@ def test_interrupted_sweep_leaves_its_jobs_to_slurm(cluster, folder, reference):
     assert again.process.returncode == 0 and "tiny: 4 jobs: 4 done\nnothing to do\n" in again.out
     assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1] * 4
     sweep_runs.audit(folder, reference)
-
-
-def without(program: str, folder: Path, cluster: Cluster) -> dict[str, str]:
-    """The environment of a machine that lacks one of Slurm's programs."""
-    programs = folder / "bin"
-    programs.mkdir()
-    for name in ("sbatch", "srun", "squeue", "scontrol", "scancel"):
-        found = shutil.which(name, path=cluster.environment["PATH"])
-        if name != program:
-            (programs / name).symlink_to(found)
-    return {**cluster.environment, "PATH": str(programs)}
-
-
-@pytest.mark.parametrize("what", ["no such partition", "no sbatch", "no squeue", "nobody answers"])
-def test_what_cannot_be_submitted_is_an_error_in_one_line(cluster, folder, tmp_path, what):
-    options, environment = [], cluster.environment
-    if what == "no such partition":
-        options, words = ["--partition", "absent"], ["sbatch", "partition"]
-    elif what == "nobody answers":
-        (tmp_path / "slurm.conf").write_text(
-            "ClusterName=none\nSlurmctldHost=localhost\nSlurmctldPort=1\n"
-        )
-        environment, words = (
-            {**environment, "SLURM_CONF": str(tmp_path / "slurm.conf")},
-            ["Unable to contact"],
-        )
-    else:
-        program = what.split()[1]
-        environment, words = without(program, tmp_path, cluster), [f"no {program} here"]
-    before = {path for path in folder.rglob("*")}
-    done = sweep_runs.ran(folder, *RUN, *options, environment=environment)
-    assert done.process.returncode == 1
-    assert done.err.startswith("error: ") and done.err.count("\n") == 1, done.err
-    assert [word for word in words if word not in done.err] == []
-    left = {path for path in folder.rglob("*")} - before
-    assert [path for path in left if path.name.startswith("job.")] == [], "no job has a record"
-    assert queue(cluster) == []
-    status = sweep_runs.ran(folder, "status", environment=cluster.environment)
-    assert status.process.returncode == 0 and status.out.endswith("tiny: 4 jobs: 4 waiting\n")
 
 
 def test_job_at_its_time_limit_goes_on(cluster, tmp_path):

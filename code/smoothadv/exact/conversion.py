@@ -223,13 +223,10 @@ def largest_values(
                 samples[operation].append(flat[places].float())
             return result
 
-    recorder = Recorder(network.graph)
     mean = ((network.mean * WHITE).round() / WHITE).view(-1, 1, 1)
     for batch in batches:
-        recorder.run((batch.double() - mean) / network.std.view(-1, 1, 1))
-    return {
-        operation: _best_clamp(torch.cat(parts)) for operation, parts in samples.items() if parts
-    }
+        Recorder(network.graph).run((batch.double() - mean) / network.std.view(-1, 1, 1))
+    return {operation: _best_clamp(torch.cat(parts)) for operation, parts in samples.items()}
 
 
 def _best_clamp(sizes: torch.Tensor) -> float:
@@ -259,8 +256,8 @@ class _Value:
 
 
 def _value(scale: float, levels: int, is_positive: bool) -> _Value:
-    low = 0 if is_positive else -levels
-    return _Value(0, torch.tensor([scale], dtype=torch.float64), low, levels)
+    scales = torch.tensor([scale], dtype=torch.float64)
+    return _Value(0, scales, 0 if is_positive else -levels, levels)
 
 
 def convert(
@@ -278,8 +275,8 @@ def convert(
     try:
         for operation in network.operations:
             builder.add(operation)
-        mean = (network.mean * WHITE).round()
-        converted = IntegerNetwork(image_shape, clip, mean, builder.steps).eval()
+        levels = (network.mean * WHITE).round()
+        converted = IntegerNetwork(image_shape, clip, levels, builder.steps).eval()
     except ValueError as error:
         raise NoIntegerForm(error) from error
     converted.set_probe()
@@ -303,8 +300,8 @@ class _Builder:
 
     def add(self, operation: Operation) -> None:
         """Add the layers of an operation, whose inputs have been added."""
-        reads_image = any(source.kind == "image" for source in operation.inputs)
-        if reads_image and operation.kind != "convolution":
+        kinds = {source.kind for source in operation.inputs}
+        if "image" in kinds and operation.kind != "convolution":
             raise NoIntegerForm(f"a {operation.kind} reads the image, no convolution")
         self.values[operation] = getattr(self, f"_{operation.kind}")(operation)
 
@@ -346,8 +343,8 @@ class _Builder:
         return _value(self.largest[operation] / levels, levels, operation.is_positive)
 
     def _rescaled(self, value: _Value, target: _Value) -> _Value:
-        multiplier = (value.scale / target.scale).float()
-        layer = Rescaling({"low": target.low, "high": target.high}, {"multiplier": multiplier})
+        tensors = {"multiplier": (value.scale / target.scale).float()}
+        layer = Rescaling({"low": target.low, "high": target.high}, tensors)
         return self._step(layer, [value], target)
 
     def _image(self, operation: Operation) -> _Value:
@@ -382,9 +379,8 @@ class _Builder:
                 weight.abs().amax((1, 2, 3)) / _WEIGHTS, bias.abs() / _LARGEST_BIAS
             ).clamp(min=1e-30)
         else:  # logits are integers times a power of 2, which costs no rounding
-            weight_scale = float(weight.abs().max()) / _LAST_WEIGHTS
-            bias_scale = float(bias.abs().max()) / _LARGEST_BIAS
-            exponent = -math.ceil(math.log2(max(weight_scale, bias_scale, 2.0**-60)))
+            scale = max(weight.abs().max() / _LAST_WEIGHTS, bias.abs().max() / _LARGEST_BIAS)
+            exponent = -math.ceil(math.log2(max(float(scale), 2.0**-60)))
             target, scales = _value(1.0, 1, False), torch.full_like(bias, 2.0**-exponent)
         tensors = {
             "weight": (weight / scales.view(-1, 1, 1, 1)).round(),
@@ -402,23 +398,21 @@ class _Builder:
     def _sum(self, operation: Operation) -> _Value:
         target = self._target(operation.settled)
         terms = [self.values[term] for term in operation.inputs]
-        any_value = replace(target, low=-_ANY, high=_ANY)
         terms = [
-            term if torch.equal(term.scale, target.scale) else self._rescaled(term, any_value)
+            term
+            if torch.equal(term.scale, target.scale)
+            else self._rescaled(term, replace(target, low=-_ANY, high=_ANY))
             for term in terms
         ]
         return self._step(Sum({"low": target.low, "high": target.high}, {}), terms, target)
 
     def _maximum(self, operation: Operation) -> _Value:
         pool, value = operation.layer, self.values[operation.inputs[0]]
-        settings = {
-            "kernel": _pair(pool.kernel_size),
-            "stride": _pair(pool.stride),
-            "padding": _pair(pool.padding),
-            "dilation": _pair(pool.dilation),
-            "ceil_mode": int(pool.ceil_mode),
-        }
-        return self._step(Maximum(settings, {}), [value], value)
+        sizes = pool.kernel_size, pool.stride, pool.padding, pool.dilation
+        pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
+        settings = dict(zip(("kernel", "stride", "padding", "dilation"), pairs))
+        layer = Maximum({**settings, "ceil_mode": int(pool.ceil_mode)}, {})
+        return self._step(layer, [value], value)
 
     def _mean(self, operation: Operation) -> _Value:
         value, kernel = self.values[operation.inputs[0]], operation.inputs[0].shape[2:]
@@ -426,7 +420,3 @@ class _Builder:
         total = self._step(Total({"kernel": kernel}, {}), [value], mean)
         scale = self.largest[operation] / _POOLED
         return self._rescaled(total, _value(scale, _POOLED, operation.is_positive))
-
-
-def _pair(given: int | tuple[int, int]) -> tuple[int, int]:
-    return given if isinstance(given, tuple) else (given, given)

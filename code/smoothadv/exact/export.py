@@ -70,18 +70,16 @@ def as_onnx(network: IntegerNetwork, facts: dict[str, str], onnx: Any) -> Any:
 
     ``facts`` become its metadata; ``onnx`` is the package.
     """
-    helper, writer = onnx.helper, Writer(onnx)
+    helper, writer, shape = onnx.helper, Writer(onnx), network.image_shape
     with torch.inference_mode():
-        names = [writer.entrance(network)]
-        values = [torch.zeros(1, *network.image_shape)]
-        for _, layer, inputs in network.steps():
-            values.append(layer(*(values[used].clone() for used in inputs)))
+        names, values = [writer.entrance(network)], network.maps(torch.zeros(1, *shape))
+        for number, layer, inputs in network.steps():
             arguments = [names[used] for used in inputs]
-            names.append(layer.onnx(writer, arguments, values[inputs[0]], values[-1]))
+            names.append(layer.onnx(writer, arguments, values[inputs[0]], values[number]))
     writer.node("Flatten", names[-1], outputs=["logits"], axis=1)
     images, logits = (
-        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", *shape])
-        for name, shape in (("images", network.image_shape), ("logits", [values[-1].numel()]))
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", *sizes])
+        for name, sizes in (("images", shape), ("logits", [values[-1].numel()]))
     )
     graph = helper.make_graph(writer.nodes, "integers", [images], [logits], writer.constants)
     model = helper.make_model(

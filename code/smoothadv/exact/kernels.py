@@ -4,9 +4,9 @@ channels last.
 Integers are the same in every type that holds them, so the logits are those of the definition to
 the last bit. A convolution, the sum with a shortcut and the rescaling of the result are one kernel:
 an implicit matrix product of digits in int8, whose sums in int32 are exact. A sum that float32 must
-divide into parts is below 2^31, too (``Convolution.bound``), and is rounded once, as the definition
-says: from int32 to float32, to the nearest even. The product with the multiplier and the rounding
-behind it are float32 operations, which the compiler must not fuse.
+divide into parts is below 2^31, too (``Convolution.range_of``), and is rounded once, as the
+definition says: from int32 to float32, to the nearest even. The product with the multiplier and the
+rounding behind it are float32 operations, which the compiler must not fuse.
 """
 
 import math
@@ -337,14 +337,6 @@ class _Convolution(_Operation):
         return made
 
 
-def _values(network: LayerGraph) -> list[_Value]:
-    """The values of a network, by number; their ranges are proven."""
-    maps = [network.entrance(network.mean.new_zeros(1, *network.image_shape))]
-    for _, layer, inputs in network.steps():
-        maps.append(layer(*(maps[used] for used in inputs)))
-    return [_Value(tuple(x.shape[1:]), *limits) for x, limits in zip(maps, network.ranges)]
-
-
 def _is_suitable(layer: IntegerLayer, before: _Value) -> bool:
     """Whether the kernel computes a convolution, or a rescaling, of this value."""
     if (
@@ -370,7 +362,8 @@ class KernelNetwork(nn.Module):
 
     def __init__(self, network: LayerGraph) -> None:
         super().__init__()
-        values = _values(network)
+        maps = network.maps(network.mean.new_zeros(1, *network.image_shape))
+        values = [_Value(tuple(x.shape[1:]), *each) for x, each in zip(maps, network.ranges)]
         steps = {number: (layer, inputs) for number, layer, inputs in network.steps()}
         kinds = {
             number: type(layer)
@@ -441,12 +434,11 @@ class KernelNetwork(nn.Module):
         def compare(
             operation: _Operation, read: list[torch.Tensor], made: list[torch.Tensor]
         ) -> None:
-            ranges = [
-                (value.low, value.high) if number else (-self.clip, WHITE + self.clip)
-                for number, value in zip(operation.reads, operation.read)
-            ]
-            random = [random_integers(1, x, *limits) for x, limits in zip(read, ranges)]
-            random = [x if number else x / WHITE for x, number in zip(random, operation.reads)]
+            random = []
+            for number, value, x in zip(operation.reads, operation.read, read):
+                limits = (value.low, value.high) if number else (-self.clip, WHITE + self.clip)
+                integers = random_integers(1, x, *limits)
+                random.append(integers if number else integers / WHITE)
             for given, found in ((read, made), (random, operation(*random))):
                 with in_float64(operation.layers):
                     expected = operation.defined(*(_ends(x) for x in given))

@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +28,7 @@ EXACT = 2**24
 WHITE = 255
 _ROUNDED = 1 + 2**-22  # more than two roundings to float32 can add
 Pair = tuple[int, int]
+Range = tuple[int, int]
 _RANGES = {
     "low": (1 - EXACT, EXACT - 1),
     "high": (1 - EXACT, EXACT - 1),
@@ -83,7 +83,7 @@ class IntegerLayer(nn.Module, ABC):
             name: tuple(value) if isinstance(value, list) else value
             for name, value in settings.items()
         }
-        self.settings, self.is_clamped = {**self.SETTINGS, **given}, True
+        self.settings = {**self.SETTINGS, **given}
         if self.settings.keys() != self.SETTINGS.keys() or set(tensors) != set(self.TENSORS):
             raise ValueError(f"{type(self).__name__} has {', '.join((*settings, *tensors))}")
         for name, value in self.settings.items():
@@ -107,16 +107,10 @@ class IntegerLayer(nn.Module, ABC):
             self.register_buffer(name, values)
 
     @abstractmethod
-    def bound(self, *sizes: float) -> float:
-        """The largest size of results for inputs of these largest sizes; ValueError where a sum may
-        not be exact.
+    def range_of(self, *inputs: Range) -> Range:
+        """The least and the largest of results for inputs in these ranges, logits with the first
+        above the second; ValueError where a sum may not be exact.
         """
-
-    def limits(self, low: int, high: int) -> tuple[int, int]:
-        """The range of results for a first input in low..high, if it is not ``bound`` that limits
-        them; logits have low > high.
-        """
-        return self.low, self.high
 
     @abstractmethod
     def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
@@ -134,36 +128,29 @@ class IntegerLayer(nn.Module, ABC):
             for name, value in self.settings.items()
             if value != self.SETTINGS[name]
         }
-        return settings, {
-            name: _shortest(name, value.detach().cpu()) for name, value in self.named_buffers()
-        }
+        tensors = {}
+        for name, buffer in self.named_buffers():
+            largest, kind = float(buffer.abs().max()), torch.float32
+            if name != "multiplier":
+                kind = next(kind for kind in _TYPES if largest <= torch.iinfo(kind).max)
+            tensors[name] = buffer.detach().to("cpu", kind, copy=True)
+        return settings, tensors
 
-    def _range_of(self, size: float) -> float:
-        """The largest size of results after the clamp, of ``size`` before; a clamp that changes
-        nothing is left out.
-        """
+    def _clamped(self, size: float) -> Range:
+        """The range after the clamp of integers up to ``size``."""
         if not self.low <= 0 <= self.high:
             raise ValueError(
                 f"{type(self).__name__}: it clamps to {self.low}..{self.high}, which must contain 0"
             )
-        self.is_clamped = self.low == 0 or size > min(-self.low, self.high)
-        return min(size, max(-self.low, self.high))
+        return max(self.low, -int(size)), min(self.high, int(size))
 
     def _in_range(self, values: torch.Tensor) -> torch.Tensor:
-        if not self.is_clamped:
-            return values
-        return (
-            values.clamp(self.low, self.high)
-            if values.requires_grad
-            else values.clamp_(self.low, self.high)
-        )
+        clamp = torch.clamp if values.requires_grad else torch.clamp_
+        return clamp(values, self.low, self.high)
 
 
-def _shortest(name: str, values: torch.Tensor) -> torch.Tensor:
-    if name == "multiplier":
-        return values.clone()
-    largest = float(values.abs().max()) if values.numel() else 0.0
-    return values.to(next(kind for kind in _TYPES if largest <= torch.iinfo(kind).max))
+def _size(limits: Range) -> int:
+    return max(map(abs, limits))
 
 
 class Convolution(IntegerLayer):
@@ -188,23 +175,19 @@ class Convolution(IntegerLayer):
     """Whether the sum is computed in float64, where it needs no proof: slowly, to compare with."""
 
     @property
-    def smallest_input(self) -> float:
-        """The least integer that ``total`` takes."""
-        return -self.largest_input
-
-    @property
     def is_last(self) -> bool:
         """Whether the results are logits."""
         return self.high < self.low
 
-    def bound(self, *sizes: float) -> float:
+    def range_of(self, *inputs: Range) -> Range:
         """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into
         exact parts.
 
         ValueError, too, where a multiplier of the last layer is no power of 2.
         """
-        self.largest_input = sizes[0]
-        totals = self.weight.double().abs().sum((2, 3)) * sizes[0]  # [O, I]
+        self.largest_input = _size(*inputs)
+        self.smallest_input = -self.largest_input
+        totals = self.weight.double().abs().sum((2, 3)) * self.largest_input  # [O, I]
         channels, self.parts = totals.shape[1], 1
         while any(
             float(part.sum(1).max()) >= EXACT
@@ -219,13 +202,13 @@ class Convolution(IntegerLayer):
             self.parts = 2
         if self.largest_sum >= 2**31:
             raise ValueError("a sum over a convolution's inputs may exceed 2^31")
-        size = float((per_channel * self.multiplier.double().abs()).max())
         is_power = (self.multiplier.frexp()[0] == 0.5) & (
             self.multiplier >= 2.0**-126
         )  # less is 0 to some kernels
         if self.is_last and not bool(is_power.all()):
             raise ValueError("a multiplier of the last layer is no power of 2 from 2^-126 on")
-        return size if self.is_last else self._range_of(size * _ROUNDED + 1)
+        size = float((per_channel * self.multiplier.double().abs()).max())
+        return (self.low, self.high) if self.is_last else self._clamped(size * _ROUNDED + 1)
 
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
         """w * x + b; ``in_float64`` it needs no proof to be exact, but is slow."""
@@ -303,8 +286,8 @@ class Rescaling(IntegerLayer):
     SETTINGS: ClassVar[dict[str, Any]] = _NO_CLAMP
     TENSORS = ("multiplier",)
 
-    def bound(self, *sizes: float) -> float:
-        return self._range_of(sizes[0] * abs(float(self.multiplier)) * _ROUNDED + 1)
+    def range_of(self, *inputs: Range) -> Range:
+        return self._clamped(_size(*inputs) * abs(float(self.multiplier)) * _ROUNDED + 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._in_range(rounded(x * self.multiplier))
@@ -320,10 +303,11 @@ class Sum(IntegerLayer):
     SETTINGS: ClassVar[dict[str, Any]] = _NO_CLAMP
     ARGUMENTS = 2
 
-    def bound(self, *sizes: float) -> float:
-        if sum(sizes) >= EXACT:
+    def range_of(self, *inputs: Range) -> Range:
+        size = sum(map(_size, inputs))
+        if size >= EXACT:
             raise ValueError("a sum of two values may exceed 2^24")
-        return self._range_of(sum(sizes))
+        return self._clamped(size)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self._in_range(x + y)
@@ -345,15 +329,12 @@ class Maximum(IntegerLayer):
         "ceil_mode": 0,
     }
 
-    def bound(self, *sizes: float) -> float:
+    def range_of(self, *inputs: Range) -> Range:
         if max(self.padding) > 0 and max(self.dilation) > 1:
             raise ValueError(
                 "a window of a maximum may lie in the padding, where there is no value"
             )
-        return sizes[0]
-
-    def limits(self, low: int, high: int) -> tuple[int, int]:
-        return low, high
+        return inputs[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.max_pool2d(
@@ -385,15 +366,11 @@ class Total(IntegerLayer):
 
     SETTINGS: ClassVar[dict[str, Any]] = {"kernel": (1, 1)}
 
-    def bound(self, *sizes: float) -> float:
-        total = sizes[0] * self.kernel[0] * self.kernel[1]
-        if total >= EXACT:
+    def range_of(self, *inputs: Range) -> Range:
+        low, high = (limit * math.prod(self.kernel) for limit in inputs[0])
+        if _size((low, high)) >= EXACT:
             raise ValueError("a sum over all positions may exceed 2^24")
-        return total
-
-    def limits(self, low: int, high: int) -> tuple[int, int]:
-        positions = math.prod(self.kernel)
-        return positions * low, positions * high
+        return low, high
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[2:] != self.kernel:
@@ -445,25 +422,13 @@ class LayerGraph(nn.Module):
         self._unused_after = [
             [used for used in last if last[used] == number] for number in range(len(steps) + 1)
         ]
-        self._prove()
-
-    def steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
-        """Each layer with its number and the numbers of its inputs: 0 is the image, n the result of
-        step n.
-        """
-        for number, (layer, inputs) in enumerate(zip(self.layers, self.inputs), 1):
-            assert isinstance(layer, IntegerLayer)
-            yield number, layer, inputs
-
-    def _prove(self) -> None:
-        """Set ``ranges``: the least and the largest integer of each value, by number."""
-        levels = [
-            edge - float(value)
+        size = max(
+            abs(edge - int(value))
             for edge in (-self.clip, WHITE + self.clip)
             for value in self.mean.flatten()
-        ]
-        sizes = [max(map(abs, levels))]
-        self.ranges = [(-int(sizes[0]), int(sizes[0]))]
+        )
+        self.ranges = [(-size, size)]
+        """The least and the largest integer of each value, by number."""
         for number, layer, inputs in self.steps():
             if len(inputs) != layer.ARGUMENTS or not all(
                 type(one) is int and 0 <= one < number for one in inputs
@@ -473,9 +438,15 @@ class LayerGraph(nn.Module):
                 raise ValueError(
                     f"the logits must come from the last step, and only there: found step {number}"
                 )
-            sizes.append(layer.bound(*(sizes[used] for used in inputs)))
-            low, high = layer.limits(*self.ranges[inputs[0]])
-            self.ranges.append((max(low, -int(sizes[-1])), min(high, int(sizes[-1]))))
+            self.ranges.append(layer.range_of(*(self.ranges[used] for used in inputs)))
+
+    def steps(self) -> Iterator[tuple[int, IntegerLayer, tuple[int, ...]]]:
+        """Each layer with its number and the numbers of its inputs: 0 is the image, n the result of
+        step n.
+        """
+        for number, (layer, inputs) in enumerate(zip(self.layers, self.inputs), 1):
+            assert isinstance(layer, IntegerLayer)
+            yield number, layer, inputs
 
     def entrance(self, images: torch.Tensor) -> torch.Tensor:
         """The integers [B, C, H, W] that stand for images."""
@@ -489,56 +460,46 @@ class LayerGraph(nn.Module):
                 del values[used]
         return values[len(self.layers)].flatten(1)
 
+    def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
+        """All values of images, by number."""
+        values = [self.entrance(images)]
+        for _, layer, inputs in self.steps():
+            values.append(layer(*(values[used] for used in inputs)))
+        return values
+
     def probe_images(self) -> torch.Tensor:
         """Images [8, C, H, W] of random grey levels, float32: half of them in 0..255, half in the
         whole range.
         """
-        count = math.prod(self.image_shape) * _PROBES
-        levels = torch.from_numpy(_words(0, count).astype(np.int64)).view(
-            _PROBES, *self.image_shape
-        )
-        inside, outside = (
-            levels[: _PROBES // 2] % (WHITE + 1),
-            levels[_PROBES // 2 :] % (WHITE + 2 * self.clip + 1),
-        )
-        return torch.cat([inside, outside - self.clip]).to(torch.float32) / WHITE
+        words = _words(0, math.prod(self.image_shape) * _PROBES).astype(np.int64)
+        levels = torch.from_numpy(words).view(_PROBES, *self.image_shape)
+        inside = levels[: _PROBES // 2] % (WHITE + 1)
+        outside = levels[_PROBES // 2 :] % (WHITE + 2 * self.clip + 1) - self.clip
+        return torch.cat([inside, outside]).to(torch.float32) / WHITE
 
     @torch.inference_mode()
     def inexact_layer(self, images: torch.Tensor) -> int | None:
-        """The number of a convolution that sums inexactly here, None if none does, in batches like
-        ``images``.
+        """The number of the first convolution that sums inexactly here, None if none does, in
+        batches like ``images``.
 
         Each one is given what it reads of the images, and integers of random size up to the
         largest: sums near their bounds, which images rarely cause, show rounding first. Compared
         with float64 are the first and the last row.
         """
-        inexact: list[int] = []
-
-        def compare(number: int, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            assert isinstance(layer, Convolution)
-            (x,) = inputs
-            for values in (
-                x,
-                random_integers(number, x, layer.smallest_input, layer.largest_input),
-            ):
-                ends = torch.stack([values[0], values[-1]])
-                found = layer.total(values)
-                if not torch.equal(
-                    torch.stack([found[0], found[-1]]), layer.total(ends, in_float64=True)
-                ):
-                    inexact.append(number)
-
-        hooks = [
-            layer.register_forward_pre_hook(partial(compare, number))
-            for number, layer, _ in self.steps()
-            if isinstance(layer, Convolution)
-        ]
-        try:
-            self(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return min(inexact, default=None)
+        values = {0: self.entrance(images)}
+        for number, layer, inputs in self.steps():
+            given = [values[used] for used in inputs]
+            if isinstance(layer, Convolution):
+                limits = layer.smallest_input, layer.largest_input
+                for x in (given[0], random_integers(number, given[0], *limits)):
+                    found, ends = layer.total(x), torch.stack([x[0], x[-1]])
+                    expected = layer.total(ends, in_float64=True)
+                    if not torch.equal(torch.stack([found[0], found[-1]]), expected):
+                        return number
+            values[number] = layer(*given)
+            for used in self._unused_after[number]:
+                del values[used]
+        return None
 
 
 def _words(number: int, count: int) -> np.ndarray:

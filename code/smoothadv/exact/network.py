@@ -5,7 +5,6 @@ defines them.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,12 +20,11 @@ from smoothadv.exact.layers import (
     WHITE,
     Convolution,
     LayerGraph,
+    Range,
     Step,
     in_float64,
 )
 
-_MOST_STEPS = 10_000
-_MOST_VALUES = 2**24  # of an image in a map
 _BYTES = (torch.uint8, torch.int8)
 
 
@@ -48,10 +46,7 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
         num_classes: int,
     ) -> IntegerNetwork:
         """The network for which ``stored`` returned this, for images of this shape; ValueError
-        where it is damaged.
-
-        It is that, too, where its maps have more than 2^24 values, or where it has other than
-        ``num_classes`` logits.
+        where it is damaged, or has other than ``num_classes`` logits.
         """
         if (found := record.get("definition")) != DEFINITION:
             raise ValueError(
@@ -60,11 +55,7 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
             )
         try:
             clip, steps = record["clip"], record["steps"]
-            if (
-                not 1 <= len(steps) <= _MOST_STEPS
-                or type(clip) is not int
-                or not 0 <= clip < EXACT // 4
-            ):
+            if not steps or type(clip) is not int or not 0 <= clip < EXACT // 4:
                 raise ValueError(f"{len(steps)} steps, clip {clip}")
             by_step: dict[str, dict[str, torch.Tensor]] = {}
             for name, tensor in tensors.items():
@@ -82,47 +73,16 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
             ]
             if by_step:
                 raise ValueError(f"tensors of step {next(iter(by_step))}, which needs none")
-            network, probe = cls(image_shape, clip, mean, made), record["probe"]
-            if not isinstance(probe, str):
-                raise ValueError(f"probe {probe!r:.80}")
-            network.probe = probe
-            logits = network._count_logits()
+            network = cls(image_shape, clip, mean, made)
+            network.probe = str(record["probe"])
+            with torch.inference_mode():
+                logits = network(torch.zeros(1, *image_shape)).shape[1]
             if num_classes != logits:
                 raise ValueError(f"it has {logits} logits, expected {num_classes}")
-        except (
-            LookupError,
-            TypeError,
-            AttributeError,
-            RuntimeError,
-            ValueError,
-            OverflowError,
-        ) as error:
+        except (LookupError, TypeError, AttributeError, RuntimeError, ValueError) as error:
             reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
             raise ValueError(f"its integer network is damaged: {reason}") from error
         return network
-
-    @torch.inference_mode()
-    def _count_logits(self) -> int:
-        """The number of logits; an exception where shapes do not fit, before memory is taken for
-        maps.
-        """
-
-        def check(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            outputs = len(layer.weight) if isinstance(layer, Convolution) else 1
-            padded = [2 * size for size in getattr(layer, "padding", (0, 0))]
-            shape = [max(outputs, *(one.shape[1] for one in inputs))]
-            shape += [
-                more + max(one.shape[axis] for one in inputs) for axis, more in zip((2, 3), padded)
-            ]
-            if math.prod(shape) > _MOST_VALUES:
-                raise ValueError(f"a map of {shape} values")
-
-        hooks = [layer.register_forward_pre_hook(check) for layer in self.layers]
-        try:
-            return self(torch.zeros(1, *self.image_shape)).shape[1]
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def stored(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """A record, as JSON can hold it, and tensors of integers and multipliers, which together
@@ -133,12 +93,8 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
             settings, layer_tensors = layer.stored()
             steps.append([type(layer).__name__.lower(), list(inputs), settings])
             tensors |= {f"{number}.{name}": value for name, value in layer_tensors.items()}
-        return {
-            "definition": DEFINITION,
-            "clip": self.clip,
-            "probe": self.probe,
-            "steps": steps,
-        }, tensors
+        record = {"definition": DEFINITION, "clip": self.clip, "probe": self.probe, "steps": steps}
+        return record, tensors
 
     def get_extra_state(self) -> str:
         """The record as text: a digest of the state covers it."""
@@ -175,11 +131,12 @@ class ByteConvolution(Convolution):
         self.scales = torch.ones(len(self.weight)), torch.zeros(len(self.weight), dtype=torch.int64)
         self.geometry = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
 
-    def bound(self, *sizes: float) -> float:
-        size = super().bound(*sizes)
-        self.width = -(
-            -self.weight.shape[1] * self.groups // (self.parts if self.groups == 1 else 1)
-        )
+    def range_of(self, *inputs: Range) -> Range:
+        limits = super().range_of(*inputs)
+        if self.dtype is torch.uint8:
+            self.smallest_input = 0
+        channels = self.weight.shape[1] * self.groups
+        self.width = -(-channels // (self.parts if self.groups == 1 else 1))
         # No buffers: oneDNN's layout cannot be copied or moved.
         self.packed = [
             torch.ops.onednn.qconv_prepack(
@@ -187,11 +144,7 @@ class ByteConvolution(Convolution):
             )
             for part in self.weight.to(torch.int8).split(self.width, 1)
         ]
-        return size
-
-    @property
-    def smallest_input(self) -> float:
-        return 0 if self.dtype is torch.uint8 else -self.largest_input
+        return limits
 
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
         if in_float64:
@@ -213,10 +166,10 @@ def byte_form(network: LayerGraph) -> LayerGraph | None:
     PyTorch has none.
 
     A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32, by oneDNN's
-    quantized convolutions (AVX-512 VNNI, AMX). ``Convolution.bound`` proves that no sum, or no part
-    of one, reaches 2^24: these are the sums of the definition. Scales of 1 leave them as they are
-    in float32. Other layers, like the first one, which reads up to 11 bits, stay in float32 and are
-    those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
+    quantized convolutions (AVX-512 VNNI, AMX). ``Convolution.range_of`` proves that no sum, or no
+    part of one, reaches 2^24: these are the sums of the definition. Scales of 1 leave them as they
+    are in float32. Other layers, like the first one, which reads up to 11 bits, stay in float32 and
+    are those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
     """
     if not getattr(torch.cpu, "_is_vnni_supported", bool)():
         return None

@@ -55,8 +55,7 @@ def quantize(spec: QuantizeSpec) -> tuple[IntegerNetwork, Comparison]:
     refuse_to_replace(spec.outfile, "checkpoint", b"pk")
     members = read_members(spec.checkpoint)
     if members.mean is not None or INTEGER in members.contents[0]:
-        is_ensemble = members.mean is not None
-        kind = "an ensemble: quantize its members" if is_ensemble else "of integers already"
+        kind = "an ensemble: quantize its members" if members.mean else "of integers already"
         raise UserError(f"{spec.checkpoint} is {kind}")
     images = get_dataset(spec.dataset, "train", spec.data_dir)
     if len(images) < 2:
@@ -110,7 +109,6 @@ def _compare(
     noise: RoundedGaussianNoise,
     draws: int,
 ) -> Comparison:
-    """Votes of the float network and of the integers on the same noisy images."""
     equal, radii = 0, []
     chosen = [int(index) for index in indices]
     for index in Progress(chosen, "comparing votes", delay=2):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 from types import ModuleType
 
 import torch
@@ -86,7 +86,7 @@ class RoundedGaussianNoise(Noise):
             (), float(WHITE), device=device
         )  # every device divides by a tensor as IEEE 754 specifies
         grey = (image.to(device) * WHITE).round().to(torch.int64)
-        thresholds = self._ranks_on(device)
+        thresholds = _ranks_on(self, device)
         chunks = self.words(device, -(-dimension // 2), len(out), example, first, purpose)
         for part, (w0, w1, w2, w3) in chunks:
             uniform = torch.cat([_join(w0, w1), _join(w2, w3)], dim=1)[:, :dimension]
@@ -97,20 +97,16 @@ class RoundedGaussianNoise(Noise):
             torch.div(noisy.to(torch.float32), white, out=out[part])
 
     def _launch(self, kernels: ModuleType, out: torch.Tensor, plan: torch.Tensor) -> None:
-        ranks = self._ranks_on(out.device)
+        ranks = _ranks_on(self, out.device)
         tables, steps = (ranks.thresholds, ranks.starts), len(ranks.thresholds).bit_length()
         kernels.launch(
             kernels.rounded, out, plan, 2, *tables, self.clip, SHIFT=ranks.shift, STEPS=steps
         )
 
-    @cached_property
-    def _copies(self) -> dict[torch.device, _Ranks]:
-        return {}
 
-    def _ranks_on(self, device: torch.device) -> _Ranks:
-        if device not in self._copies:
-            self._copies[device] = _Ranks(self._table[0].to(device))
-        return self._copies[device]
+@cache
+def _ranks_on(noise: RoundedGaussianNoise, device: torch.device) -> _Ranks:
+    return _Ranks(noise._table[0].to(device))
 
 
 class _Ranks:

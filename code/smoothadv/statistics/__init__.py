@@ -140,9 +140,12 @@ class Procedure(Checked, ABC):
         ``noise_distance`` of ``Smoothing``, 0 where they lack it. KeyError, TypeError or ValueError
         where one is missing or impossible.
         """
-        distance = settings.get("noise_distance", 0.0)
         return certified_radius(
-            counts["successes"], counts["trials"], settings["sigma"], settings["alpha"], distance
+            counts["successes"],
+            counts["trials"],
+            settings["sigma"],
+            settings["alpha"],
+            settings.get("noise_distance", 0.0),
         )
 
     @property

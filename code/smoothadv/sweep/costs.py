@@ -21,12 +21,9 @@ from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import Stage
 
 _REPEATS = 5
-# When measuring has taken so long, on a slow machine, what remains is measured once, and on fewer
-# images.
-_SECONDS_TO_MEASURE = 10.0
-# On a CPU work is measured on fewer images than a batch has, but on at least one image or so many
-# pixel values.
-_FEWEST_NUMBERS = {False: 2**15, True: 2**13}
+_SECONDS_TO_MEASURE = 10.0  # when measuring has taken so long, what remains is measured once
+# On a CPU work is measured on fewer images than a batch has: on so many pixel values, or one image.
+_PIXELS = 2**14
 _UNITS = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 Seconds = Counter[str]
@@ -46,26 +43,20 @@ def cost_table(grid: Grid, jobs: Sequence[SweepJob], commands: Commands, device:
     threads = torch.get_num_threads()
     try:
         meter = _CostMeter(commands, torch.device(device) if device else default_device())
-        torch.set_num_threads(grid.threads or suitable_threads(meter.image_shape(jobs[0]), threads))
+        work = meter._work(jobs[0], jobs[0].trainings[0])[0]
+        torch.set_num_threads(grid.threads or suitable_threads(work.shape, threads))
         with Progress(jobs, "measuring", unit="job", delay=1, leave=False) as measured:
             costs = [meter.cost(job, job.stages) for job in measured]
         later = _sum(meter.later_costs(jobs))
-        count = torch.get_num_threads()
     finally:
         torch.set_num_threads(threads)
     total, each = _sum(costs), np.sort([np.broadcast_to(cost.total(), 2) for cost in costs], axis=0)
     shares = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in total.items())
-    clock = "processor time"
-    if meter.device.type == "cuda":
-        clock = "time"
-    elif count > 1:
-        clock += f" of {count} threads, shared equally, to time"
     where = f"{device_name(meter.device)}, one process at a time, without starting commands"
     lines = [
         f"about {_duration(total.total())} on {where}: {shares}",
         f"the shortest job takes about {_duration(each[0])}, the longest {_duration(each[-1])}",
-        f"ranges: fastest and slowest of {meter.fewest} or more measurements of each kind of work "
-        f"({clock})",
+        f"ranges: fastest and slowest of {meter.fewest} or more measurements of each kind of work",
     ]
     if later:
         lines.append(
@@ -88,8 +79,10 @@ def _duration(seconds: Any) -> str:
     """Seconds, a number or a range [2], as a text with a suitable unit, like "2.5 to 2.7 hours"."""
     low, high = np.sort(np.broadcast_to(seconds, 2))
     name = next((name for name, unit in _UNITS.items() if low >= 2 * unit), "seconds")
-    values = [value / _UNITS[name] for value in (low, high)]
-    texts = [f"{value:,.3g}" if value < 1000 else f"{value:,.0f}" for value in values]
+    texts = [
+        f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+        for value in (low / _UNITS[name], high / _UNITS[name])
+    ]
     return f"{' to '.join(dict.fromkeys(texts))} {name}"
 
 
@@ -103,8 +96,11 @@ class _CostMeter:
 
     def cost(self, job: SweepJob, stages: Iterable[Stage]) -> Seconds:
         """The time of some stages of a job."""
-        work = [one for stage in stages for one in self._work(job, stage)]
-        return _sum(Seconds({one.name: one.amount * self._piece(one)}) for one in work)
+        return _sum(
+            Seconds({work.name: work.amount * self._piece(work)})
+            for stage in stages
+            for work in self._work(job, stage)
+        )
 
     def later_costs(self, jobs: Sequence[SweepJob]) -> list[Seconds]:
         """The time of the evaluations of models that may yet be chosen as the best: of each group
@@ -116,19 +112,14 @@ class _CostMeter:
             later += sorted(costs, key=lambda cost: np.max(cost.total()))[-MOST_RADII:]
         return later
 
-    def image_shape(self, job: SweepJob) -> tuple[int, ...]:
-        """The shape of the images of a job."""
-        return self._work(job, job.trainings[0])[0].shape
-
     def _work(self, job: SweepJob, stage: Stage) -> list[Work]:
         archs = [training.expected.recipe["arch"] for training in job.trainings]
         return self.commands.work(stage.words, archs, job.processes)
 
     def _piece(self, work: Work) -> Any:
-        """Seconds of one piece of work."""
         if work.key not in self._known:
-            fewest = _FEWEST_NUMBERS[time.monotonic() > self._end] // math.prod(work.shape)
-            most = None if self.device.type == "cuda" else max(1, fewest)
+            on_cpu = self.device.type == "cpu"
+            most = max(1, _PIXELS // math.prod(work.shape)) if on_cpu else None
             act, pieces = work.prepare(self.device, most)
             self._known[work.key] = self._seconds(act) / pieces
         seconds = self._known[work.key]
@@ -142,20 +133,14 @@ class _CostMeter:
     def _seconds(self, act: Callable[[], Any]) -> Any:
         """The shortest and the longest time of several runs, [2], after one run to warm up unless
         time is short.
-
-        Waiting for other programs is no processor time; but neither is that of several threads the
-        time that they take.
         """
-        times: list[tuple[float, float]] = []
-        threads, on_cpu = torch.get_num_threads(), self.device.type == "cpu"
+        times: list[float] = []
         while not times or (len(times) <= _REPEATS and time.monotonic() < self._end):
-            start, used = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             act()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            clock, processor = time.perf_counter() - start, (time.process_time() - used) / threads
-            shortest = processor if on_cpu else clock
-            times.append((shortest, shortest if threads == 1 else clock))
+            times.append(time.perf_counter() - start)
         times = times[1:] or times
         self.fewest = min(self.fewest, len(times))
-        return np.array([min(times)[0], max(longest for _, longest in times)])
+        return np.array([min(times), max(times)])

@@ -12,6 +12,7 @@ names are in units of 1/256.
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,11 @@ def format_value(value: Any) -> str:
     text = str(value)
     if re.fullmatch("[0-9]+", text):
         return text
-    numerator, slash, denominator = text.partition("/")
     try:
-        number = float(numerator) / (float(denominator) if slash else 1.0)
+        number = float(Fraction(text))
     except (ValueError, ZeroDivisionError):
         return re.sub(r"[^\w.+-]+", "_", text).strip("_") or "_"
-    digits = f"{Decimal(f'{number:.4g}'):f}"
-    return digits.removesuffix(".0")
+    return f"{Decimal(f'{number:.4g}'):f}".removesuffix(".0")
 
 
 def format_decimal(value: Any) -> str:

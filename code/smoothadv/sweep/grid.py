@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,16 @@ Options = dict[str, Any]
 _FOLDERS = Path(__file__).parents[1] / "grids", Path(__file__).parents[3] / "scripts" / "grids"
 MOST_MODELS = 10_000
 """So many models a grid may describe, unless its reader allows more."""
-_KEYS = {
-    **dict.fromkeys(("about", "models", "logs"), "text"),
-    **dict.fromkeys(("processes", "threads"), "whole number"),
-    **{"plugins": "list of texts", "fixed": "table"},
-    **dict.fromkeys(("sweep", "ensemble", "certify", "attack"), "list of tables"),
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("about", "models", "logs"), str),
+    **dict.fromkeys(("processes", "threads"), int),
+    "fixed": dict,
 }
-_IS_A: dict[str, Callable[[Any], bool]] = {
-    "text": lambda value: isinstance(value, str),
-    "table": lambda value: isinstance(value, dict),
-    "whole number": lambda value: type(value) is int and value >= 1,
-    "list of texts": lambda value: _is_list_of(str, value),
-    "list of tables": lambda value: _is_list_of(dict, value),
+_KINDS_IN_LISTS: dict[str, type] = {
+    "plugins": str,
+    **dict.fromkeys(("sweep", "ensemble", "certify", "attack"), dict),
 }
+_WORDS = {str: "text", int: "whole number", dict: "table"}
 # Options that the sweep itself, or its command line, gives to every command.
 _NEVER = tuple(
     "outdir outfile checkpoint resume overwrite data-dir device shard debug help plugin "
@@ -172,17 +169,17 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
 
 
 def _check_keys(path: Path, content: Options) -> None:
+    kinds = {**_KINDS, **_KINDS_IN_LISTS}
     for key, value in content.items():
-        if key not in _KEYS:
-            raise UserError(f"grid {path}: '{key}' is no part of a grid; known: {', '.join(_KEYS)}")
-        if not _IS_A[_KEYS[key]](value):
-            raise UserError(f"grid {path}: '{key}' is to be a {_KEYS[key]}, found {value!r}")
+        if key not in kinds:
+            raise UserError(f"grid {path}: '{key}' is no part of a grid; known: {', '.join(kinds)}")
+        values = value if key in _KINDS_IN_LISTS else [value]
+        if not isinstance(values, list) or not all(isinstance(one, kinds[key]) for one in values):
+            word = _WORDS[kinds[key]]
+            kind = f"list of {word}s" if key in _KINDS_IN_LISTS else word
+            raise UserError(f"grid {path}: '{key}' is to be a {kind}, found {value!r}")
     if not content.get("sweep"):
         raise UserError(f"grid {path}: has no [[sweep]], so there is nothing to train")
-
-
-def _is_list_of(kind: type, value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
 
 
 def _models(path: Path, content: Options, most: int) -> Iterator[Model]:
@@ -200,10 +197,7 @@ def _models(path: Path, content: Options, most: int) -> Iterator[Model]:
                 raise UserError(f"{source}: names no '{key}'; give one here or under [fixed]")
         total += math.prod(map(len, axes.values()))
         if total > most:  # a few short lists describe millions of models
-            found = f"{total:,}" if total < 10**18 else "more than 10^18"
-            raise UserError(
-                f"{source}: {found} models are more than {most:,}: --max-models raises this bound"
-            )
+            raise UserError(f"{source}: more than {most:,} models: --max-models raises this bound")
         swept = tuple(key for key, values in combined.items() if isinstance(values, list))
         for values in itertools.product(*axes.values()):
             model = dict(zip(axes, values))
@@ -218,8 +212,8 @@ def _product(table: Options) -> str:
 
 
 def _group(table: Options, default: str, source: str) -> str:
-    group = table.get("group", default)
-    if not isinstance(group, str) or not group or "=" in group:
+    group = str(table.get("group", default))
+    if "=" in group:
         raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
     return group
 
@@ -268,20 +262,17 @@ def _evaluation_tables(
                 if key not in ("sigma", "name", "group", "best")
             }
             best = _chooser(table["best"], tables, source) if "best" in table else None
-            default = list(best.groups if best else groups)
-            chosen = tuple(
-                _known_group(group, groups, source)
-                for group in _listed(table.get("group", default))
-            )
-            if best and (others := set(chosen) - set(best.groups)):
-                raise UserError(
-                    f"{source}: {best.source}, which chooses the best, is not about "
-                    f"{sorted(others)[0]!r}"
-                )
-            sigmas = tuple(_listed(table.get("sigma", [None])))
+            known = best.groups if best else groups
+            named = _listed(table.get("group", list(known)))
             tables.append(
                 EvaluationTable(
-                    command, options, sigmas, str(table.get("name", "")), chosen, source, best
+                    command,
+                    options,
+                    tuple(_listed(table.get("sigma", [None]))),
+                    str(table.get("name", "")),
+                    tuple(_known_group(group, known, source) for group in named),
+                    source,
+                    best,
                 )
             )
     return tables
@@ -319,13 +310,8 @@ def _check_options(source: str, table: Mapping[str, Any], never: tuple[str, ...]
                 "out"
             )
         values = _listed(value)
-        if not values:
-            raise UserError(f"{source}: '{key}' is an empty list, which leaves nothing to train")
-        for single in values:
-            if not isinstance(single, (str, int, float)):
-                raise UserError(
-                    f"{source}: '{key}' has a value that is no text, number, true or false: "
-                    f"{single!r}"
-                )
-        if len(set(map(str, values))) < len(values):
-            raise UserError(f"{source}: '{key}' names a value twice: {values}")
+        if not values or not all(isinstance(single, (str, int, float)) for single in values):
+            raise UserError(
+                f"{source}: '{key}' is to be a text, a number, true, false or a list of some, "
+                f"found {value!r}"
+            )

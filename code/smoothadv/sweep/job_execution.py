@@ -15,17 +15,21 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from smoothadv.base.errors import warn
 from smoothadv.base.provenance import without_secrets
-from smoothadv.sweep.job_record import BusyError
-from smoothadv.sweep.jobs import SweepJob
+from smoothadv.sweep.jobs import BusyError, SweepJob
 from smoothadv.sweep.stages import EvaluationStage, Stage, unmet_need
 
 PACKAGE_ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1
-# How long to wait for another attempt at the job, whose machine may be lost.
+# How long to wait for another attempt at the job: one whose machine may be lost, or a stage that
+# saves after its sweep was killed.
 _PATIENCE_SECONDS = 90.0
 _LAST_BYTES = 4096
-_REQUESTS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+_REQUESTS = {
+    getattr(signal, name, None)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+}
 DONE, STOPPED, FAILED, BUSY, BLOCKED = "done", "stopped", "failed", "busy", "blocked"
 
 
@@ -47,17 +51,14 @@ def execute(
     try:
         with job.record.claim(_PATIENCE_SECONDS, stop) as lock:
             outcome, facts = _execute(job, environment, stop, origin, lock)
-            state = STOPPED if outcome == BLOCKED else outcome
-            job.record.write(state, **facts, **origin)
+            job.record.write(STOPPED if outcome == BLOCKED else outcome, **facts, **origin)
             return outcome
     except BusyError:
         return BUSY
     except OSError as error:
-        line = f"{error.filename or 'input/output'}: {error.strerror or error}"
-        try:
-            job.record.write(FAILED, line=line, **origin)
-        except OSError:  # the record's own folder or disk cannot be written
-            print(f"warning: {job.name}: {line}", file=sys.stderr)
+        warn(f"{job.name}: {error}")
+        with contextlib.suppress(OSError):
+            job.record.write(FAILED, line=str(error), **origin)
         return FAILED
 
 
@@ -88,7 +89,10 @@ def _execute(
         code = _run(job, stage, environment, stop, lock)
         if code != 0:
             line = last_line(job.record.log)
-            outcome = STOPPED if stop.is_set() or _is_by_request(code, line) else FAILED
+            # Somebody asked the process to end; torchrun says so only in its last line. A signal
+            # that a process causes itself, like SIGSEGV, is no request: it would come again.
+            is_asked = (-code if code < 0 else code - 128) in _REQUESTS or "SignalException" in line
+            outcome = STOPPED if stop.is_set() or is_asked else FAILED
             if outcome == FAILED and code < 0:
                 line = f"ended by signal {-code}, {signal.strsignal(-code)}; before: {line}"
             return outcome, {"stage": stage.title, "line": line, "exit": code}
@@ -97,30 +101,19 @@ def _execute(
     return DONE, {}
 
 
-def _is_by_request(code: int, line: str) -> bool:
-    """Whether somebody asked the process to end; torchrun says so only in its last ``line``.
-
-    A signal that a process causes itself, like SIGSEGV, is no request: it would happen again.
-    """
-    number = -code if code < 0 else code - 128
-    return (
-        number in {getattr(signal, name, None) for name in _REQUESTS} or "SignalException" in line
-    )
-
-
 def _run(
     job: SweepJob, stage: Stage, environment: Mapping[str, str], stop: threading.Event, lock: int
 ) -> int:
-    """Run a stage until it ends; returns its exit code, minus the signal's number if a signal ended
-    it.
+    """Run a stage until it ends, and send it SIGTERM once ``stop`` is set; returns its exit code,
+    minus the signal's number if a signal ended it.
 
     The stage inherits the descriptor ``lock``: if it outlives this process while it saves, the job
     stays locked.
     """
     launcher = ["-m"]
     if job.processes > 1:  # the "--" keeps torchrun from reading what is meant for the stage
-        count = str(job.processes)
-        launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node", count, "-m", "--"]
+        torchrun = "torch.distributed.run --standalone --nproc-per-node"
+        launcher += [*torchrun.split(), str(job.processes), "-m", "--"]
     parent = [sys.executable, "-m", "smoothadv.sweep.stop_with_parent", str(os.getpid())]
     with job.record.log.open("ab") as log:
         now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
@@ -139,22 +132,14 @@ def _run(
             start_new_session=True,
         )
         try:
-            return _wait(process, stop)
-        except BaseException:  # an interruption: the stage must not continue alone
-            process.terminate()
-            process.wait()
-            raise
-
-
-def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
-    """Wait for a process to end, and send it SIGTERM once ``stop`` is set; returns its exit
-    code.
-    """
-    while not stop.is_set():
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_POLL_SECONDS)
-    process.terminate()
-    return process.wait()
+            while not stop.is_set():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(_POLL_SECONDS)
+        finally:  # an interruption, too: the stage must not continue alone
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    return process.returncode
 
 
 def stage_environment(job: SweepJob) -> dict[str, str]:
@@ -166,11 +151,7 @@ def stage_environment(job: SweepJob) -> dict[str, str]:
 
 def last_line(log: Path) -> str:
     """The last line of a log that is not blank; "" if there is none."""
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _LAST_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,15 +1,94 @@
-"""A job trains one model and then evaluates it, skipping what is complete; and the state that a job
-is in.
+"""A job trains one model and then evaluates it, skipping what is complete; the state that a job is
+in; and its record, a lock and a small file beside its logs.
+
+The record does not decide whether a job is done: the job's models and logs do. It says how the job
+ended last, and its lock prevents two processes from working on one job, even if engines or people
+start it twice.
 """
 
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import lock, read_json, write_json
 from smoothadv.base.members import Members
 from smoothadv.sweep.grid import EvaluationTable, Model
-from smoothadv.sweep.job_record import JobRecord
 from smoothadv.sweep.stages import EvaluationStage, Stage, TrainingStage, unmet_need
+
+_LOOK_SECONDS = 0.5
+
+
+class BusyError(UserError):
+    """Somebody else works on the job."""
+
+
+class JobRecord:
+    """The record of a job in ``folder``: job.json, job.lock and job.log."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "job.log"
+        self._lock = folder / "job.lock"
+
+    def read(self) -> dict[str, Any]:
+        """The content that was written last; empty if there is none, or it cannot be read."""
+        with contextlib.suppress(OSError, ValueError):
+            return read_json(self.folder / "job.json")
+        return {}
+
+    def write(self, state: str, **facts: Any) -> None:
+        """Replace the record: ``state`` is queued, running, stopped, failed or done."""
+        record = {
+            "state": state,
+            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            **facts,
+        }
+        write_json(self.folder / "job.json", record)
+
+    def holder(self) -> str:
+        """Who works on the job now, like "node7, process 12"; "" if nobody does."""
+        try:
+            with self._lock.open("rb") as file:
+                # Shared, so that two readers do not take each other for a holder.
+                lock(file, self._lock, shared=True)
+        except OSError:
+            return ""
+        except UserError:
+            content = self.read()
+            return f"{content.get('host', 'a machine')}, process {content.get('pid', '?')}"
+        return ""
+
+    @contextlib.contextmanager
+    def claim(self, patience: float, stop: threading.Event | None = None) -> Iterator[int]:
+        """Within, this process holds the job. Yields the descriptor of the lock, which lasts while
+        any copy is open.
+
+        If another process holds it, this waits up to ``patience`` seconds or until ``stop`` is set;
+        then BusyError.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        stop, end = stop or threading.Event(), time.monotonic() + patience
+        with self._lock.open("ab") as file:
+            while True:
+                try:
+                    lock(file, self._lock)
+                    break
+                except UserError:
+                    if time.monotonic() >= end or stop.wait(_LOOK_SECONDS):
+                        raise BusyError(
+                            f"{self.folder} is being worked on by {self.holder()}"
+                        ) from None
+            yield file.fileno()
 
 
 class StateKind(Enum):
@@ -95,13 +174,13 @@ def state_of(job: SweepJob) -> JobState:
             return JobState(StateKind.FAILED, reached.conflict)
     content = job.record.read()
     if content.get("state") == "failed":
-        line = content.get("line") or "no word"
-        return JobState(StateKind.FAILED, ": ".join(filter(None, [content.get("stage"), line])))
+        words = content.get("stage"), content.get("line") or "no word"
+        return JobState(StateKind.FAILED, ": ".join(filter(None, words)))
     for path in (path for stage, _ in unfinished for path in stage.needs):
         if reason := unmet_need(path):
             return JobState(StateKind.BLOCKED, reason)
     if content.get("state") == "queued":
         return JobState(StateKind.WAITING, f"queued as {content.get('id')}")
-    if "state" in content or any(reached.done for _, reached in progress):
+    if content or any(reached.done for _, reached in progress):
         return JobState(StateKind.STOPPED, detail)
     return JobState(StateKind.WAITING)

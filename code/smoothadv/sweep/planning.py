@@ -1,7 +1,7 @@
 """From a grid to its jobs: every command of every job is read before anything runs."""
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from smoothadv.sweep.folders import (
     fill_placeholders,
     model_folder,
 )
-from smoothadv.sweep.grid import EnsembleTable, EvaluationTable, Grid, Model, Options
+from smoothadv.sweep.grid import EnsembleTable, EvaluationTable, Grid, Model
 from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import EvaluationStage, TrainingStage
 
@@ -108,36 +108,32 @@ def _best_models(jobs: Sequence[SweepJob], chosen_by: Evaluations) -> Collection
 
 
 def _refuse_shared_folders(jobs: Sequence[SweepJob]) -> None:
-    """UserError if two models would be in one folder."""
     models: dict[str, Model] = {}
     for job in jobs:
         other = models.setdefault(job.name, job.model)
         if other is not job.model:
+            one, another = other.options, job.model.options
+            texts = [
+                f"{key} is {one.get(key)!r} and {another.get(key)!r}"
+                for key in {**one, **another}
+                if one.get(key) != another.get(key)
+            ]
             raise UserError(
                 f"{job.model.source}: two models would share the folder {job.name}, one from "
-                f"{other.source}: {_differences(other.options, job.model.options)}"
+                f"{other.source}: {', '.join(texts) or 'they have the same options'}: write two "
+                "grids"
             )
 
 
-def _differences(one: Options, other: Options) -> str:
-    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
-    if not keys:
-        return "they have the same options"
-    texts = (f"{key} is {one.get(key)!r} and {other.get(key)!r}" for key in keys)
-    return f"{', '.join(texts)}, which gives both the same folder: write two grids"
-
-
 def _refuse_shared_logs(grid: Grid, tables: Collection[Evaluations]) -> None:
-    """UserError if two evaluations would write one log."""
-    logs: set[Path] = set()
-    for stage in (stage for table in tables for stages in table.values() for stage in stages):
-        for log in stage.logs:
-            if log in logs:
-                raise UserError(
-                    f"grid {grid.path}: two tables would write {os.path.relpath(log)}: give one a "
-                    "'name'"
-                )
-            logs.add(log)
+    stages = [stage for table in tables for several in table.values() for stage in several]
+    logs = Counter(log for stage in stages for log in stage.logs)
+    for log, count in logs.items():
+        if count > 1:
+            raise UserError(
+                f"grid {grid.path}: two tables would write {os.path.relpath(log)}: give one a "
+                "'name'"
+            )
 
 
 def _unnamed_options(model: Model) -> list[tuple[str, Any]]:
@@ -164,8 +160,8 @@ class _Planner:
         name = model_folder(expected, expected.recipe["arch"], _unnamed_options(model))
         folder = self.grid.models / name
         training = TrainingStage((*start, str(folder), *further), self.cwd / folder, expected)
-        classifier = Members(training.checkpoint, (training.checkpoint,))
-        return self._job(name, model, classifier, (training,))
+        checkpoint = training.checkpoint
+        return self._job(name, model, Members(checkpoint, (checkpoint,)), (training,))
 
     def ensembles(self, table: EnsembleTable, jobs: Sequence[SweepJob]) -> Iterator[SweepJob]:
         """The jobs of the ensembles of models of these ``jobs``, in the order of their first
@@ -174,13 +170,16 @@ class _Planner:
         members_by_rest: dict[str, list[SweepJob]] = defaultdict(list)
         for job in jobs:
             if job.group == table.of:
-                rest = {
-                    key: job.model.options[key] for key in job.model.options.keys() - table.over
-                }
-                members_by_rest[repr(sorted(rest.items()))].append(job)
+                rest = job.model.options.keys() - table.over
+                options = {key: job.model.options[key] for key in rest}
+                members_by_rest[repr(sorted(options.items()))].append(job)
         for members in members_by_rest.values():
-            self._refuse_members(table, members)
             first = members[0].model
+            if len(members) == 1:
+                raise UserError(
+                    f"{table.source}: {members[0].name} would be alone: no other model of "
+                    f"{first.group!r} differs from it in nothing but {' and '.join(table.over)}"
+                )
             options = {key: first.options[key] for key in first.options if key not in table.over}
             swept = tuple(key for key in first.swept if key in options)
             model = Model(options, swept, table.group, table.source)
@@ -189,38 +188,26 @@ class _Planner:
             kind = str(len(members)) if table.mean == MEANS[0] else f"{len(members)}_{table.mean}"
             others = [("ensemble_of", kind), *_unnamed_options(model)]
             name = model_folder(trainings[0].expected, "+".join(archs), others)
-            paths = tuple(training.checkpoint for training in trainings)
-            file = self.cwd / self.grid.models / name / "ensemble.toml"
-            yield self._job(name, model, Members(file, paths, table.mean), trainings)
-
-    def _refuse_members(self, table: EnsembleTable, members: Sequence[SweepJob]) -> None:
-        first = members[0].model
-        if len(members) == 1:
-            raise UserError(
-                f"{table.source}: {members[0].name} would be alone: no other model of "
-                f"{first.group!r} differs from it in nothing but {' and '.join(table.over)}"
+            classifier = Members(
+                self.cwd / self.grid.models / name / "ensemble.toml",
+                tuple(training.checkpoint for training in trainings),
+                table.mean,
             )
-        stated = {option for job in members for option in job.model.options}
-        for option in table.over:
-            if option not in stated:
-                raise UserError(
-                    f"{table.source}: 'over' names {option!r}, which {first.source} does not set"
-                )
+            yield self._job(name, model, classifier, trainings)
 
     def _job(
         self, name: Path, model: Model, classifier: Members, trainings: tuple[TrainingStage, ...]
     ) -> SweepJob:
         """A job without evaluations; ``name`` is the model's folder within the sweep."""
-        logs, processes, threads = self.grid.logs / name, self.grid.processes, self.grid.threads
         return SweepJob(
             name.as_posix(),
             model,
             self.cwd,
-            logs,
+            self.grid.logs / name,
             classifier,
             trainings,
-            processes=processes,
-            threads=threads,
+            processes=self.grid.processes,
+            threads=self.grid.threads,
         )
 
     def evaluations(self, table: EvaluationTable, jobs: Sequence[SweepJob]) -> Evaluations:
@@ -234,26 +221,29 @@ class _Planner:
     def _evaluation(self, table: EvaluationTable, sigma: Any, job: SweepJob) -> EvaluationStage:
         """An evaluation of a model, by certify or attack, at one sigma."""
         options = fill_placeholders(table.options, job.model.options, table.source)
-        sigma = _sigma(table, sigma, job)
+        if sigma is None:
+            sigma = _training_noise(table, job)
+        else:
+            sigma = fill_placeholders({"sigma": sigma}, job.model.options, table.source)["sigma"]
         place = evaluation_name(str(table.options.get("split", "test")), sigma, table.name)
         output = job.logs / place.with_name(f"{place.name}.tsv")
         if table.command == "attack":
             output = job.logs / "attacked" / place
         checkpoint = os.path.relpath(job.classifier.name, self.cwd)
-        words = [table.command, str(job.model.options["dataset"]), checkpoint, str(sigma)]
-        words.append(str(output))
+        dataset = str(job.model.options["dataset"])
+        words = [table.command, dataset, checkpoint, str(sigma), str(output)]
         words += self.commands.option_words(table.command, options, table.source)
         words += self.shared
         archs = [training.expected.recipe["arch"] for training in job.trainings]
-        expected = self.commands.evaluation(words, archs, table.source)
-        members = () if job.training else job.trainings
-        return EvaluationStage(tuple(words), expected, job.classifier, members)
+        return EvaluationStage(
+            tuple(words),
+            self.commands.evaluation(words, archs, table.source),
+            job.classifier,
+            () if job.training else job.trainings,
+        )
 
 
-def _sigma(table: EvaluationTable, sigma: Any, job: SweepJob) -> Any:
-    """The noise to smooth with: by default that of the training."""
-    if sigma is not None:
-        return fill_placeholders({"sigma": sigma}, job.model.options, table.source)["sigma"]
+def _training_noise(table: EvaluationTable, job: SweepJob) -> Any:
     noise = job.trainings[0].expected.recipe["objective"]["noise_sd"]
     if noise == 0:
         raise UserError(

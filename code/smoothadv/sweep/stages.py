@@ -6,13 +6,13 @@ stage's never count as its result.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from smoothadv.base.digests import digest as digest_of
+from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_json, read_regular, write_text
 from smoothadv.base.members import Members
@@ -77,7 +77,7 @@ class TrainingStage:
         holds = f"{self.folder} holds a model of"
         if difference:
             return replace(nothing, conflict=f"{holds} another recipe: {difference}")
-        done = len(_rows(self.folder / records.TRAINING_LOG) or ())
+        done = len(_rows(self.folder / records.TRAINING_LOG))
         if done > epochs:
             conflict = f"{holds} {done} epochs, more than the {epochs} asked for"
             return replace(nothing, done=epochs, conflict=conflict)
@@ -123,27 +123,31 @@ class EvaluationStage:
     def progress(self) -> StageProgress:
         parts = list(map(self._progress_of_log, self.logs, self.expected.settings))
         # The model of another recipe must not stand for that of a member.
-        trainings = [member.progress() for member in self.members]
-        conflict = next((part.conflict for part in [*parts, *trainings] if part.conflict), "")
+        all_parts = [*parts, *(member.progress() for member in self.members)]
+        conflict = next((part.conflict for part in all_parts if part.conflict), "")
         totals = [part.total for part in parts if part.total is not None]
         total = sum(totals) if len(totals) == len(parts) else None
         return StageProgress(sum(part.done for part in parts), total, "images", conflict)
 
     def _progress_of_log(self, log: Path, settings: Mapping[str, Any]) -> StageProgress:
         rows = _rows(log)
-        if rows is None and (log.exists() or not records.manifest_path(log).exists()):
-            return StageProgress(0, None, "images")  # the command, too, starts anew in this case
+        if not rows and not records.manifest_path(log).exists():
+            return StageProgress(0, None, "images")
         try:
             manifest = records.read_manifest_file(log)
             self._refuse_other_settings(log, manifest["settings"], settings)
-            self._refuse_other_images(log, rows or [])
+            selected = range(0, sys.maxsize, self.expected.skip)[: self.expected.limit]
+            for row in rows:
+                index = row.partition(b"\t")[0]
+                if index.isdigit() and int(index) not in selected:
+                    raise UserError(f"{log} has image {int(index)}, which is not selected here")
         except UserError as error:
             return StageProgress(0, None, "images", str(error))
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
         selection = {"skip": self.expected.skip, "max": self.expected.limit}
         runs = manifest["runs"]
         total = records.images_selected({**runs[-1], **selection}) if runs else None
-        return StageProgress(len(rows or ()), total, "images")
+        return StageProgress(len(rows), total, "images")
 
     def _refuse_other_settings(
         self, log: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any]
@@ -156,27 +160,21 @@ class EvaluationStage:
         paths, mean = self.classifier.paths, self.classifier.mean
         for path in paths:
             if not path.exists():
-                advice = "put it back, or remove the log"
-                raise UserError(f"{path}, from which {log} was made, is gone: {advice}")
+                raise UserError(
+                    f"{path}, from which {log} was made, is gone: put it back, or remove the log"
+                )
         digests = [digest(path) for path in paths]
         if recorded.get("checkpoint_sha256") != ({mean: digests} if mean else digests[0]):
-            names = " or ".join(map(str, paths))
-            raise UserError(f"{log} was made from another model than {names} holds now")
+            raise UserError(
+                f"{log} was made from another model than {' or '.join(map(str, paths))} holds now"
+            )
         before = recorded.get(records.DENOISER, {}).get("sha256")
         denoiser = self.expected.denoiser
         is_other = (before is None) != (denoiser is None)
-        if Path(denoiser or "").is_file():
-            is_other = before != digest(Path(denoiser or ""))
+        if denoiser and Path(denoiser).is_file():
+            is_other = before != digest(Path(denoiser))
         if is_other:
             raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
-
-    def _refuse_other_images(self, log: Path, rows: Sequence[bytes]) -> None:
-        """UserError if a log has an image that is not selected."""
-        selected = range(0, sys.maxsize, self.expected.skip)[: self.expected.limit]
-        for row in rows:
-            index = row.partition(b"\t")[0]
-            if index.isdigit() and int(index) not in selected:
-                raise UserError(f"{log} has image {int(index)}, which is not selected here")
 
 
 Stage = TrainingStage | EvaluationStage
@@ -192,7 +190,7 @@ def unmet_need(path: Path) -> str:
         epochs = read_json(path.parent / records.ARGUMENTS)["runs"][-1]["epochs"]
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""  # the folder was not made by a training command
-    done = len(_rows(path.parent / records.TRAINING_LOG) or ())
+    done = len(_rows(path.parent / records.TRAINING_LOG))
     is_unfinished = path.name == records.CHECKPOINT and done < epochs
     return f"needs {path}, which has {done} of {epochs} epochs" if is_unfinished else ""
 
@@ -204,26 +202,20 @@ def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     return records.differing_fields({name: recorded.get(name) for name in wanted}, dict(wanted))
 
 
-def _rows(log: Path) -> list[bytes] | None:
-    """The whole rows that a log has below its header; None if it is empty or there is no log."""
+def _rows(log: Path) -> list[bytes]:
+    """The whole rows that a log has below its header; none if there is no log."""
     try:
-        content = read_regular(log)
+        return read_regular(log).split(b"\n")[1:-1]
     except OSError:
-        return None
-    return content.split(b"\n")[1:-1] if content else None
+        return []
 
 
-def digest(path: Path) -> str | None:
-    """The SHA-256 of a file, None if it cannot be read; computed again only after the file has
-    changed.
-    """
-    try:
-        stat = path.stat()
-        return _digest_once(path.resolve(), stat.st_size, stat.st_mtime_ns)
-    except OSError:
-        return None
+def digest(path: Path) -> str:
+    """The SHA-256 of a file; computed again only after the file has changed."""
+    stat = path.stat()
+    return _digest_once(path.resolve(), stat.st_size, stat.st_mtime_ns)
 
 
 @cache
 def _digest_once(path: Path, size: int, modified: int) -> str:
-    return digest_of([read_regular(path)])
+    return file_digest(path)

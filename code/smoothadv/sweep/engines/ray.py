@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,7 +22,6 @@ from smoothadv.sweep.jobs import SweepJob
 
 _POLL_SECONDS = 2.0
 _KNOCK_SECONDS = 5.0
-_HEALTH_SECONDS = 60.0
 # After this time without an answer the head counts as lost. Ray itself would end this process after
 # 60 s, without an exception.
 _HEAD_GONE_SECONDS = 20.0
@@ -35,7 +33,6 @@ _KEEPALIVE = {
     "RAY_grpc_client_keepalive_time_ms": "60000",
     "RAY_grpc_client_keepalive_timeout_ms": "30000",
 }
-
 _QUIET = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
 
 
@@ -65,16 +62,27 @@ class Ray(Engine):
 
     def run(self, jobs: Sequence[SweepJob], context: SweepContext, report_end: ReportEnd) -> None:
         address = self.address or os.environ.get("RAY_ADDRESS") or None  # None starts Ray here
-        ray = _ray(address)
-        if address is not None and not (_answers(address) and _is_head(address)):
-            advice = "start one with `ray start --head`, or name its port, by default 6379"
-            raise UserError(f"--address {address}: no Ray head answers there; {advice}")
+        # Ray's import reads these.
+        os.environ.update({name: os.environ.get(name, value) for name, value in _KEEPALIVE.items()})
+        if address is None and "RAY_AUTH_MODE" not in os.environ:
+            # Else Ray writes a secret into the user's home.
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        try:
+            import ray
+        except ImportError as error:
+            raise UserError(
+                '--engine ray needs Ray: pip install "smoothadv[ray]" or ray'
+            ) from error
+        if address is not None and not _answers(address):
+            raise UserError(
+                f"--address {address}: no Ray head answers there; start one with `ray start "
+                "--head`, or name its port, by default 6379"
+            )
         # A Ray that is started here has this machine's GPUs, perhaps none.
         wants_gpus = context.wants_gpus and (address is not None or bool(context.gpus))
         gpus = max(job.processes for job in jobs) if wants_gpus else 0
-        terminal = (
-            sys.stdout
-        )  # _connected redirects standard output, to which Ray prints from its own threads
+        # _connected redirects standard output, to which Ray prints from its own threads.
+        terminal = sys.stdout
 
         def report_on_terminal(job: SweepJob, outcome: str) -> None:
             with contextlib.redirect_stdout(terminal):
@@ -95,12 +103,11 @@ class Ray(Engine):
         """Hand out all jobs and wait for them; an interruption stops them."""
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=self.retries)(attempt_job)
         waiting = list(jobs)
-        at_a_time = self.jobs or len(waiting)
         running: dict[Any, SweepJob] = {}
         answered = time.monotonic()
         try:
             while waiting or running:
-                while waiting and len(running) < at_a_time:
+                while waiting and len(running) < (self.jobs or len(jobs)):
                     job = waiting.pop(0)
                     running[remote.remote(job)] = job
                 done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
@@ -121,42 +128,14 @@ class Ray(Engine):
                 ray.wait(list(running), num_returns=len(running), timeout=_GRACE_SECONDS)
 
 
-def _ray(address: str | None) -> Any:
-    """The package ``ray``, UserError if it is missing. The variables are set first, because its
-    import reads them.
-    """
-    os.environ.update({name: os.environ.get(name, value) for name, value in _KEEPALIVE.items()})
-    if (
-        address is None and "RAY_AUTH_MODE" not in os.environ
-    ):  # else Ray writes a secret into the user's home
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError('--engine ray needs Ray: pip install "smoothadv[ray]" or ray') from error
-    return ray
-
-
 def _answers(address: str) -> bool:
     """Whether some process listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
-        return True
-    except (OSError, ValueError):
+    except (OSError, ValueError, OverflowError):
         return False
-
-
-def _is_head(address: str) -> bool:
-    """Whether a Ray head answers at the address; Ray itself would try for minutes if another server
-    listens there.
-    """
-    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_HEALTH_SECONDS)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+    return True
 
 
 @contextlib.contextmanager
@@ -168,11 +147,10 @@ def _connected(
     """
     # By default Ray kills the processes that its workers have started, but a stage must save first.
     variables = {**stage_environment(job), "RAY_kill_child_processes_on_worker_exit": "false"}
-    where: dict[str, Any] = (
-        {"include_dashboard": False} if address is None else {"address": address}
-    )
-    if address is None and context.wants_gpus:
-        where["num_gpus"] = len(context.gpus)
+    where: dict[str, Any] = {"address": address}
+    if address is None:
+        count = len(context.gpus) if context.wants_gpus else None
+        where = {"include_dashboard": False, "num_gpus": count}
     handler: Callable | int | None = signal.getsignal(signal.SIGTERM)
     with (
         (context.folder / "ray.log").open("a", buffering=1) as log,
@@ -181,8 +159,9 @@ def _connected(
         try:
             ray.init(**where, **_QUIET, runtime_env={"env_vars": variables})
         except (ConnectionError, RuntimeError, ValueError) as error:
-            where_it_is = f"Ray at {address}" if address else "Ray"
-            raise UserError(f"{where_it_is} cannot be used: {first_line(error)}") from error
+            raise UserError(
+                f"Ray at {address or 'this machine'} cannot be used: {first_line(error)}"
+            ) from error
         finally:
             signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
         try:
@@ -195,7 +174,6 @@ def _connected(
 
 
 def _outcome(ray: Any, handle: Any) -> str:
-    """How a job ended, like "done"."""
     try:
         return ray.get(handle)
     except ray.exceptions.RayTaskError as error:  # a defect: the job raised an exception

@@ -18,8 +18,7 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.settings import SettingError, positive_int, setting
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
 from smoothadv.sweep.job_execution import DONE, FAILED, STOPPED, execute, stage_environment
-from smoothadv.sweep.job_record import BusyError
-from smoothadv.sweep.jobs import SweepJob
+from smoothadv.sweep.jobs import BusyError, SweepJob
 
 _POLL_SECONDS = 2.0
 _QUESTIONS, _PAUSE_SECONDS = 10, 15.0
@@ -31,26 +30,14 @@ _ALWAYS = 1_000_000
 # again.
 _KILLED = (-9, 128 + 9)
 _LARGEST_ARRAY = 1000  # Slurm accepts no more unless its MaxArraySize is larger
-
+_NO_SLURM = "there is no {} here: --engine slurm is for a machine that submits to Slurm"
 
 _GPU_OPTIONS = {"gpus", "gpus_per_node", "gpus_per_task", "gres"}
-_REFUSED_OPTIONS = {
-    "time": "write --minutes",
-    "partition": "write --partition",
-    "cpus_per_task": "write --cpus",
-    **dict.fromkeys(
-        "array error job_name nodes ntasks ntasks_per_node open_mode output requeue signal".split(),
-        "the sweep sets this itself",
-    ),
-}
 
 
 def _key_value(text: str) -> str:
     if "=" not in text.strip("="):
         raise SettingError(f"'{text}' is not KEY=VALUE, like account=vision or constraint=a100")
-    key = text.partition("=")[0].replace("-", "_")
-    if key in _REFUSED_OPTIONS:
-        raise SettingError(f"'{text}': {_REFUSED_OPTIONS[key]}")
     return text
 
 
@@ -85,28 +72,36 @@ class Slurm(Engine):
     detach: bool = setting(False, help="return as soon as the jobs are in the queue")
 
     def run(self, jobs: Sequence[SweepJob], context: SweepContext, report_end: ReportEnd) -> None:
-        submitit = _submitit()
+        for command in ("sbatch", "srun", "squeue"):
+            if shutil.which(command) is None:
+                raise UserError(_NO_SLURM.format(command))
+        try:
+            import submitit
+        except ImportError as error:
+            raise UserError(
+                '--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit'
+            ) from error
         before = {job.key: job.record.read() for job in jobs}
         executor = submitit.SlurmExecutor(folder=context.folder / "slurm", max_num_timeout=_ALWAYS)
         executor.update_parameters(**self._parameters(jobs, context))
         ids: dict[str, str] = {}
         for start in range(0, len(jobs), _LARGEST_ARRAY):
             some = jobs[start : start + _LARGEST_ARRAY]
-            for job, identity in zip(some, _submit(submitit, executor, some)):
+            for job, identity in zip(some, _submit(executor, some)):
                 ids[job.key] = identity
-                _note_queued(job, identity, before[job.key])
+                # Record the id under which the job waits, unless it has begun already.
+                with contextlib.suppress(BusyError), job.record.claim(patience=0):
+                    if job.record.read() == before[job.key]:
+                        job.record.write("queued", engine="slurm", id=identity)
         if not self.detach:
             self._wait(list(jobs), ids, report_end)
 
     def _parameters(self, jobs: Sequence[SweepJob], context: SweepContext) -> dict[str, Any]:
-        """The parameters that submitit gives to sbatch."""
         processes = max(job.processes for job in jobs)
         threads = max(job.threads or 1 for job in jobs)
         cpus = self.cpus or (_CPUS_BESIDE_A_GPU if context.wants_gpus else threads)
-        further = {
-            key.replace("-", "_"): value
-            for key, value in (item.split("=", 1) for item in self.sbatch or [])
-        }
+        pairs = [item.split("=", 1) for item in self.sbatch or []]
+        further = {key.replace("-", "_"): value for key, value in pairs}
         parameters = {
             "job_name": f"smoothadv-{context.name}",
             "time": self.minutes,
@@ -118,9 +113,8 @@ class Slurm(Engine):
             "stderr_to_stdout": True,
             # The processes find this package even if it is not installed.
             "setup": [f"export PYTHONPATH={shlex.quote(stage_environment(jobs[0])['PYTHONPATH'])}"],
-            "srun_args": [
-                "--cpu-bind=none"
-            ],  # else Slurm 22.05 and later bind all processes to one core
+            # Else Slurm 22.05 and later bind all processes to one core.
+            "srun_args": ["--cpu-bind=none"],
         }
         if self.partition:
             parameters["partition"] = self.partition
@@ -147,37 +141,17 @@ class Slurm(Engine):
         return {job.key for job in submitted if job.record.read().get("id") in queue}
 
 
-def _submitit() -> Any:
-    """The package ``submitit``; UserError if it, or one of Slurm's programs, is missing."""
-    for command in ("sbatch", "srun", "squeue"):
-        if shutil.which(command) is None:
-            raise UserError(
-                f"there is no {command} here: --engine slurm is for a machine that submits to Slurm"
-            )
-    try:
-        import submitit
-    except ImportError as error:
-        raise UserError(
-            '--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit'
-        ) from error
-    return submitit
-
-
-def _submit(submitit: Any, executor: Any, jobs: Sequence[SweepJob]) -> list[str]:
+def _submit(executor: Any, jobs: Sequence[SweepJob]) -> list[str]:
     """Submit an array of jobs; returns their ids. UserError with sbatch's message if it refuses."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
     try:
         # submitit prints sbatch's message on standard error, but the UserError below has it.
         with contextlib.redirect_stderr(io.StringIO()):
             return [str(handle.job_id) for handle in executor.map_array(Attempt(), jobs)]
-    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        messages = [
-            line.removeprefix("sbatch: error: ")
-            for line in str(error).splitlines()
-            if "error: " in line
-        ]
-        raise UserError(
-            f"sbatch refused: {'; '.join(messages) or ' '.join(str(error).split())}"
-        ) from error
+    except (FailedJobError, FailedSubmissionError) as error:
+        said = str(error).rpartition("sbatch: error: ")[2]
+        raise UserError(f"sbatch refused: {' '.join(said.split())}") from error
 
 
 def _queue(questions: int = 1) -> set[str]:
@@ -189,9 +163,7 @@ def _queue(questions: int = 1) -> set[str]:
             ["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True
         )
     except FileNotFoundError:
-        raise UserError(
-            "there is no squeue here: --engine slurm is for a machine that submits to Slurm"
-        ) from None
+        raise UserError(_NO_SLURM.format("squeue")) from None
     except subprocess.CalledProcessError as error:
         if questions > 1:
             time.sleep(_PAUSE_SECONDS)
@@ -200,38 +172,24 @@ def _queue(questions: int = 1) -> set[str]:
     return set(done.stdout.split())
 
 
-def _note_queued(job: SweepJob, identity: str, before: dict[str, Any]) -> None:
-    """Record the id under which the job waits, unless it has begun already."""
-    with contextlib.suppress(BusyError), job.record.claim(patience=0):
-        if job.record.read() == before:
-            job.record.write("queued", engine="slurm", id=identity)
-
-
 class Attempt:
     """What Slurm runs for each job; when the job is preempted, submitit calls ``checkpoint`` and
     requeues the job.
     """
 
-    def __init__(self) -> None:
-        self._stop: threading.Event | None = None
-        self._thread: threading.Thread | None = None
-
     def __call__(self, job: SweepJob) -> str:
         """Execute the job in another thread, so that this one is free to handle Slurm's signals."""
         outcome: list[str] = []
-        self._stop = threading.Event()
+        self._stop = stop = threading.Event()
         origin = {"engine": "slurm", "id": _job_id()}
-        stop = self._stop
         self._thread = threading.Thread(
             target=lambda: outcome.append(execute(job, {}, stop, origin))
         )
         self._thread.start()
-        self._watch()
-        if (
-            outcome == [STOPPED]
-            and not stop.is_set()
-            and job.record.read().get("exit") not in _KILLED
-        ):
+        while self._thread.is_alive():
+            time.sleep(0.1)
+        was_killed = job.record.read().get("exit") in _KILLED
+        if outcome == [STOPPED] and not stop.is_set() and not was_killed:
             # Slurm is about to take the machine: it has sent SIGTERM to every process, which
             # submitit ignores.
             time.sleep(_TAKEN_SECONDS)
@@ -239,18 +197,13 @@ class Attempt:
             time.sleep(_TAKEN_SECONDS)
         return outcome[0] if outcome else FAILED
 
-    def _watch(self) -> None:
-        assert self._thread is not None
-        while self._thread.is_alive():
-            time.sleep(0.1)
-
     def checkpoint(self, job: SweepJob) -> Any:
         """Let the running stage save; returns what submitit submits again: the same job."""
         import submitit
 
-        if self._stop is not None:
-            self._stop.set()
-            self._watch()
+        self._stop.set()
+        while self._thread.is_alive():
+            time.sleep(0.1)
         return submitit.helpers.DelayedSubmission(Attempt(), job)
 
 

@@ -1,0 +1,66 @@
+"""Triton kernels without a GPU: computed by Triton's interpreter, or compiled for an architecture
+and assembled.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.commands import CODE, run_process
+
+_SUPPORT = Path(__file__).parent
+
+
+def interpreted(script: str, folder: Path, *words: str) -> dict[str, Any]:
+    """What a script beside this file finds with Triton's interpreter, in a process of its own;
+    skips the test where it computes nothing.
+    """
+    command = [sys.executable, str(_SUPPORT / f"{script}.py"), *words]
+    paths = f"{CODE}:{_SUPPORT.parent}"
+    done = run_process(command, folder, TRITON_INTERPRET="1", PYTHONPATH=paths)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    if "unusable" in found:
+        pytest.skip(found["unusable"])
+    return found
+
+
+def compiled(kernel: Any, types: dict[str, str], constants: dict, arch: int, **options: Any) -> str:
+    """The PTX of a kernel whose arguments have these ``types``, or are constants."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    pointers = [name for name in types if types[name].startswith("*")]
+    source = ASTSource(
+        kernel,
+        {name: types.get(name, "constexpr") for name in names},
+        constexprs=constants,
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in pointers},
+    )
+    target, options = GPUTarget("cuda", arch, 32), {"enable_fp_fusion": False, **options}
+    return triton.compile(source, target=target, options=options).asm["ptx"]
+
+
+def assembled(ptx: str, folder: Path) -> list[str]:
+    """What Triton's assemblers, of which one may be too old, say of a kernel that spills no
+    registers.
+    """
+    import triton
+
+    (folder / "kernel.ptx").write_text(ptx)
+    (gpu,) = re.findall(r"^\.target (\w+)", ptx, re.MULTILINE)
+    words = ["--fmad=false", "-v", f"--gpu-name={gpu}", "kernel.ptx", "-o", "kernel.cubin"]
+    tools = sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*"))
+    runs = [
+        subprocess.run([tool, *words], cwd=folder, capture_output=True, text=True) for tool in tools
+    ]
+    said = [run.stderr for run in runs if run.returncode == 0]
+    assert said and all("0 bytes spill stores, 0 bytes spill loads" in text for text in said), said
+    return said
