@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from smoothadv.cli.options.components import (
     refuse_foreign_settings,
 )
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Parser, run
+from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
 from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics import PROCEDURES, Procedure
@@ -44,23 +43,23 @@ def make_parser() -> Parser:
         "image a class and an l2 radius within which it cannot change, or an abstention.",
     )
     add_settings(parser, options_of(CertifySpec))
-    group = group_of(parser, "procedure")
-    add_settings(group, [one for kind in PROCEDURES.values() for one in options_of(kind)])
+    settings = [one for kind in PROCEDURES.values() for one in options_of(kind)]
+    add_settings(group_of(parser, "procedure"), settings)
     return parser
 
 
-def spec_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> CertifySpec:
+def spec_of(options: Options, command: Sequence[str]) -> CertifySpec:
     """The spec that the options describe; a usage error for options of another procedure than
     --method's.
     """
-    method = getattr(options, "--method", "exact")
-    refuse_foreign_settings(parser, options, PROCEDURES, "--method", method)
+    method = options.get("--method", "exact")
+    refuse_foreign_settings(options, PROCEDURES, "--method", method)
     settings = given_settings(PROCEDURES[method], options)
     return spec_from(CertifySpec, options, command, settings=settings)
 
 
-def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    spec = spec_of(parser, options, command)
+def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    spec = spec_of(options, command)
     # Imports torch, for which a usage error need not wait.
     from smoothadv.evaluation.certify import certify
 
@@ -106,7 +105,7 @@ def verify_parser() -> Parser:
     return parser
 
 
-def _verify(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     from smoothadv.evaluation.verify import verify  # imports torch
 
     spec = VerifySpec(**given_settings(VerifySpec, options))
@@ -134,6 +133,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command, or one of its subcommands, with these ``arguments``; returns the exit
     code.
     """
-    if arguments and arguments[0] == "verify":
+    if arguments[:1] == ["verify"]:
         return run("certify verify", verify_parser, _verify, arguments[1:])
     return evaluation_main("certify", make_parser, _certify, arguments)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from smoothadv.base.settings import options_of
 from smoothadv.cli.options.components import add_settings, given_settings
 from smoothadv.cli.options.shared import say_what_is_certified, use_threads
-from smoothadv.cli.runner import Parser, run
+from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.exact.spec import ExportSpec, QuantizeSpec
 
 _EXAMPLES = """examples:
@@ -34,7 +33,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def _quantize(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+def _quantize(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = QuantizeSpec(**given_settings(QuantizeSpec, options), command=tuple(command))
     say_what_is_certified(spec.dataset)
     from smoothadv.exact.quantize import quantize  # imports torch
@@ -72,7 +71,7 @@ def export_parser() -> Parser:
     return parser
 
 
-def _export(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+def _export(parser: Parser, options: Options, command: Sequence[str]) -> None:
     from smoothadv.exact.export import OPSET, export  # imports torch
 
     spec = ExportSpec(**given_settings(ExportSpec, options))
