@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from smoothadv.base.files import CarefulUnpickler
-
 _NDARRAY = object()
 
 
@@ -104,7 +102,7 @@ _STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-class _ArraysOnly(CarefulUnpickler):
+class _ArraysOnly(pickle.Unpickler):
     """Reads dicts, lists, numbers, text and arrays; a file that asks for anything else is
     refused.
     """
@@ -125,7 +123,7 @@ def read_pickled_arrays(path: Path) -> Any:
     any exception.
     """
     with path.open("rb") as file:
-        return _ArraysOnly(file).load()
+        return _ArraysOnly(file, encoding="latin1").load()
 
 
 def plain_array(value: Any) -> np.ndarray:

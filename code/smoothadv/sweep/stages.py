@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from smoothadv.base.digests import digest as digest_of
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import read_json, read_regular, write_text
+from smoothadv.base.files import read_json, write_text
 from smoothadv.base.members import Members
 from smoothadv.records import logs as records
 from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation
@@ -207,7 +207,7 @@ def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 def _rows(log: Path) -> list[bytes] | None:
     """The whole rows that a log has below its header; None if it is empty or there is no log."""
     try:
-        content = read_regular(log)
+        content = log.read_bytes()
     except OSError:
         return None
     return content.split(b"\n")[1:-1] if content else None
@@ -226,4 +226,4 @@ def digest(path: Path) -> str | None:
 
 @cache
 def _digest_once(path: Path, size: int, modified: int) -> str:
-    return digest_of([read_regular(path)])
+    return digest_of([path.read_bytes()])

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.base.files import read_regular
 from smoothadv.cli.runner import Options, Parser, reading
 
 _FOLDER = Path(__file__).parents[2] / "recipes"
@@ -32,7 +31,7 @@ def recipe_words(name: str) -> list[str]:
     path = _FOLDER / f"{name}.txt"
     path = path if path.is_file() else Path(name)
     try:
-        return shlex.split(read_regular(path).decode(), comments=True)
+        return shlex.split(path.read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
         raise UserError(
             f"--recipe: '{name}' is neither one of {', '.join(recipe_names())} nor a file of "
