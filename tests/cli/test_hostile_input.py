@@ -1,4 +1,4 @@
-"""Files of others: messages show what steers a terminal as escapes, and nothing fills the memory."""
+"""Files of others: messages show what steers a terminal as escapes; no picture or grid is too large."""
 
 import json
 import os

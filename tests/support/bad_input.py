@@ -445,7 +445,11 @@ PLUGINS = [
         for command in ("train", "train_pgd", "certify", "predict", "attack", "analyze", "sweep")
     ),
     (["certify", "--plugin"], USAGE, ["--plugin: expected one argument"]),
-    (["certify", "--plugin=bad.py"], FAILURE, ["plug-in bad.py, line 1: ZeroDivisionError"]),
+    (
+        ["certify", "--plugin=bad.py"],
+        FAILURE,
+        ["plug-in bad.py cannot be loaded: ZeroDivisionError"],
+    ),
     (["certify", "--plugin", "shapes.py", "--plugin", "bad.py"], FAILURE, ["plug-in bad.py"]),
     *(
         (command, USAGE, [f"unknown {wrong}", "; --plugin FILE adds your own"])
