@@ -37,7 +37,6 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
-from decimal import Decimal
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
@@ -296,24 +295,6 @@ def options_of(spec: type) -> list[Setting]:
     return [one for one in settings_of(spec) if one.flags]
 
 
-def found_value(value: Any) -> str:
-    """A value as a message names it; Python writes out no number of more than 4,300 digits."""
-    bits = value.bit_length() if isinstance(value, int) else 0
-    return f"found a number of {bits} bits" if bits > 1024 else f"found {value!r}"
-
-
-def checked_field(
-    parse: Callable[[str], Any] | None,
-    default: Any = MISSING,
-    *,
-    name: str | None = None,
-    kind: Any = bool,
-    **further: Any,
-) -> Any:
-    """A ``setting`` of which no command makes an option."""
-    return setting(default, parse=parse, kind=kind, alias=name, **further)
-
-
 def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any = bool) -> Any:
     """A ``value`` that was given in Python: an object of the ``kind``, or what ``parse`` reads from
     a command line (None: only such an object).
@@ -322,35 +303,27 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
     like 1e5. SettingError, which calls the value ``name``, where a command would accept no text for
     it.
     """
-    plain = (
-        value.item()
-        if getattr(value, "shape", None) == () and not getattr(value, "mask", False)
-        else value
-    )
-    is_number = isinstance(plain, (Real, Decimal)) and not isinstance(plain, bool)
+    plain = value.item() if getattr(value, "shape", None) == () else value
     if (parse is None or kind is not bool) and isinstance(plain, kind):
         return plain
     if parse is None:
         expected = "True or False" if kind is bool else getattr(kind, "__name__", kind)
-        raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
+        raise SettingError(f"{name}: found {value!r}, expected {expected}")
+    is_number = isinstance(plain, Real) and not isinstance(plain, bool)
+    if is_number and not isinstance(plain, int) and math.isfinite(plain):
+        plain = int(plain) if plain == int(plain) else float(plain)
+    text = os.fspath(plain) if isinstance(plain, os.PathLike) else str(plain)
     try:
-        if is_number and not isinstance(plain, int):
-            plain = float(plain)
-            plain = int(plain) if plain.is_integer() else plain
-        text = os.fspath(plain) if isinstance(plain, os.PathLike) else str(plain)
         parsed = parse(text)
     except UserError as error:
         reason = str(error).replace(f"'{text}' is not known; known:", "expected one of")
         reason = reason.replace(f"'{text}' is not", "expected")
-        raise SettingError(f"{name}: {found_value(value)}, {reason}") from None
-    except (ValueError, OverflowError):
-        raise SettingError(f"{name}: {found_value(value)}, expected a smaller one") from None
+        raise SettingError(f"{name}: found {value!r}, {reason}") from None
     wants_number = isinstance(parsed, (int, float))
     is_text = isinstance(plain, (str, os.PathLike, type(parsed)))
     if not (is_number if wants_number else is_text):
-        raise SettingError(
-            f"{name}: {found_value(value)}, expected {'a number' if wants_number else 'a name'}"
-        )
+        expected = "a number" if wants_number else "a name"
+        raise SettingError(f"{name}: found {value!r}, expected {expected}")
     return parsed
 
 
@@ -358,7 +331,7 @@ def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[A
     """Several values, each as ``checked`` reads it; SettingError also where they are no list."""
     is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
     if not is_list or getattr(values, "shape", None) == ():
-        raise SettingError(f"{name}: {found_value(values)}, expected a list")
+        raise SettingError(f"{name}: found {values!r}, expected a list")
     return tuple(checked(name, value, parse) for value in values)
 
 
