@@ -108,7 +108,7 @@ FAULTS = {
     "import": ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
     "syntax": ("x = (", "SyntaxError"),
     "exit": ("raise SystemExit(0)", "SystemExit"),
-    "several lines": ("raise ValueError('first\nsecond')", "first"),
+    "several lines": ("raise ValueError('first\\nsecond')", "first"),
     "name taken": (TAKEN, "objective 'gaussian' is already registered"),
     "nothing": ("x = 1", "registers nothing"),
 }

@@ -63,7 +63,7 @@ UNFIT = {
         {"images": np.zeros((6, 5, 8, 8), np.uint8), "labels": LABELS},
         "[6, 5, 8, 8]",
     ),
-    "objects": ({"images": np.array([{}] * 6), "labels": LABELS}, "objects"),
+    "objects": ({"images": np.array([{}] * 6), "labels": LABELS}, "Object arrays"),
 }
 
 

@@ -28,8 +28,8 @@ from smoothadv.base.settings import (
     probability,
     setting,
 )
-from smoothadv.cli.options.components import add_settings, compose, given_settings
-from smoothadv.cli.runner import Options, Parser, run
+from smoothadv.cli.options.components import Options, add_settings, compose, given_settings
+from smoothadv.cli.runner import Parser, run
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart

@@ -16,9 +16,9 @@ from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Checked, Setting, options_of, positive_int, setting
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
-from smoothadv.cli.options.components import add_settings, command_line_of
+from smoothadv.cli.options.components import Options, command_line_of
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Options, Parser
+from smoothadv.cli.runner import Parser
 from smoothadv.evaluation import attack as attacking
 from smoothadv.evaluation.pictures import write_pictures
 from smoothadv.evaluation.specs import AttackSpec, FalsifySpec
@@ -66,9 +66,8 @@ def make_parser() -> Parser:
         description="Attack a smoothed classifier on test images (Salman et al., 2019): a "
         "prediction log and the adversarial examples for each epsilon; or, with --against, try to "
         "falsify the certificates of a log.",
+        kinds=[AttackSpec, FalsifySpec, PictureOptions],
     )
-    kinds = (AttackSpec, FalsifySpec, PictureOptions)
-    add_settings(parser, [one for kind in kinds for one in options_of(kind)])
     add_attack(parser, EvaluationAttackOptions, _with_default)
     return parser
 

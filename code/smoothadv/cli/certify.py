@@ -9,13 +9,14 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.components import (
+    Options,
     add_settings,
     given_settings,
     group_of,
     refuse_foreign_settings,
 )
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Options, Parser, run
+from smoothadv.cli.runner import Parser, run
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
 from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics import PROCEDURES, Procedure
@@ -41,8 +42,8 @@ def make_parser() -> Parser:
         epilog=_EXAMPLES,
         description="Certify a smoothed classifier (Cohen et al., 2019): for each "
         "image a class and an l2 radius within which it cannot change, or an abstention.",
+        kinds=[CertifySpec],
     )
-    add_settings(parser, options_of(CertifySpec))
     settings = [one for kind in PROCEDURES.values() for one in options_of(kind)]
     add_settings(group_of(parser, "procedure"), settings)
     return parser
@@ -94,15 +95,14 @@ def _summarise(log: Path, procedure: Procedure) -> None:
 
 def verify_parser() -> Parser:
     """The parser of the subcommand ``verify``."""
-    parser = Parser(
+    return Parser(
         prog="certify verify",
+        kinds=[VerifySpec],
         description="Draw random rows of a certification log again, and compare all columns but "
         "the time. A log made with --sound of a checkpoint of integers can be repeated on any "
         "machine, another one where it was made.",
         epilog="examples:\n  python code/certify.py verify logs/integers.tsv --rows 100\n",
     )
-    add_settings(parser, options_of(VerifySpec))
-    return parser
 
 
 def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from smoothadv.base.settings import Checked, options_of, output_file, setting
-from smoothadv.cli.options.components import add_settings, given_settings
+from smoothadv.base.settings import Checked, output_file, setting
+from smoothadv.cli.options.components import Options, given_settings
 from smoothadv.cli.options.shared import say_what_is_certified
-from smoothadv.cli.runner import Body, Options, Parser, run
+from smoothadv.cli.runner import Body, Parser, run
 from smoothadv.evaluation.shards import Shard, merge, shards_of
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.records.writer import WrittenLog
@@ -73,15 +73,14 @@ def evaluation_main(
 
 def merge_parser(command: str) -> Parser:
     """The parser of the subcommand ``merge`` of ``command``."""
-    parser = Parser(
+    return Parser(
         prog=f"{command} merge",
+        kinds=[MergeSpec],
         description="Join the shards of a log. Refuses gaps, overlaps, unfinished shards and mixed "
         "settings.",
         epilog=f"examples:\n  python code/{command}.py merge logs/cifar10.tsv\n"
         f"  python code/{command}.py merge logs/cifar10.tsv node1/*.tsv node2/*.tsv\n",
     )
-    add_settings(parser, options_of(MergeSpec))
-    return parser
 
 
 def _merge(parser: Parser, options: Options, command: Sequence[str]) -> None:

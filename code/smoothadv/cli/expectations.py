@@ -11,8 +11,9 @@ from typing import Any
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import settings_record
 from smoothadv.cli import attack, certify, train, train_pgd
+from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.training import spec_of, with_recipes
-from smoothadv.cli.runner import Options, Parser, reading
+from smoothadv.cli.runner import Parser, reading
 from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
 from smoothadv.evaluation.attack import specs_by_log
 from smoothadv.evaluation.certify import make_procedure, procedure_record

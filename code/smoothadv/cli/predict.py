@@ -15,9 +15,9 @@ from smoothadv.cli.options.attack import (
     attacked_fields,
     flags_of,
 )
-from smoothadv.cli.options.components import add_settings
+from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Options, Parser
+from smoothadv.cli.runner import Parser
 from smoothadv.evaluation.predict import predict
 from smoothadv.evaluation.specs import PredictSpec
 from smoothadv.records.readers import read_prediction_log
@@ -37,8 +37,8 @@ def make_parser() -> Parser:
         epilog=_EXAMPLES,
         description="Predict with a smoothed classifier (Cohen et al., 2019), or "
         "abstain; with --attack, on attacked images (Salman et al., 2019).",
+        kinds=[PredictSpec],
     )
-    add_settings(parser, options_of(PredictSpec))
     add_attack(parser, EvaluationAttackOptions)
     return parser
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,14 @@ from typing import Any, NoReturn
 from smoothadv.base import plugins
 from smoothadv.base.errors import DoubtfulWarning, Terminated, UsageError, UserError, escape
 from smoothadv.base.registry import did_you_mean
+from smoothadv.base.settings import options_of
+from smoothadv.cli.options.components import Options, add_settings
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT, TRAINING_LOG
 from smoothadv.version import __version__
 
 COMPLETING = "_ARGCOMPLETE"
 """The environment variable that is set where a shell wants to know which words can follow."""
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
-Options = Mapping[str, Any]
-"""What is on a command line: values by the main flag, or by the name of a positional argument."""
 # Options of the released code that are called otherwise here, or are not needed.
 _RELEASED = {
     "--gpu": "set CUDA_VISIBLE_DEVICES",
@@ -47,9 +47,12 @@ class Parser(argparse.ArgumentParser):
     UsageError where the words are wrong.
 
     Made with the command as ``prog``: what follows "smoothadv", like "certify" or "analyze table".
+    The settings of the ``kinds``, specifications, become its options.
     """
 
-    def __init__(self, *, prog: str, epilog: str = "", **options: Any) -> None:
+    def __init__(
+        self, *, prog: str, epilog: str = "", kinds: Iterable[type] = (), **options: Any
+    ) -> None:
         invocation = _invocation(prog)
         if invocation.startswith("smoothadv "):
             epilog = re.sub(r"python code/(\w+)\.py", r"smoothadv \1", epilog)
@@ -73,6 +76,7 @@ class Parser(argparse.ArgumentParser):
             help="make the components in it known, like your own dataset; can be given again "
             "(docs/plugins.md)",
         )
+        add_settings(self, [one for kind in kinds for one in options_of(kind)])
 
     def format_help(self) -> str:
         """The usage in one line: the options are listed below it."""

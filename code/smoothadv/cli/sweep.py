@@ -22,13 +22,14 @@ from smoothadv.base.files import PAGE, refuse_to_replace, write_text
 from smoothadv.base.progress import Progress
 from smoothadv.base.settings import Checked, options_of, output_file, positive_int, setting
 from smoothadv.cli.options.components import (
+    Options,
     add_settings,
     compose,
     given_settings,
     group_of,
     refuse_foreign_settings,
 )
-from smoothadv.cli.runner import Options, Parser, run, terminable
+from smoothadv.cli.runner import Parser, run, terminable
 from smoothadv.records.logs import TRAINING_LOG, is_shard_folder
 from smoothadv.sweep.engines import ENGINES, Engine, SweepContext
 from smoothadv.sweep.grid import MOST_MODELS, Grid, read_grid
@@ -52,7 +53,7 @@ _MOST_WARNINGS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions(Checked):
+class _SweepOptions(Checked):
     """What every action takes; ``command`` is how the user starts it, up to the action."""
 
     grids: tuple[Path, ...] = setting(
@@ -91,23 +92,17 @@ class SweepOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusOptions(SweepOptions):
-    """Print a table."""
-
+class _StatusOptions(_SweepOptions):
     format: str = setting("markdown", choices=tuple(FORMATS), help="of the table")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(StatusOptions):
-    """Print the jobs, and what they will cost."""
-
+class _PlanOptions(_StatusOptions):
     no_cost: bool = setting(False, help="do not measure and estimate what the jobs will cost")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(SweepOptions):
-    """Run jobs on an engine."""
-
+class _RunOptions(_SweepOptions):
     engine: str = setting(
         "local",
         choices=ENGINES,
@@ -119,9 +114,7 @@ class RunOptions(SweepOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions(SweepOptions):
-    """Write a page."""
-
+class _ReportOptions(_SweepOptions):
     output: Path | None = setting(
         None,
         parse=output_file,
@@ -133,7 +126,7 @@ class ReportOptions(SweepOptions):
 
 
 @dataclass(frozen=True)
-class Sweep:
+class _Sweep:
     """A grid and its selected jobs."""
 
     grid: Grid
@@ -149,14 +142,15 @@ def _make_parser() -> Parser:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, (kind, what, _) in _ACTIONS.items():
         action = actions.add_parser(
-            name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}."
+            name,
+            prog=f"sweep {name}",
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            kinds=[kind] if kind is not _ReportOptions else [kind, Report],
         )
-        add_settings(action, options_of(kind))
-        if kind is RunOptions:
+        if kind is _RunOptions:
             engines = [one for engine in ENGINES.values() for one in options_of(engine)]
             add_settings(group_of(action, "engine"), engines)
-        if kind is ReportOptions:
-            add_settings(action, options_of(Report))
     return parser
 
 
@@ -168,7 +162,7 @@ def _sweep(parser: Parser, options: Options, command: Sequence[str]) -> None:
     act(asked, options)
 
 
-def _read_grids(asked: SweepOptions) -> list[Grid]:
+def _read_grids(asked: _SweepOptions) -> list[Grid]:
     grids = [read_grid(path, asked.max_models) for path in asked.grids]
     for kind in ("models", "logs"):
         readers: dict[Path, Grid] = {}
@@ -182,7 +176,7 @@ def _read_grids(asked: SweepOptions) -> list[Grid]:
     return grids
 
 
-def _read_sweeps(asked: SweepOptions, grids: Sequence[Grid] | None = None) -> list[Sweep]:
+def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> list[_Sweep]:
     """The ``grids`` (None: read from the files that the options name) with the jobs that --only
     selects, by default all.
     """
@@ -192,41 +186,31 @@ def _read_sweeps(asked: SweepOptions, grids: Sequence[Grid] | None = None) -> li
     from smoothadv.cli.expectations import CommandReader
     from smoothadv.sweep.planning import plan_jobs
 
-    commands = CommandReader()
+    commands, sweeps = CommandReader(), []
     shared = {"--data-dir": asked.data_dir, "--device": asked.device}
-    sweeps = [Sweep(grid, plan_jobs(grid, commands, shared, asked.plugins)) for grid in grids]
-    patterns = asked.only
-    if patterns is None:
-        return sweeps
-    selected = [
-        Sweep(sweep.grid, jobs)
-        for sweep in sweeps
-        if (
-            jobs := [
-                job
-                for job in sweep.jobs
-                if any(fnmatch.fnmatchcase(job.name, pattern) for pattern in patterns)
-            ]
-        )
-    ]
-    if not selected:
-        jobs = _jobs(sweeps)
-        raise UserError(
-            f"--only {' '.join(patterns)}: matches none of {len(jobs)} jobs, like {jobs[0].name}"
-        )
-    return selected
+    for grid in grids:
+        jobs = [
+            job
+            for job in plan_jobs(grid, commands, shared, asked.plugins)
+            if any(fnmatch.fnmatchcase(job.name, pattern) for pattern in asked.only or ["*"])
+        ]
+        if jobs or asked.only is None:
+            sweeps.append(_Sweep(grid, jobs))
+    if not sweeps:
+        raise UserError(f"--only {' '.join(asked.only or ())}: matches no job; plan lists them")
+    return sweeps
 
 
-def _jobs(sweeps: Sequence[Sweep]) -> list[SweepJob]:
+def _jobs(sweeps: Sequence[_Sweep]) -> list[SweepJob]:
     return [job for sweep in sweeps for job in sweep.jobs]
 
 
-def _with_bar(sweeps: Sequence[Sweep]) -> Iterable[SweepJob]:
+def _with_bar(sweeps: Sequence[_Sweep]) -> Iterable[SweepJob]:
     """All jobs, with a bar while the files of one after the other are read."""
     return Progress(_jobs(sweeps), "checking files", unit="job", delay=1)
 
 
-def _with_states(sweeps: Sequence[Sweep]) -> list[JobAndState]:
+def _with_states(sweeps: Sequence[_Sweep]) -> list[JobAndState]:
     return [(job, state_of(job)) for job in _with_bar(sweeps)]
 
 
@@ -235,7 +219,7 @@ def _print_table(names: Sequence[str], rows: list[list[str]], form: str) -> None
     print(FORMATS[form](Table(columns, rows), 1), end="")
 
 
-def _plan(asked: PlanOptions, options: Options) -> None:
+def _plan(asked: _PlanOptions, options: Options) -> None:
     sweeps = _read_sweeps(asked)
     for sweep in sweeps:
         grid, jobs = sweep.grid, sweep.jobs
@@ -261,7 +245,7 @@ def _plan(asked: PlanOptions, options: Options) -> None:
         print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {names}")
 
 
-def _status(asked: StatusOptions, options: Options) -> None:
+def _status(asked: _StatusOptions, options: Options) -> None:
     sweeps = _read_sweeps(asked)
     jobs = _with_states(sweeps)
     rows = [
@@ -273,7 +257,7 @@ def _status(asked: StatusOptions, options: Options) -> None:
         print(f"\n{_summary(sweeps, jobs)}")
 
 
-def _summary(sweeps: Sequence[Sweep], jobs: Sequence[JobAndState]) -> str:
+def _summary(sweeps: Sequence[_Sweep], jobs: Sequence[JobAndState]) -> str:
     counts = Counter(state.kind for _, state in jobs)
     counted = ", ".join(f"{counts[kind]} {kind.value}" for kind in StateKind if counts[kind])
     text = f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(jobs)} jobs: {counted}"
@@ -283,7 +267,7 @@ def _summary(sweeps: Sequence[Sweep], jobs: Sequence[JobAndState]) -> str:
     return text
 
 
-def _work(asked: RunOptions, options: Options) -> None:
+def _work(asked: _RunOptions, options: Options) -> None:
     """Run the jobs that wait, or those that have failed; UserError if a job is not done in the
     end.
     """
@@ -317,7 +301,7 @@ def _work(asked: RunOptions, options: Options) -> None:
     _conclude(jobs, asked, is_detached=getattr(engine, "detach", False))
 
 
-def _context(sweeps: Sequence[Sweep], device: str | None) -> SweepContext:
+def _context(sweeps: Sequence[_Sweep], device: str | None) -> SweepContext:
     import torch
 
     name, folder = "-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs
@@ -352,7 +336,7 @@ def _run_jobs(engine: Engine, jobs: list[SweepJob], context: SweepContext) -> No
             engine.run(jobs, context, report_end)
 
 
-def _conclude(jobs: Sequence[JobAndState], asked: RunOptions, is_detached: bool) -> None:
+def _conclude(jobs: Sequence[JobAndState], asked: _RunOptions, is_detached: bool) -> None:
     """Say how to go on; UserError unless every job is done or, if detached, none has failed."""
     command, words = asked.command, asked.words
     kinds = Counter(state.kind for _, state in jobs)
@@ -382,7 +366,7 @@ def _conclude(jobs: Sequence[JobAndState], asked: RunOptions, is_detached: bool)
     raise UserError(f"{not_done} of {len(jobs)} jobs are not done: {advice}")
 
 
-def _report(asked: ReportOptions, options: Options) -> None:
+def _report(asked: _ReportOptions, options: Options) -> None:
     """Write the page that analyze writes, about all logs of the sweeps that are complete; UserError
     if there is none.
 
@@ -423,7 +407,7 @@ def _is_reported(stage: EvaluationStage, unfinished: bool) -> bool:
     return reached.is_complete or (unfinished and reached.done > 0 and not reached.conflict)
 
 
-def _warn_of_other_logs(sweeps: Sequence[Sweep]) -> None:
+def _warn_of_other_logs(sweeps: Sequence[_Sweep]) -> None:
     """Warn of logs that no job makes, as that of a model that is no longer among the best."""
     known = {log for job in _jobs(sweeps) for stage in job.evaluations for log in stage.logs}
     paths = [path for sweep in sweeps for path in sorted(sweep.grid.logs.rglob("*.tsv"))]
@@ -434,26 +418,26 @@ def _warn_of_other_logs(sweeps: Sequence[Sweep]) -> None:
         warn(f"logs that no job makes are left out: {others[0]}{more}")
 
 
-_ACTIONS: dict[str, tuple[type[SweepOptions], str, Callable[[Any, Options], None]]] = {
+_ACTIONS: dict[str, tuple[type[_SweepOptions], str, Callable[[Any, Options], None]]] = {
     "plan": (
-        PlanOptions,
+        _PlanOptions,
         "print the jobs, their folders and their estimated time, from updates measured on this "
         "machine",
         _plan,
     ),
     "run": (
-        RunOptions,
+        _RunOptions,
         "train, certify and attack whatever is missing; failed jobs are not run again",
         _work,
     ),
     "status": (
-        StatusOptions,
+        _StatusOptions,
         "print whether each job is waiting, running, done or failed, and why",
         _status,
     ),
-    "retry": (RunOptions, "run the failed jobs again", _work),
+    "retry": (_RunOptions, "run the failed jobs again", _work),
     "report": (
-        ReportOptions,
+        _ReportOptions,
         "write one HTML page about all complete logs: tables, curves, heat maps",
         _report,
     ),

@@ -55,7 +55,11 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     content = (
         content.encode("latin1") if isinstance(content, str) else content
     )  # Python 2 wrote bytes as text
-    if not isinstance(content, bytes) or not isinstance(dtype, _Type) or order not in ("C", "F"):
+    if (
+        not isinstance(content, (bytes, bytearray))
+        or not isinstance(dtype, _Type)
+        or order not in ("C", "F")
+    ):
         raise TypeError("it holds an array of something else than bytes")
     if (
         not isinstance(shape, tuple)

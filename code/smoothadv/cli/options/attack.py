@@ -19,13 +19,14 @@ from smoothadv.base.settings import (
     setting,
 )
 from smoothadv.cli.options.components import (
+    Options,
     add_settings,
     compose,
     given_settings,
     group_of,
     refuse_foreign_settings,
 )
-from smoothadv.cli.runner import Options, Parser
+from smoothadv.cli.runner import Parser
 
 _BASE = "base"
 _GROUP = "attack"

@@ -8,7 +8,9 @@ from typing import Any
 from smoothadv.base.errors import UsageError
 from smoothadv.base.registry import Registry
 from smoothadv.base.settings import Setting, options_of
-from smoothadv.cli.runner import Options
+
+Options = Mapping[str, Any]
+"""What is on a command line: values by the main flag, or by the name of a positional argument."""
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
