@@ -87,7 +87,7 @@ def _described(path: Path) -> Members:
         raise UserError(
             f"ensemble {path} is no TOML file: {getattr(error, 'strerror', None) or error}"
         ) from None
-    members, mean = content.get("members"), content.get("mean", MEANS[0])
+    members, mean = content.get("members", []), content.get("mean", MEANS[0])
     layer = content.get("input_layer")
     fits = {
         "members": isinstance(members, list)

@@ -295,6 +295,12 @@ def options_of(spec: type) -> list[Setting]:
     return [one for one in settings_of(spec) if one.flags]
 
 
+def found_value(value: Any) -> str:
+    """A value as a message names it; Python writes out no number of more than 4,300 digits."""
+    bits = value.bit_length() if isinstance(value, int) else 0
+    return f"found a number of {bits} bits" if bits > 1024 else f"found {value!r}"
+
+
 def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any = bool) -> Any:
     """A ``value`` that was given in Python: an object of the ``kind``, or what ``parse`` reads from
     a command line (None: only such an object).
@@ -308,22 +314,24 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
         return plain
     if parse is None:
         expected = "True or False" if kind is bool else getattr(kind, "__name__", kind)
-        raise SettingError(f"{name}: found {value!r}, expected {expected}")
+        raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
     is_number = isinstance(plain, Real) and not isinstance(plain, bool)
     if is_number and not isinstance(plain, int) and math.isfinite(plain):
         plain = int(plain) if plain == int(plain) else float(plain)
-    text = os.fspath(plain) if isinstance(plain, os.PathLike) else str(plain)
     try:
+        text = os.fspath(plain) if isinstance(plain, os.PathLike) else str(plain)
         parsed = parse(text)
     except UserError as error:
         reason = str(error).replace(f"'{text}' is not known; known:", "expected one of")
         reason = reason.replace(f"'{text}' is not", "expected")
-        raise SettingError(f"{name}: found {value!r}, {reason}") from None
+        raise SettingError(f"{name}: {found_value(value)}, {reason}") from None
+    except ValueError:
+        raise SettingError(f"{name}: {found_value(value)}, expected a smaller one") from None
     wants_number = isinstance(parsed, (int, float))
     is_text = isinstance(plain, (str, os.PathLike, type(parsed)))
     if not (is_number if wants_number else is_text):
         expected = "a number" if wants_number else "a name"
-        raise SettingError(f"{name}: found {value!r}, expected {expected}")
+        raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
     return parsed
 
 
