@@ -37,6 +37,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
+from decimal import Decimal
 from numbers import Real
 from pathlib import Path
 from types import MappingProxyType
@@ -309,29 +310,35 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
     like 1e5. SettingError, which calls the value ``name``, where a command would accept no text for
     it.
     """
-    plain = value.item() if getattr(value, "shape", None) == () else value
+    plain = (
+        value.item()
+        if getattr(value, "shape", None) == () and not getattr(value, "mask", False)
+        else value
+    )
+    is_number = isinstance(plain, (Real, Decimal)) and not isinstance(plain, bool)
     if (parse is None or kind is not bool) and isinstance(plain, kind):
         return plain
     if parse is None:
         expected = "True or False" if kind is bool else getattr(kind, "__name__", kind)
         raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
-    is_number = isinstance(plain, Real) and not isinstance(plain, bool)
-    if is_number and not isinstance(plain, int) and math.isfinite(plain):
-        plain = int(plain) if plain == int(plain) else float(plain)
     try:
+        if is_number and not isinstance(plain, int):
+            plain = float(plain)
+            plain = int(plain) if plain.is_integer() else plain
         text = os.fspath(plain) if isinstance(plain, os.PathLike) else str(plain)
         parsed = parse(text)
     except UserError as error:
         reason = str(error).replace(f"'{text}' is not known; known:", "expected one of")
         reason = reason.replace(f"'{text}' is not", "expected")
         raise SettingError(f"{name}: {found_value(value)}, {reason}") from None
-    except ValueError:
+    except (ValueError, OverflowError):
         raise SettingError(f"{name}: {found_value(value)}, expected a smaller one") from None
     wants_number = isinstance(parsed, (int, float))
     is_text = isinstance(plain, (str, os.PathLike, type(parsed)))
     if not (is_number if wants_number else is_text):
-        expected = "a number" if wants_number else "a name"
-        raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
+        raise SettingError(
+            f"{name}: {found_value(value)}, expected {'a number' if wants_number else 'a name'}"
+        )
     return parsed
 
 
