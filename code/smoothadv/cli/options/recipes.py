@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from smoothadv.base.errors import UsageError, UserError, warn
+from smoothadv.base.errors import UsageError, UserError
 from smoothadv.cli.options.components import Options
 from smoothadv.cli.runner import Parser, reading
 
@@ -60,9 +60,6 @@ def with_recipe(
         positional = [options["dataset"], options["arch"], str(options["outdir"])]
         recipe = vars(parser.parse_args([*positional, *words]))
     known = readable({**recipe, **options})
-    settings = [flag for flag in recipe if flag.startswith("--")]
-    if settings and not known.intersection(settings):
-        warn(f"nothing reads {', '.join(settings)} of the recipe {name} here: is --attack missing?")
     for (flag, value), replaced in _REPLACED.items():
         if options.get(flag) == value:
             known -= replaced
