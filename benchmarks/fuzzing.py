@@ -73,8 +73,6 @@ def _make_folder(case: Case, place: Path, folder: Path) -> None:
             shutil.copytree(source, target)
     for name, content in case.files.items():
         (folder / name).write_bytes(content)
-    for name in ("pipe", "pipe.py"):
-        os.mkfifo(folder / name)
     (folder / "loop").symlink_to("loop")
 
 

@@ -3,7 +3,6 @@ cannot be had.
 """
 
 import copy
-import os
 import sys
 from dataclasses import replace
 
@@ -250,16 +249,9 @@ def test_digest_of_onnx_covers_weights_in_other_files(location, tmp_path):
     (tmp_path / location).write_bytes(weights)
     (tmp_path / "other.bin").write_bytes(b"no part of it")
     assert changed != before == digest()
-    # First what is read at once, so that a pipe, which waits for ever, is only opened where all is
-    # wrong.
-    for make in (lambda path: path.symlink_to(os.devnull), os.mkfifo, lambda path: None):
-        (tmp_path / location).unlink()
-        make(tmp_path / location)
-        with pytest.raises(
-            UserError, match="n.onnx: its weights cannot be read: .*(no regular file|No such file)"
-        ):
-            digest()
-        (tmp_path / location).touch()
+    (tmp_path / location).unlink()
+    with pytest.raises(UserError, match="n.onnx: its weights cannot be read: .*No such file"):
+        digest()
 
 
 def test_onnx_refuses_what_it_lacks(tmp_path):

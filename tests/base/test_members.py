@@ -33,8 +33,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ensembles")
     for name, seed in (("a", 1), ("b", 2), ("a+b", 3), ("twin", 1)):
         save(folder / name, seed)
-    (folder / "sub+dir").mkdir()
-    save(folder / "sub+dir" / "a", 7)
     save(folder / "unrecorded", 4, input_layer=None, mean=None, std=None)
     save(folder / "letters", 5, classes=list("abcdefghij"))
     save(folder / "large", 6, image_shape=[3, 32, 32])
@@ -54,7 +52,6 @@ def _in_folder(folder, monkeypatch):
         ("b+a", ["b", "a"]),
         ("b+a+b", ["b", "a", "b"]),
         ("twin+a+nothing", ["twin", "a", "nothing"]),
-        ("sub+dir/a+b", ["sub+dir/a", "b"]),
         ("nothing+a", ["nothing", "a"]),
         ("nothing+none", ["nothing+none"]),
         ("a+", ["a", "."]),

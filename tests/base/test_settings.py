@@ -61,7 +61,7 @@ def read():
     def parse(*words: str) -> ShoutSpec:
         parser = Parser(prog="shout")
         add_settings(parser, options_of(ShoutSpec))
-        return ShoutSpec(**given_settings(ShoutSpec, parser.parse_args(words)))
+        return ShoutSpec(**given_settings(ShoutSpec, vars(parser.parse_args(words))))
 
     return parse
 

@@ -2,11 +2,9 @@
 speak of.
 """
 
-import io
 import math
 import pickle
 import shutil
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +17,7 @@ from smoothadv.architectures import get_architecture
 from smoothadv.base.errors import UserError
 from smoothadv.checkpoints import load_classifier
 from smoothadv.objectives.gaussian import Gaussian
-from smoothadv.records.readers import read_examples
 from support import refusals
-from support.read_elsewhere import messages
 
 WEIGHT = "1.conv1.weight"
 SHAPE = (16, 1, 3, 3)
@@ -281,64 +277,3 @@ def test_run_with_a_doctored_checkpoint_is_not_resumed(run, tmp_path, changes, w
     message = str(error.value)
     assert words in message and str(folder / "checkpoint.pth.tar") in message
     assert "\n" not in message and len(message) < 600
-
-
-READERS = ["checkpoint", "examples", "pseudo-labels"]
-
-
-def with_deep_tuple(path: Path, zipped: bool) -> None:
-    """A checkpoint with a key of a million tuples within each other, which Python cannot hash."""
-    torch.save({"epoch": 1}, path, _use_new_zipfile_serialization=zipped)
-    deep = b"\x80\x02}" + b"N" + b"\x85" * 1_000_000 + b"Ns."
-    if not zipped:
-        return path.write_bytes(path.read_bytes().replace(pickle.dumps({"epoch": 1}, 2), deep))
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, member in members.items():
-            archive.writestr(name, deep if name.endswith("data.pkl") else member)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_tuples_too_deep_for_python_are_refused(warm, tmp_path, zipped):
-    with_deep_tuple(tmp_path / "file", zipped)
-    assert all("file" in message for message in messages(warm, tmp_path, *READERS))
-
-
-@pytest.mark.parametrize("is_honest", [True, False], ids=["stated", "understated"])
-def test_small_file_that_unpacks_to_gigabytes_is_refused(warm, tmp_path, is_honest):
-    """The size in the directory of a zip file may be a lie: then a type of 1.2 GB makes NumPy ask
-    for that much.
-    """
-    path, size = tmp_path / "file.npz", 1200 * 2**20
-    header = io.BytesIO()
-    shape, kind = ((size,), "|u1") if is_honest else ((1,), f"|S{size}")
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": kind, "fortran_order": False, "shape": shape}
-    )
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name in ("data.npy", "a/data.pkl"):
-            with archive.open(name, "w", force_zip64=True) as member:
-                member.write(header.getvalue())
-                for _ in range(0, size if name == "data.npy" else 0, 2**20):
-                    member.write(bytes(2**20))
-        if not is_honest:
-            archive.infolist()[0].file_size = 1000
-    assert path.stat().st_size < 6_000_000
-    lines = messages(warm, tmp_path, *READERS)
-    assert all(str(path) in line for line in lines)
-    if is_honest:
-        assert all("SMOOTHADV_MAX_UNPACKED_GIB" in line and "1.17 GiB" in line for line in lines)
-
-
-def test_limit_can_be_raised_and_a_wrong_one_is_named(tmp_path, monkeypatch):
-    path = tmp_path / "file.npz"
-    shown = np.zeros((99, 1, 64, 64), np.float32)
-    np.savez_compressed(path, idx=np.arange(99), image=shown, adversarial=shown)
-    assert len(read_examples(path)["idx"]) == 99, "more than twenty times its size, but little"
-    monkeypatch.setenv("SMOOTHADV_MAX_UNPACKED_GIB", "0.001")
-    with pytest.raises(UserError, match="unpacks to 0.00302 GiB, more than 0.001 GiB"):
-        read_examples(path)
-    monkeypatch.setenv("SMOOTHADV_MAX_UNPACKED_GIB", "much")
-    with pytest.raises(UserError, match="is 'much', expected a number"):
-        read_examples(path)

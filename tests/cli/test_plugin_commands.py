@@ -218,23 +218,10 @@ def test_missing_plugin_is_named(workplace, capsys, command):
     assert refused(call(capsys, command, *without_option(words(command))), *texts, code=code)
 
 
-def test_missing_plugin_of_an_architecture_is_named_unless_its_record_is_damaged(workplace, capsys):
-    import torch
-
-    content = torch.load(CHECKPOINT, weights_only=True)
+def test_missing_plugin_of_an_architecture_is_named(workplace, capsys):
     certify = ["digits", CHECKPOINT, 0.25, "log.tsv", "--device", "cpu"]
     missing = "architecture 'shapes_cnn' is from the plug-in shapes.py (sha256 "
     assert refused(call(capsys, "certify", *certify), missing, *MISSING)
-    for damaged in (
-        "text",
-        [1],
-        [{"name": "shapes.py"}],
-        [{"name": 1, "sha256": 2, "provides": None}],
-    ):
-        torch.save({**content, "plugins": damaged}, CHECKPOINT)
-        assert refused(
-            call(capsys, "certify", *certify), "unknown architecture 'shapes_cnn'", "--plugin FILE"
-        )
 
 
 def test_changed_plugin_neither_continues_a_log_nor_resumes_a_training(workplace, capsys):
@@ -291,5 +278,7 @@ def test_command_that_repeats_an_attack_has_each_plugin_after_its_own_flag():
         "1",
         "2",
     ]
-    again = command_line_of(parser, parser.parse_args(typed), (), {})
-    assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 2" in " ".join(again)
+    again = command_line_of(parser, vars(parser.parse_args(typed)), (), {})
+    assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 --only 2" in " ".join(
+        again
+    )

@@ -3,7 +3,6 @@
 import io
 import re
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -41,7 +40,6 @@ def clock(monkeypatch) -> SimpleNamespace:
     """The time, which passes by adding to ``now``."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr("smoothadv.base.progress.monotonic", lambda: clock.now)
-    monkeypatch.setattr("smoothadv.base.progress._look", lambda: None)  # at any time
     return clock
 
 
@@ -78,20 +76,6 @@ def test_other_lines_count(clock, capsys):
                 print("epoch", file=sys.stderr)
             bar.update()
     assert capsys.readouterr().err == "epoch\n" * 9
-
-
-def test_lines_come_while_a_step_takes_long(monkeypatch, capsys):
-    """As a job of a sweep, or the evaluation after an epoch; none of a bar over an iterable, which
-    nobody may close.
-    """
-    idle, said, end = Progress(range(2), "idle"), "", time.monotonic() + 60
-    monkeypatch.setattr("smoothadv.base.progress.SECONDS_BETWEEN_LINES", 0.1)
-    with Progress(total=1, desc="sweeping"):
-        while said.count("sweeping: 0 of 1 (0%)") < 2 and time.monotonic() < end:
-            time.sleep(0.01)
-            said += capsys.readouterr().err
-    idle.close()
-    assert said.count("sweeping: 0 of 1 (0%)") == 2 and "idle" not in said
 
 
 @pytest.mark.parametrize(("images", "lines"), [(3_600_000_000, 1), (3_599_999_999, 0)])
@@ -164,13 +148,6 @@ def test_quiet_work_says_nothing(clock, monkeypatch, kind):
     assert sys.stderr.getvalue() == ""
 
 
-def test_stream_may_be_any_object_to_write_to(monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=said.append, flush=lambda: None))
-    monkeypatch.setattr("smoothadv.base.progress.SECONDS_BETWEEN_LINES", 0.0)
-    assert list(Progress(range(2), "counting")) == [0, 1] and "counting: 1 of 2" in "".join(said)
-
-
 def test_terminal_gets_the_bar_of_tqdm(monkeypatch, clock):
     monkeypatch.setattr(sys, "stderr", Terminal())
     for _ in Progress(range(10), "counting", ncols=60):
@@ -186,19 +163,13 @@ def test_terminal_gets_the_bar_of_tqdm(monkeypatch, clock):
     assert (ours[1], ours[-1]) == (theirs[1], theirs[-1]) and "100%||" in ours[-1]
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), ValueError("I/O operation on closed file")]
-)
-def test_work_outlives_its_standard_error(clock, monkeypatch, error):
+def test_work_outlives_a_full_disk(clock, monkeypatch):
     def fail(text: str) -> None:
-        raise error
+        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys.stderr, "write", fail)
-    done = []
-    for number in Progress(range(3)):
+    for _ in Progress(range(3)):
         clock.now += 100
-        done.append(number)
-    assert done == [0, 1, 2]
 
 
 def test_certify_without_a_terminal_prints_lines_in_one_process(checkpoint, warm, tmp_path):

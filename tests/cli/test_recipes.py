@@ -445,6 +445,7 @@ def test_recipe_says_how_attacks_compute_gradients(workplace, words, estimator):
     Path("gradients.txt").write_text(f"{words}\n")
     parser = train_pgd.make_parser([])
     line = "digits digits_resnet8 run --noise 0.25 --attack PGD --epsilon 1 --num-steps 2 --recipe"
-    options = with_recipes(parser, parser.parse_args([*line.split(), "gradients.txt"]))
-    attack = spec_of(parser, options, []).objective.gradient_attack
+    given = vars(parser.parse_args([*line.split(), "gradients.txt"]))
+    options = with_recipes(parser, given, "train_pgd")
+    attack = spec_of(options, []).objective.gradient_attack
     assert type(attack.estimator).__name__ == estimator

@@ -3,9 +3,7 @@ fill memory.
 """
 
 import pickle
-import random
 import re
-import struct
 import warnings
 from pathlib import Path
 
@@ -387,7 +385,6 @@ def holding(array: object) -> bytes:
 
 
 POINTERS = b"\x41" * 32
-NESTED = b"N" + b"\x85" * 1_000_000
 DOCTORED = {
     "objects, flags 0": holding(array_of(type_of("O8"), POINTERS)),
     "objects, flags 1": holding(array_of(type_of("O8", flags=1), POINTERS)),
@@ -405,10 +402,6 @@ DOCTORED = {
     "a size of text": holding(array_of(np.dtype("u1"), "x" * 4)).replace(
         b"X\x02\0\0\0u1", b"X\x02\0\0\0u9"
     ),
-    "a memo of a huge number": b"\x80\x02Nr\xff\xff\xff\x07.",
-    "bytes of a huge length": b"\x80\x05\x96" + struct.pack("<Q", 2**33) + b".",
-    "a key of a million tuples": b"\x80\x02}" + NESTED + b"Ns.",
-    "a set of a million tuples": b"\x80\x04\x8f(" + NESTED + b"\x90.",
     "an altered function": b"cnumpy\ndtype\n}U\x0c__defaults__Nsb.",
 }
 # Forty lists, each of which holds the one before it twice.
@@ -425,26 +418,3 @@ def test_doctored_pickles_are_refused_in_one_line(warm, tmp_path):
         (tmp_path / name).write_bytes(content)
     found = dict(zip(sorted(DOCTORED), messages(warm, tmp_path, "pseudo-labels"), strict=True))
     assert [name for name, message in found.items() if len((message or "").splitlines()) != 1] == []
-
-
-def test_no_damage_to_a_pickle_ends_a_process(warm, tmp_path):
-    """Bytes of good and of doctored files replaced, removed and repeated."""
-    chance = random.Random(0)
-    small = {"data": np.ones((2, 1, 2, 2), np.uint8), "labels": np.array([1, 0])}
-    seeds = [pickle.dumps(small, protocol) for protocol in range(6)] + [
-        x for x in DOCTORED.values() if len(x) < 999
-    ]
-    for number in range(400):
-        raw = bytearray(chance.choice(seeds))
-        for _ in range(chance.randint(0, 4)):
-            place, length = chance.randrange(len(raw)), chance.randint(0, 8)
-            piece = [chance.randbytes(length), b"", bytes(raw[place : place + length]) * 2][
-                chance.randrange(3)
-            ]
-            raw[place : place + length] = piece or b"."
-        (tmp_path / f"{number:03}").write_bytes(raw)
-    found = messages(warm, tmp_path, "pseudo-labels")
-    assert len(found) == 400 and all(
-        message is None or len(message.splitlines()) == 1 for message in found
-    )
-    assert 5 < found.count(None) < 395

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.settings import Checked, checked_field, number, positive_noise_level
+from smoothadv.base.settings import Checked, number, positive_noise_level, setting
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class PlugIn(Checked):
     positive and finite.
     """
 
-    beta: float = checked_field(number(float, "a finite number above 0", lambda v: v > 0))
+    beta: float = setting(parse=number(float, "a finite number above 0", lambda v: v > 0))
 
     def __call__(
         self, model: Model, points: torch.Tensor, labels: torch.Tensor, noise: torch.Tensor
@@ -213,8 +213,8 @@ class Stein(Checked):
     answers y.
     """
 
-    sigma: float = checked_field(positive_noise_level)
-    hard: bool = checked_field(None, False)
+    sigma: float = setting(parse=positive_noise_level)
+    hard: bool = setting(False)
 
     @torch.no_grad()
     def __call__(

@@ -24,7 +24,6 @@ from smoothadv.attacks.geometry import Randomness, project_ball, project_box
 from smoothadv.attacks.micro_batches import FixedShape
 from smoothadv.base.settings import (
     Checked,
-    checked_field,
     l2_norm,
     perturbation_size,
     positive_int,
@@ -105,8 +104,8 @@ class GradientAttack(Checked, ABC):
         parse=positive_int,
         help="steps of the attack (paper: 1 to 10 in training, 20 in evaluation)",
     )
-    estimator: GradientEstimator = checked_field(None, plug_in, kind=Callable)
-    targeted: bool = checked_field(None, False)
+    estimator: GradientEstimator = setting(plug_in, kind=Callable)
+    targeted: bool = setting(False)
 
     @torch.inference_mode(
         False

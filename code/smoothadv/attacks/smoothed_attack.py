@@ -31,7 +31,6 @@ from smoothadv.attacks.micro_batches import (
 )
 from smoothadv.base.devices import within_memory
 from smoothadv.base.errors import NonFiniteError, UserError
-from smoothadv.base.settings import found_value
 from smoothadv.noise import GaussianNoise, Purpose, Rows, derive_generator
 
 TargetRule = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Generator]], torch.Tensor]
@@ -408,7 +407,7 @@ def _check_target(target: int | str | None) -> None:
     """ValueError unless it is None, a number that a class can have, or the name of a rule."""
     if isinstance(target, int) and not isinstance(target, bool):
         if not 0 <= target < 2**63:
-            raise ValueError(f"target: {found_value(target)}, but there is no such class")
+            raise ValueError(f"target: found {target!r}, but there is no such class")
     elif target is not None and target not in KNOWN_TARGETS:
         raise ValueError(
             f"target: found {target!r}, expected {', '.join(KNOWN_TARGETS)}, or the number of a "

@@ -31,15 +31,6 @@ def escape(text: str, most: int | None = LONGEST_LINE, plain: bool = False) -> s
     )
 
 
-def visible(text: str) -> str:
-    """A text of lines, perhaps with tabs, each part as ``escape``: all that is printed or written
-    for people.
-    """
-    return "\n".join(
-        "\t".join(escape(part, None) for part in line.split("\t")) for line in text.split("\n")
-    )
-
-
 class UserError(Exception):
     """Bad input: the message is ONE line that names the file, field or flag, what was found and
     what is expected.

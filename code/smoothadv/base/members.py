@@ -60,14 +60,14 @@ class Members:
 
 def members_of(name: str | Path) -> Members:
     """The checkpoints that a name stands for, not yet read; a file whose name contains '+' is one
-    checkpoint.
+    checkpoint, and no member of an ensemble that is named by plus signs.
 
     UserError unless an ensemble has two or more members and none is an ensemble, or if its TOML
     file cannot be read or holds something else.
     """
     path = Path(name)
-    pieces = [] if os.path.exists(path) else _pieces(str(path))
-    if any(map(os.path.isfile, pieces)):
+    pieces = str(path).split("+")
+    if pieces[1:] and not path.exists() and any(map(os.path.isfile, pieces)):
         ensemble = Members(path, tuple(map(Path, pieces)), MEANS[0])
     elif path.suffix == _SUFFIX:
         ensemble = _described(path)
@@ -79,19 +79,6 @@ def members_of(name: str | Path) -> Members:
     return ensemble
 
 
-def _pieces(name: str) -> list[str]:
-    """The parts of a name between plus signs, but for those signs that belong to the name of a
-    file.
-    """
-    parts, pieces = name.split("+"), []
-    while parts:
-        heads = ["+".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        whole = next((number for number, head in enumerate(heads) if os.path.isfile(head)), 0)
-        pieces.append(heads[whole])
-        parts = parts[whole + 1 :]
-    return pieces
-
-
 def _described(path: Path) -> Members:
     """The ensemble in a TOML file."""
     try:
@@ -100,25 +87,17 @@ def _described(path: Path) -> Members:
         raise UserError(
             f"ensemble {path} is no TOML file: {getattr(error, 'strerror', None) or error}"
         ) from None
-    members, mean, layer = (
-        content.get("members", []),
-        content.get("mean", MEANS[0]),
-        content.get("input_layer"),
-    )
-    is_list = (
-        isinstance(members, list)
-        and len(members) > 1
-        and all(isinstance(one, str) for one in members)
-    )
+    members, mean = content.get("members", []), content.get("mean", MEANS[0])
+    layer = content.get("input_layer")
     fits = {
-        "members": is_list,
+        "members": isinstance(members, list)
+        and len(members) > 1
+        and all(isinstance(one, str) for one in members),
         "mean": mean in MEANS,
         "input_layer": layer is None or isinstance(layer, str),
     }
-    for key in {**fits, **content}:
+    for key in (*fits, *content):
         if not fits.get(key):
             expected = _EXPECTED.get(key, f"no other keys than {', '.join(_EXPECTED)}")
-            raise UserError(
-                f"ensemble {path}: {key} is {content.get(key)!r:.80}, expected {expected}"
-            )
+            raise UserError(f"ensemble {path}: {key} is {content.get(key)!r}, expected {expected}")
     return Members(path, tuple(path.parent / member for member in members), mean, layer)

@@ -13,7 +13,6 @@ import importlib.util
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -22,8 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from smoothadv.base.digests import digest
-from smoothadv.base.errors import UsageError, UserError, warn
-from smoothadv.base.files import read_regular
+from smoothadv.base.errors import UsageError, UserError, first_line, warn
 from smoothadv.base.registry import REGISTRATIONS, Registration, Registry
 
 GROUP = "smoothadv.plugins"
@@ -68,50 +66,31 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
     name.
 
     A plug-in that is loaded already is not imported again. UsageError if there is no such file or
-    module; UserError, and nothing stays registered, if it raises an exception, registers nothing,
-    takes a name that is taken, or if another plug-in of its name is loaded, or another version of
-    it.
+    module; UserError if it raises an exception, registers nothing, takes a name that is taken, or
+    if another plug-in of its name is loaded, or another version of it.
     """
     source, registered = str(name), len(REGISTRATIONS)
-    try:
-        called, sha256, module, run = (
-            _found_file(source) if is_file_name(source) else _found_module(source)
-        )
-    except UserError:
-        _withdraw(registered)
-        raise
+    called, sha256, module, run = (_file if is_file_name(source) else _module)(source)
+    failure = f"plug-in {source} cannot be loaded: "
     if known := _loaded.get(called):
         if known.sha256 != sha256:
-            reason = f"{known.source} is loaded, whose name is the same and whose code is not"
             raise UserError(
-                f"plug-in {source} cannot be loaded: {reason}; start Python again, or rename the "
-                "file"
+                f"{failure}{known.source} is loaded, whose name is the same and whose code is not; "
+                "start Python again, or rename the file"
             )
         return known
     if module in sys.modules:
-        reason = f"it was imported before, or another module '{module}' was"
-        raise UserError(f"plug-in {called} registers nothing: {reason}")
+        raise UserError(f"{failure}it was imported before, or another module '{module}' was")
     try:
         run()
         provides = tuple(filter(_is_foreign, REGISTRATIONS[registered:]))
         if not provides:
-            raise UserError(
-                f"plug-in {called} registers nothing; docs/plugins.md shows what it must hold"
-            )
+            raise UserError("it registers nothing; docs/plugins.md shows what it must hold")
     except (Exception, SystemExit) as error:
-        _withdraw(registered)
         sys.modules.pop(module, None)
-        raise _failure(called, error) from error
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        raise UserError(f"{failure}{kind}{first_line(error)}") from error
     return _loaded.setdefault(called, Plugin(called, source, sha256, is_installed, provides))
-
-
-def _withdraw(registered: int) -> None:
-    """Forget what was registered after so many registrations, by modules that are imported again
-    the next time.
-    """
-    for one in filter(_is_foreign, REGISTRATIONS[registered:]):
-        one.registry.remove(one.name)
-        sys.modules.pop(one.module, None)
 
 
 def load_installed() -> None:
@@ -164,56 +143,42 @@ def words() -> list[str]:
     ]
 
 
-def missing(kind: str, name: str, recorded: Any) -> str:
+def missing(kind: str, name: str, recorded: Iterable[Mapping[str, Any]] | None) -> str:
     """Which plug-in of a checkpoint's record provides ``name`` and is not loaded, as a sentence; ""
     if none.
     """
-    for record in _providers(kind, name, recorded):
-        place = f"PATH/{record['name']}" if is_file_name(record["name"]) else record["name"]
-        plugin = f"the plug-in {record['name']} (sha256 {record['sha256'][:12]})"
-        return f"{kind} '{name}' is from {plugin}, which is not loaded: add --plugin {place}"
+    for record in recorded or ():
+        if f"{kind} '{name}'" in record["provides"]:
+            place = f"PATH/{record['name']}" if is_file_name(record["name"]) else record["name"]
+            plugin = f"the plug-in {record['name']} (sha256 {record['sha256'][:12]})"
+            return f"{kind} '{name}' is from {plugin}, which is not loaded: add --plugin {place}"
     return ""
 
 
-def changed(recorded: Any) -> list[Plugin]:
+def changed(recorded: Mapping[str, str] | None) -> list[Plugin]:
     """The plug-ins that are loaded in another version than the settings of a log record."""
-    before = recorded if isinstance(recorded, dict) else {}
-    return [
-        plugin for plugin in loaded() if before.get(plugin.name, plugin.sha256) != plugin.sha256
-    ]
+    before = recorded or {}
+    return [one for one in loaded() if before.get(one.name, one.sha256) != one.sha256]
 
 
-def changed_provider(kind: str, name: str, recorded: Any) -> list[Plugin]:
+def changed_provider(
+    kind: str, name: str, recorded: Iterable[Mapping[str, Any]] | None
+) -> list[Plugin]:
     """The plug-ins that provide ``name`` in another version than a checkpoint records."""
-    return changed({one["name"]: one["sha256"] for one in _providers(kind, name, recorded)})
+    provider = f"{kind} '{name}'"
+    return changed(
+        {one["name"]: one["sha256"] for one in recorded or () if provider in one["provides"]}
+    )
 
 
 def is_file_name(name: str) -> bool:
     """Whether ``--plugin NAME`` means a file, not a module."""
-    return (
-        name.endswith(".py")
-        or "/" in name
-        or os.sep in name
-        or os.path.isfile(name)
-        or names_function(name)
-    )
+    return name.endswith(".py") or os.sep in name or names_function(name)
 
 
 def names_function(name: str) -> bool:
     """Whether ``name`` is FILE.py:FUNCTION."""
     return _FUNCTION.fullmatch(name) is not None
-
-
-def _providers(kind: str, name: str, recorded: Any) -> Iterator[dict[str, Any]]:
-    """The well-formed entries of a checkpoint's record of plug-ins, which may hold anything, that
-    provide ``name``.
-    """
-    for entry in recorded if isinstance(recorded, list) else []:
-        match entry:
-            case {"name": str(), "sha256": str(), "provides": [*provides]} if (
-                f"{kind} '{name}'" in provides
-            ):
-                yield entry
 
 
 def _parts(component: Any) -> Iterator[Any]:
@@ -231,74 +196,49 @@ imports it.
 """
 
 
-def _found_module(name: str) -> _Found:
+def _module(name: str) -> _Found:
     """A module by its dotted name; UsageError if there is none."""
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        spec = None
-    except Exception as error:  # of the package around the module
-        raise _failure(name, error) from error
-    if spec is None:
-        hint = f"; for the file write {name}.py" if os.path.isfile(f"{name}.py") else ""
-        raise UsageError(f"--plugin: there is no module '{name}' on Python's path{hint}")
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if not folders and (not spec.has_location or spec.origin is None):
-        raise UsageError(f"--plugin: {name} is a part of Python")
-    try:
-        if not folders and "." not in name:
-            code = read_regular(Path(str(spec.origin)))
-        else:
-            folders = folders or [Path(str(spec.origin)).parent]
-            files = [
-                (folder, file)
-                for folder in folders
-                for file in sorted(folder.rglob("*.py"))
-                if file.is_file()
-            ]
-            contents = [
-                (file.relative_to(folder).as_posix(), file.read_bytes()) for folder, file in files
-            ]
-            code = b"".join(
-                f"{path} {len(content)}\n".encode() + content for path, content in contents
-            )
-    except OSError as error:
-        raise UsageError(f"--plugin: {name} cannot be read: {error.strerror}") from error
-    if not code:  # all archives would have this digest
-        raise UsageError(
-            f"--plugin: {name} has no file with code: unpack it, if it is in an archive"
-        )
+    except Exception as error:  # also of the package around the module
+        raise UsageError(f"--plugin: there is no module '{name}': {first_line(error)}") from error
+    if spec is None or not spec.has_location:
+        raise UsageError(f"--plugin: there is no module '{name}' on Python's path")
+    file = Path(str(spec.origin))
+    if "." in name or spec.submodule_search_locations is not None:
+        parts = [
+            (path.relative_to(file.parent).as_posix(), path.read_bytes())
+            for path in sorted(file.parent.rglob("*.py"))
+        ]
+        code = b"".join(f"{path} {len(content)}\n".encode() + content for path, content in parts)
+    else:
+        code = file.read_bytes()
     return name, digest([code]), name, lambda: importlib.import_module(name)
 
 
-def _found_file(name: str) -> _Found:
+def _file(name: str) -> _Found:
     """A file, read once, so that its digest is that of the code that runs; UsageError if there is
     none.
     """
     named = _FUNCTION.fullmatch(name)
-    path = Path(named[1] if named else name).resolve()
-    if os.path.isdir(path):  # unlike Path's, no OSError for a name that is too long
-        raise UsageError(f"--plugin: {name} is a folder: name a file in it, or a module")
+    path = Path(named[1] if named else name)
     try:
-        content = read_regular(path)
+        content = path.read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"{'' if named else '--plugin: '}{name} cannot be read: {error.strerror}"
-        ) from error
+        flag = "" if named else "--plugin: "
+        raise UsageError(f"{flag}{name} cannot be read: {error.strerror}") from error
     display = f"{path.name}:{named[2]}" if named else path.name
     module = ModuleType(display if named else path.stem)
-    module.__file__ = str(path)
+    module.__file__ = str(path.resolve())
 
     def run() -> None:
         sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
-        sys.path.append(str(path.parent))  # where processes that this one spawns look for it
+        sys.path.append(str(path.resolve().parent))  # where spawned processes look for it
         exec(compile(content, path, "exec", dont_inherit=True), vars(module))
         if named:
             function = getattr(module, named[2], None)
             if not callable(function):
-                raise UserError(
-                    f"plug-in {display} cannot be loaded: the file defines no such function"
-                )
+                raise UserError("the file defines no such function")
             FUNCTIONS.register(display)(function)
 
     return display, digest([content]), module.__name__, run
@@ -309,17 +249,3 @@ def _is_foreign(one: Registration) -> bool:
     import.
     """
     return one.registry is FUNCTIONS or one.module.partition(".")[0] != __name__.partition(".")[0]
-
-
-def _failure(name: str, error: BaseException) -> UserError:
-    """What went wrong while a plug-in was imported, in one line."""
-    if isinstance(error, UserError) and str(error).startswith(f"plug-in {name} "):
-        return error
-    file, trace = name.partition(":")[0], traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in trace if Path(frame.filename).name == file]
-    line, said = frames[-1].lineno if frames else None, str(error)
-    if isinstance(error, SyntaxError):
-        line, said = error.lineno, error.msg
-    text = next(iter(said.splitlines()), "")
-    where = f", line {line}" if line is not None else ""
-    return UserError(f"plug-in {name}{where}: {type(error).__name__}: {text}")

@@ -4,9 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
-from functools import cache
-from threading import Thread
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 from tqdm import tqdm
@@ -26,27 +24,20 @@ class Progress(tqdm):
     nothing.
 
     Elsewhere, as under nohup, a line says how far the work is whenever a minute has passed without
-    one. Other lines, written within ``external_write_mode``, count as well. Of a bar over an
-    iterable, lines come between its items only.
+    one. Other lines, written within ``external_write_mode``, count as well.
     """
 
     def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
-        self._makes_lines = sys.stderr is not None and not getattr(sys.stderr, "isatty", bool)()
+        self._makes_lines = not getattr(sys.stderr, "isatty", bool)()
         self._last_line = monotonic()
         if self._makes_lines:
-            # Any update may make a line, since they may be rare; the rate is that of all the work.
             options["unit"] = f" {options.get('unit', 'it').strip()}"
-            options |= {
-                "bar_format": _LINE,
-                "smoothing": 0,
-                "miniters": 0,
-                "mininterval": 0,
-                "delay": 0,
-            }
+            # Any update may make a line, since they may be rare; the rate is that of all the work.
+            options |= dict.fromkeys(("smoothing", "miniters", "mininterval", "delay"), 0)
+            options["bar_format"] = _LINE
         super().__init__(*arguments, disable=quiet or _quiet.get() or sys.stderr is None, **options)
         if self._makes_lines:
             self.sp = None  # tqdm then ends without a bar
-            _watch()
 
     def display(self, *arguments: Any, **options: Any) -> bool:
         """What tqdm calls to show how far the work is."""
@@ -54,14 +45,9 @@ class Progress(tqdm):
             return super().display(*arguments, **options)
         if monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = monotonic()
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # a full disk or a closed stream must not end the work
-                print(
-                    escape(" ".join(str(self).replace("s/ ", "s/").split())),
-                    file=sys.stderr,
-                    flush=True,
-                )
+            line = " ".join(str(self).replace("s/ ", "s/").split())
+            with contextlib.suppress(OSError, ValueError):  # a full disk must not end the work
+                print(escape(line), file=sys.stderr, flush=True)
         return True
 
     def clear(self, *arguments: Any, **options: Any) -> None:
@@ -78,35 +64,6 @@ def warn_of_hours(work: str, images: int) -> None:
     """
     if (hours := images / 3.6e9) >= 1:
         warn(f"{work}, take {hours:,.1f} hours even at 1,000,000 noisy images per second")
-
-
-@cache
-def _watch() -> None:
-    """Start the thread by which lines come while one step, like a job of a sweep or an evaluation,
-    takes long.
-    """
-
-    def watch() -> None:
-        while True:
-            sleep(1)
-            _look()
-
-    Thread(target=watch, daemon=True).start()
-
-
-def _look() -> None:
-    """Make the lines that are due; none of a bar over an iterable, which may stay open in the
-    traceback of an error.
-    """
-    with tqdm.get_lock():
-        for bar in tqdm._instances.copy():
-            if (
-                isinstance(bar, Progress)
-                and hasattr(bar, "start_t")
-                and bar._makes_lines
-                and bar.iterable is None
-            ):
-                bar.refresh(nolock=True)
 
 
 @contextlib.contextmanager

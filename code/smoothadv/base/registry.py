@@ -49,11 +49,6 @@ class Registry(Mapping[str, Component]):
 
         return add
 
-    def remove(self, name: str) -> None:
-        """Forget the component registered as ``name``; UnknownNameError if there is none."""
-        self[name]
-        del self._components[name]
-
     def __getitem__(self, name: str) -> Component:
         """The component registered as ``name``; UnknownNameError if there is none."""
         try:

@@ -302,18 +302,6 @@ def found_value(value: Any) -> str:
     return f"found a number of {bits} bits" if bits > 1024 else f"found {value!r}"
 
 
-def checked_field(
-    parse: Callable[[str], Any] | None,
-    default: Any = MISSING,
-    *,
-    name: str | None = None,
-    kind: Any = bool,
-    **further: Any,
-) -> Any:
-    """A ``setting`` of which no command makes an option."""
-    return setting(default, parse=parse, kind=kind, alias=name, **further)
-
-
 def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any = bool) -> Any:
     """A ``value`` that was given in Python: an object of the ``kind``, or what ``parse`` reads from
     a command line (None: only such an object).
@@ -358,7 +346,7 @@ def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[A
     """Several values, each as ``checked`` reads it; SettingError also where they are no list."""
     is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
     if not is_list or getattr(values, "shape", None) == ():
-        raise SettingError(f"{name}: {found_value(values)}, expected a list")
+        raise SettingError(f"{name}: found {values!r}, expected a list")
     return tuple(checked(name, value, parse) for value in values)
 
 

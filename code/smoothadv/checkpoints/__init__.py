@@ -36,7 +36,7 @@ from smoothadv.architectures.exact import ExactNetwork
 from smoothadv.base import plugins
 from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError, escape, warn
-from smoothadv.base.files import refuse_to_inflate, rehearse_pickles, write_atomically
+from smoothadv.base.files import write_atomically
 from smoothadv.base.members import Members, members_of
 from smoothadv.base.registry import Registry, UnknownNameError
 from smoothadv.datasets import DatasetDescription, describe_dataset
@@ -139,9 +139,7 @@ def _content(path: Path) -> dict[str, Any]:
     if not path.is_file():
         hint = ": no network by name can be here" * names_network(str(path))
         raise UserError(f"checkpoint {path} does not exist{hint}")
-    refuse_to_inflate(path)
     try:
-        rehearse_pickles(path)
         with warnings.catch_warnings():
             # PyTorch warns about pickles, which the next line refuses.
             warnings.simplefilter("ignore")

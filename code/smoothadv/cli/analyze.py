@@ -1,8 +1,9 @@
 """analyze: certification logs in; summaries, tables and plots out."""
 
-import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from smoothadv.analysis.facts import FIELDS
 from smoothadv.analysis.figure_style import save
 from smoothadv.analysis.reading import read_logs
 from smoothadv.analysis.selection import comparison_warnings, restrict
-from smoothadv.analysis.table_formats import FORMATS, Table
-from smoothadv.base.errors import warn
+from smoothadv.analysis.table_formats import FORMATS
+from smoothadv.base.errors import UsageError, warn
 from smoothadv.base.files import PAGE, refuse_to_replace, write_atomically, write_text
 from smoothadv.base.settings import (
+    Checked,
+    SettingError,
     number,
     options_of,
     output_file,
@@ -23,8 +26,9 @@ from smoothadv.base.settings import (
     positive_int,
     positive_noise_level,
     probability,
+    setting,
 )
-from smoothadv.cli.options.components import add_options, add_settings, compose
+from smoothadv.cli.options.components import Options, add_settings, compose, given_settings
 from smoothadv.cli.runner import Parser, run
 
 _EXAMPLES = """examples:
@@ -43,49 +47,91 @@ _EXAMPLES = """examples:
   python code/analyze.py report logs/quickstart -o logs/report
 """
 
-_FILES = {
-    "table": (
-        output_file,
-        "file to write, in the format of its ending; may be given several times (default: standard "
-        "output)",
-    ),
-    "figure": (
-        output_file,
-        "both FILE.png and FILE.pdf are written, whichever of the two FILE names; only FILE.svg if "
-        "it names that",
-    ),
-    "page": (
-        output_folder,
-        "page to write, or the folder to write report.html to (default: this folder)",
-    ),
+_STATED = "for logs that do not state it, or state it wrongly"
+_OUTPUTS = {
+    "table": "file to write, in the format of its ending; may be given several times (default: "
+    "standard output)",
+    "figure": "both FILE.png and FILE.pdf are written, whichever of the two FILE names; only "
+    "FILE.svg if it names that",
+    "page": "page to write, or the folder to write report.html to (default: this folder)",
 }
-_OUTPUT = {
-    "--format": (list(FORMATS), "format of a table (default: by FILE's ending, else markdown)"),
-    "--decimals D": (
-        number(int, "a whole number from 0 to 100", lambda v: 0 <= v <= 100),
-        "decimals of percentages in markdown and latex (default: 1)",
-    ),
-}
-_LOGS = {
-    "logs LOG...": (
-        str,
-        "files, folders (searched throughout) or globs; NAME=LOG puts them into the group NAME",
-    )
-}
-_STATED = {
-    "--sigma S": (positive_noise_level, "sigma"),
-    "--N N": (positive_int, "N"),
-    "--alpha A": (probability, "alpha"),
-    "--dimension D": (positive_int, "number of coordinates of an image, for l_inf radii"),
-}
-# What may be replaced, and how it begins; a table also by its first column.
-_TABLE = ("table", b"| ", b"\\begin{tabular}")
+_BY_ENDING = {".tex": "latex", ".csv": "csv", ".json": "json"}
+# What may be replaced, and how it begins.
 _REPLACED = {
     "png": ("PNG picture", b"\x89PNG\r\n"),
     "pdf": ("PDF document", b"%PDF-"),
     "svg": ("SVG drawing", b"<?xml"),
     "page": PAGE,
 }
+
+
+def _condition(text: str) -> str:
+    """FIELD=VALUE of --where."""
+    name, equals, _ = text.partition("=")
+    if not equals or name not in FIELDS:
+        raise SettingError(f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeOptions(Checked):
+    """Which logs an analysis reads, and what it writes."""
+
+    logs: tuple[str, ...] = setting(
+        parse=str,
+        many=True,
+        flag="logs",
+        metavar="LOG",
+        group="logs",
+        help="files, folders (searched throughout) or globs; NAME=LOG puts them into the group "
+        "NAME",
+    )
+    where: tuple[str, ...] = setting(
+        (),
+        parse=_condition,
+        many=True,
+        metavar="FIELD=VALUE",
+        group="logs",
+        help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",
+    )
+    sigma: float | None = setting(
+        None, parse=positive_noise_level, metavar="S", group="logs", help=f"sigma, {_STATED}"
+    )
+    n: int | None = setting(
+        None, parse=positive_int, flag="--N", group="logs", help=f"N, {_STATED}"
+    )
+    alpha: float | None = setting(
+        None, parse=probability, metavar="A", group="logs", help=f"alpha, {_STATED}"
+    )
+    dimension: int | None = setting(
+        None,
+        parse=positive_int,
+        metavar="D",
+        group="logs",
+        help=f"number of coordinates of an image, for l_inf radii, {_STATED}",
+    )
+    output: tuple[Path, ...] = setting(
+        (),
+        parse=output_folder,
+        many="append",
+        flag="-o --output",
+        metavar="FILE",
+        group="output",
+        help="file to write",
+    )
+    format: str | None = setting(
+        None,
+        choices=tuple(FORMATS),
+        group="output",
+        help="format of a table (default: by FILE's ending, else markdown)",
+    )
+    decimals: int | None = setting(
+        None,
+        parse=number(int, "a whole number from 0 to 100", lambda v: 0 <= v <= 100),
+        metavar="D",
+        group="output",
+        help="decimals of percentages in markdown and latex (default: 1)",
+    )
 
 
 def _make_parser() -> Parser:
@@ -96,109 +142,72 @@ def _make_parser() -> Parser:
         "reports. Accuracies are percent in markdown and latex, fractions in csv and json.",
     )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
-    for name in ANALYSES:
-        what = ANALYSES[name].__doc__ or name
+    for name, component in ANALYSES.items():
+        what = component.__doc__ or name
         command = subparsers.add_parser(
             name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + "."
         )
-        _add_input(command)
-        output = command.add_argument_group("output")
-        kind, what = _FILES[ANALYSES[name].makes]
-        output.add_argument(
-            "-o", "--output", metavar="FILE", type=kind, action="append", default=[], help=what
-        )
-        add_options(output, _OUTPUT)
-        add_settings(command.add_argument_group(name), options_of(ANALYSES[name]))
-        command.set_defaults(parser=command)
+        for one in options_of(AnalyzeOptions):
+            if one.field == "output":
+                parse = output_folder if component.makes == "page" else output_file
+                one = dataclasses.replace(one, parse=parse, help=_OUTPUTS[component.makes])
+            add_settings(command, [one])
+        add_settings(command.add_argument_group(name), options_of(component))
     return parser
 
 
-def _add_input(command: Parser) -> None:
-    group = command.add_argument_group("logs")
-    add_options(group, _LOGS)
-    group.add_argument(
-        "--where",
-        type=_condition,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="FIELD=VALUE",
-        help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",
+def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
+    name = options["analysis"]
+    component = ANALYSES[name]
+    analysis = compose(component, options, name)
+    asked = AnalyzeOptions(**given_settings(AnalyzeOptions, options))
+    files = [] if component.makes == "table" else _files(name, component.makes, asked)
+    for form, path in files:
+        refuse_to_replace(path, *_REPLACED[form])
+    stated = {"sigma": asked.sigma, "N": asked.n, "alpha": asked.alpha}
+    logs = read_logs(asked.logs, component.kinds, {**stated, "dimension": asked.dimension}, warn)
+    logs = restrict(
+        logs, [(field, value) for field, _, value in (one.partition("=") for one in asked.where)]
     )
-    ending = "for logs that do not state it, or state it wrongly"
-    add_options(
-        group, {words: (parse, f"{what}, {ending}") for words, (parse, what) in _STATED.items()}
-    )
-
-
-def _condition(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or name not in FIELDS:
-        raise argparse.ArgumentTypeError(
-            f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}"
-        )
-    return name, value
-
-
-def _analyze(parser: Parser, options: argparse.Namespace, words: Sequence[str]) -> None:
-    component = ANALYSES[options.analysis]
-    analysis = compose(options.parser, component, options, options.analysis)
-    _check_output(options, component.makes)
-    stated = {name: getattr(options, name) for name in ("sigma", "N", "alpha", "dimension")}
-    logs = restrict(read_logs(options.logs, component.kinds, stated, warn), options.where)
     for note in comparison_warnings(logs, component.pairs_examples):
         warn(note)
     made: Any = analysis(logs)
     if component.makes == "table":
-        _write_table(made, options)
-        return
-    for form, path in _files(options, component.makes):
-        write_atomically(path, partial(save, made, kind=form)) if form != "page" else write_text(
-            path, made
-        )
+        _write_table(made, asked)
+    for form, path in files:
+        if form == "page":
+            write_text(path, made)
+        else:
+            write_atomically(path, partial(save, made, kind=form))
         print(f"wrote {path}")
 
 
-def _check_output(options: argparse.Namespace, makes: str) -> None:
-    """A usage error, before logs are read, where the options do not fit the output of the
-    analysis.
-    """
-    if makes == "table":
-        return
-    for flag, given in (("--format", options.format), ("--decimals", options.decimals)):
-        if given is not None:
-            options.parser.error(
-                f"{flag} is for tables: leave it out, {options.analysis} makes a {makes}"
-            )
-    if len(options.output) > 1:
-        options.parser.error(f"-o takes one FILE here, got {len(options.output)}")
-    if makes == "figure" and not options.output:
-        options.parser.error(
-            f"{options.analysis} needs -o FILE: it writes FILE.png and FILE.pdf, or FILE.svg"
-        )
-    for form, path in _files(options, makes):
-        refuse_to_replace(path, *_REPLACED[form])
+def _write_table(table: Any, asked: AnalyzeOptions) -> None:
+    decimals, key = 1 if asked.decimals is None else asked.decimals, table.columns[0].key
+    # A table begins with its first column.
+    starts = (b"| ", b"\\begin{tabular}", f"{key},".encode(), f'[\n  {{\n    "{key}"'.encode())
+    for path in asked.output:
+        refuse_to_replace(path, "table", *starts)
+    if not asked.output:
+        sys.stdout.write(FORMATS[asked.format or "markdown"](table, decimals))
+    for path in asked.output:
+        form = asked.format or _BY_ENDING.get(path.suffix, "markdown")
+        write_text(path, FORMATS[form](table, decimals))
 
 
-def _write_table(table: Table, options: argparse.Namespace) -> None:
-    by_ending = {".tex": "latex", ".csv": "csv", ".json": "json"}
-    decimals = 1 if options.decimals is None else options.decimals
-    key = table.columns[0].key
-    for path in options.output:
-        refuse_to_replace(path, *_TABLE, f"{key},".encode(), f'[\n  {{\n    "{key}"'.encode())
-    if not options.output:
-        sys.stdout.write(FORMATS[options.format or "markdown"](table, decimals))
-    for path in options.output:
-        write_text(
-            path, FORMATS[options.format or by_ending.get(path.suffix, "markdown")](table, decimals)
-        )
-
-
-def _files(options: argparse.Namespace, makes: str) -> list[tuple[str, Path]]:
+def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path]]:
     """Form and path of what is written: FILE if it is called .svg, else FILE.png and FILE.pdf,
     whichever of the two FILE names; a page to FILE if it is called .html, else to report.html in
-    the folder FILE."""
-    (output,) = options.output or [Path()]
+    the folder FILE. A usage error where the options do not fit.
+    """
+    for flag, given in (("--format", asked.format), ("--decimals", asked.decimals)):
+        if given is not None:
+            raise UsageError(f"{flag} is for tables: leave it out, {name} makes a {makes}")
+    if len(asked.output) > 1:
+        raise UsageError(f"-o takes one FILE here, got {len(asked.output)}")
+    if makes == "figure" and not asked.output:
+        raise UsageError(f"{name} needs -o FILE: it writes FILE.png and FILE.pdf, or FILE.svg")
+    output = asked.output[0] if asked.output else Path()
     if makes == "page":
         return [("page", output if output.suffix in (".html", ".htm") else output / "report.html")]
     if output.suffix == ".svg":

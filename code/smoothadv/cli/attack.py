@@ -4,20 +4,19 @@ its certificates.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Checked, Setting, options_of, positive_int, setting
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
-from smoothadv.cli.options.attack import EvaluationGradientOptions, add_attack, attacked_fields
-from smoothadv.cli.options.components import add_settings, command_line_of
+from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
+from smoothadv.cli.options.components import Options, command_line_of
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import Parser
 from smoothadv.evaluation import attack as attacking
@@ -32,7 +31,7 @@ from smoothadv.statistics.bounds import binomial_interval
 if TYPE_CHECKING:
     from smoothadv.evaluation.falsify import Verdict
 
-_STEPS = 20
+_DEFAULTS = {"--attack": "PGD", "--num-steps": 20}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,91 +66,79 @@ def make_parser() -> Parser:
         description="Attack a smoothed classifier on test images (Salman et al., 2019): a "
         "prediction log and the adversarial examples for each epsilon; or, with --against, try to "
         "falsify the certificates of a log.",
+        kinds=[AttackSpec, FalsifySpec, PictureOptions],
     )
-    kinds = (AttackSpec, FalsifySpec, PictureOptions)
-    add_settings(parser, [one for kind in kinds for one in options_of(kind)])
-    add_attack(parser, _adapted, "PGD", EvaluationGradientOptions)
+    add_attack(parser, EvaluationAttackOptions, _with_default)
     return parser
 
 
-def _adapted(setting: Setting) -> Setting:
-    """An attack's setting as this command offers it: with a default number of steps."""
-    if setting.flag != "--num-steps":
-        return setting
-    return dataclasses.replace(setting, default=_STEPS)
+def _with_default(one: Setting) -> Setting:
+    """An attack's setting as this command offers it."""
+    return dataclasses.replace(one, default=_DEFAULTS.get(one.flag, one.default))
 
 
-def spec_of(
-    parser: Parser, options: argparse.Namespace, command: Sequence[str]
-) -> AttackSpec | FalsifySpec:
+def spec_of(options: Options, command: Sequence[str]) -> AttackSpec | FalsifySpec:
     """The spec that the options describe; a usage error where they contradict each other."""
     if ("--epsilon" in options) == ("--against" in options):
-        parser.error(
+        raise UsageError(
             "give either --epsilon, the l2 norms of the attack, or --against, the log of "
             "certificates to attack"
         )
     kind: type[AttackSpec | FalsifySpec] = FalsifySpec if "--against" in options else AttackSpec
     for one in options_of(FalsifySpec):
         if one.flag in options and one.field not in kind.__dataclass_fields__:
-            parser.error(f"{one.flag} is only read together with --against: leave it out")
+            raise UsageError(f"{one.flag} is only read together with --against: leave it out")
     for flag in ("--png", "--false-alarm"):
         if flag in options and "--shard" in options:
-            parser.error(
+            raise UsageError(
                 f"{flag} is not read with --shard: give it without --shard, after the shards are "
                 "merged"
             )
     # Each log, or each certificate, sets its own epsilon.
-    steps = getattr(options, "--num-steps", _STEPS)
-    fields = attacked_fields(parser, options, epsilon=0.0, num_steps=steps)
+    steps = options.get("--num-steps", _DEFAULTS["--num-steps"])
+    fields = attacked_fields(options, "PGD", epsilon=0.0, num_steps=steps)
     return spec_from(kind, options, command, **fields)
 
 
-def _attack(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    spec, pictures = spec_of(parser, options, command), getattr(options, "--png", None)
+def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    spec = spec_of(options, command)
     use_threads(spec)
+    logs: Iterable[WrittenLog]
     if isinstance(spec, FalsifySpec):
         from smoothadv.evaluation import falsify as falsifying  # imports the analyses and pandas
 
         log, certificates = falsifying.falsify(spec)
-        if is_finished(log, spec.shard, "attack"):
-            _save_pictures(log.path, pictures)
-            repeat = partial(_repeating_command, parser, options, log)
-            _print_verdict(falsifying.verdict(spec, certificates), spec, repeat)
-        return
-    for log in attacking.attack(spec):
-        if is_finished(log, spec.shard, "attack"):
-            _save_pictures(log.path, pictures)
+        logs = [log]
+    else:
+        logs = attacking.attack(spec)
+    for log in logs:
+        if not is_finished(log, spec.shard, "attack"):
+            continue
+        if "--png" in options:
+            pictures = write_pictures(log.path, options["--png"])
+            print(f"{pictures_folder(log.path)}: {len(pictures)} pictures")
+        if isinstance(spec, FalsifySpec):
+            # What repeats the attack on one certificate.
+            changes = {"--batch": log.batch, "--attack-batch": log.attack_batch}
+            without = ("outdir", "--only", "--skip", "--max", "--shard", "--existing", "--png")
+            words = command_line_of(parser, options, {*without, "debug"}, changes)
+            _print_verdict(falsifying.verdict(spec, certificates), spec, parser.prog, words)
+        else:
             _summarise(log.path)
 
 
-def _save_pictures(log: Path, count: int | None) -> None:
-    """Make pictures of the first images of a log (None: of none)."""
-    if count is not None:
-        print(f"{pictures_folder(log)}: {len(write_pictures(log, count))} pictures")
-
-
-def _repeating_command(
-    parser: Parser, options: argparse.Namespace, log: WrittenLog, outdir: str, index: int
-) -> str:
-    """The command line that repeats the attack on one certificate, with its log in ``outdir``."""
-    changes = {"--batch": log.batch, "--attack-batch": log.attack_batch, "outdir": outdir}
-    without = ("--only", "--skip", "--max", "--shard", "--existing", "--png", "debug")
-    words = command_line_of(parser, options, without, changes)
-    return shlex.join([*parser.prog.split(), *words, "--only", str(index)])
-
-
-def _print_verdict(verdict: Verdict, spec: FalsifySpec, repeat: Callable[[str, int], str]) -> None:
+def _print_verdict(verdict: Verdict, spec: FalsifySpec, prog: str, words: list[str]) -> None:
     """Print each flip with the command that repeats its attack; UserError if the log holds false
     certificates.
     """
     columns = numbered(verdict.flips.columns, CLASS) or ["predict"]
     for row in verdict.flips.itertuples():
         found = ", ".join(str(getattr(row, name)) for name in columns)
+        repeat = [*words[:3], f"{spec.outdir}_{row.idx}", *words[3:], "--only", str(row.idx)]
         print(
             f"flipped: image {row.idx} (class {row.label}), certified as {row.certified} within "
             f"{row.radius:.6g}, is predicted as {found} at a distance of {row.attack_norm:.6g}; "
-            "again with\n"
-            f"  {repeat(f'{spec.outdir}_{row.idx}', row.idx)}"
+            f"again with\n  {prog} {shlex.join(repeat)}"
         )
     if verdict.refutes:
         raise UserError(f"{spec.against} holds false certificates: {verdict.sentence}")

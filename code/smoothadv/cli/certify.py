@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.components import (
+    Options,
     add_settings,
     given_settings,
     group_of,
@@ -42,25 +42,25 @@ def make_parser() -> Parser:
         epilog=_EXAMPLES,
         description="Certify a smoothed classifier (Cohen et al., 2019): for each "
         "image a class and an l2 radius within which it cannot change, or an abstention.",
+        kinds=[CertifySpec],
     )
-    add_settings(parser, options_of(CertifySpec))
-    group = group_of(parser, "procedure")
-    add_settings(group, [one for kind in PROCEDURES.values() for one in options_of(kind)])
+    settings = [one for kind in PROCEDURES.values() for one in options_of(kind)]
+    add_settings(group_of(parser, "procedure"), settings)
     return parser
 
 
-def spec_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> CertifySpec:
+def spec_of(options: Options, command: Sequence[str]) -> CertifySpec:
     """The spec that the options describe; a usage error for options of another procedure than
     --method's.
     """
-    method = getattr(options, "--method", "exact")
-    refuse_foreign_settings(parser, options, PROCEDURES, "--method", method)
+    method = options.get("--method", "exact")
+    refuse_foreign_settings(options, PROCEDURES, "--method", method)
     settings = given_settings(PROCEDURES[method], options)
     return spec_from(CertifySpec, options, command, settings=settings)
 
 
-def _certify(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    spec = spec_of(parser, options, command)
+def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    spec = spec_of(options, command)
     # Imports torch, for which a usage error need not wait.
     from smoothadv.evaluation.certify import certify
 
@@ -95,18 +95,17 @@ def _summarise(log: Path, procedure: Procedure) -> None:
 
 def verify_parser() -> Parser:
     """The parser of the subcommand ``verify``."""
-    parser = Parser(
+    return Parser(
         prog="certify verify",
+        kinds=[VerifySpec],
         description="Draw random rows of a certification log again, and compare all columns but "
         "the time. A log made with --sound of a checkpoint of integers can be repeated on any "
         "machine, another one where it was made.",
         epilog="examples:\n  python code/certify.py verify logs/integers.tsv --rows 100\n",
     )
-    add_settings(parser, options_of(VerifySpec))
-    return parser
 
 
-def _verify(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     from smoothadv.evaluation.verify import verify  # imports torch
 
     spec = VerifySpec(**given_settings(VerifySpec, options))
@@ -134,6 +133,6 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command, or one of its subcommands, with these ``arguments``; returns the exit
     code.
     """
-    if arguments and arguments[0] == "verify":
+    if arguments[:1] == ["verify"]:
         return run("certify verify", verify_parser, _verify, arguments[1:])
     return evaluation_main("certify", make_parser, _certify, arguments)

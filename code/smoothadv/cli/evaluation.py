@@ -2,14 +2,14 @@
 the log.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from smoothadv.base.settings import Checked, options_of, output_file, setting
-from smoothadv.cli.options.components import add_settings, given_settings
+from smoothadv.base.settings import Checked, output_file, setting
+from smoothadv.cli.options.components import Options, given_settings
 from smoothadv.cli.options.shared import say_what_is_certified
 from smoothadv.cli.runner import Body, Parser, run
 from smoothadv.evaluation.shards import Shard, merge, shards_of
@@ -39,9 +39,7 @@ class MergeSpec(Checked):
     overwrite: bool = setting(False, help="replace OUTFILE if it exists")
 
 
-def spec_from(
-    kind: type[Spec], options: argparse.Namespace, command: Sequence[str], **further: Any
-) -> Spec:
+def spec_from(kind: type[Spec], options: Options, command: Sequence[str], **further: Any) -> Spec:
     """The spec that the options and the fields ``further`` describe; UsageError where they
     contradict each other.
     """
@@ -67,26 +65,25 @@ def evaluation_main(
     """Run a command that evaluates, or its subcommand ``merge``, with these ``arguments``; returns
     the exit code.
     """
-    if arguments and arguments[0] == "merge":
-        return run(f"{command} merge", lambda: merge_parser(command), _merge, arguments[1:])
+    if arguments[:1] == ["merge"]:
+        return run(f"{command} merge", partial(merge_parser, command), _merge, arguments[1:])
     hint = "every finished example is in the log; run the same command again to continue"
     return run(command, make_parser, body, arguments, interrupted=hint)
 
 
 def merge_parser(command: str) -> Parser:
     """The parser of the subcommand ``merge`` of ``command``."""
-    parser = Parser(
+    return Parser(
         prog=f"{command} merge",
+        kinds=[MergeSpec],
         description="Join the shards of a log. Refuses gaps, overlaps, unfinished shards and mixed "
         "settings.",
         epilog=f"examples:\n  python code/{command}.py merge logs/cifar10.tsv\n"
         f"  python code/{command}.py merge logs/cifar10.tsv node1/*.tsv node2/*.tsv\n",
     )
-    add_settings(parser, options_of(MergeSpec))
-    return parser
 
 
-def _merge(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+def _merge(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = MergeSpec(**given_settings(MergeSpec, options))
     shards = spec.shards or shards_of(spec.outfile)
     rows = merge(spec.outfile, shards, spec.overwrite)

@@ -2,7 +2,6 @@
 nothing runs.
 """
 
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -12,8 +11,9 @@ from typing import Any
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import settings_record
 from smoothadv.cli import attack, certify, train, train_pgd
+from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.training import spec_of, with_recipes
-from smoothadv.cli.runner import Parser
+from smoothadv.cli.runner import Parser, reading
 from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
 from smoothadv.evaluation.attack import specs_by_log
 from smoothadv.evaluation.certify import make_procedure, procedure_record
@@ -39,12 +39,10 @@ class CommandReader:
 
     def __init__(self) -> None:
         self._parser, self._described = cache(_make_parser), cache(describe_dataset)
-        self._procedures: dict[str, dict[str, Any]] = {}
 
     def option_words(self, command: str, options: Mapping[str, Any], source: str) -> list[str]:
         """As ``Commands``; UserError if an option that takes a value is given true or false."""
-        parser = self._parser(command, options.get(_RELEASED[2:]) is True)
-        known = parser._option_string_actions
+        known = self._parser(command, options.get(_RELEASED[2:]) is True)._option_string_actions
         words: list[str] = []
         for name, value in options.items():
             flag, opposite = f"--{name}", f"--no-{name}"
@@ -52,15 +50,13 @@ class CommandReader:
                 words += [flag, *map(str, value if isinstance(value, list) else [value])]
             elif flag in known and known[flag].nargs != 0:
                 raise UserError(f"{source}: '{name}' takes a value, found {str(value).lower()}")
-            elif value:
-                words.append(flag)
-            elif opposite in known:
-                words.append(opposite)
+            elif value or opposite in known:
+                words.append(flag if value else opposite)
         return words
 
     def training(self, words: Sequence[str], source: str) -> TrainingExpectation:
         """As ``Commands``."""
-        with self._training_parser(words).reading(source):
+        with reading(source):
             options, spec, description, schedule = self._training(words)
         recipe = spec.recipe(description, schedule)
         # Without the option, a training that starts from other weights takes their input layer.
@@ -68,16 +64,15 @@ class CommandReader:
             recipe["input_layer"] = spec.input_layer or "normalize"
         read = {"pretrained_sha256": spec.pretrained_model, "teacher_sha256": spec.teacher}
         unlabelled, attack = spec.use_unlabelled, spec.objective.gradient_attack
+        named = None if attack is None else {**settings_record(attack), "name": options["--attack"]}
         return TrainingExpectation(
             epochs=schedule.epochs,
             recipe=recipe,
-            objective=options.objective,
-            attack=None if attack is None else {**settings_record(attack), "name": options.attack},
+            objective=options["--objective"],
+            attack=named,
             copies=spec.objective.copies,
             pseudo_label_weight=None if unlabelled is None else spec.pseudo_weight,
-            digests={
-                field: Path(path).absolute() for field, path in read.items() if path is not None
-            },
+            digests={field: Path(path).absolute() for field, path in read.items() if path},
             files=() if unlabelled is None else (unlabelled.absolute(),),
         )
 
@@ -85,35 +80,33 @@ class CommandReader:
         self, words: Sequence[str], archs: Sequence[str], source: str
     ) -> EvaluationExpectation:
         """As ``Commands``."""
-        with self._parser(words[0]).reading(source):
+        with reading(source):
             spec = self._evaluation(words)
-            if isinstance(spec, CertifySpec):
-                settings = {**spec.identity(*archs), **self._procedure_record(spec)}
-                assert spec.log is not None, "a command names its log"
-                records, may_stop_early = {spec.log: settings}, not spec.procedure.fixed_sample
-            else:
-                specs, may_stop_early = specs_by_log(spec), False
-                records = {log: one.identity(*archs) for log, one in specs.items()}
+        if isinstance(spec, CertifySpec):
+            procedure = make_procedure(spec, self._described(str(spec.dataset), spec.data_dir))
+            assert spec.log is not None, "a command names its log"
+            records = {spec.log: {**spec.identity(*archs), **procedure_record(procedure)}}
+        else:
+            records = {log: one.identity(*archs) for log, one in specs_by_log(spec).items()}
         return EvaluationExpectation(
             logs=tuple(log.absolute() for log in records),
             settings=tuple(records.values()),
             skip=spec.skip,
             limit=spec.limit,
-            denoiser=None if spec.denoiser is None else str(spec.denoiser),
-            may_stop_early=may_stop_early,
+            denoiser=spec.denoiser,
+            may_stop_early=isinstance(spec, CertifySpec) and not spec.procedure.fixed_sample,
         )
 
     def work(self, words: Sequence[str], archs: Sequence[str], processes: int) -> list[Work]:
         """As ``Commands``; UserError if the dataset's images cannot be counted."""
-        if words[0] in ("certify", "attack"):
-            return self._evaluation_work(self._evaluation(words), archs)
-        _, spec, description, schedule = self._training(words)
-        return _training_work(spec, description, schedule, processes)
+        if words[0].startswith("train"):
+            _, spec, description, schedule = self._training(words)
+            return _training_work(spec, description, schedule, processes)
+        return self._evaluation_work(self._evaluation(words), archs)
 
     def _evaluation_work(self, spec: CertifySpec | AttackSpec, archs: Sequence[str]) -> list[Work]:
         description = self._described(str(spec.dataset), spec.data_dir)
-        size = _size(str(spec.dataset), spec.split, spec.data_dir)
-        images = len(spec.chosen_indices(size))
+        images = len(spec.chosen_indices(_size(str(spec.dataset), spec.split, spec.data_dir)))
         passes = partial(_passes, description, spec.precision)
         if isinstance(spec, CertifySpec):
             votes = images * (spec.n0 + spec.n)
@@ -127,38 +120,23 @@ class CommandReader:
             ]
         return work
 
-    def _training_parser(self, words: Sequence[str]) -> Parser:
-        return self._parser(words[0], _RELEASED in words)
-
     def _training(
         self, words: Sequence[str]
-    ) -> tuple[argparse.Namespace, TrainSpec, DatasetDescription, Schedule]:
-        parser = self._training_parser(words)
-        options = with_recipes(parser, parser.parse_args(words[1:]))
-        spec = spec_of(parser, options, [])
+    ) -> tuple[Options, TrainSpec, DatasetDescription, Schedule]:
+        parser = self._parser(words[0], _RELEASED in words)
+        options = with_recipes(parser, vars(parser.parse_args(words[1:])), words[0])
+        spec = spec_of(options, [])
         description = spec.augmented(self._described(spec.dataset_name, spec.data_dir))
         schedule = spec.schedule.schedule(description, spec.objective.copies)
         return options, spec, description, schedule
 
     def _evaluation(self, words: Sequence[str]) -> CertifySpec | AttackSpec:
-        parser = self._parser(words[0])
-        options = parser.parse_args(words[1:])
+        options = vars(self._parser(words[0]).parse_args(words[1:]))
         if words[0] == "certify":
-            return certify.spec_of(parser, options, [])
-        spec = attack.spec_of(parser, options, [])
+            return certify.spec_of(options, [])
+        spec = attack.spec_of(options, [])
         assert isinstance(spec, AttackSpec), "a grid cannot say --against"
         return spec
-
-    def _procedure_record(self, spec: CertifySpec) -> dict[str, Any]:
-        """What a manifest will say of the procedure; the tables of adaptive procedures are computed
-        once.
-        """
-        given = (spec.dataset, spec.sigma, spec.n0, spec.n, spec.alpha, spec.sound, spec.method)
-        key = repr((*given, dict(spec.settings or {})))
-        if key not in self._procedures:
-            description = self._described(str(spec.dataset), spec.data_dir)
-            self._procedures[key] = procedure_record(make_procedure(spec, description))
-        return self._procedures[key]
 
 
 def _training_work(

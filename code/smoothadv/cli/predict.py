@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 
+from smoothadv.attacks import ATTACKS
+from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import (
-    EvaluationGradientOptions,
+    EvaluationAttackOptions,
     add_attack,
     attacked_fields,
-    given_attack_flags,
-    unchanged,
+    flags_of,
 )
-from smoothadv.cli.options.components import add_settings
+from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import Parser
 from smoothadv.evaluation.predict import predict
@@ -37,27 +37,29 @@ def make_parser() -> Parser:
         epilog=_EXAMPLES,
         description="Predict with a smoothed classifier (Cohen et al., 2019), or "
         "abstain; with --attack, on attacked images (Salman et al., 2019).",
+        kinds=[PredictSpec],
     )
-    add_settings(parser, options_of(PredictSpec))
-    add_attack(parser, unchanged, gradients=EvaluationGradientOptions)
+    add_attack(parser, EvaluationAttackOptions)
     return parser
 
 
-def spec_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> PredictSpec:
+def spec_of(options: Options, command: Sequence[str]) -> PredictSpec:
     """The spec that the options describe; a usage error for options of an attack without
     --attack.
     """
-    if options.attack is None:
-        if given := given_attack_flags(parser, options):
-            parser.error(
-                f"{given[0]} is only read together with --attack: add --attack NAME or leave it out"
-            )
-        return spec_from(PredictSpec, options, command)
-    return spec_from(PredictSpec, options, command, **attacked_fields(parser, options))
+    if "--attack" in options:
+        return spec_from(PredictSpec, options, command, **attacked_fields(options))
+    flags = flags_of(EvaluationAttackOptions, *ATTACKS.values())
+    flags |= {one.flag for one in options_of(PredictSpec) if one.group == "attack"}
+    if given := [flag for flag in options if flag in flags]:
+        raise UsageError(
+            f"{given[0]} is only read together with --attack: add --attack NAME or leave it out"
+        )
+    return spec_from(PredictSpec, options, command)
 
 
-def _predict(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    spec = spec_of(parser, options, command)
+def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    spec = spec_of(options, command)
     use_threads(spec)
     log = predict(spec)
     if is_finished(log, spec.shard, "predict"):

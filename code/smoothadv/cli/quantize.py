@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-from smoothadv.base.settings import options_of
-from smoothadv.cli.options.components import add_settings, given_settings
+from smoothadv.cli.options.components import Options, given_settings
 from smoothadv.cli.options.shared import say_what_is_certified, use_threads
 from smoothadv.cli.runner import Parser, run
 from smoothadv.exact.spec import ExportSpec, QuantizeSpec
@@ -23,18 +21,17 @@ _WELL = 0.99  # digits have more, CIFAR-10 after a few epochs less
 
 def make_parser() -> Parser:
     """The parser of the command ``quantize``."""
-    parser = Parser(
+    return Parser(
         prog="quantize",
+        kinds=[QuantizeSpec],
         epilog=_EXAMPLES,
         description="Make a network of integers of a trained one. All its sums are proven to be "
         "exact, so that every machine computes the same logits, and certificates of certify "
         "--sound can be repeated bit for bit.",
     )
-    add_settings(parser, options_of(QuantizeSpec))
-    return parser
 
 
-def _quantize(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+def _quantize(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = QuantizeSpec(**given_settings(QuantizeSpec, options), command=tuple(command))
     say_what_is_certified(spec.dataset)
     from smoothadv.exact.quantize import quantize  # imports torch
@@ -60,19 +57,18 @@ def _quantize(parser: Parser, options: argparse.Namespace, command: Sequence[str
 
 def export_parser() -> Parser:
     """The parser of the subcommand ``export``."""
-    parser = Parser(
+    return Parser(
         prog="quantize export",
+        kinds=[ExportSpec],
         description="Write a network of integers as an ONNX model, whose logits are the same "
         "integers, so that what is certified is what is deployed. It takes float32 images [batch, "
         "C, H, W] in [0, 1].",
         epilog="examples:\n  python code/quantize.py export models/gaussian/integers.pth.tar "
         "integers.onnx\n",
     )
-    add_settings(parser, options_of(ExportSpec))
-    return parser
 
 
-def _export(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
+def _export(parser: Parser, options: Options, command: Sequence[str]) -> None:
     from smoothadv.exact.export import OPSET, export  # imports torch
 
     spec = ExportSpec(**given_settings(ExportSpec, options))

@@ -3,166 +3,112 @@ with it.
 """
 
 import argparse
-import contextlib
 import io
-import itertools
 import os
 import re
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from smoothadv.base import plugins
-from smoothadv.base.errors import (
-    DoubtfulWarning,
-    Terminated,
-    UsageError,
-    UserError,
-    escape,
-    visible,
-)
-from smoothadv.base.registry import PLUGIN_HINT, did_you_mean
-from smoothadv.records.logs import ARGUMENTS, CHECKPOINT, FALSIFICATION_LOG, TRAINING_LOG, files_of
+from smoothadv.base.errors import DoubtfulWarning, Terminated, UsageError, UserError, escape
+from smoothadv.base.registry import did_you_mean
+from smoothadv.base.settings import options_of
+from smoothadv.cli.options.components import Options, add_settings
+from smoothadv.records.logs import ARGUMENTS, CHECKPOINT, TRAINING_LOG
 from smoothadv.version import __version__
 
 COMPLETING = "_ARGCOMPLETE"
 """The environment variable that is set where a shell wants to know which words can follow."""
-_READ = """checkpoint classifier denoiser against dataset logs shards grids recipe plugin
-pretrained_model teacher use_unlabelled""".split()
-"""The options that name files to read, also as KIND:FILE, FILE:FUNCTION, GROUP=FILE or FILE+FILE.
-"""
-_WRITTEN: dict[str, Callable[[Path], Iterable[Path]]] = {
-    "output": lambda path: [path],
-    "outfile": files_of,
-    "outdir": lambda folder: [
-        *(folder / name for name in (CHECKPOINT, TRAINING_LOG, ARGUMENTS, FALSIFICATION_LOG)),
-        *folder.glob("epsilon_*"),
-    ],
-}
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps texts as written, and gives most options one line."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28, width=100)
+# Options of the released code that are called otherwise here, or are not needed.
+_RELEASED = {
+    "--gpu": "set CUDA_VISIBLE_DEVICES",
+    "--noise_sd": "write --noise",
+    "--learning-rate": "write --lr",
+    "--wd": "write --weight-decay",
+    "--self-training-weight": "write --unlabelled-weight",
+    **dict.fromkeys(
+        ("--adv-training", "--train-multi-noise", "--visualize-examples", "--workers"),
+        "leave it out",
+    ),
+    "--print-freq": "leave it out",
+}
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that keeps help text as written, refuses abbreviations and answers errors
-    in one line.
+    """An argument parser that keeps help text as written, refuses abbreviations and raises a
+    UsageError where the words are wrong.
 
     Made with the command as ``prog``: what follows "smoothadv", like "certify" or "analyze table".
+    The settings of the ``kinds``, specifications, become its options.
     """
 
-    def __init__(self, *, prog: str, epilog: str = "", **options: Any) -> None:
+    def __init__(
+        self, *, prog: str, epilog: str = "", kinds: Iterable[type] = (), **options: Any
+    ) -> None:
         invocation = _invocation(prog)
         if invocation.startswith("smoothadv "):
             epilog = re.sub(r"python code/(\w+)\.py", r"smoothadv \1", epilog)
             epilog = re.sub(r"scripts/grids/([\w-]+)\.toml", r"\1", epilog)
+        formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=28, width=100)
         super().__init__(
             prog=invocation,
             epilog=epilog,
-            formatter_class=_HelpFormatter,
+            formatter_class=formatter,
+            argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             **options,
         )
-        self.add_argument(
-            "--version",
-            action="version",
-            version=f"smoothadv {__version__}",
-            help="print the version",
-        )
-        self.add_argument(
-            "--debug",
-            action="store_true",
-            default=argparse.SUPPRESS,
-            help="show the traceback of an error",
-        )
+        version = f"smoothadv {__version__}"
+        self.add_argument("--version", action="version", version=version, help="print the version")
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
         self.add_argument(
             "--plugin",
             action="append",
-            default=argparse.SUPPRESS,
             metavar="FILE_OR_MODULE",
             help="make the components in it known, like your own dataset; can be given again "
             "(docs/plugins.md)",
         )
+        add_settings(self, [one for kind in kinds for one in options_of(kind)])
 
-        self._source = ""
-
-    def format_usage(self) -> str:
-        """One line: the options are listed below it."""
+    def format_help(self) -> str:
+        """The usage in one line: the options are listed below it."""
         words = [
             str(action.metavar or action.dest.upper()) + " ..." * (action.nargs is not None)
             for action in self._actions
             if not action.option_strings
         ]
-        return f"usage: {' '.join([self.prog, *words, '[options]'])}\n"
-
-    def format_help(self) -> str:
-        self.usage = self.format_usage().removeprefix("usage: ").rstrip().replace("%", "%%")
+        self.usage = " ".join([self.prog, *words, "[options]"])
         return super().format_help()
-
-    @contextmanager
-    def reading(self, source: str) -> Iterator[None]:
-        """Within this context, a usage error names ``source``, which is not the command line, as
-        its place.
-        """
-        around, self._source = self._source, f"{self._source}{source}: "
-        try:
-            yield
-        except UsageError as error:
-            self.error(str(error))
-        finally:
-            self._source = around
 
     def parse_known_args(  # type: ignore[override]  # typeshed has overloads for namespaces
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        words = sys.argv[1:] if args is None else list(args)
-        self._refuse_unknown_options(words)
-        return super().parse_known_args(words, namespace)
-
-    def _refuse_unknown_options(self, words: Sequence[str]) -> None:
-        """A usage error for an option that this parser does not know.
-
-        argparse would first miss the arguments that a mistyped option takes away.
+        """First refuses options that are not known: argparse would miss the arguments that a
+        mistyped option takes away.
         """
-        for word in words:
+        known = self._option_string_actions
+        for word in args or ():
+            if word == "--" or (self._subparsers and not word.startswith("-")):
+                break  # the rest is for others
             flag = word.partition("=")[0]
-            is_subcommand = self._subparsers and not word.startswith("-")
-            if word == "--" or is_subcommand:  # the rest is for others
-                return
             # To argparse, a word with a space is a value, whatever it starts with.
-            is_flag = flag.startswith("--") and " " not in flag
-            if flag == "alpha" or (is_flag and flag not in self._option_string_actions):
-                self._refuse_released_options(words)
-            if is_flag and flag not in self._option_string_actions:
+            if flag.startswith("--") and " " not in flag and flag not in known:
                 # Compared without the dashes, which would make all flags similar.
-                known = [
-                    option[2:] for option in self._option_string_actions if option.startswith("--")
-                ]
-                hint = (
-                    did_you_mean(flag[2:], known, shown="--{}")
-                    or "; --plugin FILE adds the options of a plug-in"
-                )
+                names = [option[2:] for option in known if option.startswith("--")]
+                hint = did_you_mean(flag[2:], names, shown="--{}")
+                if flag in _RELEASED:
+                    hint = f" of the released code: {_RELEASED[flag]} (docs/released.md)"
+                hint = hint or "; --plugin FILE adds the options of a plug-in"
                 self.error(f"unknown option {flag}{hint}")
-
-    def _refuse_released_options(self, words: Sequence[str]) -> None:
-        """A usage error that translates options of the released code, if there are any."""
-        from smoothadv.cli.released_options import translated
-
-        if command := translated(self.prog, list(words)):
-            self.error(
-                f"options of the released code: here, the command is {command} , as "
-                "docs/released.md explains"
-            )
+        return super().parse_known_args(args, namespace)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
@@ -170,17 +116,17 @@ class Parser(argparse.ArgumentParser):
         except UserError as error:  # argparse expects other exceptions of a type
             raise argparse.ArgumentError(action, str(error)) from None
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            known = [str(choice) for choice in action.choices]
-            hint = did_you_mean(str(value), known)
-            end = PLUGIN_HINT if action.dest == "analysis" else ""
-            raise argparse.ArgumentError(
-                action, f"unknown choice '{value}'{hint}; known: {', '.join(known)}{end}"
-            )
-
     def error(self, message: str) -> NoReturn:
-        self.exit(USAGE, f"error: {escape(f'{self._source}{message} (see {self.prog} --help)')}\n")
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+@contextmanager
+def reading(source: str) -> Iterator[None]:
+    """Within this context, a usage error names ``source``, which is not the command line."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
 
 
 def _invocation(command: str) -> str:
@@ -190,21 +136,6 @@ def _invocation(command: str) -> str:
     name, space, subcommand = command.partition(" ")
     is_script = Path(sys.argv[0]).name == f"{name}.py"
     return f"python code/{name}.py{space}{subcommand}" if is_script else f"smoothadv {command}"
-
-
-def _open_closed_streams() -> None:
-    """Let the null device stand for the standard streams that the process was started without, as
-    by ``>&-``.
-
-    Else the next file that is opened, like a log, would take the place of one and get what
-    libraries print.
-    """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
 
 
 def complete(parser: argparse.ArgumentParser, start: int) -> None:
@@ -219,41 +150,32 @@ def complete(parser: argparse.ArgumentParser, start: int) -> None:
     argcomplete.autocomplete(parser, always_complete_options=False)
 
 
-def _named_plugins(words: Sequence[str]) -> list[str]:
-    """The values of --plugin; none if one has no value, which the command's own parser will say."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--plugin", action="append", default=[])
-    try:
-        return parser.parse_known_args(words)[0].plugin
-    except argparse.ArgumentError:
-        return []
+def values_of(flag: str, words: Sequence[str]) -> list[str]:
+    """The values of an option in the words of a command line, before there is a parser."""
+    following = [value for word, value in zip(words, words[1:]) if word == flag]
+    return following + [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value] * (value is not None)
-
-
-def _refuse_inputs(options: Mapping[str, Any]) -> None:
-    """UsageError if OUTFILE, OUTDIR or -o would make a file that an option in ``_READ`` names."""
-    options = {name.lstrip("-").replace("-", "_"): value for name, value in options.items()}
-    written = [
-        one
-        for name, files in _WRITTEN.items()
-        for path in _listed(options.get(name))
-        for one in files(path)
-    ]
-    for name in _READ:
-        for text in map(str, _listed(options.get(name))):
-            read = text.partition(":")[2] if name == "dataset" else text
-            for path, part in itertools.product(written, {read, *re.split("[+:=]", read)}):
-                if os.path.exists(path) and os.path.exists(part) and os.path.samefile(path, part):
+def _refuse_inputs(options: Options) -> None:
+    """UsageError if OUTFILE, OUTDIR or -o would replace a file that another option names."""
+    lists = {
+        name: value if isinstance(value, (list, tuple)) else [value]
+        for name, value in options.items()
+    }
+    written = [*lists.pop("outfile", ()), *lists.pop("-o", ())]
+    for folder in lists.pop("outdir", ()):
+        written += [folder / name for name in (CHECKPOINT, TRAINING_LOG, ARGUMENTS)]
+    for read in (one for values in lists.values() for one in values):
+        if isinstance(read, (str, Path)) and os.path.isfile(read):
+            for path in filter(os.path.exists, written):
+                if os.path.samefile(path, read):
                     raise UsageError(
-                        f"{path} is to be read, as {text}, and would be replaced: name another "
+                        f"{path} is to be read, as {read}, and would be replaced: name another "
                         "output"
                     )
 
 
-Body = Callable[[Parser, argparse.Namespace, Sequence[str]], None]
+Body = Callable[[Parser, Options, Sequence[str]], None]
 """Carries out a command, given its parser, its options and the command line that repeats this run.
 """
 
@@ -273,7 +195,6 @@ def run(
     Ctrl-C and 143 on a SIGTERM that was obeyed; after these two ``interrupted`` tells the user how
     to continue. ``--debug`` adds the traceback. Any other exception is a defect and propagates.
     """
-    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A line printed to a file is there at once; what its encoding lacks, as ASCII does, is
         # escaped.
@@ -281,34 +202,30 @@ def run(
     try:
         with _warnings_as_lines():
             plugins.load_installed()
-            for name in _named_plugins(arguments):
+            for name in values_of("--plugin", arguments):
                 plugins.load(name)
-        parser = make_parser()
-        if COMPLETING in os.environ:
-            complete(parser, 1 + len(command.split()))
-        options = parser.parse_args(arguments)
-        _refuse_inputs(vars(options))
-        visible_output: Any = _VisibleOutput(sys.stdout)
-        with _warnings_as_lines(), contextlib.redirect_stdout(visible_output):
+            parser = make_parser()
+            if COMPLETING in os.environ:
+                complete(parser, 1 + len(command.split()))
+            options = vars(parser.parse_args(arguments))
+            _refuse_inputs(options)
             body(parser, options, ["smoothadv", *command.split(), *arguments])
-        sys.stdout.flush()
+        print(end="", flush=True)
         return SUCCESS
-    except SystemExit as exit_request:  # argparse's way to end after --help or a usage error
+    except SystemExit as exit_request:  # argparse's way to end after --help
         return int(exit_request.code or SUCCESS)
     except UsageError as error:
-        _failed(f"{error} (see {_invocation(command)} --help)", arguments)
-        return USAGE
+        hint = "" if str(error).endswith(" --help)") else f" (see {_invocation(command)} --help)"
+        return _failed(f"{error}{hint}", arguments, USAGE)
     except UserError as error:
         return _failed(str(error), arguments)
     except (MemoryError, RuntimeError) as error:
         # torch.OutOfMemoryError or an error of the host's allocator, known by its text: torch is
         # not imported here.
-        signs, what = (
-            ("out of memory", "can't allocate memory", "ALLOCATION_FAILED"),
-            str(error).split(". ")[0],
-        )
+        signs = ("out of memory", "can't allocate memory", "ALLOCATION_FAILED")
         if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in signs):
             raise
+        what = str(error).split(". ")[0]
         return _failed(
             f"out of memory: use a smaller --batch or --num-noise-vec ({what})", arguments
         )
@@ -326,40 +243,21 @@ def run(
         return TERMINATED
 
 
-class _VisibleOutput:
-    """``stream``, but what files and names hold is printed with escapes in place of what would
-    steer a terminal.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        self._stream.write(visible(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Within this context, each DoubtfulWarning is one line on standard error, whatever warning
     filters Python has.
     """
+    other = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        if issubclass(category, DoubtfulWarning):
+            print(f"warning: {message}", file=sys.stderr)
+        else:
+            other(message, category, *place, **options)
+
     with warnings.catch_warnings():
         warnings.simplefilter("always", DoubtfulWarning)
-        other = warnings.showwarning
-
-        def show(
-            message: Warning | str, category: type[Warning], *place: Any, **options: Any
-        ) -> None:
-            if issubclass(category, DoubtfulWarning):
-                print(f"warning: {escape(str(message))}", file=sys.stderr)
-            else:
-                other(
-                    visible(str(message)), category, *place, **options
-                )  # a library may repeat a name
-
         warnings.showwarning = show
         yield
 
@@ -380,9 +278,8 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _failed(message: str, arguments: Sequence[str]) -> int:
+def _failed(message: str, arguments: Sequence[str], code: int = FAILURE) -> int:
     if "--debug" in arguments:
-        for line in traceback.format_exc().splitlines():
-            print(escape(line), file=sys.stderr)
+        traceback.print_exc()
     print(f"error: {escape(message)}", file=sys.stderr)
-    return FAILURE
+    return code

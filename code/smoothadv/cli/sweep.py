@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import fnmatch
 import itertools
 import os
@@ -11,7 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from smoothadv.analysis.reading import read_logs
 from smoothadv.analysis.report import Report
@@ -19,13 +20,14 @@ from smoothadv.analysis.table_formats import FORMATS, Column, Table
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import PAGE, refuse_to_replace, write_text
 from smoothadv.base.progress import Progress
-from smoothadv.base.settings import options_of, output_file, positive_int
+from smoothadv.base.settings import Checked, options_of, output_file, positive_int, setting
 from smoothadv.cli.options.components import (
-    add_components,
-    add_options,
+    Options,
     add_settings,
     compose,
-    compose_chosen,
+    given_settings,
+    group_of,
+    refuse_foreign_settings,
 )
 from smoothadv.cli.runner import Parser, run, terminable
 from smoothadv.records.logs import TRAINING_LOG, is_shard_folder
@@ -48,29 +50,83 @@ Run the same command again after any interruption: it does what is missing. docs
 what a grid can hold.
 """
 _MOST_WARNINGS = 10
-_SHARED = {
-    "grids GRID...": (
-        Path,
-        "file that describes a sweep, or a name from scripts/grids like digits-smoke",
-    ),
-    "--only PATTERN...": (str, "only jobs whose folder matches one of these, like '*noise_0.25*'"),
-    "--max-models M": (
-        positive_int,
-        f"refuse a grid of more than M models (default: {MOST_MODELS:,})",
-        MOST_MODELS,
-    ),
-    "--data-dir DIR": (str, "folder of the dataset's files, for all commands"),
-    "--device": (
-        ("cpu",),
-        "for all commands (default: GPUs where there are any, one for each process)",
-    ),
-}
-_FORMAT = {"--format": (list(FORMATS), "of the table (default: markdown)", "markdown")}
-_NO_COST = {"--no-cost": (None, "do not measure and estimate what the jobs will cost")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _SweepOptions(Checked):
+    """What every action takes; ``command`` is how the user starts it, up to the action."""
+
+    grids: tuple[Path, ...] = setting(
+        parse=Path,
+        many=True,
+        flag="grids",
+        metavar="GRID",
+        help="file that describes a sweep, or a name from scripts/grids like digits-smoke",
+    )
+    only: tuple[str, ...] | None = setting(
+        None,
+        parse=str,
+        many=True,
+        metavar="PATTERN",
+        help="only jobs whose folder matches one of these, like '*noise_0.25*'",
+    )
+    max_models: int = setting(
+        MOST_MODELS, parse=positive_int, metavar="M", help="refuse a grid of more than M models"
+    )
+    data_dir: str | None = setting(
+        None, parse=str, metavar="DIR", help="folder of the dataset's files, for all commands"
+    )
+    device: str | None = setting(
+        None,
+        choices=("cpu",),
+        help="for all commands (default: GPUs where there are any, one for each process)",
+    )
+    plugins: Sequence[str] = ()
+    command: str
+
+    @property
+    def words(self) -> str:
+        """The words of another action on the same grids."""
+        plugins = [word for plugin in self.plugins for word in ("--plugin", plugin)]
+        return " ".join([*map(str, self.grids), *plugins])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StatusOptions(_SweepOptions):
+    format: str = setting("markdown", choices=tuple(FORMATS), help="of the table")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlanOptions(_StatusOptions):
+    no_cost: bool = setting(False, help="do not measure and estimate what the jobs will cost")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RunOptions(_SweepOptions):
+    engine: str = setting(
+        "local",
+        choices=ENGINES,
+        metavar="NAME",
+        group="engine",
+        help="what runs the jobs: "
+        + "; ".join(f"{name}: {engine.__doc__}" for name, engine in ENGINES.items()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ReportOptions(_SweepOptions):
+    output: Path | None = setting(
+        None,
+        parse=output_file,
+        flag="-o --output",
+        metavar="FILE",
+        help="page to write (default: report.html in the grid's folder of logs; for several grids "
+        "logs/report.html)",
+    )
 
 
 @dataclass(frozen=True)
-class Sweep:
+class _Sweep:
     """A grid and its selected jobs."""
 
     grid: Grid
@@ -80,49 +136,34 @@ class Sweep:
 JobAndState = tuple[SweepJob, JobState]
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command ``sweep`` with these ``arguments``; returns the exit code."""
-    hint = "all progress is on the disk; run the same command again to continue"
-    return run(
-        "sweep",
-        _make_parser,
-        lambda _, options, words: options.act(options.parser, options),
-        arguments,
-        hint,
-    )
-
-
 def _make_parser() -> Parser:
     about = "Train, certify and attack a grid of models that a file describes, and report on it."
     parser = Parser(prog="sweep", epilog=_EXAMPLES, description=about)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, (what, add, act) in _ACTIONS.items():
+    for name, (kind, what, _) in _ACTIONS.items():
         action = actions.add_parser(
-            name, prog=f"sweep {name}", help=what, description=f"{what[0].upper()}{what[1:]}."
+            name,
+            prog=f"sweep {name}",
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            kinds=[kind] if kind is not _ReportOptions else [kind, Report],
         )
-        add_options(action, _SHARED)
-        add(action)
-        action.set_defaults(parser=action, act=act)
+        if kind is _RunOptions:
+            engines = [one for engine in ENGINES.values() for one in options_of(engine)]
+            add_settings(group_of(action, "engine"), engines)
     return parser
 
 
-def _add_engine(parser: Parser) -> None:
-    group = parser.add_argument_group("engine")
-    engines = "; ".join(f"{name}: {engine.__doc__}" for name, engine in ENGINES.items())
-    add_components(group, "--engine", ENGINES, f"what runs the jobs: {engines}", "local")
-
-
-def _add_report(parser: Parser) -> None:
-    page = (
-        "page to write (default: report.html in the grid's folder of logs; for several grids "
-        "logs/report.html)"
+def _sweep(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    kind, _, act = _ACTIONS[options["action"]]
+    asked = kind(
+        **given_settings(kind, options), plugins=options.get("plugin", ()), command=parser.prog
     )
-    add_options(parser, {"-o --output FILE": (output_file, page)})
-    add_settings(parser, options_of(Report))
+    act(asked, options)
 
 
-def _read_grids(options: argparse.Namespace) -> list[Grid]:
-    grids = [read_grid(path, options.max_models) for path in options.grids]
+def _read_grids(asked: _SweepOptions) -> list[Grid]:
+    grids = [read_grid(path, asked.max_models) for path in asked.grids]
     for kind in ("models", "logs"):
         readers: dict[Path, Grid] = {}
         for grid in grids:
@@ -135,90 +176,88 @@ def _read_grids(options: argparse.Namespace) -> list[Grid]:
     return grids
 
 
-def _read_sweeps(options: argparse.Namespace, grids: Sequence[Grid] | None = None) -> list[Sweep]:
+def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> list[_Sweep]:
     """The ``grids`` (None: read from the files that the options name) with the jobs that --only
     selects, by default all.
     """
-    grids = _read_grids(options) if grids is None else grids
+    grids = _read_grids(asked) if grids is None else grids
     # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not
     # wait for these.
     from smoothadv.cli.expectations import CommandReader
     from smoothadv.sweep.planning import plan_jobs
 
-    commands = CommandReader()
-    shared = {"--data-dir": options.data_dir, "--device": options.device}
-    plugins = getattr(options, "plugin", ())
-    sweeps = [Sweep(grid, plan_jobs(grid, commands, shared, plugins)) for grid in grids]
-    if options.only is None:
-        return sweeps
-
-    def is_selected(job: SweepJob) -> bool:
-        return any(fnmatch.fnmatchcase(job.name, pattern) for pattern in options.only)
-
-    jobs = _jobs(sweeps)
-    selected = [Sweep(sweep.grid, list(filter(is_selected, sweep.jobs))) for sweep in sweeps]
-    selected = [sweep for sweep in selected if sweep.jobs]
-    if not selected:
-        raise UserError(
-            f"--only {' '.join(options.only)}: matches none of {len(jobs)} jobs, like "
-            f"{jobs[0].name}"
-        )
-    return selected
+    commands, sweeps = CommandReader(), []
+    shared = {"--data-dir": asked.data_dir, "--device": asked.device}
+    for grid in grids:
+        jobs = [
+            job
+            for job in plan_jobs(grid, commands, shared, asked.plugins)
+            if any(fnmatch.fnmatchcase(job.name, pattern) for pattern in asked.only or ["*"])
+        ]
+        if jobs or asked.only is None:
+            sweeps.append(_Sweep(grid, jobs))
+    if not sweeps:
+        raise UserError(f"--only {' '.join(asked.only or ())}: matches no job; plan lists them")
+    return sweeps
 
 
-def _jobs(sweeps: Sequence[Sweep]) -> list[SweepJob]:
+def _jobs(sweeps: Sequence[_Sweep]) -> list[SweepJob]:
     return [job for sweep in sweeps for job in sweep.jobs]
 
 
-def _with_bar(sweeps: Sequence[Sweep]) -> Iterable[SweepJob]:
+def _with_bar(sweeps: Sequence[_Sweep]) -> Iterable[SweepJob]:
     """All jobs, with a bar while the files of one after the other are read."""
     return Progress(_jobs(sweeps), "checking files", unit="job", delay=1)
 
 
-def _with_states(sweeps: Sequence[Sweep]) -> list[JobAndState]:
+def _with_states(sweeps: Sequence[_Sweep]) -> list[JobAndState]:
     return [(job, state_of(job)) for job in _with_bar(sweeps)]
 
 
-def _plan(parser: Parser, options: argparse.Namespace) -> None:
-    sweeps = _read_sweeps(options)
+def _print_table(names: Sequence[str], rows: list[list[str]], form: str) -> None:
+    columns = [Column(name, name, "text") for name in names]
+    print(FORMATS[form](Table(columns, rows), 1), end="")
+
+
+def _plan(asked: _PlanOptions, options: Options) -> None:
+    sweeps = _read_sweeps(asked)
     for sweep in sweeps:
         grid, jobs = sweep.grid, sweep.jobs
-        columns = [Column(name, name, "text") for name in ("group", "folder", "then")]
-        rows = [[job.group, job.name, ", ".join(_titles(job)) or "nothing"] for job in jobs]
+        rows = []
+        for job in jobs:
+            # What follows the training, for people.
+            then = [stage.title for stage in job.evaluations]
+            then += [f"perhaps {table.command} {table.name}" for table in job.pending]
+            rows.append([job.group, job.name, ", ".join(then) or "nothing"])
         print(f"{grid.name}: {grid.about}; {len(jobs)} jobs")
         print(f"models in {grid.models}, logs in {grid.logs}")
         print(f"{len(grid.trained)} models = {grid.formula}\n")
-        print(FORMATS[options.format](Table(columns, rows), 1))
-        if not options.no_cost:
+        _print_table(("group", "folder", "then"), rows, asked.format)
+        print()
+        if not asked.no_cost:
             from smoothadv.cli.expectations import CommandReader
             from smoothadv.sweep.costs import cost_table
 
-            print(cost_table(grid, jobs, CommandReader(), options.device) + "\n")
+            print(cost_table(grid, jobs, CommandReader(), asked.device) + "\n")
     if len(sweeps) > 1:
-        counts, names = zip(*((len(sweep.grid.trained), sweep.grid.name) for sweep in sweeps))
-        print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {', '.join(names)}")
+        counts = [len(sweep.grid.trained) for sweep in sweeps]
+        names = ", ".join(sweep.grid.name for sweep in sweeps)
+        print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {names}")
 
 
-def _titles(job: SweepJob) -> list[str]:
-    """What follows the training, for people."""
-    perhaps = [f"perhaps {table.command} {table.name}" for table in job.pending]
-    return [*(stage.title for stage in job.evaluations), *perhaps]
-
-
-def _status(parser: Parser, options: argparse.Namespace) -> None:
-    sweeps = _read_sweeps(options)
+def _status(asked: _StatusOptions, options: Options) -> None:
+    sweeps = _read_sweeps(asked)
     jobs = _with_states(sweeps)
-    columns = [Column(name, name, "text") for name in ("state", "folder", "detail")]
     rows = [
         [state.kind.value, job.name if len(sweeps) == 1 else job.key, state.detail]
         for job, state in jobs
     ]
-    print(FORMATS[options.format](Table(columns, rows), 1), end="")
-    if options.format == "markdown":
+    _print_table(("state", "folder", "detail"), rows, asked.format)
+    if asked.format == "markdown":
         print(f"\n{_summary(sweeps, jobs)}")
 
 
-def _summary(sweeps: Sequence[Sweep], jobs: Sequence[JobAndState]) -> str:
+def _summary(sweeps: Sequence[_Sweep], jobs: Sequence[JobAndState]) -> str:
     counts = Counter(state.kind for _, state in jobs)
     counted = ", ".join(f"{counts[kind]} {kind.value}" for kind in StateKind if counts[kind])
     text = f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(jobs)} jobs: {counted}"
@@ -228,16 +267,17 @@ def _summary(sweeps: Sequence[Sweep], jobs: Sequence[JobAndState]) -> str:
     return text
 
 
-def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> None:
-    """Run the jobs that are in one of these states; UserError if a job is not done in the end."""
-    if os.name == "nt":
-        raise UserError(
-            f"sweep {options.action} needs the locks and signals of Linux or macOS; plan and "
-            "report do not"
-        )
-    engine = compose_chosen(parser, ENGINES, options, "--engine")
-    grids = _read_grids(options)  # once: their files may change while a sweep runs
-    sweeps = _read_sweeps(options, grids)
+def _work(asked: _RunOptions, options: Options) -> None:
+    """Run the jobs that wait, or those that have failed; UserError if a job is not done in the
+    end.
+    """
+    kinds = {StateKind.WAITING, StateKind.STOPPED}
+    if options["action"] == "retry":
+        kinds = {StateKind.FAILED}
+    refuse_foreign_settings(options, ENGINES, "--engine", asked.engine)
+    engine = compose(ENGINES[asked.engine], options, f"--engine {asked.engine}")
+    grids = _read_grids(asked)  # once: their files may change while a sweep runs
+    sweeps = _read_sweeps(asked, grids)
     jobs = _with_states(sweeps)
     print(_summary(sweeps, jobs))
     wanted = [job for job, state in jobs if state.kind in kinds]
@@ -249,22 +289,23 @@ def _work(parser: Parser, options: argparse.Namespace, *kinds: StateKind) -> Non
         print("nothing to do")
     started = {(job.key, len(job.stages)) for job in wanted}
     while to_do:
-        _run_jobs(engine, to_do, _context(sweeps, options))
+        _run_jobs(engine, to_do, _context(sweeps, asked.device))
         # What these jobs made may be what others wait for: members of an ensemble, or logs that
         # tell the best models.
-        sweeps = _read_sweeps(options, grids)
+        sweeps = _read_sweeps(asked, grids)
         jobs = _with_states(sweeps)
         wanted = [job for job, state in jobs if state.kind in kinds]
         to_do = [job for job in wanted if (job.key, len(job.stages)) not in started]
         started |= {(job.key, len(job.stages)) for job in to_do}
-    _conclude(sweeps, jobs, options, is_detached=getattr(engine, "detach", False))
+    print(_summary(sweeps, jobs))
+    _conclude(jobs, asked, is_detached=getattr(engine, "detach", False))
 
 
-def _context(sweeps: Sequence[Sweep], options: argparse.Namespace) -> SweepContext:
+def _context(sweeps: Sequence[_Sweep], device: str | None) -> SweepContext:
     import torch
 
     name, folder = "-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs
-    if options.device == "cpu":
+    if device == "cpu":
         return SweepContext(name, folder, (), wants_gpus=False)
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return SweepContext(name, folder, visible_gpus(named, torch.cuda.device_count()))
@@ -295,22 +336,12 @@ def _run_jobs(engine: Engine, jobs: list[SweepJob], context: SweepContext) -> No
             engine.run(jobs, context, report_end)
 
 
-def _conclude(
-    sweeps: Sequence[Sweep],
-    jobs: Sequence[JobAndState],
-    options: argparse.Namespace,
-    is_detached: bool,
-) -> None:
-    """Print the state of the sweeps; UserError unless every job is done or, if detached, none has
-    failed.
-    """
-    print(_summary(sweeps, jobs))
-    plugins = [word for plugin in getattr(options, "plugin", ()) for word in ("--plugin", plugin)]
-    grids = " ".join([*map(str, options.grids), *plugins])
-    command = options.parser.prog.rpartition(" ")[0]  # as the user starts it, without the action
+def _conclude(jobs: Sequence[JobAndState], asked: _RunOptions, is_detached: bool) -> None:
+    """Say how to go on; UserError unless every job is done or, if detached, none has failed."""
+    command, words = asked.command, asked.words
     kinds = Counter(state.kind for _, state in jobs)
     if set(kinds) == {StateKind.DONE}:
-        print(f"report: {command} report {grids}")
+        print(f"report: {command} report {words}")
         return
     warnings = [
         f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}"
@@ -324,27 +355,27 @@ def _conclude(
     if is_detached and StateKind.FAILED not in kinds:
         is_pending = any(job.pending or not job.training for job, _ in jobs)
         if is_pending or StateKind.BLOCKED in kinds:
-            print(f"others wait for these jobs: then, run {command} run {grids} again")
+            print(f"others wait for these jobs: then, run {command} run {words} again")
         return
-    advice = f"see {command} status {grids}"
+    advice = f"see {command} status {words}"
     if kinds.keys() & {StateKind.WAITING, StateKind.STOPPED}:
-        advice += f"; {command} run {grids} continues"
+        advice += f"; {command} run {words} continues"
     if StateKind.FAILED in kinds:
-        advice += f"; {command} retry {grids} runs the failed ones again"
+        advice += f"; {command} retry {words} runs the failed ones again"
     not_done = len(jobs) - kinds[StateKind.DONE]
     raise UserError(f"{not_done} of {len(jobs)} jobs are not done: {advice}")
 
 
-def _report(parser: Parser, options: argparse.Namespace) -> None:
+def _report(asked: _ReportOptions, options: Options) -> None:
     """Write the page that analyze writes, about all logs of the sweeps that are complete; UserError
     if there is none.
 
     Others are left out, with a warning, unless asked for.
     """
-    report = compose(parser, Report, options, "sweep report")
-    sweeps = _read_sweeps(options)
+    report = compose(Report, options, "sweep report")
+    sweeps = _read_sweeps(asked)
     grids, jobs = [sweep.grid for sweep in sweeps], _jobs(sweeps)
-    page = options.output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
+    page = asked.output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
     refuse_to_replace(page, *PAGE)
     arguments, unfinished = [], 0
     for job in _with_bar(sweeps):
@@ -357,11 +388,12 @@ def _report(parser: Parser, options: argparse.Namespace) -> None:
             name = path.relative_to(job.cwd) if path.is_relative_to(job.cwd) else path
             arguments.append(f"{job.group}={name}")
     if not arguments:
-        run_first = f"{parser.prog.rpartition(' ')[0]} run {' '.join(map(str, options.grids))}"
-        raise UserError(f"none of {len(jobs)} jobs has a finished log yet: {run_first}")
+        raise UserError(
+            f"none of {len(jobs)} jobs has a finished log yet: {asked.command} run {asked.words}"
+        )
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
-    if not options.only:
+    if not asked.only:
         _warn_of_other_logs(sweeps)
     logs = read_logs(arguments, Report.kinds, warn=warn)
     if report.title == Report.title and len(grids) == 1:
@@ -375,7 +407,7 @@ def _is_reported(stage: EvaluationStage, unfinished: bool) -> bool:
     return reached.is_complete or (unfinished and reached.done > 0 and not reached.conflict)
 
 
-def _warn_of_other_logs(sweeps: Sequence[Sweep]) -> None:
+def _warn_of_other_logs(sweeps: Sequence[_Sweep]) -> None:
     """Warn of logs that no job makes, as that of a model that is no longer among the best."""
     known = {log for job in _jobs(sweeps) for stage in job.evaluations for log in stage.logs}
     paths = [path for sweep in sweeps for path in sorted(sweep.grid.logs.rglob("*.tsv"))]
@@ -386,34 +418,30 @@ def _warn_of_other_logs(sweeps: Sequence[Sweep]) -> None:
         warn(f"logs that no job makes are left out: {others[0]}{more}")
 
 
-_ACTIONS: dict[
-    str, tuple[str, Callable[[Parser], None], Callable[[Parser, argparse.Namespace], None]]
-] = {
+_ACTIONS: dict[str, tuple[type[_SweepOptions], str, Callable[[Any, Options], None]]] = {
     "plan": (
+        _PlanOptions,
         "print the jobs, their folders and their estimated time, from updates measured on this "
         "machine",
-        lambda parser: add_options(parser, {**_NO_COST, **_FORMAT}),
         _plan,
     ),
     "run": (
+        _RunOptions,
         "train, certify and attack whatever is missing; failed jobs are not run again",
-        _add_engine,
-        lambda parser, options: _work(parser, options, StateKind.WAITING, StateKind.STOPPED),
+        _work,
     ),
     "status": (
+        _StatusOptions,
         "print whether each job is waiting, running, done or failed, and why",
-        lambda parser: add_options(parser, _FORMAT),
         _status,
     ),
-    "retry": (
-        "run the failed jobs again",
-        _add_engine,
-        lambda parser, options: _work(parser, options, StateKind.FAILED),
-    ),
+    "retry": (_RunOptions, "run the failed jobs again", _work),
     "report": (
+        _ReportOptions,
         "write one HTML page about all complete logs: tables, curves, heat maps",
-        _add_report,
         _report,
     ),
 }
-"""Of each action: what it does, what adds its own options, and what carries it out."""
+"""Of each action: its options, what it does, and what carries it out."""
+_HINT = "all progress is on the disk; run the same command again to continue"
+main = partial(run, "sweep", _make_parser, _sweep, interrupted=_HINT)

@@ -1,6 +1,5 @@
 """train: a base classifier under Gaussian noise, or with any other registered objective."""
 
-import argparse
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -9,13 +8,9 @@ from pathlib import Path
 
 from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
-from smoothadv.cli.options.attack import in_256ths, unchanged
+from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.options.training import (
-    add_training,
-    spec_of,
-    with_recipes,
-)
+from smoothadv.cli.options.training import add_training, spec_of, with_recipes
 from smoothadv.cli.runner import Parser, run
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT
 from smoothadv.training.setup import train
@@ -32,26 +27,18 @@ _EXAMPLES = """examples:
   python code/train.py imagefolder:my_images timm:resnet18 models/tuned --noise 0.25 --pretrained \\
       --recipe finetune-noise
 """
+_DESCRIPTION = (
+    "Train a classifier on Gaussian-augmented images (Cohen et al., 2019), or for another "
+    "--objective."
+)
 
 
-def make_parser(arguments: Sequence[str]) -> Parser:
-    """The parser of the command ``train``; --released-behaviour in ``arguments`` changes the unit
-    of --epsilon.
+def training_parser(name: str, description: str, examples: str, arguments: Sequence[str]) -> Parser:
+    """The parser of a training command; --released-behaviour in ``arguments`` changes the unit of
+    --epsilon.
     """
-    description = (
-        "Train a classifier on Gaussian-augmented images (Cohen et al., 2019), or for another "
-        "--objective."
-    )
-    return training_parser("train", description, _EXAMPLES, "gaussian", arguments)
-
-
-def training_parser(
-    name: str, description: str, examples: str, objective: str, arguments: Sequence[str]
-) -> Parser:
-    """The parser of train, train_pgd or train_denoiser, which differ in their default objective."""
     parser = Parser(prog=name, description=description, epilog=examples)
-    adapt = in_256ths if "--released-behaviour" in arguments else unchanged
-    add_training(parser, objective, adapt, arguments)
+    add_training(parser, name, arguments)
     return parser
 
 
@@ -60,15 +47,13 @@ def train_command(
 ) -> int:
     """Run a training command with these ``arguments``; returns the exit code."""
     hint = "with --resume the same command continues from the last checkpoint"
-    return ended(run(name, lambda: make_parser(arguments), _train, arguments, interrupted=hint))
+    return ended(run(name, partial(make_parser, arguments), _train, arguments, interrupted=hint))
 
 
-def _train(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> None:
-    options = with_recipes(parser, options)
-    spec = spec_of(parser, options, command)
+def _train(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    spec = spec_of(with_recipes(parser, options, command[1]), command)
     use_threads(spec, spec.outdir / ARGUMENTS if spec.existing == "resume" else None)
-    trained = train(spec)
-    if trained.is_first:
+    if train(spec).is_first:
         print(f"saved {spec.outdir / CHECKPOINT}; certify it with:\n  {_certify_command(spec)}")
 
 
@@ -87,4 +72,5 @@ def _certify_command(spec: TrainSpec) -> str:
     return shlex.join([*words, *plugins.words()])
 
 
+make_parser = partial(training_parser, "train", _DESCRIPTION, _EXAMPLES)
 main = partial(train_command, "train", make_parser)

@@ -2,10 +2,8 @@
 smoothed.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
-from smoothadv.cli.runner import Parser
 from smoothadv.cli.train import train_command, training_parser
 
 _EXAMPLES = """examples:
@@ -18,15 +16,10 @@ _EXAMPLES = """examples:
       --pretrained-model models/cifar10/denoiser_0.25/checkpoint.pth.tar
 docs/denoised.md says how it is used.
 """
+_DESCRIPTION = (
+    "Train a denoiser (Salman et al., 2020): behind it, a classifier trained without noise is "
+    "certified."
+)
 
-
-def make_parser(arguments: Sequence[str]) -> Parser:
-    """The parser of the command ``train_denoiser``."""
-    description = (
-        "Train a denoiser (Salman et al., 2020): behind it, a classifier trained without noise is "
-        "certified."
-    )
-    return training_parser("train_denoiser", description, _EXAMPLES, "mse", arguments)
-
-
+make_parser = partial(training_parser, "train_denoiser", _DESCRIPTION, _EXAMPLES)
 main = partial(train_command, "train_denoiser", make_parser)

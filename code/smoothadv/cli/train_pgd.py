@@ -1,9 +1,7 @@
 """train_pgd: a base classifier with SmoothAdv."""
 
-from collections.abc import Sequence
 from functools import partial
 
-from smoothadv.cli.runner import Parser
 from smoothadv.cli.train import train_command, training_parser
 
 _EXAMPLES = """examples:
@@ -20,17 +18,10 @@ _EXAMPLES = """examples:
       --noise 0.5 \\
       --attack PGD --epsilon 1 --num-steps 2 --recipe fast --compile --precision bf16
 """
+_DESCRIPTION = (
+    "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed classifier, "
+    "train on the attacked noisy images."
+)
 
-
-def make_parser(arguments: Sequence[str]) -> Parser:
-    """The parser of the command ``train_pgd``; --released-behaviour in ``arguments`` changes the
-    unit of --epsilon.
-    """
-    description = (
-        "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed classifier, "
-        "train on the attacked noisy images."
-    )
-    return training_parser("train_pgd", description, _EXAMPLES, "smoothadv", arguments)
-
-
+make_parser = partial(training_parser, "train_pgd", _DESCRIPTION, _EXAMPLES)
 main = partial(train_command, "train_pgd", make_parser)

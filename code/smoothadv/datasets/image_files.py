@@ -13,7 +13,7 @@ import numpy as np
 
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import cached, check_regular
+from smoothadv.base.files import cached
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -45,8 +45,6 @@ def open_image(path: File, name: str = "") -> Image:
         raise UserError(
             f"{_VARIABLE} is '{stated}': set it to a number of pixels, like {MOST_PIXELS}"
         )
-    if isinstance(path, Path):
-        check_regular(path)
     with (
         _OPENING
     ):  # Pillow's own bound, of the whole process, is twice as large and cannot be raised by a user

@@ -14,7 +14,6 @@ import numpy as np
 from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import read_regular
 from smoothadv.base.progress import Progress
 from smoothadv.datasets import (
     CIFAR_TRAINING,
@@ -174,7 +173,7 @@ def _read_prepared(file: tuple[Path, str], make: Callable[[Image], Made]) -> Mad
 def _digest(files: list[tuple[Path, int]]) -> str:
     """A hash of the content, the relative names and the labels of all files."""
     with ThreadPoolExecutor(usable_cpus()) as pool:  # hashing releases the interpreter lock
-        hashed = pool.map(lambda file: digest([read_regular(file[0])]), files)
+        hashed = pool.map(lambda file: digest([file[0].read_bytes()]), files)
         pairs = zip(files, Progress(hashed, "hashing images", len(files), delay=2))
         return digest(
             f"{file.parent.name}/{file.name}\t{label}\t{content}\n"

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from smoothadv.base.files import CarefulUnpickler
-
 _NDARRAY = object()
 
 
@@ -57,7 +55,11 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     content = (
         content.encode("latin1") if isinstance(content, str) else content
     )  # Python 2 wrote bytes as text
-    if not isinstance(content, bytes) or not isinstance(dtype, _Type) or order not in ("C", "F"):
+    if (
+        not isinstance(content, (bytes, bytearray))
+        or not isinstance(dtype, _Type)
+        or order not in ("C", "F")
+    ):
         raise TypeError("it holds an array of something else than bytes")
     if (
         not isinstance(shape, tuple)
@@ -104,7 +106,7 @@ _STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-class _ArraysOnly(CarefulUnpickler):
+class _ArraysOnly(pickle.Unpickler):
     """Reads dicts, lists, numbers, text and arrays; a file that asks for anything else is
     refused.
     """
@@ -125,7 +127,7 @@ def read_pickled_arrays(path: Path) -> Any:
     any exception.
     """
     with path.open("rb") as file:
-        return _ArraysOnly(file).load()
+        return _ArraysOnly(file, encoding="latin1").load()
 
 
 def plain_array(value: Any) -> np.ndarray:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import arrays_in, refuse_to_inflate
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
@@ -28,7 +27,6 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
     """
     if not path.is_file():
         raise UserError(f"--use-unlabelled: {path} does not exist")
-    refuse_to_inflate(path)
     try:
         content = _read(path)
         images, labels = _array(content, _IMAGES), _array(content, _LABELS)
@@ -60,7 +58,7 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
 
 def _read(path: Path) -> Mapping[str, Any]:
     if zipfile.is_zipfile(path):  # a .npz file, whatever its name
-        with arrays_in(path) as arrays:
+        with np.load(path, allow_pickle=False) as arrays:
             return dict(arrays)
     content = read_pickled_arrays(path)
     if not isinstance(content, dict):

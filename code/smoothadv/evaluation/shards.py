@@ -16,7 +16,6 @@ from typing import Any
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import (
     lock,
-    read_regular,
     refuse_to_replace,
     reserved,
     write_json,
@@ -76,7 +75,7 @@ def shards_of(log: Path) -> list[Path]:
 def is_merged(shard: Path, log: Path) -> bool:
     """Whether ``log`` exists and contains all rows of a shard."""
     try:
-        return set(read_regular(shard).splitlines()) <= set(read_regular(log).splitlines())
+        return set(shard.read_bytes().splitlines()) <= set(log.read_bytes().splitlines())
     except FileNotFoundError:
         return False
 
@@ -164,14 +163,14 @@ def _read_part(path: Path) -> _Part:
     """A part without a last row that is torn; UserError where it has a line that is no row."""
     manifest = records.read_manifest_file(path)
     try:
-        return _Part(path, manifest["settings"], manifest["runs"], *read_rows(read_regular(path)))
+        return _Part(path, manifest["settings"], manifest["runs"], *read_rows(path.read_bytes()))
     except ValueError as error:
         raise UserError(f"cannot merge {path}: {error}") from error
 
 
 def _has_rows(path: Path) -> bool:
     """Whether a log has more than a part of its header."""
-    return b"\n" in read_regular(path)
+    return b"\n" in path.read_bytes()
 
 
 def _check_settings(parts: Sequence[_Part], settings: dict[str, Any], way: str) -> None:

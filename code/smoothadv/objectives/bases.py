@@ -11,7 +11,6 @@ from torch import nn
 
 from smoothadv.attacks import GradientAttack
 from smoothadv.base.settings import (
-    checked_field,
     noise_level,
     non_negative_float,
     non_negative_int,
@@ -47,7 +46,7 @@ class AttackedObjective(Objective):
     is attacked (Madry et al., 2018).
     """
 
-    attack: GradientAttack | None = checked_field(None, kind=Callable)
+    attack: GradientAttack | None = setting(kind=Callable)
     noise_sd: float = setting(
         flag="--noise",
         parse=noise_level,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from smoothadv.attacks import GradientAttack
-from smoothadv.base.settings import checked_field, non_negative_float, positive_int, setting
+from smoothadv.base.settings import non_negative_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, mean_cross_entropy
 from smoothadv.objectives.bases import AttackedObjective, resolve, weight
 
@@ -28,7 +28,7 @@ class Consistency(AttackedObjective):
     """
 
     TERMS = ("cross_entropy", "divergence", "entropy")
-    attack: GradientAttack | None = checked_field(None, None, kind=Callable, kw_only=True)
+    attack: GradientAttack | None = setting(None, kind=Callable, kw_only=True)
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     regularization: float = weight()
     eta: float = setting(

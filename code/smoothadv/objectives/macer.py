@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from smoothadv.attacks import GradientAttack
-from smoothadv.base.settings import checked_field, positive_float, positive_int, setting
+from smoothadv.base.settings import positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.objectives.bases import AttackedObjective, resolve, weight
 
@@ -29,7 +29,7 @@ class Macer(AttackedObjective):
     """
 
     TERMS = ("cross_entropy", "hinge")
-    attack: GradientAttack | None = checked_field(None, None, kind=Callable, kw_only=True)
+    attack: GradientAttack | None = setting(None, kind=Callable, kw_only=True)
     num_noise_vec: int = setting(16, parse=positive_int, help="k, the noise draws per image")
     regularization: float = weight()
     sharpness: float = setting(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from smoothadv.attacks import GradientAttack
-from smoothadv.base.settings import checked_field, setting
+from smoothadv.base.settings import setting
 from smoothadv.objectives import OBJECTIVES, Batch, Outcome
 from smoothadv.objectives.bases import AttackedObjective
 
@@ -23,7 +23,7 @@ class SmoothAdv(AttackedObjective):
     its "Vanilla PGD".
     """
 
-    attack: GradientAttack = checked_field(None, kind=Callable)
+    attack: GradientAttack = setting(kind=Callable)
     train_first_copy: bool = setting(
         False,
         help="train on the first of the m copies only, as the released code does without "

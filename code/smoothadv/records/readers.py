@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.lib import format as npy
 
 from smoothadv.base.errors import UserError, escape, first_line
-from smoothadv.base.files import read_array_header, read_regular, refuse_to_inflate
 from smoothadv.records import logs as records
 from smoothadv.records.manifests import (
     METHODS,
@@ -381,7 +381,8 @@ def _ambiguous(path: Path, name: str) -> UserError:
 
 def _header(path: Path) -> list[str]:
     """The names in the first line, as far as a sensible header reaches."""
-    start = read_regular(path, _HEADER_BYTES)
+    with path.open("rb") as file:
+        start = file.read(_HEADER_BYTES)
     return _LINE_END.split(start.decode("utf-8-sig", errors="replace"))[0].split("\t")
 
 
@@ -407,7 +408,6 @@ def read_examples(path: Path, rows: Sequence[int] | None = None) -> dict[str, np
 
     Rows that it lacks are left out. UserError where it is missing, damaged or something else.
     """
-    refuse_to_inflate(path)
     try:
         with zipfile.ZipFile(path) as archive:
             read = {
@@ -442,7 +442,8 @@ def _read_array(
 ) -> tuple[np.ndarray, int]:
     """The array in a member, or these ``rows`` of it; and how many rows the member has."""
     with archive.open(name) as member:
-        shape, is_fortran, dtype = read_array_header(archive, member, name)
+        npy.read_magic(member)
+        shape, is_fortran, dtype = npy.read_array_header_1_0(member)
         if is_fortran or not shape:
             raise ValueError("an array of another kind")
         size, start, parts = dtype.itemsize * math.prod(shape[1:]), member.tell(), []

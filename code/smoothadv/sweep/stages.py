@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import read_json, read_regular, write_text
+from smoothadv.base.files import read_json, write_text
 from smoothadv.base.members import Members
 from smoothadv.records import logs as records
 from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation
@@ -205,7 +205,7 @@ def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
 def _rows(log: Path) -> list[bytes]:
     """The whole rows that a log has below its header; none if there is no log."""
     try:
-        return read_regular(log).split(b"\n")[1:-1]
+        return log.read_bytes().split(b"\n")[1:-1]
     except OSError:
         return []
 

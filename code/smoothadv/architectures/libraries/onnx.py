@@ -13,7 +13,6 @@ from torch import nn
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.base.files import read_regular
 from smoothadv.datasets import DatasetDescription
 
 
@@ -38,7 +37,7 @@ class OnnxNetwork(nn.Module):
         )  # "location" and the length of its text
         names = {os.fsdecode(content[one.end() : one.end() + one[1][0]]) for one in places}
         try:
-            parts = [content, *(read_regular(Path(file).parent / name) for name in sorted(names))]
+            parts = [content, *((Path(file).parent / name).read_bytes() for name in sorted(names))]
         except (OSError, ValueError) as error:
             raise UserError(
                 f"onnx:{file}: its weights cannot be read: {first_line(error)}"

@@ -2,7 +2,6 @@
 options describe.
 """
 
-import argparse
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
 from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, PlugIn, Stein, plug_in
+from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
     Checked,
     Setting,
@@ -19,11 +19,12 @@ from smoothadv.base.settings import (
     setting,
 )
 from smoothadv.cli.options.components import (
-    add_components,
+    Options,
     add_settings,
-    compose_chosen,
+    compose,
     given_settings,
     group_of,
+    refuse_foreign_settings,
 )
 from smoothadv.cli.runner import Parser
 
@@ -32,9 +33,10 @@ _GROUP = "attack"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientOptions(Checked):
-    """How an attack computes gradients; the options of training."""
+class AttackOptions(Checked):
+    """Which attack, and how it computes gradients; the options of training."""
 
+    attack: str | None = setting(None, choices=ATTACKS, metavar="NAME", help="how to attack")
     beta: float | None = setting(
         None,
         parse=positive_float,
@@ -49,8 +51,8 @@ class GradientOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationGradientOptions(GradientOptions):
-    """How an attack computes gradients; the options of evaluations."""
+class EvaluationAttackOptions(AttackOptions):
+    """Which attack, and how it computes gradients; the options of evaluations."""
 
     gradient: str | None = setting(
         None,
@@ -60,25 +62,17 @@ class EvaluationGradientOptions(GradientOptions):
     )
 
 
-def unchanged(setting: Setting) -> Setting:
-    """The setting as its attack declares it."""
-    return setting
-
-
 def add_attack(
     parser: Parser,
-    adapt: Callable[[Setting], Setting],
-    default: str | None = None,
-    gradients: type[GradientOptions] = GradientOptions,
-) -> argparse._ArgumentGroup:
-    """--attack, the settings of all attacks, each changed by ``adapt``, and how gradients are
-    computed, in a group that further options join.
+    kind: type[AttackOptions],
+    adapt: Callable[[Setting], Setting] = lambda one: one,
+) -> None:
+    """The options of the ``kind`` and the settings of all attacks, each changed by ``adapt``, in a
+    group that further options join.
     """
-    group = group_of(parser, _GROUP)
-    names = f"one of {', '.join(ATTACKS)} (default: {default or 'none'})"
-    add_components(group, "--attack", ATTACKS, names, default, adapt)
-    add_settings(group, options_of(gradients))
-    return group
+    chooser, *gradients = options_of(kind)
+    of_attacks = [one for attack in ATTACKS.values() for one in options_of(attack)]
+    add_settings(group_of(parser, _GROUP), map(adapt, [chooser, *of_attacks, *gradients]))
 
 
 def in_256ths(setting: Setting) -> Setting:
@@ -91,69 +85,58 @@ def in_256ths(setting: Setting) -> Setting:
 
 
 def compose_attack(
-    parser: Parser, options: argparse.Namespace, noise_sd: float, **given: Any
+    options: Options, noise_sd: float, default: str | None = None, **given: Any
 ) -> GradientAttack:
     """The attack that the options and the fields ``given`` describe; a usage error where they
     contradict each other.
     """
-    if options.attack is None:
-        parser.error(
+    name = options.get("--attack", default)
+    if name is None:
+        raise UsageError(
             "an attack is needed: --attack NAME --epsilon E --num-steps T, where NAME is "
             f"{', '.join(ATTACKS)}"
         )
-    estimator = _estimator(parser, options, noise_sd)
-    return compose_chosen(parser, ATTACKS, options, "--attack", estimator=estimator, **given)
+    refuse_foreign_settings(options, ATTACKS, "--attack", name)
+    estimator = _estimator(options, noise_sd)
+    return compose(ATTACKS[name], options, f"--attack {name}", estimator=estimator, **given)
 
 
-def _estimator(parser: Parser, options: argparse.Namespace, noise_sd: float) -> GradientEstimator:
-    chosen = EvaluationGradientOptions(**given_settings(EvaluationGradientOptions, options))
-    named, without = chosen.gradient, None
-    if chosen.hard_no_grad_attack:
-        without = "--hard-no-grad-attack"
-    if chosen.no_grad_attack:
-        without = "--no-grad-attack"
-    if named is not None and without:
-        parser.error(f"{without} and --gradient say the same thing: leave one of them out")
-    if not without and named in (None, "plug-in", _BASE):
+def _estimator(options: Options, noise_sd: float) -> GradientEstimator:
+    chosen = EvaluationAttackOptions(**given_settings(EvaluationAttackOptions, options))
+    ways = [flag for flag in ("--no-grad-attack", "--hard-no-grad-attack") if flag in options]
+    if ways and chosen.gradient is not None:
+        raise UsageError(f"{ways[0]} and --gradient say the same thing: leave one of them out")
+    if not ways and chosen.gradient in (None, "plug-in", _BASE):
         return plug_in if chosen.beta in (None, 1) else PlugIn(chosen.beta)
+    way = ways[0] if ways else f"--gradient {chosen.gradient}"
     if chosen.beta is not None:
-        other = without or f"--gradient {named}"
-        parser.error(
-            f"--beta is not read by {other}, but by the plug-in gradient: leave one of them out"
+        raise UsageError(
+            f"--beta is not read by {way}, but by the plug-in gradient: leave one of them out"
         )
-    if named is not None:
-        return ESTIMATORS[named][0](noise_sd)
+    if chosen.gradient is not None:
+        return ESTIMATORS[chosen.gradient][0](noise_sd)
     if noise_sd == 0:
         reason = "--base-attack has none" if "--base-attack" in options else "--noise is 0"
-        parser.error(
-            f"{without} estimates gradients from noise, and {reason}: leave one of them out"
+        raise UsageError(
+            f"{way} estimates gradients from noise, and {reason}: leave one of them out"
         )
     return Stein(noise_sd, hard=chosen.hard_no_grad_attack)
 
 
-def given_attack_flags(parser: Parser, options: argparse.Namespace) -> list[str]:
-    """The options of an attack that are on the command line: a command that makes no attack must
-    refuse them.
-    """
-    (group,) = (group for group in parser._action_groups if group.title == _GROUP)
-    actions = group._group_actions
-    return [
-        one.option_strings[0]
-        for one in actions
-        if getattr(options, one.dest, one.default) != one.default
-    ]
+def flags_of(*components: type) -> set[str]:
+    """The flags of the options of components."""
+    return {one.flag for component in components for one in options_of(component)}
 
 
-def attacked_fields(parser: Parser, options: argparse.Namespace, **given: Any) -> dict[str, Any]:
+def attacked_fields(options: Options, default: str | None = None, **given: Any) -> dict[str, Any]:
     """The fields of an ``AttackedSpec`` that are not its options: the attack, with the fields
     ``given``, and whether it is on the base classifier.
 
     A usage error where options contradict each other.
     """
-    gradient = getattr(options, "--gradient", None)
-    if "--base-attack" in options and gradient is not None:
-        parser.error("--base-attack and --gradient say the same thing: leave one of them out")
-    is_on_base = "--base-attack" in options or gradient == _BASE
-    noise_sd = 0.0 if is_on_base else options.sigma
-    attack = compose_attack(parser, options, noise_sd, **given)
+    if "--base-attack" in options and "--gradient" in options:
+        raise UsageError("--base-attack and --gradient say the same thing: leave one of them out")
+    is_on_base = "--base-attack" in options or options.get("--gradient") == _BASE
+    noise_sd = 0.0 if is_on_base else options["sigma"]
+    attack = compose_attack(options, noise_sd, default, **given)
     return {"attack": attack, "base_attack": is_on_base}

@@ -1,50 +1,24 @@
 """Makes options of settings, and specs and components of the options on a command line."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING
 from typing import Any
 
+from smoothadv.base.errors import UsageError
 from smoothadv.base.registry import Registry
 from smoothadv.base.settings import Setting, options_of
-from smoothadv.cli.runner import Parser
 
-
-def add_options(parser: argparse._ActionsContainer, table: Mapping[str, tuple[Any, ...]]) -> None:
-    """Add the options of a table, {"--flag METAVAR": (kind, help text, default)}; the default may
-    be left out: None.
-
-    A kind is an argparse type, the choices, an argparse action, or None for a switch. There may be
-    several flags; a positional argument has its name in their place. METAVAR... takes one value or
-    more, [METAVAR...] any number.
-    """
-    for words, (kind, text, *default) in table.items():
-        flags = [word for word in words.split() if word.startswith("-")] or words.split()[:1]
-        metavar = " ".join(words.split()[len(flags) :])
-        details: dict[str, Any] = {"type": kind, "metavar": metavar.strip("[.]") or None}
-        if metavar.endswith(("...", "...]")):
-            details["nargs"] = "*" if metavar.endswith("]") else "+"
-        if kind is None:
-            details = {"action": "store_true"}
-        elif isinstance(kind, type) and issubclass(kind, argparse.Action):
-            details = {"action": kind}
-        elif not callable(kind):
-            details = {"choices": kind}
-        action = parser.add_argument(
-            *flags, help=text, **details, **dict(zip(["default"], default))
-        )
-        if isinstance(
-            names := getattr(kind, "__self__", None), Registry
-        ):  # argcomplete offers them in place of files
-            action.completer = lambda names=names, **_: names  # type: ignore[attr-defined]
+Options = Mapping[str, Any]
+"""What is on a command line: values by the main flag, or by the name of a positional argument."""
 
 
 def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]) -> None:
     """Add an option for each setting, in the group that it names; components may share a flag, and
     what the parser has already stays.
 
-    The option's destination is its main flag. An option that is not on the command line has no
-    attribute there, so that it can be distinguished from one that is given with its default.
+    The option's destination is its main flag. What is not on the command line has no destination,
+    so that it can be distinguished from what is given with its default.
     """
     by_flag: dict[str, list[Setting]] = {}
     for setting in settings:
@@ -53,7 +27,12 @@ def add_settings(parser: argparse._ActionsContainer, settings: Iterable[Setting]
     for setting, *others in by_flag.values():
         if setting.flag in known:
             continue
-        defaults = {str(one.default) for one in (setting, *others) if _is_said(one.default)}
+        # Not the default of a switch, or of what is optional.
+        defaults = {
+            str(one.default)
+            for one in (setting, *others)
+            if one.default not in (MISSING, None, ()) and not isinstance(one.default, bool)
+        }
         default = f" (default: {' or '.join(sorted(defaults))})" if defaults else ""
         _add_setting(group_of(parser, setting.group), setting, default)
 
@@ -66,94 +45,40 @@ def group_of(parser: argparse._ActionsContainer, title: str) -> Any:
     return known[0] if known else parser.add_argument_group(title)
 
 
-def _is_said(default: Any) -> bool:
-    """Whether a help text names the default; not that of a switch, or of what is optional."""
-    return default not in (MISSING, None, ()) and not isinstance(default, bool)
-
-
 def _add_setting(parser: argparse._ActionsContainer, setting: Setting, default: str) -> None:
+    place: Any = {"dest": setting.flag} if setting.flag.startswith("-") else {}
     if setting.constants:
         choice = parser.add_mutually_exclusive_group()
         for value, meaning in setting.constants.items():
             text = meaning + " (the default)" * (value == setting.default)
-            choice.add_argument(
-                f"--{value}",
-                dest=setting.flag,
-                action="store_const",
-                const=value,
-                default=argparse.SUPPRESS,
-                help=text,
-            )
+            choice.add_argument(f"--{value}", action="store_const", const=value, help=text, **place)
         return
-    text = (setting.description + default).replace("%", "%%")
-    place: dict[str, Any] = {"dest": setting.flag} if setting.flag.startswith("-") else {}
-    action = parser.add_argument(
-        *setting.flags, default=argparse.SUPPRESS, help=text, **place, **_reading(setting)
-    )
+    how: dict[str, Any] = {"help": (setting.description + default).replace("%", "%%")}
+    if setting.parse is None:
+        how["action"] = "store_false" if setting.default is True else "store_true"
+        if setting.default is None:
+            how["action"] = argparse.BooleanOptionalAction
+    elif setting.choices is not None and not isinstance(setting.choices, Registry):
+        how["choices"] = list(setting.choices)
+    else:
+        metavar = setting.metavar or setting.field.split("_")[-1].upper()
+        how |= {"type": setting.parse, "metavar": metavar}
+    if setting.many == "append":
+        how["action"] = "append"
+    elif setting.many:
+        how |= {"nargs": "+" if setting.many is True else setting.many, "action": "extend"}
+    action = parser.add_argument(*setting.flags, **place, **how)
     if isinstance(setting.choices, Registry):  # argcomplete offers the names in place of files
         names = setting.choices
         action.completer = lambda **_: names  # type: ignore[attr-defined]
 
 
-def _reading(setting: Setting) -> dict[str, Any]:
-    """How argparse reads an option: arguments of ``add_argument``."""
-    if setting.parse is None:
-        if setting.default is None:
-            return {"action": argparse.BooleanOptionalAction}
-        return {"action": "store_false" if setting.default is True else "store_true"}
-    nargs: dict[str, Any] = {}
-    if setting.many:
-        nargs = {"nargs": "+" if setting.many is True else setting.many}
-    if setting.choices is not None and not isinstance(setting.choices, Registry):
-        return {"choices": list(setting.choices), **nargs}
-    metavar = setting.metavar or setting.field.split("_")[-1].upper()
-    return {"type": setting.parse, "metavar": metavar, **nargs}
-
-
-def given_settings(spec: type, options: argparse.Namespace) -> dict[str, Any]:
+def given_settings(spec: type, options: Options) -> dict[str, Any]:
     """The settings of a spec, or of a component, that are on the command line, by field."""
-    return {
-        setting.field: getattr(options, setting.flag)
-        for setting in options_of(spec)
-        if setting.flag in options
-    }
+    return {one.field: options[one.flag] for one in options_of(spec) if one.flag in options}
 
 
-def add_components(
-    parser: argparse._ActionsContainer,
-    flag: str,
-    registry: Registry[type[Any]],
-    text: str,
-    default: str | None = None,
-    adapt: Callable[[Setting], Setting] = lambda setting: setting,
-) -> None:
-    """``flag`` NAME, which chooses a component, and the settings of all of ``registry``, each
-    changed by ``adapt``.
-    """
-    add_options(parser, {f"{flag} NAME": (registry.require, text, default)})
-    add_settings(
-        parser,
-        [adapt(setting) for component in registry.values() for setting in options_of(component)],
-    )
-
-
-def compose_chosen(
-    parser: Parser,
-    registry: Registry[type[Any]],
-    options: argparse.Namespace,
-    chooser: str,
-    also: Iterable[type] = (),
-    **given: Any,
-) -> Any:
-    """``compose`` what the option ``chooser``, like --attack, names; refuses foreign settings."""
-    name = getattr(options, chooser.removeprefix("--"))
-    refuse_foreign_settings(parser, options, registry, chooser, name, also)
-    return compose(parser, registry[name], options, f"{chooser} {name}", **given)
-
-
-def compose(
-    parser: Parser, component: type, options: argparse.Namespace, name: str, **given: Any
-) -> Any:
+def compose(component: type, options: Options, name: str, **given: Any) -> Any:
     """Build ``component`` from the values ``given`` and the options that its other settings
     declare.
 
@@ -162,17 +87,16 @@ def compose(
     values = {**given_settings(component, options), **given}
     for setting in options_of(component):
         if setting.required and setting.field not in values:
-            parser.error(f"{name} needs {setting.flag}: {setting.description}")
+            raise UsageError(f"{name} needs {setting.flag}: {setting.description}")
     try:
         return component(**values)
     except ValueError as error:
-        parser.error(str(error))
+        raise UsageError(str(error)) from None
 
 
 def refuse_foreign_settings(
-    parser: Parser,
-    options: argparse.Namespace,
-    registry: Registry,
+    options: Options,
+    registry: Registry[type[Any]],
     chooser: str,
     chosen: str,
     also: Iterable[type] = (),
@@ -180,35 +104,36 @@ def refuse_foreign_settings(
     """A usage error if an option was given that another component of ``registry`` reads, but not
     the one that ``chooser``, like --method, has ``chosen``, and none of ``also``.
     """
-    components = (registry[chosen], *also)
-    readable = {one.flag for component in components for one in options_of(component)}
+    readable = {one.flag for kind in (registry[chosen], *also) for one in options_of(kind)}
     for name, component in registry.items():
         for setting in options_of(component):
             if setting.flag in options and setting.flag not in readable:
-                other = f"{setting.flag} is not read by {chooser} {chosen}, but by {chooser} {name}"
-                parser.error(f"{other}: leave it out, or change {chooser}")
+                raise UsageError(
+                    f"{setting.flag} is not read by {chooser} {chosen}, but by {chooser} {name}: "
+                    f"leave it out, or change {chooser}"
+                )
 
 
 def command_line_of(
-    parser: Parser, options: argparse.Namespace, without: Iterable[str], changes: Mapping[str, Any]
+    parser: argparse.ArgumentParser,
+    options: Options,
+    without: Collection[str],
+    changes: Mapping[str, Any],
 ) -> list[str]:
     """The command line that gives ``options`` with ``changes``, except the destinations
-    ``without``.
-
-    Positional arguments come first; options with their default value are left out.
+    ``without``; positional arguments come first.
     """
     words, flags = [], []
-    values = {**vars(options), **changes}
+    values = {**options, **changes}
     for action in parser._actions:
-        value = values.get(action.dest, action.default)
-        if action.dest in without or value in (None, argparse.SUPPRESS):
+        value = values.get(action.dest)
+        if action.dest in without or value is None:
             continue
+        listed = [str(single) for single in (value if isinstance(value, list) else [value])]
         if not action.option_strings:
-            words.append(str(value))
-        elif value != action.default:
-            listed = [str(single) for single in (value if isinstance(value, list) else [value])]
-            if isinstance(action, argparse._AppendAction):
-                flags += [word for single in listed for word in (action.option_strings[0], single)]
-            else:
-                flags += [action.option_strings[0], *(() if action.nargs == 0 else listed)]
+            words += listed
+        elif isinstance(action, argparse._AppendAction):
+            flags += [word for single in listed for word in (action.option_strings[0], single)]
+        elif action.nargs != 0 or value == action.const:
+            flags += [action.option_strings[0], *(() if action.nargs == 0 else listed)]
     return [*words, *flags]

@@ -1,13 +1,12 @@
 """Recipes: named files of training options. Options on the command line override them."""
 
-import argparse
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from smoothadv.base.errors import UserError
-from smoothadv.base.files import read_regular
-from smoothadv.cli.runner import Parser
+from smoothadv.base.errors import UsageError, UserError
+from smoothadv.cli.options.components import Options
+from smoothadv.cli.runner import Parser, reading
 
 _FOLDER = Path(__file__).parents[2] / "recipes"
 RELEASED = "released-behaviour"
@@ -33,7 +32,7 @@ def recipe_words(name: str) -> list[str]:
     path = _FOLDER / f"{name}.txt"
     path = path if path.is_file() else Path(name)
     try:
-        return shlex.split(read_regular(path).decode(), comments=True)
+        return shlex.split(path.read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
         raise UserError(
             f"--recipe: '{name}' is neither one of {', '.join(recipe_names())} nor a file of "
@@ -42,40 +41,26 @@ def recipe_words(name: str) -> list[str]:
 
 
 def with_recipe(
-    parser: Parser,
-    options: argparse.Namespace,
-    name: str,
-    readable: Callable[[argparse.Namespace], set[str]],
-) -> argparse.Namespace:
+    parser: Parser, options: Options, name: str, readable: Callable[[Options], set[str]]
+) -> Options:
     """The options, with those of a recipe added where the command line does not give them.
 
-    Of the settings, whose destinations are their flags, only those in ``readable(options)`` are
-    added, since a recipe may serve several objectives and attacks. A usage error where it has
-    options of other commands.
+    Only those in ``readable(options)`` are added, since a recipe may serve several objectives and
+    attacks. A usage error where it has options of other commands.
     """
     words = recipe_words(name)
     # A denoiser is not attacked.
     if "--warmup" in words and "--warmup" not in parser._option_string_actions:
         place = words.index("--warmup")
         del words[place : place + 2]
-    with parser.reading(f"recipe {name}"):
+    with reading(f"recipe {name}"):
         for word in words:
             if word.partition("=")[0] in _NEVER:
-                parser.error(f"{word.partition('=')[0]} is no part of a recipe")
-        recipe = vars(
-            parser.parse_args([options.dataset, options.arch, str(options.outdir), *words])
-        )
-    # A setting that is not on the command line has no attribute; another option is None or False.
-    given = {
-        name: value
-        for name, value in vars(options).items()
-        if name.startswith("--") or (value is not None and value is not False)
-    }
-    known = readable(argparse.Namespace(**{**recipe, **given}))
+                raise UsageError(f"{word.partition('=')[0]} is no part of a recipe")
+        positional = [options["dataset"], options["arch"], str(options["outdir"])]
+        recipe = vars(parser.parse_args([*positional, *words]))
+    known = readable({**recipe, **options})
     for (flag, value), replaced in _REPLACED.items():
-        if given.get(flag) == value:
+        if options.get(flag) == value:
             known -= replaced
-    taken = {
-        name: value for name, value in recipe.items() if not name.startswith("--") or name in known
-    }
-    return argparse.Namespace(**{**vars(options), **taken, **given})
+    return {**{flag: value for flag, value in recipe.items() if flag in known}, **options}

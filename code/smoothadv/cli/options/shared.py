@@ -42,12 +42,9 @@ def use_threads(run: Any, resumed: Path | None = None) -> None:
     elif "OMP_NUM_THREADS" not in os.environ:
         threads = min(most, usable_cpus())
         # What cannot be read is for the command itself to complain about.
-        with contextlib.suppress(
-            UserError, OSError, ValueError, LookupError, TypeError, AttributeError
-        ):
-            threads = suitable_threads(
-                describe_dataset(run.dataset, run.data_dir).image_shape, most
-            )
+        with contextlib.suppress(UserError, OSError, LookupError, TypeError, ValueError):
+            shape = describe_dataset(run.dataset, run.data_dir).image_shape
+            threads = suitable_threads(shape, most)
             if resumed is not None:
-                threads = max(1, min(int(read_json(resumed)["runs"][-1]["torch_threads"]), most))
+                threads = min(int(read_json(resumed)["runs"][-1]["torch_threads"]), most)
     torch.set_num_threads(threads or most)

@@ -2,51 +2,76 @@
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.attacks import ATTACKS, GradientAttack
+from smoothadv.base.errors import UsageError
 from smoothadv.base.registry import Registry
-from smoothadv.base.settings import Setting, options_of
+from smoothadv.base.settings import Checked, Setting, options_of, setting
 from smoothadv.cli.options.attack import (
-    GradientOptions,
+    AttackOptions,
     add_attack,
     compose_attack,
-    given_attack_flags,
+    flags_of,
+    in_256ths,
 )
 from smoothadv.cli.options.components import (
-    add_options,
+    Options,
     add_settings,
-    compose_chosen,
+    compose,
     given_settings,
+    group_of,
+    refuse_foreign_settings,
 )
 from smoothadv.cli.options.recipes import RELEASED, recipe_names, with_recipe
 from smoothadv.cli.options.shared import say_what_is_certified
-from smoothadv.cli.runner import Parser
+from smoothadv.cli.runner import Parser, values_of
 from smoothadv.objectives import OBJECTIVES, DataPolicy, Objective, attack_field
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.training.execution import Execution
 from smoothadv.training.spec import EvaluationSchedule, ScheduleSpec, TrainSpec
 
-_RECIPE = {
-    "--recipe NAME": (str, f"take options from a recipe: {', '.join(recipe_names())}, or a file"),
-}
-_RELEASED_BEHAVIOUR = {
-    "--released-behaviour": (
-        None,
-        "deviate from the paper as the released SmoothAdv code does, with --epsilon in 1/256 "
-        "(docs/training.md)",
-    ),
-}
-_OVERRIDDEN = "recipes (options on the command line override them)"
+_RECIPES = "recipes (options on the command line override them)"
 _CLASSIFIER = (
     "the frozen classifier behind the denoiser, a checkpoint or a network by name, like "
     "timm:resnet18: stability needs it, with mse it is for the log only"
 )
 _OF_CLASSIFIERS = ("pretrained", "finetune_quantized", "teacher_draws")
-_WITH_ATTACK = ("--warmup", "--warmup-from-first-epoch", "--base-attack")
+_OF_TEACHER = {"--teacher", "--teacher-draws"}
+_WITH_ATTACK = {"--warmup", "--warmup-from-first-epoch", "--base-attack"}
 """Settings of objectives that do without an attack, and that only an attack reads."""
+
+
+DEFAULT_OBJECTIVES = {"train": "gaussian", "train_pgd": "smoothadv", "train_denoiser": "mse"}
+"""The objective of each command that names none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions(Checked):
+    """Named sets of options, and the objective, whose own settings are options, too."""
+
+    recipe: str | None = setting(
+        None,
+        parse=str,
+        metavar="NAME",
+        group=_RECIPES,
+        help=f"take options from a recipe: {', '.join(recipe_names())}, or a file",
+    )
+    released_behaviour: bool = setting(
+        False,
+        group=_RECIPES,
+        help="deviate from the paper as the released SmoothAdv code does, with --epsilon in 1/256 "
+        "(docs/training.md)",
+    )
+    objective: str = setting(
+        choices=OBJECTIVES,
+        metavar="NAME",
+        group="objective",
+        help="what is minimised; --objective NAME --help shows its options",
+    )
 
 
 def objectives_with(default: str) -> Registry[type[Objective]]:
@@ -54,55 +79,42 @@ def objectives_with(default: str) -> Registry[type[Objective]]:
     return DENOISING if default in DENOISING else OBJECTIVES
 
 
-def add_training(
-    parser: Parser, objective: str, adapt: Callable[[Setting], Setting], arguments: Sequence[str]
-) -> None:
-    """The options of training, with this default ``objective``; ``adapt`` changes the settings of
-    attacks.
+def add_training(parser: Parser, command: str, arguments: Sequence[str]) -> None:
+    """The options of a training command; --released-behaviour in ``arguments`` changes the unit of
+    --epsilon.
 
     The help shows those of the objective and of the attack that ``arguments`` name. The parser
     knows the others, too, so that a message can say who reads them.
     """
-    recipes, group = (parser.add_argument_group(name) for name in (_OVERRIDDEN, "objective"))
-    objectives = objectives_with(objective)
-    chosen = objectives.get(_value_of("--objective", arguments), objectives[objective])
-    names = (
-        f"one of {', '.join(objectives)} (default: {objective}); --objective NAME --help shows its "
-        "options"
+    default = DEFAULT_OBJECTIVES[command]
+    objectives = objectives_with(default)
+    (*_, name), (*_, attack) = (
+        [first, *values_of(flag, arguments)]
+        for flag, first in (("--objective", default), ("--attack", ""))
     )
-    parser.set_defaults(default_objective=objective, attack=None, released_behaviour=False)
-    add_options(group, {"--objective NAME": (objectives.require, names)})
-    for component in (chosen, *objectives.values()):
-        add_settings(group, options_of(component))
-    add_options(recipes, _RECIPE)
-    if objectives is OBJECTIVES:
-        add_options(recipes, _RELEASED_BEHAVIOUR)
-        add_attack(parser, adapt)
-    add_settings(parser, _spec_settings(objectives is DENOISING))
-    attack = ATTACKS.get(_value_of("--attack", arguments), GradientAttack)
-    hidden = _flags(*objectives.values()) - _flags(chosen)
-    if attack_field(chosen) is None:
-        hidden |= _flags(*ATTACKS.values(), GradientOptions) | {"--attack", "--released-behaviour"}
-    else:
-        hidden |= _flags(*ATTACKS.values()) - _flags(attack)
-    if chosen.TEACHER not in ("logits", "votes"):
-        hidden |= {"--teacher", "--teacher-draws"}
+    chosen = objectives.get(name, objectives[default])
+    recipe, released, objective = options_of(TrainingOptions)
+    objective = dataclasses.replace(
+        objective, default=default, choices=objectives, parse=objectives.require
+    )
+    is_denoiser = objectives is DENOISING
+    add_settings(parser, [recipe, objective] if is_denoiser else [recipe, released, objective])
+    for kind in (chosen, *objectives.values()):
+        add_settings(group_of(parser, "objective"), options_of(kind))
+    if not is_denoiser:
+        is_released = "--released-behaviour" in arguments
+        add_attack(parser, AttackOptions, in_256ths if is_released else lambda one: one)
+    add_settings(parser, _spec_settings(is_denoiser))
+    shown = flags_of(chosen)
+    if attack_field(chosen) is not None:
+        shown |= flags_of(AttackOptions, ATTACKS.get(attack, GradientAttack))
+        shown.add("--released-behaviour")
+    if chosen.TEACHER in ("logits", "votes"):
+        shown |= _OF_TEACHER
+    hidden = flags_of(*objectives.values(), *ATTACKS.values(), AttackOptions) | _OF_TEACHER
     for action in parser._actions:
-        if hidden & {*action.option_strings}:
+        if {*action.option_strings} & (hidden | {"--released-behaviour"}) - shown:
             action.help = argparse.SUPPRESS
-
-
-def _flags(*components: type) -> set[str]:
-    """The flags of the options of components."""
-    return {one.flag for component in components for one in options_of(component)}
-
-
-def _value_of(flag: str, arguments: Sequence[str]) -> str:
-    """The last value of an option in the words of a command line; "" without one."""
-    values = [word.partition("=")[2] for word in arguments if word.startswith(f"{flag}=")]
-    pairs = zip(arguments, arguments[1:])
-    values += [value for word, value in pairs if word == flag]
-    return values[-1] if values else ""
 
 
 def _spec_settings(denoises: bool) -> list[Setting]:
@@ -126,115 +138,92 @@ def _of_denoiser(one: Setting) -> Setting:
     return one
 
 
-def with_recipes(parser: Parser, options: argparse.Namespace) -> argparse.Namespace:
+def with_recipes(parser: Parser, options: Options, command: str) -> Options:
     """The options with those of the recipes added; --recipe overrides --released-behaviour, the
     command line both.
     """
-    if options.recipe == RELEASED:
-        parser.error(
+    names = [options["--recipe"]] if "--recipe" in options else []
+    if RELEASED in names:
+        raise UsageError(
             f"--recipe {RELEASED}: write --{RELEASED}, which also counts --epsilon in 1/256"
         )
-    names = [] if options.recipe is None else [options.recipe]
-    if options.released_behaviour:
+    if "--released-behaviour" in options:
         names.append(RELEASED)
+    default = {"--objective": DEFAULT_OBJECTIVES[command]}
     for name in names:
-        options = with_recipe(parser, options, name, _readable)
-    if options.objective is None:
-        options.objective = options.default_objective
-    return options
+        options = with_recipe(parser, options, name, lambda given: _readable({**default, **given}))
+    return {**default, **options}
 
 
-def _readable(options: argparse.Namespace) -> set[str]:
+def _readable(options: Options) -> set[str]:
     """The flags of the settings that the training, its objective and its attack read."""
-    objectives = objectives_with(options.default_objective)
-    objective = objectives[options.objective or options.default_objective]
-    settings = [*_spec_settings(objectives is DENOISING), *options_of(objective)]
+    objective = _chosen(options)
     field = attack_field(objective)
-    if field is not None and options.attack:
-        settings += [*options_of(ATTACKS[options.attack]), *options_of(GradientOptions)]
-    flags = {one.flag for one in settings}
-    if field is not None and not (options.attack or _is_required(field)):
-        flags -= {*_WITH_ATTACK}
+    flags = {one.flag for one in _spec_settings(objective.DENOISES)}
+    flags |= {"--objective", "--attack"} | flags_of(objective)
+    if field is not None and "--attack" in options:
+        flags |= flags_of(ATTACKS[options["--attack"]], AttackOptions)
+    elif field is not None and field.default is not dataclasses.MISSING:
+        flags -= _WITH_ATTACK
     return flags
 
 
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING
+def _chosen(options: Options) -> type[Objective]:
+    name = options["--objective"]
+    return objectives_with(name)[name]
 
 
-def spec_of(parser: Parser, options: argparse.Namespace, command: Sequence[str]) -> TrainSpec:
+def spec_of(options: Options, command: Sequence[str]) -> TrainSpec:
     """The specification that the options, with recipes added, describe; a usage error where they
     contradict each other.
     """
-    objective = _objective(parser, options)
+    objective = _objective(options)
     given = given_settings(TrainSpec, options)
     if objective.DENOISES:
-        given["teacher"] = getattr(options, "--classifier", None)
-    else:
-        given["policy"] = _policy(parser, options, objective)
+        given["teacher"] = options.get("--classifier")
+    elif policy := given_settings(DataPolicy, options):
+        if objective.policy is not None:
+            given["policy"] = dataclasses.replace(objective.policy, **policy)
+        elif "from_epoch" in policy:
+            given["policy"] = DataPolicy(**policy)
+        else:
+            raise UsageError(
+                "--drop-below and --resample-every count from an epoch: add --choose-from-epoch E"
+            )
     spec = TrainSpec(
         objective=objective,
         schedule=ScheduleSpec(**given_settings(ScheduleSpec, options)),
         execution=Execution(**given_settings(Execution, options)),
         tests=EvaluationSchedule(**given_settings(EvaluationSchedule, options)),
         command=tuple(command),
-        arguments={_plain(name): value for name, value in vars(options).items()},
+        arguments={flag.lstrip("-").replace("-", "_"): one for flag, one in options.items()},
         **given,
     )
     say_what_is_certified(spec.dataset)
     return spec
 
 
-def _plain(name: str) -> str:
-    """The name of an option without dashes."""
-    return name.removeprefix("--").replace("-", "_")
-
-
-def _policy(parser: Parser, options: argparse.Namespace, objective: Objective) -> DataPolicy | None:
-    """The data policy on the command line, completed by the objective's own; None where neither is
-    given.
-    """
-    given = given_settings(DataPolicy, options)
-    if not given:
-        return None
-    if objective.policy is not None:
-        return dataclasses.replace(objective.policy, **given)
-    if "from_epoch" not in given:
-        parser.error(
-            "--drop-below and --resample-every count from an epoch: add --choose-from-epoch E"
-        )
-    return DataPolicy(**given)
-
-
-def _objective(parser: Parser, options: argparse.Namespace) -> Objective:
+def _objective(options: Options) -> Objective:
     """The objective that the options describe; a usage error where something is missing or
     contradictory.
     """
-    objectives = objectives_with(options.default_objective)
-    field = attack_field(objectives[options.objective])
+    name, kind = options["--objective"], _chosen(options)
+    field = attack_field(kind)
+    is_optional = field is not None and field.default is not dataclasses.MISSING
     given: dict[str, Any] = {}
-    if field is not None and (options.attack is not None or _is_required(field)):
-        if "--noise" not in options:
-            parser.error(
-                "--noise is required: the noise's standard deviation on images in [0, 1], like 0.25"
+    if field is not None and ("--attack" in options or not is_optional):
+        noise_sd = 0.0 if "--base-attack" in options else options.get("--noise", 0.0)
+        given[field.name] = compose_attack(options, noise_sd)
+    else:
+        of_attack = flags_of(AttackOptions, *ATTACKS.values()) - flags_of(kind)
+        if is_optional:
+            of_attack |= _WITH_ATTACK
+        if flags := [flag for flag in options if flag in of_attack]:
+            advice = "add --attack NAME" if is_optional else "leave it out"
+            raise UsageError(
+                f"{flags[0]} is not read by --objective {name}, which makes no attack: {advice}, "
+                "or take --objective smoothadv"
             )
-        noise_sd = 0.0 if "--base-attack" in options else getattr(options, "--noise")
-        given[field.name] = compose_attack(parser, options, noise_sd)
-    elif objectives is OBJECTIVES:
-        _refuse_attack(parser, options, "leave it out" if field is None else "add --attack NAME")
     also = ATTACKS.values() if given else ()
-    return compose_chosen(parser, objectives, options, "--objective", also=also, **given)
-
-
-def _refuse_attack(parser: Parser, options: argparse.Namespace, advice: str) -> None:
-    """A usage error if an option of an attack is given, where there is none."""
-    if flags := given_attack_flags(parser, options):
-        parser.error(
-            f"{flags[0]} is not read by --objective {options.objective}, which makes no attack: "
-            f"{advice}, or take --objective smoothadv"
-        )
-    is_optional = attack_field(OBJECTIVES[options.objective]) is not None
-    if is_optional and (flags := [flag for flag in _WITH_ATTACK if flag in options]):
-        parser.error(
-            f"{flags[0]} is of an attack, and there is none: add --attack NAME, or leave it out"
-        )
+    refuse_foreign_settings(options, objectives_with(name), "--objective", name, also)
+    return compose(kind, options, f"--objective {name}", **given)
