@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.table_formats import Label
-from smoothadv.records.logs import CLASS, images_selected, numbered
+from smoothadv.records.logs import CLASS, COUNT_COLUMNS, images_selected, numbered
 from smoothadv.records.readers import DataFrame
 from smoothadv.statistics import PROCEDURES, Procedure
 from smoothadv.statistics.exact import Exact
@@ -73,14 +73,8 @@ class Log:
     def radii_follow_from_counts(self) -> bool:
         """Whether ``Procedure.radius_from`` the counts in each row must give its radius."""
         procedure = self.procedure_type
-        if procedure is None or not procedure.fixed_sample or self.is_on_grid:
-            return False
-        try:
-            counts = procedure.counts(self.facts.settings)
-        except (KeyError, TypeError, ValueError):
-            return True  # who computes them will see which setting is missing
-        # Of a set with some of its columns, who computes them will see which are missing.
-        return set(counts) <= set(self.table) or RIVALS + "1" in set(counts) & set(self.table)
+        is_fixed = procedure is not None and procedure.fixed_sample and not self.is_on_grid
+        return is_fixed and set(COUNT_COLUMNS) <= set(self.table)
 
     @property
     def top_k(self) -> int:
@@ -158,22 +152,15 @@ class Logs:
 
     def where(self, condition: Callable[[Log], bool]) -> Logs:
         """The logs that meet a condition."""
-        certification, prediction, training = (
-            [*filter(condition, logs)]
-            for logs in (self.certification, self.prediction, self.training)
-        )
-        return Logs(certification, prediction, training, self.left_out)
+        kinds = self.certification, self.prediction, self.training
+        return Logs(*([*filter(condition, logs)] for logs in kinds), left_out=self.left_out)
 
     def by(self, fact: str) -> dict[str, Logs]:
-        """The certification and prediction logs of the same ``images``, or the same ``procedure``,
-        by its name.
-        """
-        parts: dict[str, Logs] = {}
-        for log in self.certification:
-            parts.setdefault(getattr(log, fact), Logs()).certification.append(log)
-        for log in self.prediction:
-            parts.setdefault(getattr(log, fact), Logs()).prediction.append(log)
-        return parts
+        """The logs of the same ``images``, or the same ``procedure``, by its name."""
+        names = dict.fromkeys(
+            getattr(log, fact) for log in [*self.certification, *self.prediction]
+        )
+        return {name: self.where(lambda log: getattr(log, fact) == name) for name in names}
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
