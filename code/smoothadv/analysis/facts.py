@@ -187,7 +187,10 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
             raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
         enter({name: settings.get(name) for name in _SETTINGS}, "manifest")
         if denoiser := settings.get(DENOISER):
-            enter({"denoiser": f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"}, "manifest")
+            enter(
+                {"denoiser": f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"},
+                "manifest",
+            )
         read = _certification_facts if is_certification else _prediction_facts
         enter(read(settings), "manifest")
         return Facts(values, sources, manifest)
@@ -248,9 +251,7 @@ def _prediction_facts(settings: dict[str, Any]) -> dict[str, Value]:
 
 def _those_of(places: dict[str, str], record: dict[str, Any]) -> dict[str, Value]:
     """The hyper-parameters that a flat record has at these places."""
-    return {
-        name: record[place] for place, name in places.items() if record.get(place) is not None
-    }
+    return {name: record[place] for place, name in places.items() if record.get(place) is not None}
 
 
 def _beta(record: dict[str, Any], attack: str) -> str:

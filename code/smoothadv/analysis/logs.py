@@ -157,10 +157,10 @@ class Logs:
 
     def by(self, fact: str) -> dict[str, Logs]:
         """The logs of the same ``images``, or the same ``procedure``, by its name."""
-        names = dict.fromkeys(
-            getattr(log, fact) for log in [*self.certification, *self.prediction]
-        )
-        return {name: self.where(lambda log: getattr(log, fact) == name) for name in names}
+        names = dict.fromkeys(getattr(log, fact) for log in [*self.certification, *self.prediction])
+        return {
+            name: self.where(lambda log, name=name: getattr(log, fact) == name) for name in names
+        }
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

@@ -89,7 +89,7 @@ class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
         for log in logs:
             radii, shares = accuracy_curve(log.table)
             if self.high_probability is not None:
-                shares = np.append(self.accuracies_at_lengths(log, radii[:-1]), 0.0)
+                shares = np.append(self.accuracies(log, self.certified_by(log, radii[:-1])), 0.0)
             curves.append((log, self.certified_by(log, radii), shares))
         return curves
 

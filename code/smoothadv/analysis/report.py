@@ -20,13 +20,11 @@ from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.heat_map import HeatMap
 from smoothadv.analysis.held_out import HeldOut
 from smoothadv.analysis.logs import Log, Logs, sizes_of
-from smoothadv.analysis.parameters_table import ParametersTable
 from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
 from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.selection import Choosing, comparison_warnings, groups_of
-from smoothadv.analysis.summary import Summary
 from smoothadv.analysis.table_formats import (
     Annotated,
     Cell,
@@ -38,6 +36,7 @@ from smoothadv.analysis.table_formats import (
     display_cells,
     titles,
 )
+from smoothadv.analysis.tables import ParametersTable, Summary
 from smoothadv.base.errors import UserError
 from smoothadv.base.provenance import without_secrets
 from smoothadv.base.settings import setting
