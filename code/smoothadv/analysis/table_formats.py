@@ -66,19 +66,23 @@ class Table:
     missing value.
 
     Markdown, LaTeX and HTML show ``for_people`` instead where a layout for people differs from one
-    for programs; only there may a value be ``Annotated``.
+    for programs.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     for_people: Table | None = None
 
-    def plain_rows(self) -> list[list[Cell]]:
-        """The rows as CSV and JSON have them: of each label, its name."""
-        return [
-            [value.name if isinstance(value, Label) else value for value in row]
-            for row in self.rows
-        ]
+    def plain_rows(self) -> list[list[CellValue]]:
+        """The rows as CSV and JSON have them."""
+        return [[*map(plain, row)] for row in self.rows]
+
+
+def plain(cell: Cell) -> CellValue:
+    """The number that is annotated, the name of a label, or the value itself."""
+    if isinstance(cell, Annotated):
+        return cell.value
+    return cell.name if isinstance(cell, Label) else cell
 
 
 @dataclass(frozen=True)
