@@ -141,7 +141,7 @@ def test_a_few_images_or_another_dataset_win_no_envelope(workplace, analyze):
     outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
     assert (
         outcome.code == 1
-        and "digits, 5 images; digits, 10 images; name those of one set" in outcome.err
+        and "digits, 5 images; digits, 10 images; name those of one," in outcome.err
     )
     assert (
         analyze("heat_map", "logs/ten.tsv", "logs/ten2.tsv", "--columns", "alpha", "-o", "map").code
@@ -161,7 +161,7 @@ def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, 
     log("attacked/five.tsv", [0.5] * 2 + [0.0] * 3, run=FIVE, attack=0.25)
     with pytest.raises(
         UserError,
-        match="beside certified accuracy needs logs of the same images, not of digits, 5 im",
+        match="beside certified accuracy needs logs of one set of images, not of digits, 5 im",
     ):
         EmpiricalPlot()(read_logs(arguments, EmpiricalPlot.kinds))
     sections = list(report.Report()._sections(read_logs(arguments, report.Report.kinds)))
@@ -225,7 +225,7 @@ def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, 
 def test_a_choice_of_the_procedure_is_asked_for(of_two_procedures, analyze, arguments):
     outcome = analyze(*arguments)
     found = (
-        f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one pro"
+        f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one,"
     )
     assert outcome.code == 1 and found in outcome.err.splitlines()[-1]
     assert analyze(*arguments, "--where", "method=exact").code == 0

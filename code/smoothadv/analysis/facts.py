@@ -240,7 +240,9 @@ def _recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
 def _prediction_facts(settings: dict[str, Any]) -> dict[str, Value]:
     known, is_base = flat(settings), settings.get("base_attack")
     facts = _those_of(_OF_ATTACK, known)
-    gradient = _GRADIENTS.get(known.get("attack.estimator.name", known.get("attack.estimator")), "")
+    gradient = _GRADIENTS.get(
+        str(known.get("attack.estimator.name", known.get("attack.estimator"))), ""
+    )
     if known.get("attack.estimator.hard"):
         gradient += ", hard decisions"
     facts["gradient"] = ("base classifier" if is_base else gradient) + _beta(known, "attack")

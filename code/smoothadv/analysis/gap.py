@@ -108,8 +108,8 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
     ]
     if len(same) != 1:
         found = ", ".join(str(log.path) for log in same) or "none"
-        one_class = {log.set_size for log in [attacked, *certified]} == {1}
-        top = "" if one_class else f"top-{attacked.set_size} "
+        one_class = {log.top_k for log in [attacked, *certified]} == {1}
+        top = "" if one_class else f"top-{attacked.top_k} "
         raise UserError(
             f"{attacked.path}: one {top}certification log of the model attacked is needed, found "
             f"{found}"
@@ -121,7 +121,7 @@ def _differ(first: Log, second: Log) -> bool:
     """Whether two logs are known to be of different images or numbers of classes, or computed in
     another precision.
     """
-    pairs: list[tuple[Any, Any]] = [(first.set_size, second.set_size)]
+    pairs: list[tuple[Any, Any]] = [(first.top_k, second.top_k)]
     for name in ("dataset", "split", "sigma"):
         pairs.append((first.facts.get(name), second.facts.get(name)))
     for name in ("dataset_fingerprint", "precision"):

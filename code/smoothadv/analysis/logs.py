@@ -78,17 +78,12 @@ class Log:
 
     @property
     def top_k(self) -> int:
-        """The k of top-k certificates or predictions, by its manifest or else its columns; 0 of
-        other logs.
+        """Among how many of the most probable classes it certifies or predicts, by its manifest or
+        else its columns.
         """
         columns = self.table.columns
         in_columns = numbered(columns, RIVALS) or numbered(columns, CLASS)
-        return self.facts.settings.get("top_k") or len(in_columns)
-
-    @property
-    def set_size(self) -> int:
-        """Among how many of the most probable classes it certifies or predicts."""
-        return max(1, self.top_k)
+        return self.facts.settings.get("top_k") or len(in_columns) or 1
 
     @property
     def procedure_name(self) -> str:
@@ -98,7 +93,7 @@ class Log:
         grid or not, they prove the same of the same votes. Label-aware and top-k certificates have
         names of their own: accuracies under two names differ even where the classifier is one.
         """
-        if self.top_k:
+        if self.top_k > 1:
             return f"top-{self.top_k}"
         name = str(self.facts.settings.get("method"))
         if self.is_one_sided:
@@ -152,14 +147,24 @@ class Logs:
 
     def where(self, condition: Callable[[Log], bool]) -> Logs:
         """The logs that meet a condition."""
-        kinds = self.certification, self.prediction, self.training
-        return Logs(*([*filter(condition, logs)] for logs in kinds), left_out=self.left_out)
+        return Logs(
+            [*filter(condition, self.certification)],
+            [*filter(condition, self.prediction)],
+            [*filter(condition, self.training)],
+            self.left_out,
+        )
 
     def by(self, fact: str) -> dict[str, Logs]:
-        """The logs of the same ``images``, or the same ``procedure``, by its name."""
-        names = dict.fromkeys(getattr(log, fact) for log in [*self.certification, *self.prediction])
+        """The certification and prediction logs of the same ``images``, or the same ``procedure``,
+        by its name.
+        """
+        both = [*self.certification, *self.prediction]
         return {
-            name: self.where(lambda log, name=name: getattr(log, fact) == name) for name in names
+            name: Logs(
+                [log for log in self.certification if getattr(log, fact) == name],
+                [log for log in self.prediction if getattr(log, fact) == name],
+            )
+            for name in dict.fromkeys(getattr(log, fact) for log in both)
         }
 
 

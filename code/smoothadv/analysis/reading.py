@@ -175,7 +175,7 @@ def _named(logs: Logs) -> Logs:
     count = len(logs.certification)
     both = [*_with_names(logs.certification), *_with_names(logs.prediction)]
     certified = _if_several(log.procedure_name for log in both[:count])
-    top_k = _if_several(f"top-{log.set_size}" for log in [*both[count:], *both[:count]])
+    top_k = _if_several(f"top-{log.top_k}" for log in [*both[count:], *both[:count]])
     both = [
         replace(log, images=images, procedure=procedure)
         for log, images, procedure in zip(both, _image_set_names(both), [*certified, *top_k])

@@ -255,6 +255,6 @@ def _equation(name: str, log: Log, values: set[Value]) -> str:
 
 
 def _sortable(value: Value) -> tuple[bool, float, str]:
-    """None last, numbers ascending before texts."""
-    is_number = isinstance(value, (int, float))
-    return (value is None, float(value) if is_number else 0.0, "" if is_number else str(value))
+    if isinstance(value, (int, float)):
+        return (False, float(value), "")
+    return (value is None, 0.0, str(value))
