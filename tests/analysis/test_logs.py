@@ -9,8 +9,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.reading import read_logs
@@ -348,20 +346,3 @@ def test_names_are_short_unique_and_never_empty(workplace, files, expected):
 def test_a_log_named_by_its_relative_and_its_absolute_path_is_one_log(workplace):
     put("sigma_0.25")
     assert names("sigma_0.25", workplace / "sigma_0.25", "./sigma_0.25") == ["sigma_0.25"]
-
-
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_any_logs_get_different_names(tmp_path_factory, data):
-    root = tmp_path_factory.mktemp("logs")
-    folders = st.lists(st.sampled_from(["a", "b", "a.tsv", "sigma_0.25"]), max_size=3).map("/".join)
-    files = st.builds(
-        lambda folder, end: f"top/{folder}/log{end}", folders, st.sampled_from(["", ".tsv"])
-    )
-    paths = data.draw(
-        st.sets(files.map(lambda path: path.replace("//", "/")), min_size=1, max_size=6)
-    )
-    for path in paths:
-        put(str(root / path))
-    logs, _ = read(root)
-    assert len({log.name for log in logs.certification if log.name}) == len(paths)

@@ -231,18 +231,6 @@ def test_a_choice_of_the_procedure_is_asked_for(of_two_procedures, analyze, argu
     assert analyze(*arguments, "--where", "method=exact").code == 0
 
 
-def test_one_procedure_needs_no_name(of_two_procedures, analyze):
-    """Radii on a grid prove the same as exact ones, and what a manifest does not name is exact."""
-    Path("logs/two.tsv").unlink()
-    Path("logs/two_top.tsv").unlink()
-    outcome = analyze(*ENVELOPE)
-    assert groups(outcome) == {"G": (2, 0.7)} and "kept apart" not in outcome.err
-    assert "differ in procedure: adaptive, exact" in outcome.err
-    manifest_path(log("logs/released/digits/sigma_0.50", [0.5] * 10)).unlink()
-    assert sum(models for models, _ in groups(analyze(*ENVELOPE)).values()) == 3
-    assert "procedure" not in records(analyze("summary", "logs", "--format", "json"))[0]
-
-
 @pytest.mark.usefixtures("of_two_procedures")
 def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
     for name, columns, cells in (
@@ -259,17 +247,6 @@ def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
         "two-sided",
         "top-2",
     ]
-
-
-def test_report_keeps_procedures_apart(of_two_procedures, analyze):
-    assert analyze("report", "logs", "-o", "page.html").code == 0
-    page = Path("page.html").read_text()
-    for name in of_two_procedures:
-        assert f"Worst, {name}" in page and f"logs, {name}" in page
-    assert "logs of several procedures are kept apart (one-sided; two-sided; top-3)" in page
-    bands = "Certified accuracy of each log; bands: 95 %, for all radii at once"
-    assert f"<figcaption>{bands}" in page and "<figcaption>Images by their lower bound of" in page
-    assert "Lower bounds of p_A, 0 if wrong, beside the average radius" in page
 
 
 EXACT = tuple(stats.binomtest(4, 10).proportion_ci(0.975, method="exact"))

@@ -151,8 +151,14 @@ TRAINING_FAULTS = {
     "an epoch with a fraction": ("1.5 11 0.1 0 1 0.5 1 0.5", "not a number.*1.5"),
     "an epoch that is text": ("one 11 0.1 0 1 0.5 1 0.5", "not a number.*one"),
     "an epoch that no integer holds": ("99999999999999999999 11 0.1 0 1 0.5 1 0.5", "not a number"),
-    "a row that lacks fields": ("1 11 0.1 0 1 0.5\n2 11 0.1 0 1 0.5 1 0.5", "a row of 6 fields below a header of 8"),
-    "a row with more fields": ("1 11 0.1 0 1 0.5 1 0.5 0.5", "a row of 9 fields below a header of 8"),
+    "a row that lacks fields": (
+        "1 11 0.1 0 1 0.5\n2 11 0.1 0 1 0.5 1 0.5",
+        "a row of 6 fields",
+    ),
+    "a row with more fields": (
+        "1 11 0.1 0 1 0.5 1 0.5 0.5",
+        "a row of 9 fields",
+    ),
     "a header in the middle": (TRAINING_HEADER, "not a number.*epoch"),
     "an underscore in an accuracy": ("1 11 0.1 0 1 0.5_0 1 0.5", "not a number.*0.5_0"),
     "an underscore in an epoch": ("1_0 11 0.1 0 1 0.5 1 0.5", "not a number.*1_0"),

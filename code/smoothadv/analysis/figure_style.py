@@ -235,21 +235,14 @@ def draw_steps(
     axes: Axes,
     curves: Sequence[tuple[str, np.ndarray, np.ndarray]],
     styles: Iterable[dict[str, Any]],
-    largest: float,
 ) -> list[Line2D]:
     """Curves (label, ascending radii, accuracies as fractions) that hold up to the radius on their
-    right.
-
-    At least one corner of each gets a marker, and as many in each part of an axis that ends at
-    ``largest``, however short the curve; shifted by curve so that markers do not overlap.
+    right; with markers as far apart on each, shifted by curve so that they do not overlap.
     """
     lines: list[Line2D] = []
-    step = (largest or 1.0) / _MARKS_PER_CURVE
     for position, ((label, radii, accuracies), style) in enumerate(zip(curves, styles)):
-        shift = (position + 0.5) / len(curves)
-        marks = np.searchsorted(radii, step * (np.arange(_MARKS_PER_CURVE) + shift))
-        placed = np.unique(marks[marks < len(radii)]).tolist() or [int(len(radii) * shift)]
-        lines += axes.step(
-            radii, 100 * accuracies, where="pre", label=label, **{"markevery": placed, **style}
-        )
+        marks = {
+            "markevery": ((position + 0.5) / len(curves) / _MARKS_PER_CURVE, 1 / _MARKS_PER_CURVE)
+        }
+        lines += axes.step(radii, 100 * accuracies, where="pre", label=label, **{**marks, **style})
     return lines

@@ -74,7 +74,7 @@ class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
             (log.labelled(log.group if by_group else log.name).text, corners, shares)
             for log, corners, shares in curves
         ]
-        lines = draw_steps(axes, steps, line_styles(len(curves)), end)
+        lines = draw_steps(axes, steps, line_styles(len(curves)))
         for (log, corners, shares), line in zip(curves, lines if self.confidence else []):
             # To the right end: where no image counts, a band may have a width too.
             low, high = self.ends(np.append(shares, 0.0), len(log.table))
@@ -141,7 +141,7 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
         ]
         largest = max(radii[-1] for _, radii, _ in curves)
         figure, (axes,) = new_figure()
-        lines = draw_steps(axes, curves, styles, largest)
+        lines = draw_steps(axes, curves, styles)
         labels = (self.axis_title, "certified accuracy (%)")
         return finished(figure, lines, labels, 1.04 * largest, self.title)
 
@@ -200,7 +200,7 @@ class EmpiricalPlot(Titled, Choosing, Analysis):
             for name, group in certified.items()
         ]
         plain = {"marker": "", "markevery": None, "linewidth": 2.2}
-        drawn = draw_steps(axes, solid, [{**style, **plain} for style in styles], largest)
+        drawn = draw_steps(axes, solid, [{**style, **plain} for style in styles])
         colours = {name: style["color"] for name, style in zip(certified, styles)} if named else {}
         for position, (name, curve) in enumerate(curves.items()):
             style = {**styles[len(certified) + position], "linestyle": "--", "linewidth": 1.2}

@@ -153,12 +153,12 @@ class Report(Choosing, AtRadii, Analysis):
         if logs.certification:
             parts = [
                 part
-                for procedure, alike in logs.by("procedure").items()
+                for procedure, alike in Logs(logs.certification).by("procedure").items()
                 for end in ("worst", "best")
                 for part in _if_possible(
                     _titled(end.capitalize(), procedure),
                     Examples(**{end: _EXAMPLES_SHOWN}),
-                    Logs(alike.certification),
+                    alike,
                 )
             ]
             text = "" if parts else "Not shown: the logs are not on the same images."
