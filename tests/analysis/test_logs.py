@@ -13,6 +13,7 @@ import pytest
 from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
+from smoothadv.records import readers
 from smoothadv.records.logs import manifest_path
 from support import refusals
 
@@ -238,14 +239,14 @@ def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(
 @pytest.mark.parametrize("argument", [".", "a", "**/*", "a/*", "a/ours.tsv"])
 def test_log_that_cannot_be_read_is_named_with_the_reason(tree, monkeypatch, code, argument):
     """As of a failing file system, or of mode 0 where the reader is not root."""
-    bad, original = put("a/ours.tsv"), Path.open
+    bad, original = put("a/ours.tsv"), readers.read_regular
 
-    def failing(path: Path, *arguments, **options):
+    def failing(path: Path, *arguments):
         if path == bad:
             raise OSError(code, os.strerror(code), str(path))
-        return original(path, *arguments, **options)
+        return original(path, *arguments)
 
-    monkeypatch.setattr(Path, "open", failing)
+    monkeypatch.setattr(readers, "read_regular", failing)
     logs, (warning,) = read("b", argument)
     assert warning == f"a/ours.tsv cannot be read: {os.strerror(code)}; it is left out"
     assert logs.left_out == [warning.removesuffix("; it is left out")] and logs.certification
