@@ -111,7 +111,7 @@ def test_imports_follow_the_picture():
         ("smoothadv.statistics.bounds", "from smoothadv.core import Smooth"),
         ("smoothadv.base.settings", "import smoothadv.records.logs"),
         ("smoothadv.statistics.exact", "from smoothadv.noise import GaussianNoise"),
-        ("smoothadv.analysis.summary", "def late():\n    from smoothadv import checkpoints"),
+        ("smoothadv.analysis.tables", "def late():\n    from smoothadv import checkpoints"),
         (
             "smoothadv.attacks.pgd",
             "if TYPE_CHECKING:\n    from smoothadv.objectives import Outcome",

@@ -143,21 +143,10 @@ def test_predictions_are_compared_on_the_examples_that_both_hold():
         Comparison(radii=[Radius.parse("0.5")])(Logs(prediction=[FIRST, SECOND]))
 
 
-def test_certification_logs_are_compared_where_predictions_lie_beside_them():
-    beside = Comparison(radii=[Radius.parse("0.5")])(Logs([FIRST, SECOND], [FIRST, SECOND])).rows
-    assert beside == Comparison(radii=[Radius.parse("0.5")])(Logs([FIRST, SECOND])).rows
-
-
 def test_one_example_in_common_can_be_compared():
     """No resampling can vary it."""
     *_, average = rows_of(log("a", {0: 0.5}), log("b", {0: 1.0}), radii=[Radius.parse("0")])
     assert average["difference"] == 0.5
-
-
-@pytest.mark.parametrize("confidence", [0.95, 0.9, 0.995, 0.999])
-def test_titles_say_the_confidence(confidence):
-    low, high = Comparison(confidence=confidence)(Logs([FIRST, SECOND])).columns[5:7]
-    assert (low.title, high.title) == (f"{100 * confidence:g}% low", f"{100 * confidence:g}% high")
 
 
 @given(st.integers(0, 12) | st.integers(0, 5000), st.integers(0, 12) | st.integers(0, 5000))
@@ -167,24 +156,6 @@ def test_p_value_is_that_of_the_discordant_pairs_as_coin_flips(only_first, only_
     if only_first + only_second:
         expected = stats.binomtest(only_first, only_first + only_second, 0.5).pvalue
     assert mcnemar_p_value(only_first, only_second) == pytest.approx(expected, rel=1e-9, abs=1e-300)
-
-
-def rejections(p_value, discordant: int, level: float) -> float:
-    """The exact probability of a p-value up to the level where the two logs are equally good."""
-    counts = range(discordant + 1)
-    rejected = [k for k in counts if p_value(k, discordant - k) <= level]
-    return float(sum(stats.binom.pmf(k, discordant, 0.5) for k in rejected))
-
-
-@pytest.mark.parametrize("level", [0.05, 0.01])
-def test_equal_logs_are_told_apart_no_more_often_than_the_level(level):
-    """By exact enumeration; a test that forgets the second tail is caught."""
-    numbers = range(0, 40, 3)
-    assert max(rejections(mcnemar_p_value, number, level) for number in numbers) <= level
-    assert (
-        max(rejections(lambda a, b: mcnemar_p_value(a, b) / 2, number, level) for number in numbers)
-        > level
-    )
 
 
 def coverage(interval, first: float, second: float, pairs: int) -> float:
@@ -228,17 +199,6 @@ def test_interval_holds_the_difference_about_as_often_as_it_says():
     assert min(covered) >= 0.94
     assert 0.95 <= np.mean(covered) <= 0.98
     assert min(coverage(wald, *shares, 40) for shares in SHARES) < 0.6
-
-
-@given(st.data(), st.integers(1, 500))
-def test_interval_is_around_the_difference_and_its_mirror_image_when_swapped(data, pairs):
-    only_first = data.draw(st.integers(0, pairs))
-    only_second = data.draw(st.integers(0, pairs - only_first))
-    low, high = paired_difference_interval(only_first, only_second, pairs, 0.95)
-    assert -1 <= low <= (only_second - only_first) / pairs <= high <= 1
-    assert paired_difference_interval(only_second, only_first, pairs, 0.95) == (-high, -low)
-    wide_low, wide_high = paired_difference_interval(only_first, only_second, pairs, 0.99)
-    assert wide_low <= low and high <= wide_high
 
 
 def average_row(first: np.ndarray, second: np.ndarray, **settings_) -> dict:

@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from smoothadv.analysis.empirical import Empirical, empirical_curve
 from smoothadv.analysis.facts import Facts
@@ -107,19 +105,6 @@ def test_attack_on_the_base_classifier_is_called_so():
     assert names == ["m = 4", "vanilla PGD (base classifier)"]
 
 
-def test_people_see_a_row_per_group_and_a_dash_where_nothing_attacked():
-    logs = [
-        predicted("a", "RRW", "A", attack="PGD", epsilon=0.25),
-        predicted("b", "RWW", "B", attack="PGD", epsilon=0.125),
-    ]
-    assert FORMATS["markdown"](Empirical()(Logs(prediction=logs))) == (
-        "| attack radius (l2) | 0.125 | 0.25 |\n"
-        "|--------------------|------:|-----:|\n"
-        "| A                  |     – | 66.7 |\n"
-        "| B                  |  33.3 |    – |\n"
-    )
-
-
 def test_people_see_the_abstentions_of_the_same_logs_when_told():
     logs = [WEAK, STRONG, FAR]
     for options in ({}, {"confidence": 0.9}):
@@ -133,35 +118,3 @@ def test_people_see_the_abstentions_of_the_same_logs_when_told():
             ["attack radius (l2), abstention rate", "0.25", "1.00"],
             ["all", "0.0", "50.0"],
         )
-
-
-models = st.tuples(st.sampled_from([None, 0.0, 0.25, 0.5]), st.text("RWA", min_size=1, max_size=6))
-
-
-@given(st.lists(models, min_size=1, max_size=8))
-def test_curve_is_that_of_plain_loops(facts):
-    """An abstention is wrong, radius 0 is like no attack, and of equal models the first is told."""
-    logs = [
-        attacked(str(k), text, eps) if eps is not None else predicted(str(k), text)
-        for k, (eps, text) in enumerate(facts)
-    ]
-    expected = []
-    for radius in sorted({eps or 0.0 for eps, _ in facts}):
-        shares = {
-            str(k): text.count("R") / len(text)
-            for k, (eps, text) in enumerate(facts)
-            if (eps or 0.0) == radius
-        }
-        best = next(name for name in shares if shares[name] == max(shares.values()))
-        expected.append(
-            [
-                "all",
-                radius,
-                pytest.approx(shares[best]),
-                best,
-                len(shares),
-                1,
-                len(facts[int(best)][1]),
-            ]
-        )
-    assert rows_of(logs) == expected

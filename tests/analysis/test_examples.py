@@ -1,10 +1,8 @@
 """examples: images counted by hand over three logs, and against counting in plain loops."""
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothadv.analysis.examples import Examples
@@ -83,46 +81,6 @@ def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
 outcomes = st.tuples(st.integers(-1, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0])).map(
     lambda outcome: outcome if outcome[0] >= 0 else (-1, 0.0)
 )
-log_contents = st.dictionaries(st.sampled_from([0, 1, 2, 9, 10, 11]), outcomes, min_size=1)
-
-
-@settings(max_examples=60)
-@given(st.lists(log_contents, min_size=1, max_size=5))
-def test_statistics_are_those_of_plain_loops(contents):
-    """Images in the order of their mean radii, then of the logs that certify them, then of their
-    numbers.
-    """
-    logs = [log(str(number), content) for number, content in enumerate(contents)]
-    expected = []
-    for idx in {idx for content in contents for idx in content}:
-        held = {
-            str(number): content[idx] for number, content in enumerate(contents) if idx in content
-        }
-        credit = {
-            name: radius if predict == idx % 3 else 0.0 for name, (predict, radius) in held.items()
-        }
-        mistakes = Counter(predict for predict, _ in held.values() if predict not in (-1, idx % 3))
-        common = [
-            predict for predict in sorted(mistakes) if mistakes[predict] == max(mistakes.values())
-        ]
-        best = next(name for name in credit if credit[name] == max(credit.values()))
-        certified = sum(predict == idx % 3 for predict, _ in held.values())
-        mean = sum(credit.values()) / len(held)
-        row = (
-            str(idx),
-            str(idx % 3),
-            len(held),
-            certified,
-            sum(predict == -1 for predict, _ in held.values()),
-        )
-        largest = (max(credit.values()), best if max(credit.values()) > 0 else None)
-        expected.append(
-            (
-                (mean, certified, idx),
-                (*row, pytest.approx(mean), *largest, str(common[0]) if common else None),
-            )
-        )
-    assert rows_of(logs) == [row for _, row in sorted(expected, key=lambda pair: pair[0])]
 
 
 def test_report_shows_the_examples_beside_predictions_of_another_kind():

@@ -9,7 +9,6 @@ import pytest
 
 from smoothadv.analysis.facts import display, facts_of, released_epsilon
 from smoothadv.records.logs import manifest_path
-from support.commands import call
 from support.refusals import refusal
 
 PUBLISHED = {"N": 100_000, "alpha": 0.001}
@@ -144,20 +143,9 @@ def test_what_a_path_only_resembles_is_not_understood(name, absent):
     assert facts_of("certification", Path(name), {}).get(absent) is None
 
 
-@pytest.mark.parametrize(
-    "name", ["sigma_0", "sigma_0.00", "sigma_0.5_alpha_0.0", "sigma_0.5_alpha_1.5"]
-)
-def test_impossible_value_in_a_path_is_not_computed_with(tmp_path, capsys, name):
-    """A noise of 0 certifies nothing: the log is refused, or the value is not taken from there, but
-    nothing breaks.
-    """
-    for file in (name, "sigma_0.5"):
-        (tmp_path / file).write_text(
-            "idx\tlabel\tpredict\tradius\tcorrect\ttime\n7\t3\t3\t0.5\t1\t0\n"
-        )
-    assert call(capsys, "analyze", "summary", tmp_path / "sigma_0.5").code == 0
-    outcome = call(capsys, "analyze", "summary", tmp_path / name)
-    assert outcome.code == 0 or (outcome.code == 1 and f"{name} " in outcome.err)
+@pytest.mark.parametrize("name", ["sigma_0", "sigma_0.00"])
+def test_noise_of_0_in_a_path_is_not_computed_with(name):
+    assert facts_of("certification", Path(name), {}).get("sigma") is None
 
 
 def test_every_value_says_where_it_is_from():
@@ -304,15 +292,6 @@ BROKEN = {
     "an infinite n": '{"settings": {"sigma": 0.5, "N": Infinity, "alpha": 0.1}}',
     "an n beyond a float": '{"settings": {"sigma": 0.5, "N": 1%s, "alpha": 0.1}}' % ("0" * 400),
     "a sigma beyond a float": '{"settings": {"sigma": 1%s, "N": 100, "alpha": 0.1}}' % ("0" * 400),
-    **{
-        f"{name} {value!r}": json.dumps({"settings": {**SETTINGS, name: value}})
-        for name, values in {
-            "sigma": [None, "0.5", True, 0, -0.5, [0.5]],
-            "N": [None, "100", True, 0, -1, 1.5, {}],
-            "alpha": [None, "0.1", True, 0, 1, 1.5, -0.1],
-        }.items()
-        for value in values
-    },
 }
 
 

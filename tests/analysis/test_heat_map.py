@@ -17,7 +17,6 @@ from smoothadv.analysis.heat_map import MEASURES, HeatMap
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.radii import AtRadii
 from smoothadv.base.errors import UserError
-from smoothadv.statistics.on_grid import GRID_COLUMNS
 from support import certified_logs
 
 
@@ -92,13 +91,6 @@ def test_cells_are_those_of_the_oracle():
     assert note_of(figure) == "best of up to 2 logs per cell; hatched: no log; –: no ε stated"
 
 
-def test_note_says_only_what_there_is():
-    alone = [each for each in ORACLE.certification if each.name in "bd"]
-    swapped = HeatMap(rows="num_steps", radii=[0.2])(Logs(alone[:1]))
-    assert note_of(swapped) == "one log per cell" and cells_of(panels_of(swapped)[0]) == [["100.0"]]
-    assert note_of(HeatMap(rows="num_steps", radii=[0.2])(Logs(alone))) == "one log per cell"
-
-
 def test_any_two_hyper_parameters_can_be_chosen():
     (panel,) = panels_of(HeatMap(rows="epsilon", columns="num_steps", radii=[0.5])(ORACLE))
     assert cells_of(panel) == [["25.0", None, None], [None, "25.0", None], [None, "75.0", "25.0"]]
@@ -133,20 +125,6 @@ def grid_of_logs(
             }
             logs.append(log(f"{row} {column} {copy}", radii, 1000, **values))
     return logs
-
-
-def test_cells_equal_a_slow_search_over_the_logs():
-    logs, radii = grid_of_logs(4, 5, copies=3, missing=True), [0.25, 1.0, 2.5]
-    shuffled = [logs[k] for k in np.random.default_rng(1).permutation(len(logs))]
-    for panel, radius in zip(panels_of(HeatMap(radii=radii)(Logs(shuffled))), radii, strict=True):
-        for row, texts in enumerate(cells_of(panel)):
-            for column, text in enumerate(texts):
-                own = [each.table for each in logs if each.name.startswith(f"{row} {column} ")]
-                right = [
-                    sum(r >= radius and c == 1 for r, c in zip(table.radius, table.correct))
-                    for table in own
-                ]
-                assert text == (f"{max(right) / 10:.1f}" if right else None), (radius, row, column)
 
 
 def test_colours_share_a_scale_from_nothing_to_the_largest_value():
@@ -245,15 +223,6 @@ def test_measures_without_a_radius_have_one_panel():
         cells_of(panels_of(figure)[0]) == [["0.0375"]]
         and r"$\ell_\infty$" in bar_of(figure).get_ylabel()
     )
-
-
-def test_average_radius_on_a_grid_is_called_so():
-    on_grid = log("on grid", [0.5], sigma=0.5, epsilon=1.0)
-    on_grid.table[list(GRID_COLUMNS)] = 2
-    bar = bar_of(
-        HeatMap(measure="average_certified_radius")(Logs([on_grid, *ORACLE.certification]))
-    )
-    assert bar.get_ylabel().endswith("on the grid")
 
 
 REFUSED = [
@@ -379,15 +348,6 @@ def test_everything_can_be_read(size, measure, panels):
     assert width / size[1] >= 0.4 and height / size[0] >= 0.3, "inches of a cell"
 
 
-def test_title_is_above_and_takes_nothing_from_the_cells():
-    plain, titled = (HeatMap(radii=[0.2], title=title)(ORACLE) for title in (None, "Digits"))
-    assert (plain.get_suptitle(), titled.get_suptitle()) == ("", "Digits")
-    for figure in (plain, titled):
-        figure.draw_without_rendering()
-    heights = [panels_of(figure)[0].bbox.height for figure in (plain, titled)]
-    assert heights[1] >= 0.95 * heights[0]
-
-
 LONG = "SmoothAdv-DDN + pre-training + self-training"
 
 
@@ -403,15 +363,6 @@ def test_long_names_can_be_read(panels, swap):
     panel = panels_of(figure)[0]
     found = [labels(panel.get_yticklabels()), labels(panel.get_xticklabels())][:: -1 if swap else 1]
     assert found == [sorted(trainings), ["100", "10,000", "1,000,000"]]
-
-
-def test_what_cannot_be_read_would_be_noticed():
-    figure = HeatMap(radii=[0.2, 0.5])(ORACLE)
-    panel = panels_of(figure)[0]
-    panel.texts[0].set_text("100.0000000000")
-    panel.set_ylabel("certified accuracy of the smoothed classifier on the test images " * 2)
-    faults = " ".join(unreadable(figure))
-    assert all(fault in faults for fault in ("is cut off", "touches", "is wider than its cell"))
 
 
 def test_default_panels_are_few_where_a_table_has_quarters():

@@ -9,12 +9,11 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
+from smoothadv.records import readers
 from smoothadv.records.logs import manifest_path
 from support import refusals
 
@@ -240,14 +239,14 @@ def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(
 @pytest.mark.parametrize("argument", [".", "a", "**/*", "a/*", "a/ours.tsv"])
 def test_log_that_cannot_be_read_is_named_with_the_reason(tree, monkeypatch, code, argument):
     """As of a failing file system, or of mode 0 where the reader is not root."""
-    bad, original = put("a/ours.tsv"), Path.open
+    bad, original = put("a/ours.tsv"), readers.read_regular
 
-    def failing(path: Path, *arguments, **options):
+    def failing(path: Path, *arguments):
         if path == bad:
             raise OSError(code, os.strerror(code), str(path))
-        return original(path, *arguments, **options)
+        return original(path, *arguments)
 
-    monkeypatch.setattr(Path, "open", failing)
+    monkeypatch.setattr(readers, "read_regular", failing)
     logs, (warning,) = read("b", argument)
     assert warning == f"a/ours.tsv cannot be read: {os.strerror(code)}; it is left out"
     assert logs.left_out == [warning.removesuffix("; it is left out")] and logs.certification
@@ -348,20 +347,3 @@ def test_names_are_short_unique_and_never_empty(workplace, files, expected):
 def test_a_log_named_by_its_relative_and_its_absolute_path_is_one_log(workplace):
     put("sigma_0.25")
     assert names("sigma_0.25", workplace / "sigma_0.25", "./sigma_0.25") == ["sigma_0.25"]
-
-
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_any_logs_get_different_names(tmp_path_factory, data):
-    root = tmp_path_factory.mktemp("logs")
-    folders = st.lists(st.sampled_from(["a", "b", "a.tsv", "sigma_0.25"]), max_size=3).map("/".join)
-    files = st.builds(
-        lambda folder, end: f"top/{folder}/log{end}", folders, st.sampled_from(["", ".tsv"])
-    )
-    paths = data.draw(
-        st.sets(files.map(lambda path: path.replace("//", "/")), min_size=1, max_size=6)
-    )
-    for path in paths:
-        put(str(root / path))
-    logs, _ = read(root)
-    assert len({log.name for log in logs.certification if log.name}) == len(paths)

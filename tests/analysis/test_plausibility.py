@@ -143,7 +143,6 @@ def told(*names: str, source: str) -> Facts:
 
 CAP = maximum_radius(1000, 0.5, 0.001)
 NEAR_CAP = table_of(CAP, 0.1, successes=[1000, 90], trials=[1000, 100])
-WITHOUT_TRIALS = counted(90, trials=100).assign(successes=0, trials=0)
 ABOVE_PILE = pd.concat([pile(0.5, 3), table_of(1.99).assign(idx=99)], ignore_index=True)
 ACCEPTED = {
     "zero radii at n = 1": (table_of(0.0, 0.0), facts_of(N=1)),
@@ -189,10 +188,6 @@ REFUSED = {
         TOLD,
         "counts do not certify",
     ),
-    "two sigmas, both unknown": (other_sigma(0.4), facts_of(None), "idx 60"),
-    "no trials": (WITHOUT_TRIALS, facts_of(0.5), ""),
-    "no trials, of unknown sigma": (WITHOUT_TRIALS, facts_of(None), ""),
-    "no trials, of n that is told": (WITHOUT_TRIALS, facts_of(0.5, "manifest", N=100), ""),
     "several n, by exact": (MIXED, with_method(method="exact"), "different n"),
     "several n, where no method is named": (MIXED, with_method(), "different n"),
     "above the cap of a method that adapts n": (
@@ -264,21 +259,6 @@ def test_trials_win_over_an_n_that_was_only_assumed():
     """A log of ours that lost its manifest still says its n."""
     facts = check(counted(90, 80, trials=100), facts_of(0.5)).facts
     assert facts.get("N") == 100 and facts.sources["N"] != "assumed"
-
-
-@pytest.mark.parametrize("sigma", [0.12, 0.25, 1.0, 1 / 3, 0.123456789, 2**0.5])
-def test_counts_tell_the_sigma_of_a_log_that_nothing_else_tells(sigma):
-    log = check(counted(400, 999, 700, sigma=sigma), facts_of(None))
-    assert log.facts.get("sigma") == pytest.approx(sigma, rel=1e-5) and log.notes == ()
-    assert "counts" in log.facts.sources["sigma"]
-
-
-@pytest.mark.parametrize("successes", [(400, 900), (900, 400), (900, 990)])
-def test_counts_that_certify_while_all_radii_are_zero_tell_no_sigma(successes):
-    table = counted(*successes).assign(radius=0.0)
-    for predict in (-1, 0):  # whatever the verdict on such a log, nothing may break
-        if accepted(table.assign(predict=predict), facts_of(None)):
-            assert check(table.assign(predict=predict), facts_of(None)).facts.get("sigma") is None
 
 
 @pytest.mark.parametrize("sigma", CAPS)

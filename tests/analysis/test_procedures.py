@@ -2,29 +2,23 @@
 given up are counted.
 """
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
-from scipy import special
 
 from smoothadv.analysis.reading import read_logs
 from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics import PROCEDURES, Procedure, Voting
-from smoothadv.statistics.bounds import certified_radius, failure_upper_bound
 from support import refusals
 from support.procedure_logs import (
     ADAPTIVE,
     ALLOWED,
-    ALPHA,
     AWARE,
     COLUMNS,
     EXACT,
     GRID,
-    SIGMA,
     N,
     adaptive_row,
     put,
@@ -90,75 +84,6 @@ def test_radii_are_judged_by_the_procedure_that_the_manifest_names(monkeypatch):
     assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "cautious")))
     assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "a plug-in that is not there")))
     assert "counts do not certify" in refusal(put("mine.tsv", rows, "exact"))
-
-
-@dataclass(frozen=True)
-class BothSides(Cautious):
-    """A fixed sample whose radii use the votes of a rival."""
-
-    fixed_sample: ClassVar[bool] = True
-
-    @classmethod
-    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("successes", "trials", "rival")
-
-    @classmethod
-    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        share, (successes, trials, rival) = (
-            settings["alpha_share"],
-            (counts[name] for name in cls.counts(settings)),
-        )
-        if successes + rival > trials:
-            raise ValueError("more votes than draws")
-        p_a = 1 - failure_upper_bound(successes, trials, share * settings["alpha"])
-        p_b = failure_upper_bound(trials - rival, trials, (1 - share) * settings["alpha"])
-        z_a, z_b = special.ndtri(p_a), -special.ndtri(p_b)
-        return settings["sigma"] / 2 * (z_a + max(z_a, z_b)) if z_a + z_b > 0 or z_a > 0 else None
-
-
-GIVEN_UP = {"predict": -1, "radius": 0.0, "correct": 0, "trials": 900}
-BOTH = {"sigma": SIGMA, "alpha": ALPHA, "alpha_share": 0.9}
-
-
-def both_row(idx: int, successes: int, rival: int) -> dict:
-    radius = BothSides.radius_from({"successes": successes, "trials": N, "rival": rival}, BOTH)
-    return row(idx, -1 if radius is None else 3, radius or 0.0, successes, N, rival=rival)
-
-
-@pytest.mark.parametrize(
-    "added, alpha_share, reason",
-    [
-        ({}, 0.9, None),
-        ({"radius": 0.3}, 0.9, "counts do not certify .* idx 7"),
-        ({"rival": 150}, 0.9, "counts do not certify .* idx 7"),
-        ({"rival": 900}, 0.9, "left in doubt: .*more votes than draws"),
-        ({}, 0.5, "counts do not certify"),
-        ({}, None, "left in doubt: .*alpha_share"),
-        ({}, "most", "left in doubt"),
-        ({**GIVEN_UP, "successes": 100, "rival": 700}, 0.9, None),
-        ({**GIVEN_UP, "successes": 450, "rival": 100}, 0.9, "different n: 900 trials at idx 7"),
-        ({"predict": 3, "trials": 900}, 0.9, "different n: 900 trials at idx 7"),
-    ],
-)
-def test_counts_of_a_rival_are_checked_by_the_procedure_that_made_them(
-    monkeypatch, added, alpha_share, reason
-):
-    """480 of 1000 certify nothing by themselves, but do so beside a rival with 100."""
-    monkeypatch.setitem(PROCEDURES._components, "both-sides", BothSides)
-    rows = [
-        both_row(1, 480, 100),
-        both_row(2, 990, 5),
-        both_row(3, 300, 290),
-        {**both_row(7, 600, 50), **added},
-    ]
-    assert [entry["predict"] for entry in rows[:3]] == [3, 3, -1] and certified_radius(
-        480, N, SIGMA, ALPHA
-    ) is None
-    path = put("both.tsv", rows, "both-sides", alpha_share=alpha_share)
-    assert re.search(reason, refusal(path)) if reason else notes_of(str(path)) == ""
-    assert "counts do not certify" in refusal(
-        put("both.tsv", [{name: entry[name] for name in COLUMNS} for entry in rows[:3]])
-    )
 
 
 @pytest.mark.parametrize("column", [*ADAPTIVE, "label_aware", "trials"])

@@ -92,17 +92,6 @@ def test_best_as_printed_is_bold_where_there_is_another(values, expected):
     assert bold(values) == expected
 
 
-def test_tie_is_as_printed_and_only_of_columns_that_are_compared():
-    assert [bold([0.5004, 0.4996], decimals=decimals) for decimals in (1, 2)] == [
-        [True, True],
-        [True, False],
-    ]
-    assert display_cells(Table([column("percent")], [[0.5], [0.4]]), 1, PLAIN) == [
-        ["50.0"],
-        ["40.0"],
-    ]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_title_says_percent_unless_the_whole_table_is(kind):
     assert titles(Table([column(kind)], [])) == [
@@ -145,17 +134,6 @@ def test_csv_and_json_as_a_whole():
     ]
 
 
-def test_marks_of_the_envelope():
-    """The clean accuracy raised before the certified accuracy, both bold where best."""
-    table = Table(
-        [column("percent", True)],
-        [[Annotated(0.73, raised=0.854)], [Annotated(0.612, raised=0.766)]],
-    )
-    assert r"\textbf{$^{(85.4)}$73.0} \\" in FORMATS["latex"](table)
-    assert r"$^{(76.6)}$61.2 \\" in FORMATS["latex"](table)
-    assert "**(85.4) 73.0**" in FORMATS["markdown"](table)
-
-
 def test_people_and_programs_may_have_different_layouts():
     table = Table(
         [column("percent")], [[0.123456789]], for_people=Table([column("text")], [["for people"]])
@@ -166,12 +144,6 @@ def test_people_and_programs_may_have_different_layouts():
         assert "0.123456789" in FORMATS[format](table, 0) and "for people" not in FORMATS[format](
             table
         )
-
-
-def test_table_without_rows_is_a_heading():
-    for format in FORMATS:
-        FORMATS[format](Table(TABLE.columns, []))
-    assert FORMATS["markdown"](Table(TABLE.columns, [])).count("\n") == 2
 
 
 def cells_of(line: str) -> list[str]:
@@ -224,11 +196,6 @@ def test_latex_prints_any_text_as_it_is(text):
     lines = FORMATS["latex"](table).splitlines()
     expected = text.replace("–", "--")
     assert [latex_reads(lines[index].removesuffix(r" \\")) for index in (2, 4)] == [expected] * 2
-
-
-def test_latex_reader_notices_what_is_not_escaped():
-    with pytest.raises(AssertionError):
-        latex_reads("a_b")
 
 
 numbers = (

@@ -68,11 +68,11 @@ FAILURES = [
     (["summary", "nowhere"], "nowhere is no file, no folder and matches nothing"),
     (
         ["summary", "trained"],
-        "trained: holds no certification log, but others: 1 training; for training plot_training",
+        "trained: holds no certification log, but others: training; for training plot_training",
     ),
     (
         ["summary", "attacked"],
-        "holds no certification log, but others: 3 prediction; for predictions there are",
+        "holds no certification log, but others: prediction; for predictions there are",
     ),
     (
         ["summary", "attacked/N100/PGD_0.250/num_1/predictions"],

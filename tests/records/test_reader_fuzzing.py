@@ -4,8 +4,6 @@ nothing else.
 What a file holds is decided by a slow and obvious parser of this test's own.
 """
 
-import csv
-import io
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -19,7 +17,6 @@ from hypothesis import strategies as st
 
 from smoothadv.base.errors import UserError
 from smoothadv.records.readers import read_certification_log, read_prediction_log, read_training_log
-from support.commands import call
 from support.plain import plain_module
 
 OURS = """idx label predict radius correct time successes trials
@@ -274,78 +271,3 @@ WRONG_NUMBERS = {
 @pytest.mark.parametrize("text", WRONG_NUMBERS.values(), ids=WRONG_NUMBERS)
 def test_no_certification_log_is_read_wrong(tmp_path, text):
     check(read_certification_log, tmp_path, text.encode())
-
-
-def test_longer_rows_after_a_blank_line_are_not_read_shifted_in_training_logs(tmp_path):
-    header, row, _ = (line.replace(" ", "\t") for line in TRAINING.splitlines())
-    assert check(read_training_log, tmp_path, f"{header}\n\n{row}\n".encode())
-    check(read_training_log, tmp_path, f"{header}\n\n7\t{row}\n".encode())
-
-
-ENDED_BY_CR = {
-    "correct": "idx\tlabel\tpredict\tradius\tx\r0\t3\t3\t0.5\tcorrect\n1\t3\t3\t0.5\t1\n",
-    "radius": "idx\tlabel\tpredict\tcorrect\tx\r0\t3\t3\t1\tradius\n1\t3\t3\t1\t1\n",
-    "idx": "label\tpredict\tradius\tcorrect\tx\r3\t3\t0.5\t1\tidx\n3\t3\t0.5\t1\t1\n",
-}
-
-
-@pytest.mark.parametrize("text", ENDED_BY_CR.values(), ids=ENDED_BY_CR)
-def test_missing_column_is_missed_although_a_row_behind_a_bare_cr_names_it(tmp_path, text):
-    assert not check(read_certification_log, tmp_path, text.encode())
-
-
-def expected_summary(content: bytes) -> list[float]:
-    """Examples, clean accuracy, average certified radius and abstention rate, from the slow
-    parser's rows.
-    """
-    header, *rows = lines_of(content)
-    if not content.endswith((b"\n", b"\r")) and (
-        header[-1] != "time" or len(rows[-1]) != len(header)
-    ):
-        rows = rows[:-1]
-    assert all(header.count(name) == 1 for name in OURS.split()[:5]), "which of two columns counts?"
-    entries = [dict(zip(header, fields)) for fields in rows]
-    label, predict, radius = (
-        [float(entry[name]) for entry in entries] for name in ("label", "predict", "radius")
-    )
-    correct = [a == b for a, b in zip(label, predict)]
-    count = len(entries)
-    certified = sum(r for r, hit in zip(radius, correct) if hit)
-    return [count, sum(correct) / count, certified / count, sum(p == -1 for p in predict) / count]
-
-
-@pytest.mark.parametrize("name", ["ours", "released"])
-def test_command_summarises_a_damaged_log_truly_or_names_it(tmp_path, capsys, name):
-    path = tmp_path / "sigma_0.50"
-    codes = []
-    for content in damaged(LOGS[name][1], 100):
-        path.write_bytes(content)
-        outcome = call(capsys, "analyze", "summary", path, "--format", "csv")
-        codes.append(outcome.code)
-        *warnings, last = outcome.err.splitlines() or [""]
-        assert all(line.startswith("warning: ") for line in warnings)
-        if outcome.code == 0:
-            assert not last or last.startswith("warning: ")
-            header, row = csv.reader(io.StringIO(outcome.out))
-            assert [float(field) for field in row[1:5]] == pytest.approx(
-                expected_summary(content), rel=1e-12
-            )
-        else:
-            assert outcome.code == 1 and outcome.out == "" and last.startswith(f"error: {path}")
-    assert {0, 1} <= set(codes)
-
-
-def test_command_tells_whatever_it_leaves_out_of_a_folder(tmp_path, capsys):
-    """Arbitrary files that are called like logs, beside a good one."""
-    (tmp_path / "good_sigma_0.50").write_bytes(written(cells(RELEASED)))
-
-    @settings(FUZZ, max_examples=30)
-    @given(st.binary(max_size=50), st.sampled_from(["sigma_0.25", "predictions", "sigma_1.00.tsv"]))
-    def fuzz(content, name):
-        (tmp_path / name).write_bytes(content)
-        outcome = call(capsys, "analyze", "summary", tmp_path, "--format", "csv")
-        (tmp_path / name).unlink()
-        assert outcome.code == 0 and len(outcome.out.splitlines()) == 2
-        assert f"warning: {tmp_path / name} " in outcome.err and "Traceback" not in outcome.err
-
-    fuzz()

@@ -3,8 +3,9 @@ test.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,56 +44,33 @@ class Comparison(AtRadii, Analysis):
             )
         both = logs.certification or logs.prediction
         if len(both) != 2:
-            found = f"{len(logs.certification)} and {len(logs.prediction)}"
             raise UserError(
-                f"compare takes two certification logs or two prediction logs, got {found}"
+                "compare takes two certification logs or two prediction logs, got "
+                f"{len(logs.certification)} and {len(logs.prediction)}"
             )
-        first, second = both
-        pairs, sizes = pair_up(first, second), (len(first.table), len(second.table))
+        pairs, sizes = pair_up(*both), [len(log.table) for log in both]
         if max(sizes) > len(pairs):
             warn(
                 f"only the {len(pairs):,} examples that both logs hold, of {sizes[0]:,} and "
                 f"{sizes[1]:,}, are compared"
             )
-        if not logs.certification:
-            return self._of_predictions(first, second, pairs)
-        radii = self.chosen_radii_from_0(logs.certification)
-        columns = self._columns(f"certified accuracy at {self.heading}", first, second)
-        right = pairs.correct_first.eq(1), pairs.correct_second.eq(1)
-        lengths = zip(self.l2_lengths(first, radii), self.l2_lengths(second, radii))
-        rows = [
-            self._row(
-                radius.text,
-                right[0] & pairs.radius_first.ge(a),
-                right[1] & pairs.radius_second.ge(b),
+        right = [pairs.correct_first.eq(1), pairs.correct_second.eq(1)]
+        if logs.certification:
+            heading = f"certified accuracy at {self.heading}"
+            return Table(self._columns(heading, both), self._of_certificates(both, pairs, right))
+        if self.radii:
+            raise UserError(
+                "compare reads no --radii where predictions are compared: each log is of one attack"
             )
-            for radius, (a, b) in zip(radii, lengths)
-        ]
-        if not any(LABEL_AWARE in log.table for log in (first, second)):
-            rows.append(
-                self._row("abstained", pairs.predict_first.eq(-1), pairs.predict_second.eq(-1))
-            )
-        credited = [
-            (pairs[f"radius_{log}"] * pairs[f"correct_{log}"]).to_numpy()
-            for log in ("first", "second")
-        ]
-        rows.append(
-            self._row("larger radius", credited[0] > credited[1], credited[1] > credited[0])
-        )
-        average = self._average_radius(*credited)
-        kinds = ("number", "number", "signed", "signed", "signed")
-        people = [Annotated(value, kind=kind) for value, kind in zip(average, kinds)]
-        row: list[Cell] = [_average_title(first, second), len(pairs)]
-        no_test = [None] * 3
-        full = [*rows, [*row, *average, *no_test]]
-        return Table(columns, full, Table(columns, [*rows, [*row, *people, *no_test]]))
+        return Table(self._columns("predictions", both), [self._row("accuracy", *right)])
 
-    def _columns(self, quantity: str, first: Log, second: Log) -> list[Column]:
+    def _columns(self, quantity: str, both: Sequence[Log]) -> list[Column]:
         level = f"{100 * self.confidence:g}%"
+        first, second = (log.label.text for log in both)
         return [
             Column("quantity", quantity, "text"),
             Column("examples", "examples", "count"),
-            *columns_of("fraction", first=first.label.text, second=second.label.text),
+            *columns_of("fraction", first=first, second=second),
             *columns_of(
                 "difference", difference="second - first", low=f"{level} low", high=f"{level} high"
             ),
@@ -100,60 +78,55 @@ class Comparison(AtRadii, Analysis):
             Column("p_value", "p (McNemar, exact)", "probability"),
         ]
 
-    def _of_predictions(self, first: Log, second: Log, pairs: DataFrame) -> Table:
-        if self.radii:
-            raise UserError(
-                "compare reads no --radii where predictions are compared: each log is of one attack"
+    def _of_certificates(
+        self, both: Sequence[Log], pairs: DataFrame, right: Sequence[Any]
+    ) -> list[list[Cell]]:
+        radii, radius_of = self.chosen_radii_from_0(both), [pairs.radius_first, pairs.radius_second]
+        lengths = zip(*(self.l2_lengths(log, radii) for log in both))
+        rows = [
+            self._row(radius.text, *(right[k] & radius_of[k].ge(least[k]) for k in range(2)))
+            for radius, least in zip(radii, lengths)
+        ]
+        if not any(LABEL_AWARE in log.table for log in both):
+            rows.append(
+                self._row("abstained", pairs.predict_first.eq(-1), pairs.predict_second.eq(-1))
             )
-        row = self._row("accuracy", pairs.correct_first.eq(1), pairs.correct_second.eq(1))
-        return Table(self._columns("predictions", first, second), [row])
+        first, second = ((radius_of[k] * right[k]).to_numpy() for k in range(2))
+        rows.append(self._row("larger radius", first > second, second > first))
+        grids = ", of grids a lower bound" if any(log.is_on_grid for log in both) else ""
+        average = [first.mean(), second.mean(), (second - first).mean()]
+        average += self._interval_of_mean(second - first)
+        kinds = ("number", "number", "signed", "signed", "signed")
+        cells = [Annotated(float(value), kind=kind) for value, kind in zip(average, kinds)]
+        title = f"average certified radius (l2){grids}"
+        return [*rows, [title, len(pairs), *cells, None, None, None]]
 
     def _row(self, quantity: str, *which: ArrayLike) -> list[Cell]:
         """A row, where bool [examples] of the first and the second log say ``which`` ones count."""
         first, second = map(np.asarray, which)
         only_first, only_second = int((first & ~second).sum()), int((second & ~first).sum())
         low, high = paired_difference_interval(only_first, only_second, len(first), self.confidence)
-        difference, p_value = (
-            (only_second - only_first) / len(first),
-            mcnemar_p_value(only_first, only_second),
-        )
-        test = [difference, low, high, only_first, only_second, p_value]
-        return [quantity, len(first), float(first.mean()), float(second.mean()), *test]
+        shares = [float(first.mean()), float(second.mean())]
+        difference = (only_second - only_first) / len(first)
+        p_value = mcnemar_p_value(only_first, only_second)
+        counts = [only_first, only_second]
+        return [quantity, len(first), *shares, difference, low, high, *counts, p_value]
 
-    def _average_radius(self, first: np.ndarray, second: np.ndarray) -> list[float]:
-        """Means of R * [correct], each [examples], and a percentile bootstrap interval of their
-        paired difference.
-        """
+    def _interval_of_mean(self, values: np.ndarray) -> Sequence[float]:
+        """A percentile bootstrap interval of the mean."""
         from scipy import stats  # takes a second to load
 
-        difference = second - first
-        low = high = float(difference.mean())
-        if len(difference) > 1:
-            low, high = stats.bootstrap(
-                (difference,),
-                np.mean,
-                n_resamples=_RESAMPLES,
-                batch=max(1, 20_000_000 // len(difference)),
-                confidence_level=self.confidence,
-                method="percentile",
-                random_state=np.random.default_rng(self.seed),
-            ).confidence_interval
-        return [
-            float(value) for value in (first.mean(), second.mean(), difference.mean(), low, high)
-        ]
-
-
-def _average_title(first: Log, second: Log) -> str:
-    """The name of the row of average radii; it says which are on a grid, since these are smaller
-    for that reason.
-    """
-    on_grids = first.is_on_grid, second.is_on_grid
-    if not any(on_grids):
-        return "average certified radius (l2)"
-    whose = {(True, True): "", (True, False): ", the first", (False, True): ", the second"}[
-        on_grids
-    ]
-    return f"average certified radius (l2){whose} on the grid"
+        if len(values) == 1:
+            return [values[0], values[0]]
+        return stats.bootstrap(
+            (values,),
+            np.mean,
+            n_resamples=_RESAMPLES,
+            batch=max(1, 20_000_000 // len(values)),
+            confidence_level=self.confidence,
+            method="percentile",
+            random_state=np.random.default_rng(self.seed),
+        ).confidence_interval
 
 
 def pair_up(first: Log, second: Log) -> DataFrame:

@@ -47,6 +47,7 @@ class Empirical(Choosing, Analysis):
     def __call__(self, logs: Logs) -> Table:
         groups = groups_of(self.taking_part(logs.prediction), self.group_by or [])
         curves = {name: empirical_curve(group) for name, group in groups.items()}
+        level = "" if self.confidence is None else f"{100 * self.confidence:g}%"
         columns = [
             Column("group", "group", "text"),
             Column("radius", "attack radius (l2)", "number"),
@@ -54,52 +55,32 @@ class Empirical(Choosing, Analysis):
             Column("model", "model", "text"),
             *columns_of("count", models="models", attacks="attacks on it", examples="examples"),
             Column(_ABSTENTION, "abstention rate", "fraction"),
+            *(Column(end, f"{level} {end}", "fraction") for end in ("low", "high") if level),
         ]
-        rows: list[list[Cell]] = [
-            [
-                *(
-                    name,
-                    radius,
-                    accuracy(best.log.table),
-                    best.log.label,
-                    best.models,
-                    best.attacks,
-                ),
-                *(len(best.log.table), abstention_rate(best.log.table)),
-                *(() if self.confidence is None else best.interval(self.confidence)),
-            ]
-            for name, curve in curves.items()
-            for radius, best in curve.items()
-        ]
-        if self.confidence is not None:
-            columns += [
-                Column(end, f"{100 * self.confidence:g}% {end}", "fraction")
-                for end in ("low", "high")
-            ]
-        return Table(columns, rows, self._for_people(curves))
-
-    def _for_people(self, curves: dict[str, dict[float, Attacked]]) -> Table:
-        radii = sorted({radius for curve in curves.values() for radius in curve})
+        rows: list[list[Cell]] = []
+        shown: dict[tuple[str, float], Cell] = {}
+        for name, curve in curves.items():
+            for radius, best in curve.items():
+                table = best.log.table
+                share, abstained = accuracy(table), abstention_rate(table)
+                ends = None if self.confidence is None else best.interval(self.confidence)
+                counts = (best.models, best.attacks, len(table))
+                rows.append(
+                    [name, radius, share, best.log.label, *counts, abstained, *(ends or ())]
+                )
+                shown[name, radius] = (
+                    Annotated(share, interval=ends) if self.show == _ACCURACY else abstained
+                )
         title = "attack radius (l2)" + ("" if self.show == _ACCURACY else ", abstention rate")
-        columns = [
-            Column("group", title, "text"),
-            *(Radius.of(radius).column(compared=False) for radius in radii),
-        ]
-        rows = [
-            [name, *(self._shown(curve.get(radius)) for radius in radii)]
-            for name, curve in curves.items()
-        ]
-        return Table(columns, rows)
-
-    def _shown(self, attacked: Attacked | None) -> Cell:
-        if attacked is None or self.show == _ABSTENTION:
-            return None if attacked is None else abstention_rate(attacked.log.table)
-        share = accuracy(attacked.log.table)
-        return (
-            share
-            if self.confidence is None
-            else Annotated(share, interval=attacked.interval(self.confidence))
+        radii = sorted({radius for _, radius in shown})
+        people = Table(
+            [
+                Column("group", title, "text"),
+                *(Radius.of(radius).column(compared=False) for radius in radii),
+            ],
+            [[name, *(shown.get((name, radius)) for radius in radii)] for name in curves],
         )
+        return Table(columns, rows, people)
 
 
 @dataclass(frozen=True)
@@ -125,11 +106,17 @@ def empirical_curve(logs: Sequence[Log]) -> dict[float, Attacked]:
     often, which is not the attack's success. A log without an attack counts at radius 0. UserError
     where an attack's radius is unknown.
     """
-    at_radius = sorted(group_by(logs, attack_radius).items())
-    return {
-        radius: _most_accurate(list(group_by(some, model_of).values()))
-        for radius, some in at_radius
-    }
+    curve = {}
+    for radius, some in sorted(group_by(logs, attack_radius).items()):
+        models = group_by(some, model_of).values()
+        strongest = []
+        for attacks in models:
+            draws = [log.facts.number("N") or 0 for log in attacks]
+            precise = [log for log, n in zip(attacks, draws) if n == max(draws)]
+            attacked = min(precise, key=lambda log: accuracy(log.table))
+            strongest.append(Attacked(attacked, len(models), len(precise)))
+        curve[radius] = max(strongest, key=lambda attacked: accuracy(attacked.log.table))
+    return curve
 
 
 def attack_radius(log: Log) -> float:
@@ -160,13 +147,3 @@ def digest_of(log: Log) -> str:
     settings = log.facts.settings
     digest = str(settings.get("checkpoint_sha256") or settings.get("module_sha256") or "")
     return f"{settings[DENOISER]}{digest}" if DENOISER in settings else digest
-
-
-def _most_accurate(models: list[list[Log]]) -> Attacked:
-    strongest = []
-    for logs in models:
-        draws = max(log.facts.number("N") or 0 for log in logs)
-        precise = [log for log in logs if (log.facts.number("N") or 0) == draws]
-        attacked = min(precise, key=lambda log: accuracy(log.table))
-        strongest.append(Attacked(attacked, len(models), len(precise)))
-    return max(strongest, key=lambda attacked: accuracy(attacked.log.table))

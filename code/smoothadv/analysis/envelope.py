@@ -14,7 +14,6 @@ from smoothadv.base.settings import one_of, setting
 from smoothadv.statistics.accuracy import abstention_rate, accuracy
 
 _FACTS = ("certified_accuracy", "abstention_rate", "clean_accuracy")
-_SHOWN = (*_FACTS, "model")
 
 
 @dataclass(frozen=True)
@@ -54,16 +53,25 @@ class Envelope(Choosing, AtRadii, Analysis):
         "each folder)"
     )
     show: str = setting(
-        _SHOWN[0],
-        parse=one_of(_SHOWN),
-        help=f"what markdown and latex show of the logs, one of {', '.join(_SHOWN)}",
+        _FACTS[0],
+        parse=one_of((*_FACTS, "model")),
+        help=f"what markdown and latex show of the logs, one of {', '.join(_FACTS)}, model",
     )
 
     def __call__(self, logs: Logs) -> Table:
         part = self.taking_part(logs.certification)
         groups = groups_of(part, self.group_by or [])
         radii = self.chosen_radii(part)
-        selected = {name: self.select(group, radii) for name, group in groups.items()}
+        rows: list[list[Cell]] = []
+        people: list[list[Cell]] = []
+        for name, group in groups.items():
+            people.append([name, len(group)])
+            for radius, best in zip(radii, self.select(group, radii)):
+                table, clean = best.log.table, accuracy(best.log.table)
+                facts = (best.certified_accuracy, abstention_rate(table), clean)
+                shown = dict(zip(_FACTS, facts)) | {_FACTS[0]: Annotated(facts[0], raised=clean)}
+                people[-1].append(shown.get(self.show))
+                rows.append([name, float(radius), *facts, best.log.label, len(group), len(table)])
         columns = [
             Column("group", "group", "text"),
             Column("radius", self.heading, "number"),
@@ -71,59 +79,19 @@ class Envelope(Choosing, AtRadii, Analysis):
             Column("model", "model", "text"),
             *columns_of("count", models="models", examples="examples"),
         ]
-        rows: list[list[Cell]] = [
-            [
-                name,
-                float(radius),
-                *_facts(best),
-                best.log.label,
-                len(groups[name]),
-                len(best.log.table),
-            ]
-            for name, winners in selected.items()
-            for radius, best in zip(radii, winners)
+        if self.show == "model":  # whose names are too long for a column per radius
+            return Table(columns, rows)
+        is_accuracy = self.show == _FACTS[0]
+        title = self.heading + ("" if is_accuracy else f", {self.show.replace('_', ' ')}")
+        compared = is_accuracy and are_alike([group[0] for group in groups.values()])
+        columns_for_people = [
+            Column("group", title, "text"),
+            Column("models", "models", "count"),
+            *(radius.column(compared) for radius in radii),
         ]
-        # Names of models are too long for a column per radius.
-        return Table(
-            columns,
-            rows,
-            None if self.show == "model" else self._for_people(groups, radii, selected),
-        )
+        return Table(columns, rows, Table(columns_for_people, people))
 
     def select(self, group: Sequence[Log], radii: Sequence[Radius | float]) -> list[Selected]:
         """The best log of the group at each radius."""
         accuracies = np.array([self.accuracies(log, radii, models=len(group)) for log in group])
         return upper_envelope(group, accuracies)
-
-    def _for_people(
-        self,
-        groups: dict[str, list[Log]],
-        radii: Sequence[Radius],
-        selected: dict[str, list[Selected]],
-    ) -> Table:
-        title = self.heading + (
-            "" if self.show == "certified_accuracy" else f", {self.show.replace('_', ' ')}"
-        )
-        columns = [Column("group", title, "text"), Column("models", "models", "count")]
-        compared = self.show == "certified_accuracy" and are_alike(
-            [some[0] for some in groups.values()]
-        )
-        columns += [radius.column(compared) for radius in radii]
-        rows: list[list[Cell]] = [
-            [name, len(groups[name]), *(self._shown(best) for best in winners)]
-            for name, winners in selected.items()
-        ]
-        return Table(columns, rows)
-
-    def _shown(self, best: Selected) -> Cell:
-        accuracy, _, clean = facts = _facts(best)
-        return (
-            Annotated(accuracy, raised=clean)
-            if self.show == _FACTS[0]
-            else facts[_FACTS.index(self.show)]
-        )
-
-
-def _facts(best: Selected) -> tuple[float, float | None, float]:
-    """Certified accuracy, abstention rate and clean accuracy of the selected log."""
-    return best.certified_accuracy, abstention_rate(best.log.table), accuracy(best.log.table)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UserError
-from smoothadv.records.logs import DENOISER, manifest_beside
+from smoothadv.records.logs import DENOISER, flat, manifest_beside
 
 Value = str | float | int | bool | None
 
@@ -52,22 +52,35 @@ FIELDS = {
 }
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and
 num_noise_vec are those of the training; in a prediction log, those of the attack on its images."""
-# Fields of objectives and of data policies, and the hyper-parameters that they are.
-_OBJECTIVE_FIELDS = {
-    "regularization": "lambda",
-    "noise_epsilon": "epsilon",
-    "mix_steps": "num_steps",
-    "noise_steps": "num_steps",
-    "mix_step_size": "step_size",
-    "noise_step_size": "step_size",
-    "eta": "eta",
-    "attack_from_epoch": "attack_from_epoch",
-    "transfer": "transfer",
+_SETTINGS = ("dataset", "split", "arch", "sigma", "N", "alpha")
+# Where the settings of a training, and of an attack on images, have hyper-parameters.
+_OF_RECIPE = {
+    "objective.name": "objective",
+    "objective.noise_sd": "noise",
+    "objective.attack.name": "attack",
+    "objective.attack.epsilon": "epsilon",
+    "objective.noise_epsilon": "epsilon",
+    "objective.attack.num_steps": "num_steps",
+    "objective.mix_steps": "num_steps",
+    "objective.noise_steps": "num_steps",
+    "objective.mix_step_size": "step_size",
+    "objective.noise_step_size": "step_size",
+    "objective.num_noise_vec": "num_noise_vec",
+    "objective.regularization": "lambda",
+    "objective.eta": "eta",
+    "objective.attack_from_epoch": "attack_from_epoch",
+    "objective.transfer": "transfer",
+    "data_policy.from_epoch": "choose_from_epoch",
+    "data_policy.drop_below": "drop_below",
+    "data_policy.resample_every": "resample_every",
+    "optimizer": "optimizer",
+    "teacher_draws": "teacher_draws",
 }
-_POLICY_FIELDS = {
-    "from_epoch": "choose_from_epoch",
-    "drop_below": "drop_below",
-    "resample_every": "resample_every",
+_OF_ATTACK = {
+    "attack.name": "attack",
+    "attack.epsilon": "epsilon",
+    "attack.num_steps": "num_steps",
+    "restarts": "restarts",
 }
 # What sweeps call the folders of objectives, beside "gaussian" and those of SmoothAdv.
 _FOLDERS = {
@@ -80,26 +93,6 @@ _FOLDERS = {
     "distillation": "Distillation",
 }
 
-_SENSIBLE: dict[str, Callable[[Any], bool]] = {
-    "sigma": lambda value: 0 < value < 1e6,
-    "N": lambda value: 1 <= value < 2**63 and value == int(value),
-    "alpha": lambda value: 0 < value < 1,
-}
-"""What certificates depend on: a manifest must state these."""
-_NUMBERS = {
-    "sigma",
-    "N",
-    "alpha",
-    "noise",
-    "epsilon",
-    "num_steps",
-    "num_noise_vec",
-    "restarts",
-    "dimension",
-    "teacher_draws",
-    *_OBJECTIVE_FIELDS.values(),
-    *_POLICY_FIELDS.values(),
-}
 _GRADIENTS = {
     "plug_in": "plug-in",
     "PlugIn": "plug-in",
@@ -163,8 +156,7 @@ class Facts:
     @property
     def dimension(self) -> int | None:
         """Number of coordinates of an image, on which l_inf radii depend; None if it is unknown."""
-        stated = self.number("dimension")
-        if stated:
+        if stated := self.number("dimension"):
             return int(stated)
         sizes = [math.prod(shape) for run in self.runs if (shape := run.get("image_shape"))]
         return sizes[-1] if sizes else _DIMENSIONS.get(str(self.get("dataset")))
@@ -183,16 +175,24 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
 
     def enter(found: Mapping[str, Value], source: str) -> None:
         for name, value in found.items():
-            if name not in values and _is_sensible(name, value):
+            is_known = value not in (None, "") and (name, value) != ("sigma", 0)
+            if name not in values and is_known:
                 values[name], sources[name] = value, source
 
     enter(stated, "stated")
     manifest = manifest_beside(path)
     if manifest is not None:
-        if missing := [name for name in _SENSIBLE if name not in manifest["settings"]]:
+        settings = manifest["settings"]
+        if missing := [name for name in ("sigma", "N", "alpha") if name not in settings]:
             raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
+        enter({name: settings.get(name) for name in _SETTINGS}, "manifest")
+        if denoiser := settings.get(DENOISER):
+            enter(
+                {"denoiser": f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"},
+                "manifest",
+            )
         read = _certification_facts if is_certification else _prediction_facts
-        enter(read(manifest["settings"]), "manifest")
+        enter(read(settings), "manifest")
         return Facts(values, sources, manifest)
     # From the file upwards: the innermost folder that states a value is the closest to the log.
     for part in reversed(path.parts):
@@ -202,126 +202,76 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
     if path.parent.name in ("test", "train"):
         enter({"split": path.parent.name}, f"path {path.parent.name}")
     if is_certification:
+        enter(_training_facts(path, values), "path")
         if "attack" in values:
             enter({"num_noise_vec": 1}, "assumed")
-        enter({"training": _training_name(path, values)}, "path")
-        if "training" in values:
-            enter({"objective": "SmoothAdv" if values.get("attack") else "Gaussian"}, "path")
         enter(_PUBLISHED, "assumed")
     return Facts(values, sources)
 
 
-def _is_sensible(name: str, value: Any) -> bool:
-    """Whether a value is of the kind that the hyper-parameter has; a manifest may hold anything."""
-    if name not in _NUMBERS:
-        return isinstance(value, str) and value != ""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < 1e18:
-        return False
-    return _SENSIBLE[name](value) if name in _SENSIBLE else value >= 0
-
-
 def _certification_facts(settings: dict[str, Any]) -> dict[str, Value]:
-    recipes = settings.get("training")  # one, or of an ensemble those of all members
-    members = [
-        _recipe_facts(_mapping(one))
-        for one in (recipes if recipes and isinstance(recipes, list) else [recipes])
-    ]
-    common = {
+    recipes = settings.get("training") or {}  # one, or of an ensemble those of all members
+    recipes = recipes if isinstance(recipes, list) else [recipes]
+    first, *others = [_recipe_facts(flat(recipe or {})) for recipe in recipes]
+    return {
         name: value
-        for name, value in members[0].items()
-        if all(other.get(name) == value for other in members)
+        for name, value in first.items()
+        if all(other.get(name) == value for other in others)
     }
-    return {**_evaluation_facts(settings), **common}
 
 
 def _recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
-    objective = _mapping(recipe.get("objective"))
-    attack, policy = _mapping(objective.get("attack")), _mapping(recipe.get("data_policy"))
-    teacher = recipe.get("teacher_sha256")
-    return {
-        "training": _training_name_of(recipe, objective, attack),
-        "objective": objective.get("name"),
-        "teacher": teacher[:12] if isinstance(teacher, str) else None,
-        "teacher_draws": recipe.get("teacher_draws"),
-        "optimizer": (recipe.get("optimizer") or "sgd") if objective else None,
-        "noise": objective.get("noise_sd"),
-        **_attack_facts(attack),
-        "num_noise_vec": objective.get("num_noise_vec"),
-        **{
-            name: objective[field]
-            for field, name in _OBJECTIVE_FIELDS.items()
-            if field in objective
-        },
-        **{name: policy.get(field) for field, name in _POLICY_FIELDS.items()},
-    }
-
-
-def _training_name_of(
-    recipe: dict[str, Any], objective: dict[str, Any], attack: dict[str, Any]
-) -> str | None:
-    """The name of the training, as ``_training_name`` has it: with that of the attack if the
-    objective has one.
-    """
-    name, noise = objective.get("name"), objective.get("noise_sd")
-    if not isinstance(name, str):
-        return None
-    if isinstance(attack.get("name"), str):
-        if objective.get("base_attack") or noise == 0:
-            if not isinstance(noise, (int, float)):
-                return None
-            name = f"vanilla {attack['name']}" + (" + noise" if noise else "")
-        else:
-            name = f"{name}-{attack['name']}{_beta(attack)}"
-    extras = [
-        ("pre-training", "pretrained_sha256"),
-        ("self-training", "pseudo_labelled_fingerprint"),
-    ]
-    return " + ".join([name, *(extra for extra, key in extras if key in recipe)])
+    """What the settings of a training tell, with keys like ``objective.attack.name``."""
+    facts = _those_of(_OF_RECIPE, recipe)
+    facts["teacher"] = str(recipe.get("teacher_sha256") or "")[:12]
+    objective, attack, noise = map(facts.get, ("objective", "attack", "noise"))
+    if objective:
+        facts.setdefault("optimizer", "sgd")
+        attack = attack and f"{attack}{_beta(recipe, 'objective.attack')}"
+        is_vanilla = bool(attack) and (bool(recipe.get("objective.base_attack")) or noise == 0)
+        extras = {
+            "pre-training": "pretrained_sha256" in recipe,
+            "self-training": "pseudo_labelled_fingerprint" in recipe,
+        }
+        facts["training"] = _training_name(objective, attack, noise, is_vanilla, extras)
+    return facts
 
 
 def _prediction_facts(settings: dict[str, Any]) -> dict[str, Value]:
-    attack = _mapping(settings.get("attack"))
-    estimator, is_base = attack.get("estimator"), settings.get("base_attack")
-    gradient = _GRADIENTS.get(str(_mapping(estimator).get("name", estimator)))
-    if gradient == "gradient-free" and _mapping(estimator).get("hard"):
-        gradient = "gradient-free, hard decisions"
+    known, is_base = flat(settings), settings.get("base_attack")
+    facts = _those_of(_OF_ATTACK, known)
+    gradient = _GRADIENTS.get(
+        str(known.get("attack.estimator.name", known.get("attack.estimator"))), ""
+    )
+    if known.get("attack.estimator.hard"):
+        gradient += ", hard decisions"
+    facts["gradient"] = ("base classifier" if is_base else gradient) + _beta(known, "attack")
+    facts["num_noise_vec"] = None if is_base else settings.get("num_noise_vec")
     target = settings.get("target")
-    return {
-        **_evaluation_facts(settings),
-        **_attack_facts(attack),
-        "num_noise_vec": None if is_base else settings.get("num_noise_vec"),
-        "gradient": ("base classifier" if is_base else gradient or "") + _beta(attack),
-        "restarts": settings.get("restarts"),
-        "target": target if target is None else str(target),
-    }
+    return {**facts, "target": None if target is None else str(target)}
 
 
-def _attack_facts(attack: dict[str, Any]) -> dict[str, Value]:
-    return {
-        "attack": attack.get("name"),
-        "epsilon": attack.get("epsilon"),
-        "num_steps": attack.get("num_steps"),
-    }
+def _those_of(places: dict[str, str], record: dict[str, Any]) -> dict[str, Value]:
+    """The hyper-parameters that a flat record has at these places."""
+    return {name: record[place] for place, name in places.items() if record.get(place) is not None}
 
 
-def _beta(attack: dict[str, Any]) -> str:
+def _beta(record: dict[str, Any], attack: str) -> str:
     """What to say of the softmax's inverse temperature in an attack's gradients, if it is not that
     of the paper.
     """
-    estimator = _mapping(attack.get("estimator"))
-    return f", beta = {estimator.get('beta')}" if estimator.get("name") == "PlugIn" else ""
+    beta = record.get(f"{attack}.estimator.beta")
+    return "" if beta is None else f", beta = {beta}"
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _evaluation_facts(settings: dict[str, Any]) -> dict[str, Value]:
-    names = ("dataset", "split", "arch", "sigma", "N", "alpha")
-    facts = {name: settings.get(name) for name in names}
-    if denoiser := settings.get(DENOISER):
-        facts["denoiser"] = f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
-    return facts
+def _training_name(
+    objective: Value, attack: Value, noise: Value, is_vanilla: bool, extras: dict[str, bool]
+) -> str:
+    """The name of a training: with that of the attack if the objective has one, and ``extras``."""
+    name = f"{objective}-{attack}" if attack else str(objective)
+    if is_vanilla:
+        name = f"vanilla {attack}" + (" + noise" if noise else "")
+    return " + ".join([name, *(extra for extra, is_there in extras.items() if is_there)])
 
 
 def released_epsilon(text: str) -> float:
@@ -340,7 +290,7 @@ _SHARED_PARTS = [
     (r"^predict_(cifar|imagenet)_", lambda m: {"dataset": {"cifar": "cifar10"}.get(m[1], m[1])}),
     (r"^((?:cifar_|digits_|imagenet32_)?resnet\d+)$", _one("arch", str)),
     (r"(?:^|_)sigma_(\d+(?:\.\d+)?)(?![\deE]|\.\d)", _one("sigma", float)),
-    (r"(?:^|_)alpha_(\d*\.\d+)", _one("alpha", float)),
+    (r"(?:^|_)alpha_(0?\.\d+)", _one("alpha", float)),
 ]
 _CERTIFICATION_PARTS = [
     *_SHARED_PARTS,
@@ -356,7 +306,7 @@ _PREDICTION_PARTS = [
     (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("sigma", float)),
     (r"^N_?(\d+)", _one("N", int)),
     (r"_nogradtrick$", lambda m: {"gradient": "gradient-free"}),
-    (r"^num_(\d+)$", lambda m: {"num_noise_vec": int(m[1]), "gradient": None}),
+    (r"^num_(\d+)$", lambda m: {"num_noise_vec": int(m[1])}),
     (r"^base$", lambda m: {"gradient": "base classifier"}),
     (r"^(PGD|DDN)_(\d+\.\d+)$", lambda m: {"attack": m[1], "epsilon": float(m[2])}),
     # What the released predict.py itself writes counts in 1/256.
@@ -381,27 +331,21 @@ def path_without_attack(path: Path) -> tuple[str, ...]:
     )
 
 
-def _training_name(path: Path, values: dict[str, Value]) -> str | None:
-    """The name of the training, from values that the path states and from its folders; None if they
-    do not tell it.
+def _training_facts(path: Path, values: dict[str, Value]) -> dict[str, Value]:
+    """Objective and name of the training, from values that the path states and from its folders;
+    none if they do not tell it.
     """
-    if "without_noise" in path.parts:
-        training = f"vanilla {values.get('attack', 'PGD')}" + (
-            " + noise" if values.get("noise") else ""
-        )
-    elif values.get("attack") and "noise" in values:
-        training = f"{values.get('objective', 'SmoothAdv')}-{values['attack']}"
-    elif values.get("noise"):
-        training = str(values.get("objective", "Gaussian"))
-    else:
-        return None
-    extras = {"finetune_cifar_from_imagenet": "pre-training", "self_training": "self-training"}
-    found = [
-        extra
-        for start, extra in extras.items()
-        if any(part.startswith(start) for part in path.parts)
-    ]
-    return " + ".join([training, *found])
+    attack, is_vanilla = values.get("attack"), "without_noise" in path.parts
+    if not is_vanilla and "noise" not in values:
+        return {}
+    objective = values.get("objective") or ("SmoothAdv" if attack else "Gaussian")
+    folders = {"pre-training": "finetune_cifar_from_imagenet", "self-training": "self_training"}
+    extras = {
+        extra: any(part.startswith(start) for part in path.parts)
+        for extra, start in folders.items()
+    }
+    name = _training_name(objective, attack, values.get("noise"), is_vanilla, extras)
+    return {"objective": objective, "training": name}
 
 
 def display(name: str, value: Value, others: Container[Value] = ()) -> str:

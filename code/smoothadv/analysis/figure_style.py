@@ -48,7 +48,6 @@ _BELOW: dict[str, Any] = {
 _ENTRIES_INSIDE = 6
 _CHARACTERS_INSIDE = 28
 _CHARACTERS_BESIDE_ANOTHER = 32
-_CHARACTERS_PER_LINE = 60
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,9 @@ def new_figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
 
 def line_styles(count: int) -> list[dict[str, Any]]:
     """Line properties for ``count`` curves: a colour and a marker each."""
-    pairs = zip(cycle(_COLOURS), cycle(_MARKERS), range(count))
     return [
         {"color": colour, "marker": marker, "markersize": 4.5, "linewidth": 1.6}
-        for colour, marker, _ in pairs
+        for colour, marker, _ in zip(cycle(_COLOURS), cycle(_MARKERS), range(count))
     ]
 
 
@@ -136,22 +134,21 @@ def readings(figure: Figure) -> list[dict[str, Any]]:
         if lines := [line for line in axes.get_lines() if line.get_gid()]:
             points = [line.get_xdata() for line in lines if line.get_drawstyle() == "default"]
             x = np.unique(np.concatenate(points)) if points else round_numbers(axes.get_xlim()[1])
-            title = axes.get_xlabel().replace("$", "")
-            curves = [
-                [
-                    int(line.get_gid().split("-")[1]),
-                    escape(line.get_label(), None),
-                    _values(line, x),
-                ]
-                for line in lines
-            ]
+            title = axes.get_xlabel().replace("$", "").replace("\\ell_", "l")
             panels.append(
                 {
                     "box": axes.get_position().bounds,
                     "ends": [*axes.get_xlim(), *axes.get_ylim()],
                     "x": x.tolist(),
-                    "title": title.replace("\\ell_", "l").replace("\\infty", "_inf"),
-                    "curves": curves,
+                    "title": title.replace("\\infty", "_inf"),
+                    "curves": [
+                        [
+                            int(line.get_gid().split("-")[1]),
+                            escape(line.get_label(), None),
+                            _values(line, x),
+                        ]
+                        for line in lines
+                    ],
                 }
             )
     return panels
@@ -186,16 +183,14 @@ def add_title(put: Callable[[str], object], title: str | None) -> None:
     """``put`` a title where it belongs; $...$ in it is mathematics, UserError if that cannot be
     parsed.
     """
-    if not title:
-        return
     from matplotlib.mathtext import MathTextParser
 
     try:
-        MathTextParser("path").parse(title)
+        MathTextParser("path").parse(title or "")
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the title '{title}' cannot be typeset: {reason}") from error
-    put(escape(title, None))
+    put(escape(title or "", None))
 
 
 def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool = True) -> None:
@@ -208,15 +203,15 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
     """
     labels = [_legible(escape(str(handle.get_label()), None)) for handle in handles]
     blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
-    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    lines = [line for label in labels for line in label.split("\n")]
+    longest = max(map(len, lines), default=0)
     if inside and len(labels) <= _ENTRIES_INSIDE and longest <= _CHARACTERS_INSIDE:
         legend = axes.legend(handles, blanks, **_INSIDE)
     else:
         columns = 2 if longest <= _CHARACTERS_BESIDE_ANOTHER else 1
         legend = figure.legend(handles, blanks, ncols=columns, **_BELOW)
-        lines = sum(label.count("\n") + 1 for label in labels)
         width, height = figure.get_size_inches()
-        figure.set_size_inches(width, height + 0.19 * -(-lines // columns))
+        figure.set_size_inches(width, height + 0.19 * -(-len(lines) // columns))
     drawn = [artist for axes in figure.axes for artist in axes.get_children()]
     for number, (handle, key, text) in enumerate(
         zip(handles, legend.get_lines(), legend.get_texts())
@@ -232,36 +227,22 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
 def _legible(label: str) -> str:
     """A label with the letters of the papers in place of the names of hyper-parameters; a long one
     on several lines, broken after a slash where there is one."""
-    names = "|".join(SYMBOLS)
-    rest = re.sub(rf"\b({names})(?= = )", lambda match: SYMBOLS[match[1]], label)
-    lines = []
-    while len(rest) > _CHARACTERS_PER_LINE:
-        last_mark = max(rest.rfind(mark, 0, _CHARACTERS_PER_LINE) for mark in "/ ")
-        cut = last_mark + 1 or _CHARACTERS_PER_LINE
-        lines.append(rest[:cut])
-        rest = rest[cut:]
-    return "\n".join([*lines, rest])
+    short = re.sub(r"\b(sigma|epsilon)(?= = )", lambda match: SYMBOLS[match[1]], label)
+    return "\n".join(re.findall(".{1,60}$|.{1,59}[/ ]|.{60}", short))
 
 
 def draw_steps(
     axes: Axes,
     curves: Sequence[tuple[str, np.ndarray, np.ndarray]],
     styles: Iterable[dict[str, Any]],
-    largest: float,
 ) -> list[Line2D]:
     """Curves (label, ascending radii, accuracies as fractions) that hold up to the radius on their
-    right.
-
-    At least one corner of each gets a marker, and as many in each part of an axis that ends at
-    ``largest``, however short the curve; shifted by curve so that markers do not overlap.
+    right; with markers as far apart on each, shifted by curve so that they do not overlap.
     """
     lines: list[Line2D] = []
-    step = (largest or 1.0) / _MARKS_PER_CURVE
     for position, ((label, radii, accuracies), style) in enumerate(zip(curves, styles)):
-        shift = (position + 0.5) / len(curves)
-        marks = np.searchsorted(radii, step * (np.arange(_MARKS_PER_CURVE) + shift))
-        placed = np.unique(marks[marks < len(radii)]).tolist() or [int(len(radii) * shift)]
-        lines += axes.step(
-            radii, 100 * accuracies, where="pre", label=label, **{"markevery": placed, **style}
-        )
+        marks = {
+            "markevery": ((position + 0.5) / len(curves) / _MARKS_PER_CURVE, 1 / _MARKS_PER_CURVE)
+        }
+        lines += axes.step(radii, 100 * accuracies, where="pre", label=label, **{**marks, **style})
     return lines

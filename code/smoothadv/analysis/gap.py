@@ -18,7 +18,6 @@ from smoothadv.records.readers import DataFrame
 from smoothadv.statistics.bounds import binomial_interval, tolerated_false_statements
 
 _FALSE_ALARM = 0.001
-_SHARED = ("dataset", "split", "sigma")
 _ROUNDING = 1e-6  # relative, of a float32 norm
 
 
@@ -66,19 +65,10 @@ class Gap(Analysis):
         interval = binomial_interval(hits, len(pairs), self.confidence)
         alphas = attacked.facts.alpha + certified.facts.alpha
         tolerated = tolerated_false_statements(len(pairs), alphas, _FALSE_ALARM)
-        after = [
-            float(pairs.predict_second.eq(-1).mean()),
-            contradictions(pairs, radius),
-            tolerated,
-        ]
         return [
-            attacked.label,
-            radius,
-            len(pairs),
-            certified_accuracy,
-            hits / len(pairs),
-            *interval,
-            *after,
+            *(attacked.label, radius, len(pairs), certified_accuracy, hits / len(pairs)),
+            *(*interval, float(pairs.predict_second.eq(-1).mean())),
+            *(contradictions(pairs, radius), tolerated),
         ]
 
 
@@ -106,21 +96,20 @@ def certificates_for(attacked: Log, certified: Sequence[Log]) -> Log:
     """The certification log of the model that was attacked; UserError unless there is exactly
     one.
     """
+    # Of a released log, nothing tells that its model is another one than that of the only other.
+    may_be_any = len(certified) == 1 and None in (
+        attacked.facts.manifest,
+        certified[0].facts.manifest,
+    )
     same = [
         log
         for log in certified
-        if model_of(log) == model_of(attacked) and not _differ(attacked, log)
+        if (may_be_any or model_of(log) == model_of(attacked)) and not _differ(attacked, log)
     ]
-    if (
-        not same
-        and len(certified) == 1
-        and None in (attacked.facts.manifest, certified[0].facts.manifest)
-    ):
-        same = [log for log in certified if not _differ(attacked, log)]
     if len(same) != 1:
-        found = "none" if not same else ", ".join(str(log.path) for log in same)
-        one_class = {log.set_size for log in [attacked, *certified]} == {1}
-        top = "" if one_class else f"top-{attacked.set_size} "
+        found = ", ".join(str(log.path) for log in same) or "none"
+        one_class = {log.top_k for log in [attacked, *certified]} == {1}
+        top = "" if one_class else f"top-{attacked.top_k} "
         raise UserError(
             f"{attacked.path}: one {top}certification log of the model attacked is needed, found "
             f"{found}"
@@ -132,9 +121,9 @@ def _differ(first: Log, second: Log) -> bool:
     """Whether two logs are known to be of different images or numbers of classes, or computed in
     another precision.
     """
-    pairs: list[tuple[Any, Any]] = [(first.set_size, second.set_size)]
-    pairs += [(first.facts.get(name), second.facts.get(name)) for name in _SHARED]
-    settings = first.facts.settings, second.facts.settings
+    pairs: list[tuple[Any, Any]] = [(first.top_k, second.top_k)]
+    for name in ("dataset", "split", "sigma"):
+        pairs.append((first.facts.get(name), second.facts.get(name)))
     for name in ("dataset_fingerprint", "precision"):
-        pairs.append((settings[0].get(name), settings[1].get(name)))
+        pairs.append((first.facts.settings.get(name), second.facts.settings.get(name)))
     return any(None not in pair and pair[0] != pair[1] for pair in pairs)

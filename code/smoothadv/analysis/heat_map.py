@@ -31,6 +31,8 @@ _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = (
     "average_certified_radius",
 )
 _COLOURS = "cividis"  # perceptually uniform, of rising lightness: legible also when printed grey
+# Of a scale, where the contrast of either to the colour is at least 4.5 (WCAG 2.1).
+_BLACK_FROM = 0.467
 # In inches; texts are of _POINTS points.
 _CELL_WIDTH, _CELL_HEIGHT = 0.6, 0.44
 _SMALLEST_PANEL = 1.7, 1.3
@@ -85,7 +87,8 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         values = np.full((len(radii), len(rows), len(columns)), np.nan)
         for (row, column), group in cells.items():
             values[:, rows.index(row), columns.index(column)] = self.best(group, radii)
-        return self._draw(cells, values if self.measure == _AVERAGE else 100 * values, radii)
+        scale = 1 if self.measure == _AVERAGE else 100
+        return self._draw(cells, scale * values, radii, rows, columns)
 
     def cells(self, logs: Sequence[Log]) -> _Cells:
         """The logs by their values of the rows' and the columns' hyper-parameter; UserError if none
@@ -113,38 +116,42 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
             )
         return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
 
-    def _draw(self, cells: _Cells, values: np.ndarray, radii: Sequence[Radius]) -> Figure:
-        sides = zip((self.rows, self.columns), map(_ascending, zip(*cells)))
+    def _draw(
+        self,
+        cells: _Cells,
+        values: np.ndarray,
+        radii: Sequence[Radius],
+        *sides: Sequence[Value],
+    ) -> Figure:
         rows, columns = (
-            [display(name, value, values) for value in values] for name, values in sides
+            [display(name, value, side) for value in side]
+            for name, side in zip((self.rows, self.columns), sides)
         )
         figure, panels, beside = _panels(rows, columns, len(radii))
-        largest = float(np.nanmax(values)) or 1.0
         for position, (panel, shares, radius) in enumerate(zip(panels, values, radii)):
-            mesh = self._draw_panel(panel, shares, largest)
+            mesh = self._draw_panel(panel, shares, float(np.nanmax(values)) or 1.0)
+            rotation = _rotation(columns)
             panel.set_xticks(
-                np.arange(len(columns)) + 0.5,
-                columns,
-                parse_math=False,
-                rotation=_rotation(columns),
+                np.arange(len(columns)) + 0.5, columns, parse_math=False, rotation=rotation
             )
             at_left = position % beside == 0
-            panel.set_yticks(
-                np.arange(len(rows)) + 0.5, rows if at_left else [""] * len(rows), parse_math=False
-            )
-            if at_left:
-                panel.set_ylabel(_symbol(self.rows))
-            if position + beside >= len(panels):
-                panel.set_xlabel(_symbol(self.columns))
+            texts = rows if at_left else [""] * len(rows)
+            panel.set_yticks(np.arange(len(rows)) + 0.5, texts, parse_math=False)
+            panel.set_ylabel(_symbol(self.rows) if at_left else "")
+            panel.set_xlabel(_symbol(self.columns) if position + beside >= len(panels) else "")
             if self.measure == _CERTIFIED:
                 panel.set_title(f"{self.norm_symbol} radius {radius.text}", fontsize=_POINTS + 1)
         width, height = figure.get_size_inches()
         bar = figure.colorbar(
             mesh, ax=panels, fraction=2 * _BAR / width, pad=_BAR / width, aspect=height / _BAR
         )
-        bar.set_label(self._quantity(cells), fontsize=_POINTS + 1)
+        quantity = f"{self.measure.replace('_', ' ')} (%)"
+        if self.measure == _AVERAGE:
+            on_grid = any(log.is_on_grid for group in cells.values() for log in group)
+            quantity = f"average certified\nradius ({self.norm_symbol})" + " on the grid" * on_grid
+        bar.set_label(quantity, fontsize=_POINTS + 1)
         bar.ax.tick_params(labelsize=_POINTS)
-        self._add_note(figure, cells)
+        self._add_note(figure, max(map(len, cells.values())), len(cells), sides)
         add_title(figure.suptitle, self.title)
         return figure
 
@@ -162,28 +169,18 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
             edgecolors="white",
             linewidth=0.8,
         )
+        hatched = {"facecolor": "white", "edgecolor": "0.75", "hatch": "////", "linewidth": 0}
         for (row, column), value in np.ndenumerate(values):
             if math.isnan(value):
-                cell = Rectangle(
-                    (column, row),
-                    1,
-                    1,
-                    facecolor="white",
-                    edgecolor="0.75",
-                    hatch="////",
-                    linewidth=0,
-                )
-                panel.add_patch(cell)
+                panel.add_patch(Rectangle((column, row), 1, 1, **hatched))
                 continue
-            text = f"{value:#.3g}" if self.measure == _AVERAGE else f"{value:.1f}"
-            colour = _legible_on(mesh.cmap(mesh.norm(value)))
             panel.text(
                 column + 0.5,
                 row + 0.5,
-                text,
+                f"{value:#.3g}" if self.measure == _AVERAGE else f"{value:.1f}",
                 ha="center",
                 va="center",
-                color=colour,
+                color="black" if value > _BLACK_FROM * largest else "white",
                 fontsize=_POINTS,
             )
         panel.invert_yaxis()
@@ -191,30 +188,23 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         panel.spines[:].set_visible(False)
         return mesh
 
-    def _quantity(self, cells: _Cells) -> str:
-        """What the cells show, as the title of the colour bar."""
-        if self.measure != _AVERAGE:
-            return f"{self.measure.replace('_', ' ')} (%)"
-        on_grid = any(log.is_on_grid for group in cells.values() for log in group)
-        return f"average certified\nradius ({self.norm_symbol}){' on the grid' if on_grid else ''}"
-
-    def _add_note(self, figure: Figure, cells: _Cells) -> None:
+    def _add_note(
+        self, figure: Figure, most: int, cells: int, sides: Sequence[Sequence[Value]]
+    ) -> None:
         """A note below the panels: from how many logs a cell is selected, and how to read special
         cells.
         """
-        most, sides = max(map(len, cells.values())), [*map(set, zip(*cells))]
         notes = ["one log per cell" if most == 1 else f"best of up to {most} logs per cell"]
         if self.high_probability is not None:
             notes.append(self.heading.partition(", ")[2])
-        if len(cells) < math.prod(map(len, sides)):
+        if cells < math.prod(map(len, sides)):
             notes.append("hatched: no log")
         names = zip((self.rows, self.columns), sides)
         notes += [f"–: no {_symbol(name)} stated" for name, values in names if None in values]
         unbroken = "; ".join(words.replace(" ", "\u00a0") for words in notes)
         lines = textwrap.wrap(unbroken, int(figure.get_figwidth() / _CHARACTER))
-        figure.set_figheight(
-            figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0))
-        )
+        height = figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0))
+        figure.set_figheight(height)
         figure.supxlabel("\n".join(lines).replace("\u00a0", " "), fontsize=_POINTS, color="0.35")
 
 
@@ -245,24 +235,10 @@ def _panels(
     beside = math.ceil(count / lines)
     size = (max(_NARROWEST, beside_panels + beside * width), _BELOW_PANELS + lines * height)
     figure = Figure(figsize=size, layout="constrained")
-    return (
-        figure,
-        [figure.add_subplot(lines, beside, position + 1) for position in range(count)],
-        beside,
-    )
+    panels = [figure.add_subplot(lines, beside, position + 1) for position in range(count)]
+    return figure, panels, beside
 
 
 def _rotation(labels: Sequence[str]) -> int:
     """Labels wider than their cells stand upright."""
     return 90 if max(map(len, labels)) * _CHARACTER > _CELL_WIDTH else 0
-
-
-def _legible_on(colour: Sequence[float] | np.ndarray) -> str:
-    """Black or white, whichever has the larger contrast to an sRGB colour (WCAG 2.1, relative
-    luminance).
-    """
-    linear = [
-        part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in colour[:3]
-    ]
-    luminance = float(np.dot((0.2126, 0.7152, 0.0722), linear))
-    return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"

@@ -62,47 +62,33 @@ class HeldOut(Choosing, AtRadii, Analysis):
     def _rows(
         self, name: str, group: Sequence[Log], choosing: list[Log], radii: Sequence[Radius]
     ) -> list[list[Cell]]:
-        envelope = Envelope(self.norm, self.high_probability, self.radii, self.unfinished)
-        rows: list[list[Cell]] = []
-        of_choice = list({log.table["idx"].to_numpy().tobytes(): log for log in choosing}.values())
-        for radius, best in zip(radii, envelope.select(choosing, radii)):
-            count = len(best.log.table)
-            row: list[Cell] = [
-                name,
-                float(radius),
-                best.log.label,
-                len(choosing),
-                best.certified_accuracy,
-                count,
-            ]
-            further = [
-                _without(log, of_choice) for log in group if _compared(log) == _compared(best.log)
-            ]
-            other = max(further, key=lambda log: len(log.table))
-            if len(other.table) and best.certified_accuracy:
-                accuracy = float(self.accuracies(other, [radius])[0])
-                row += [accuracy, len(other.table)]
-                if self.high_probability is None:  # else each is lower by a deduction of its own
-                    interval = self._interval(
-                        best.certified_accuracy, count, accuracy, len(other.table)
-                    )
-                    row += [accuracy - best.certified_accuracy, *interval]
-            rows.append(row + [None] * (11 - len(row)))
-        return rows
-
-    def _interval(
-        self, first: float, n_first: int, second: float, n_second: int
-    ) -> tuple[float, float]:
-        """Newcombe's interval (1998, method 10) of second - first, shares of independent samples of
-        images.
-        """
         from statsmodels.stats.proportion import (
             confint_proportions_2indep,
         )  # takes a second to load
 
-        counts = round(second * n_second), n_second, round(first * n_first), n_first
-        low, high = confint_proportions_2indep(*counts, method="newcomb", alpha=1 - self.confidence)
-        return float(low), float(high)
+        envelope = Envelope(self.norm, self.high_probability, self.radii, self.unfinished)
+        rows: list[list[Cell]] = []
+        of_choice = list({log.table["idx"].to_numpy().tobytes(): log for log in choosing}.values())
+        for radius, best in zip(radii, envelope.select(choosing, radii)):
+            count, share = len(best.log.table), best.certified_accuracy
+            row: list[Cell] = [name, float(radius), best.log.label, len(choosing), share, count]
+            further = [
+                _without(log, of_choice) for log in group if _compared(log) == _compared(best.log)
+            ]
+            other = max(further, key=lambda log: len(log.table))
+            others = len(other.table)
+            if others and share:
+                accuracy = float(self.accuracies(other, [radius])[0])
+                row += [accuracy, others]
+                if self.high_probability is None:  # else each is lower by a deduction of its own
+                    # Newcombe's interval (1998, method 10), as of independent samples of images.
+                    counts = round(accuracy * others), others, round(share * count), count
+                    low, high = confint_proportions_2indep(
+                        *counts, method="newcomb", alpha=1 - self.confidence
+                    )
+                    row += [accuracy - share, float(low), float(high)]
+            rows.append(row + [None] * (11 - len(row)))
+        return rows
 
 
 def _of_most_models(logs: Sequence[Log]) -> list[Log]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.table_formats import Label
-from smoothadv.records.logs import CLASS, images_selected, numbered
+from smoothadv.records.logs import CLASS, COUNT_COLUMNS, images_selected, numbered
 from smoothadv.records.readers import DataFrame
 from smoothadv.statistics import PROCEDURES, Procedure
 from smoothadv.statistics.exact import Exact
@@ -73,28 +73,17 @@ class Log:
     def radii_follow_from_counts(self) -> bool:
         """Whether ``Procedure.radius_from`` the counts in each row must give its radius."""
         procedure = self.procedure_type
-        if procedure is None or not procedure.fixed_sample or self.is_on_grid:
-            return False
-        try:
-            counts = procedure.counts(self.facts.settings)
-        except (KeyError, TypeError, ValueError):
-            return True  # who computes them will see which setting is missing
-        # Of a set with some of its columns, who computes them will see which are missing.
-        return set(counts) <= set(self.table) or RIVALS + "1" in set(counts) & set(self.table)
+        is_fixed = procedure is not None and procedure.fixed_sample and not self.is_on_grid
+        return is_fixed and set(COUNT_COLUMNS) <= set(self.table)
 
     @property
     def top_k(self) -> int:
-        """The k of top-k certificates or predictions, by its manifest or else its columns; 0 of
-        other logs.
+        """Among how many of the most probable classes it certifies or predicts, by its manifest or
+        else its columns.
         """
         columns = self.table.columns
         in_columns = numbered(columns, RIVALS) or numbered(columns, CLASS)
-        return self.facts.settings.get("top_k") or len(in_columns)
-
-    @property
-    def set_size(self) -> int:
-        """Among how many of the most probable classes it certifies or predicts."""
-        return max(1, self.top_k)
+        return self.facts.settings.get("top_k") or len(in_columns) or 1
 
     @property
     def procedure_name(self) -> str:
@@ -104,7 +93,7 @@ class Log:
         grid or not, they prove the same of the same votes. Label-aware and top-k certificates have
         names of their own: accuracies under two names differ even where the classifier is one.
         """
-        if self.top_k:
+        if self.top_k > 1:
             return f"top-{self.top_k}"
         name = str(self.facts.settings.get("method"))
         if self.is_one_sided:
@@ -158,22 +147,25 @@ class Logs:
 
     def where(self, condition: Callable[[Log], bool]) -> Logs:
         """The logs that meet a condition."""
-        certification, prediction, training = (
-            [*filter(condition, logs)]
-            for logs in (self.certification, self.prediction, self.training)
+        return Logs(
+            [*filter(condition, self.certification)],
+            [*filter(condition, self.prediction)],
+            [*filter(condition, self.training)],
+            self.left_out,
         )
-        return Logs(certification, prediction, training, self.left_out)
 
     def by(self, fact: str) -> dict[str, Logs]:
         """The certification and prediction logs of the same ``images``, or the same ``procedure``,
         by its name.
         """
-        parts: dict[str, Logs] = {}
-        for log in self.certification:
-            parts.setdefault(getattr(log, fact), Logs()).certification.append(log)
-        for log in self.prediction:
-            parts.setdefault(getattr(log, fact), Logs()).prediction.append(log)
-        return parts
+        both = [*self.certification, *self.prediction]
+        return {
+            name: Logs(
+                [log for log in self.certification if getattr(log, fact) == name],
+                [log for log in self.prediction if getattr(log, fact) == name],
+            )
+            for name in dict.fromkeys(getattr(log, fact) for log in both)
+        }
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

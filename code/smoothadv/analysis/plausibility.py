@@ -30,29 +30,31 @@ def check_certificates(log: Log) -> Log:
     """UserError, naming the log and the fault, if its radii cannot be certificates for its sigma, n
     and alpha.
 
-    Returns the log with another alpha where the radii show that the assumed one was not used, and
-    with notes: sentences on tolerated faults and on what could not be checked.
+    Returns the log with the n of its counts where n was assumed, and with another alpha where the
+    radii show that the assumed one was not used; with notes: sentences on tolerated faults and on
+    what could not be checked.
     """
-    log = replace(log, notes=(*log.notes, *_notes(log)))
+    notes = [*log.notes, *_notes(log)]
     if log.radii_follow_from_counts:
-        log = _check_counts(log)
+        log = _check_trials(log)
     elif log.facts.settings.get("method") in METHODS and set(GRID_COLUMNS) <= set(log.table):
         _check_looks(log)
     sigma, n, alpha = log.facts.number("sigma"), log.facts.n, log.facts.alpha
     if sigma is None:
-        note = "its sigma is unknown, so its radii could not be checked: --sigma states it"
-        return replace(log, notes=(*log.notes, note))
-    if _has_other_alpha(log, sigma):
+        notes.append("its sigma is unknown, so its radii could not be checked: --sigma states it")
+    elif log.radii_follow_from_counts:
+        _check_radii_of_counts(log, sigma, cast(type[Procedure], log.procedure_type))
+    elif _has_other_alpha(log, sigma):
         facts = log.facts.replaced("alpha", _OTHER_ALPHA, "inferred from the largest radius")
-        note = (
+        log = replace(log, facts=facts)
+        notes.append(
             f"its largest radius, {log.table.radius.max():g}, is impossible for alpha = {alpha:g} "
             f"at n = {n:,}; it is what alpha = {_OTHER_ALPHA:g} gives, so each of its certificates "
             "may be false with that probability"
         )
-        return replace(log, facts=facts, notes=(*log.notes, note))
-    if not log.radii_follow_from_counts:
+    else:
         _check_largest(log, sigma)
-    return log
+    return replace(log, notes=tuple(notes))
 
 
 def _check_largest(log: Log, sigma: float) -> None:
@@ -65,13 +67,12 @@ def _check_largest(log: Log, sigma: float) -> None:
     largest = maximum_radius(n, sigma, alpha)
     above = log.table[log.table.radius > largest + _tolerance(log.table)]
     if len(above):
-        names = [name for name in ("sigma", "N", "alpha") if name in sources]
-        known = ", ".join(f"{name} {sources[name]}" for name in names)
+        known = [f"{name} {sources[name]}" for name in ("sigma", "N", "alpha") if name in sources]
         raise UserError(
             f"{log.path} holds a radius that cannot be certified, first at idx "
             f"{above.idx.iloc[0]}: {above.radius.iloc[0]:g} is above {largest:.6g}, the largest "
-            f"for sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({known}); --sigma, --N and "
-            "--alpha state others"
+            f"for sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({', '.join(known)}); --sigma, "
+            "--N and --alpha state others"
         )
 
 
@@ -81,14 +82,15 @@ def _has_other_alpha(log: Log, sigma: float) -> bool:
 
     Some logs released with Cohen et al. have such radii; a single one is a fault like any other.
     """
-    facts, radii = log.facts, log.table.radius
-    if {facts.sources.get("N"), facts.sources.get("alpha")} != {"assumed"}:
-        return False
+    facts, largest = log.facts, log.table.radius.max()
     tolerance = _tolerance(log.table).max()
-    usual = maximum_radius(facts.n, sigma, facts.alpha)
-    other = maximum_radius(facts.n, sigma, _OTHER_ALPHA)
-    is_the_other = radii.max() > usual + tolerance and abs(radii.max() - other) <= tolerance
-    return bool(is_the_other and (radii == radii.max()).sum() > 1)
+    usual, other = (maximum_radius(facts.n, sigma, alpha) for alpha in (facts.alpha, _OTHER_ALPHA))
+    return (
+        facts.sources.get("N") == facts.sources.get("alpha") == "assumed"
+        and usual + tolerance < largest
+        and abs(largest - other) <= tolerance
+        and bool(log.table.radius.eq(largest).sum() > 1)
+    )
 
 
 def _notes(log: Log) -> list[str]:
@@ -112,34 +114,36 @@ def _notes(log: Log) -> list[str]:
     return notes
 
 
-def _check_counts(log: Log) -> Log:
-    """UserError unless one n and one sigma explain all counts and radii; returns the log with both
-    among its facts.
+def _check_trials(log: Log) -> Log:
+    """UserError unless every row has n trials, or fewer, after which not even further successes
+    alone would certify. Nor may the counts of an abstention.
+
+    Returns the log with the n of its counts among its facts where n was assumed.
     """
-    table, n, is_assumed = log.table, int(log.table["trials"].max()), _n_is_assumed(log)
-    any_certificate = (table.predict >= 0).any()
-    if n < 1:
-        raise UserError(f"{log.path} holds certificates of no trials at all")
-    if is_assumed and any_certificate:
-        log = replace(log, facts=log.facts.replaced("N", n, "column trials"))
-    if n != log.facts.n and (any_certificate or n > log.facts.n):
-        stated = f"n = {log.facts.n} ({log.facts.sources['N']})"
-        raise UserError(f"{log.path} holds {n} trials per example where {stated}")
-    if not _n_is_assumed(log):
-        _check_partial_counts(log)
-    sigma = log.facts.number("sigma")
-    if sigma is None:
-        sigma = _sigma_of_counts(log)
-        if sigma is None:
-            return log
-        facts = log.facts.replaced("sigma", sigma, "column radius and its counts")
-        log = replace(log, facts=facts)
-    _check_radii_of_counts(log, sigma, cast(type[Procedure], log.procedure_type))
+    table, n = log.table, int(log.table["trials"].max())
+    if (table.predict >= 0).any():
+        if log.facts.sources.get("N") == "assumed":
+            log = replace(log, facts=log.facts.replaced("N", n, "column trials"))
+        if n != log.facts.n:
+            stated = f"n = {log.facts.n} ({log.facts.sources['N']})"
+            raise UserError(f"{log.path} holds {n} trials per example where {stated}")
+    if log.facts.sources.get("N") == "assumed":
+        return log
+    fewer = table[(table.trials < log.facts.n) | (table.predict < 0)]
+    at_best = fewer.assign(
+        successes=log.facts.n - (fewer.trials - fewer.successes), trials=log.facts.n
+    )
+    radii = _radii_of_counts(log, at_best, 1.0, cast(type[Procedure], log.procedure_type))
+    wrong = fewer[(fewer.predict >= 0) | ~np.isnan(radii)]
+    if len(wrong):
+        trials, fault = wrong.trials.iloc[0], "abstains although its counts certify"
+        if trials < log.facts.n:
+            fault = "mixes certificates of different n"
+        raise UserError(
+            f"{log.path} {fault}: {trials} trials at idx {wrong.idx.iloc[0]} where others have "
+            f"{log.facts.n}"
+        )
     return log
-
-
-def _n_is_assumed(log: Log) -> bool:
-    return log.facts.sources.get("N") == "assumed"
 
 
 def _radii_of_counts(
@@ -179,11 +183,11 @@ def _check_looks(log: Log) -> None:
     for distance in (0.0, _DISTANCE) if settings["sound"] else (0.0,):
         try:
             made = procedure(Smoothing(*common, distance), **{name: settings[name] for name in own})
-            looks = np.array([0, *made.looks, -1])
         except ValueError as error:
             raise UserError(
                 f"{log.path} is left in doubt: its manifest has settings that cannot be: {error}"
             ) from error
+        looks = np.array([0, *made.looks, -1])
         at_look = np.take(looks, table.looks, mode="clip") == drawn
         is_look |= at_look & np.isin(table.trials, looks)
     on_grid = np.isin(table.radius, settings["radii"])
@@ -198,39 +202,6 @@ def _check_looks(log: Log) -> None:
             f"{log.path} holds counts of no look, or a radius not on the grid, first at idx "
             f"{table.idx[~fine].iloc[0]}"
         )
-
-
-def _check_partial_counts(log: Log) -> None:
-    """UserError unless every row has n trials, or fewer, after which not even further successes
-    alone would certify.
-
-    Nor do those of an abstention.
-    """
-    n, table = log.facts.n, log.table
-    fewer = table[(table.trials < n) | (table.predict < 0)]
-    at_best = fewer.assign(successes=n - (fewer.trials - fewer.successes), trials=n)
-    radii = _radii_of_counts(log, at_best, 1.0, cast(type[Procedure], log.procedure_type))
-    wrong = fewer[(fewer.predict >= 0) | ~np.isnan(radii)]
-    if len(wrong):
-        trials, fault = wrong.trials.iloc[0], "abstains although its counts certify"
-        if trials < n:
-            fault = "mixes certificates of different n"
-        raise UserError(
-            f"{log.path} {fault}: {trials} trials at idx {wrong.idx.iloc[0]} where others have {n}"
-        )
-
-
-def _sigma_of_counts(log: Log) -> float | None:
-    """The sigma at which the counts of the largest radius certify it; None if they certify nothing
-    or it is 0.
-    """
-    largest = log.table.loc[[log.table["radius"].idxmax()]]
-    (unit,) = _radii_of_counts(log, largest, 1.0, cast(type[Procedure], log.procedure_type))
-    if not unit > 0 or not largest.radius.item():
-        return None
-    sigma = float(largest.radius.item() / unit)
-    rounded = float(f"{sigma:.6g}")
-    return rounded if math.isclose(sigma, rounded, rel_tol=1e-9) else sigma
 
 
 def _check_radii_of_counts(

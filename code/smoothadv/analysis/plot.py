@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.empirical import empirical_curve, model_of
+from smoothadv.analysis.empirical import empirical_curve
 from smoothadv.analysis.figure_style import (
     Figure,
     Titled,
@@ -55,21 +55,26 @@ class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
             raise ValueError(f"--of {_P_A} draws no radii: leave out --norm and --high-probability")
 
     def __call__(self, logs: Logs) -> Figure:
-        curves = self._curves(logs.certification)
         figure, (axes,) = new_figure()
-        labels = (self.axis_title, "certified accuracy (%)")
-        end = 1.04 * max(corners[-1] for _, corners, _ in curves)
         if self.of == _P_A:
+            curves = [
+                (log, *survival_curve(bounds[bounds > 0], len(bounds)))
+                for log, bounds in with_bounds(logs.certification)
+            ]
             labels = ("lower confidence bound of $p_A$", "images of at least this bound (%)")
             end = 1.0
             axes.axvline(0.5, color="0.7", linewidth=1, linestyle=":", label="")
+        else:
+            curves = [(log, *self._curve(log)) for log in logs.certification]
+            labels = (self.axis_title, "certified accuracy (%)")
+            end = 1.04 * max(corners[-1] for _, corners, _ in curves)
         groups = {log.group for log, _, _ in curves if log.group_is_named}
         by_group = len(groups) == len(curves)
         steps = [
             (log.labelled(log.group if by_group else log.name).text, corners, shares)
             for log, corners, shares in curves
         ]
-        lines = draw_steps(axes, steps, line_styles(len(curves)), end)
+        lines = draw_steps(axes, steps, line_styles(len(curves)))
         for (log, corners, shares), line in zip(curves, lines if self.confidence else []):
             # To the right end: where no image counts, a band may have a width too.
             low, high = self.ends(np.append(shares, 0.0), len(log.table))
@@ -78,20 +83,13 @@ class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
             axes.fill_between(np.append(corners, end or 1.0), 100 * low, 100 * high, **band)
         return finished(figure, lines, labels, end, self.title)
 
-    def _curves(self, logs: Sequence[Log]) -> list[tuple[Log, np.ndarray, np.ndarray]]:
-        """The corners of each log's steps, and the shares of its images there."""
-        if self.of == _P_A:
-            return [
-                (log, *survival_curve(bounds[bounds > 0], len(bounds)))
-                for log, bounds in with_bounds(logs)
-            ]
-        curves = []
-        for log in logs:
-            radii, shares = accuracy_curve(log.table)
-            if self.high_probability is not None:
-                shares = np.append(self.accuracies_at_lengths(log, radii[:-1]), 0.0)
-            curves.append((log, self.certified_by(log, radii), shares))
-        return curves
+    def _curve(self, log: Log) -> tuple[np.ndarray, np.ndarray]:
+        """The corners of the log's steps, and the shares of its images there."""
+        lengths, shares = accuracy_curve(log.table)
+        radii = self.certified_by(log, lengths)
+        if self.high_probability is not None:
+            shares = np.append(self.accuracies(log, radii[:-1]), 0.0)
+        return radii, shares
 
 
 @ANALYSES.register("plot_envelope")
@@ -121,21 +119,21 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
 
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
-        baseline = [log for log in part if log.group == self.baseline] if self.baseline else []
+        baseline = [log for log in part if log.group == self.baseline]
         if self.baseline and not baseline:
             known = ", ".join(dict.fromkeys(log.group for log in part))
             raise UserError(f"no group is called '{self.baseline}'; there are {known}")
-        others = [log for log in part if log not in baseline]
+        others = [log for log in part if log.group != self.baseline]
         if not others:
             raise UserError("there is nothing but the baseline to draw")
         by = self.group_by or []
         solid = groups_of(others, by, name_group=bool(baseline))
         dashed = groups_of(baseline, by if self.split_baseline else [], name_group=True)
-        styles = line_styles(len(solid) + (0 if self.split_baseline else len(dashed)))
+        styles = line_styles(len(solid) + len(dashed))
         if self.split_baseline:
             like = {_key(group, by): style for group, style in zip(solid.values(), styles)}
             other = {"color": "0.45", "linewidth": 1.6}
-            styles += [like.get(_key(group, by), other) for group in dashed.values()]
+            styles[len(solid) :] = [like.get(_key(group, by), other) for group in dashed.values()]
         ends = ["-"] * len(solid) + ["--"] * len(dashed)
         styles = [style | {"linestyle": end} for style, end in zip(styles, ends)]
         curves = [
@@ -143,7 +141,7 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
         ]
         largest = max(radii[-1] for _, radii, _ in curves)
         figure, (axes,) = new_figure()
-        lines = draw_steps(axes, curves, styles, largest)
+        lines = draw_steps(axes, curves, styles)
         labels = (self.axis_title, "certified accuracy (%)")
         return finished(figure, lines, labels, 1.04 * largest, self.title)
 
@@ -186,65 +184,39 @@ class EmpiricalPlot(Titled, Choosing, Analysis):
         sets = {log.images for log in predictions}
         if any(log.images in sets for log in certification):
             refuse_several(predictions, "accuracy under attack beside certified accuracy", "images")
-        if others := [str(log.path) for log in certification if log.images not in sets]:
-            warn(
-                "not drawn, since they are not about the images that were attacked: "
-                f"{', '.join(others)}"
-            )
-        certified = groups_of([log for log in certification if log.images in sets], [])
-        if unrelated := _unrelated(certified, predictions):
-            warn(
-                f"no attack is known on models certified in {', '.join(unrelated)}: NAME=LOG names "
-                "both kinds alike"
-            )
-        named = len(certified) > 1 or bool(unrelated)
+        if others := ", ".join(str(log.path) for log in certification if log.images not in sets):
+            warn(f"not drawn, since they are not about the images that were attacked: {others}")
+        certification = [log for log in certification if log.images in sets]
+        certified = groups_of(certification, [])
+        groups = [{log.group for log in logs} for logs in (certification, predictions)]
+        named = len(certified) > 1 or bool(groups[0] - groups[1] - {""})
         attacked = groups_of(predictions, self.group_by or [], name_group=named)
         figure, (axes,) = new_figure()
         styles = line_styles(len(certified) + len(attacked))
         curves = {name: empirical_curve(group) for name, group in attacked.items()}
         largest = max(max(curve) for curve in curves.values())
-        name_of = "{}, certified" if named else "certified"
         solid = [
-            (name_of.format(name), *EnvelopePlot().envelope_curve(group))
+            (f"{name}, " * named + "certified", *EnvelopePlot().envelope_curve(group))
             for name, group in certified.items()
         ]
         plain = {"marker": "", "markevery": None, "linewidth": 2.2}
-        drawn = draw_steps(axes, solid, [{**style, **plain} for style in styles], largest)
-        colours: dict[str, str] = {}
-        if len(certified) > 1:
-            colours = {name: style["color"] for name, style in zip(certified, styles)}
+        drawn = draw_steps(axes, solid, [{**style, **plain} for style in styles])
+        colours = {name: style["color"] for name, style in zip(certified, styles)} if named else {}
         for position, (name, curve) in enumerate(curves.items()):
             style = {**styles[len(certified) + position], "linestyle": "--", "linewidth": 1.2}
             style["color"] = colours.get(name, style["color"])
             style["markevery"] = mark_every(len(curve), position, len(curves))
             shares = [100 * accuracy(best.log.table) for best in curve.values()]
-            label = name if self.group_by else f"{name}, under attack"
-            label = "under attack" if name == "all" else label
+            label = name if self.group_by else f"{name}, under attack".removeprefix("all, ")
             drawn += axes.plot(list(curve), shares, label=label, **style)
             if self.confidence is not None:
                 ends = [best.interval(self.confidence) for best in curve.values()]
                 # Side by side, where one curve's bars would cover another's.
-                beside = [
-                    radius + _BESIDE * largest * (position - (len(curves) - 1) / 2)
-                    for radius in curve
-                ]
-                lower, upper = ([100 * end for end in side] for side in zip(*ends))
-                axes.vlines(beside, lower, upper, color=style["color"], label=label)
+                shift = _BESIDE * largest * (position - (len(curves) - 1) / 2)
+                lower, upper = 100 * np.transpose(ends)
+                axes.vlines(shift + np.array([*curve]), lower, upper, style["color"], label=label)
         labels = (r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)")
         return finished(figure, drawn, labels, 1.02 * largest, self.title)
-
-
-def _unrelated(certified: dict[str, list[Log]], predictions: list[Log]) -> list[str]:
-    """The groups of certificates, or their first logs, that share neither name nor model with an
-    attack.
-    """
-    groups = {log.group for log in predictions} - {""}
-    models = {model_of(log) for log in predictions}
-    return [
-        logs[0].group or str(logs[0].path)
-        for logs in certified.values()
-        if not any(log.group in groups or model_of(log) in models for log in logs)
-    ]
 
 
 @ANALYSES.register("plot_training")

@@ -18,7 +18,6 @@ from smoothadv.base.settings import SettingError, one_of, probability, setting
 from smoothadv.statistics.accuracy import BANDS, certified_accuracies, default_radii
 from smoothadv.statistics.bounds import certified_accuracy_deduction, l2_radius_for, linf_radius
 
-NORMS = ("l2", "linf")
 # So many that all radii at sigma = 1 and n = 100,000 have them: the steps of the paper's Table 2.
 # Table 1 has halves.
 MOST_RADII = 15
@@ -52,16 +51,16 @@ class Radius:
         try:
             # By way of floats, because the exact value of a text like 1e-999999999 would fill the
             # memory.
-            parts = float(numerator), float(denominator) if slash else 1.0
-            exact = Fraction(repr(parts[0])) / Fraction(repr(parts[1]))
-            is_radius = text.isascii() and float(exact) >= 0
-        except (ValueError, ArithmeticError):
-            is_radius = False
-        if not is_radius:
-            raise SettingError(
-                f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255"
+            exact = Fraction(repr(float(numerator))) / Fraction(
+                repr(float(denominator if slash else 1))
             )
-        return cls(exact, text if slash else "")
+            if text.isascii() and float(exact) >= 0:
+                return cls(exact, text if slash else "")
+        except (ValueError, ArithmeticError):
+            pass
+        raise SettingError(
+            f"'{text}' is no radius: write a number like 0.25 or a fraction like 2/255"
+        )
 
     def __float__(self) -> float:
         return float(self.exact)
@@ -107,7 +106,7 @@ class Norm:
 
     norm: str = setting(
         "l2",
-        parse=one_of(NORMS),
+        parse=one_of(("l2", "linf")),
         help="norm of the radii, l2 or linf: an l2 radius r certifies r / sqrt(d) in d pixels "
         "(SmoothAdv, section 4.1)",
     )
@@ -128,19 +127,12 @@ class Norm:
     def accuracies(self, log: Log, radii: Iterable[Radius | float], models: int = 1) -> np.ndarray:
         """Certified accuracies of a log at the radii; ``models`` is the number of logs from which
         it is selected.
-        """
-        return self.accuracies_at_lengths(log, self.l2_lengths(log, radii), models)
-
-    def accuracies_at_lengths(
-        self, log: Log, lengths: Iterable[float], models: int = 1
-    ) -> np.ndarray:
-        """As ``accuracies``, at l2 radii.
 
         With ``high_probability`` less ``bounds.certified_accuracy_deduction``, but at least 0.
         Where the log is the best of ``models``, rho is divided by their number (union bound): a
         selection is allowed.
         """
-        accuracies = certified_accuracies(log.table, lengths)
+        accuracies = certified_accuracies(log.table, self.l2_lengths(log, radii))
         if self.high_probability is None:
             return accuracies
         error = ErrorProbability.of(self.high_probability)
@@ -195,9 +187,9 @@ class AtRadii(Norm):
             return [*map(Radius.of, self.radii)]
         if self.norm == "linf":
             return [*map(Radius.parse, _LINF_RADII)]
-        tables = [log.table for log in logs]
         is_cifar = {log.facts.get("dataset") for log in logs} <= {"cifar10", "imagenet32"}
-        return [*map(Radius.of, default_radii(tables, most) if is_cifar else default_radii(tables))]
+        limit = {"most": most} if is_cifar else {}
+        return [*map(Radius.of, default_radii([log.table for log in logs], **limit))]
 
     def chosen_radii_from_0(self, logs: Sequence[Log]) -> list[Radius]:
         """As ``chosen_radii``, with 0, of clean accuracy, before the default ones."""

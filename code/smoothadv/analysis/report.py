@@ -5,7 +5,7 @@ logs.
 import html
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from typing import Any, ClassVar
 
@@ -20,24 +20,22 @@ from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.heat_map import HeatMap
 from smoothadv.analysis.held_out import HeldOut
 from smoothadv.analysis.logs import Log, Logs, sizes_of
-from smoothadv.analysis.parameters_table import ParametersTable
 from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
 from smoothadv.analysis.probabilities import Probabilities
 from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.selection import Choosing, comparison_warnings, groups_of
-from smoothadv.analysis.summary import Summary
 from smoothadv.analysis.table_formats import (
-    Annotated,
     Cell,
     Column,
-    Label,
     Markup,
     Table,
     columns_of,
     display_cells,
+    plain,
     titles,
 )
+from smoothadv.analysis.tables import ParametersTable, Summary
 from smoothadv.base.errors import UserError
 from smoothadv.base.provenance import without_secrets
 from smoothadv.base.settings import setting
@@ -79,9 +77,6 @@ class Report(Choosing, AtRadii, Analysis):
     def __call__(self, logs: Logs) -> str:
         from jinja2 import Environment, StrictUndefined
 
-        template = (
-            resources.files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
-        )
         environment = Environment(
             autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
@@ -91,25 +86,28 @@ class Report(Choosing, AtRadii, Analysis):
             certification += _with_short_names(alike.certification)
             prediction += _with_short_names(alike.prediction)
         logs = Logs(certification, prediction, logs.training, logs.left_out)
-        return environment.from_string(template).render(
+        left_out = [f"left out: {reason}" for reason in logs.left_out]
+        template = resources.files(__package__).joinpath("report.html.jinja")
+        return environment.from_string(template.read_text(encoding="utf-8")).render(
             title=self.title,
             version=__version__,
             facts=_facts(logs),
-            warnings=[
-                *comparison_warnings(logs),
-                *(f"left out: {reason}" for reason in logs.left_out),
-            ],
+            warnings=[*comparison_warnings(logs), *left_out],
             sections=list(self._sections(logs)),
             as_element=as_element,
             readings=readings,
         )
 
+    def _like(self, analysis: Any, **settings: Any) -> Any:
+        """An analysis with those settings of the page that it has, but for its title."""
+        names = {field.name for field in fields(analysis)} & {field.name for field in fields(self)}
+        common = {name: getattr(self, name) for name in names - {"title"}}
+        return analysis(**{**common, **settings})
+
     def _sections(self, logs: Logs) -> Iterator[Section]:
         certification = [*filter(self.takes, logs.certification)]
-        held_out = HeldOut(self.norm, self.high_probability, self.radii, self.unfinished)
-        if parts := _if_possible(
-            "Chosen on some images, measured on others", held_out, Logs(certification)
-        ):
+        chosen = "Chosen on some images, measured on others"
+        if parts := _if_possible(chosen, self._like(HeldOut), Logs(certification)):
             yield Section("The best models on other images", parts)
         for name, alike in logs.by("images").items():
             # Below the name of the set, labels need not repeat it.
@@ -132,113 +130,110 @@ class Report(Choosing, AtRadii, Analysis):
         set beside them.
         """
         finished = logs.where(self.takes)
-        certification, prediction = finished.certification, finished.prediction
         if logs.certification:
             yield self._certified_accuracy(logs)
-        if certification:
-            yield self._best_of_groups(Logs(certification))
-        if prediction:
+        if finished.certification:
+            yield self._best_of_groups(Logs(finished.certification))
+        if finished.prediction:
+            empirical = self._like(Empirical, confidence=0.95)
             parts = [
-                _part(
-                    "Accuracy under attack",
-                    EmpiricalPlot(self.unfinished)(Logs(certification, prediction)),
-                ),
-                _part(
-                    "By attack radius",
-                    Empirical(self.unfinished, confidence=0.95)(Logs([], prediction)),
-                ),
+                _part("Accuracy under attack", self._like(EmpiricalPlot)(finished)),
+                _part("By attack radius", empirical(finished)),
                 *_if_possible("Certified and attacked, on the same images", Gap(), beside),
             ]
             yield Section("Accuracy under attack", parts)
-            found, cards = never_right(prediction, _MOST_PICTURES)
+            found, cards = never_right(finished.prediction, _MOST_PICTURES)
             text = (
                 f"{len(cards)} of {found} images, each under the weakest attack whose examples are "
                 "saved."
             )
-            pictures = {"kind": "pictures", "cards": cards}
             if cards:
-                yield Section("Images that no model gets right under attack", [pictures], text)
+                pictures = [{"kind": "pictures", "cards": cards}]
+                yield Section("Images that no model gets right under attack", pictures, text)
         if logs.certification:
-            yield _examples(logs)
+            parts = [
+                part
+                for procedure, alike in Logs(logs.certification).by("procedure").items()
+                for end in ("worst", "best")
+                for part in _if_possible(
+                    _titled(end.capitalize(), procedure),
+                    Examples(**{end: _EXAMPLES_SHOWN}),
+                    alike,
+                )
+            ]
+            text = "" if parts else "Not shown: the logs are not on the same images."
+            yield Section("Examples", parts, text)
 
     def _certified_accuracy(self, logs: Logs) -> Section:
-        parts = []
-        if len(logs.certification) <= _MOST_CURVES:
+        parts, count = [], len(logs.certification)
+        if count <= _MOST_CURVES:
             bands: dict[str, Any] = {}
             note = ""
-            if len(logs.certification) <= 4 and self.high_probability is None:
+            if count <= 4 and self.high_probability is None:
                 bands = {"confidence": 0.95, "bands": "dkw"}
                 note = "; bands: 95 %, for all radii at once, over the choice of images"
-            plot = CertifiedAccuracyPlot(self.norm, self.high_probability, **bands)
+            plot = self._like(CertifiedAccuracyPlot, **bands)
             parts.append(_part(f"Certified accuracy of each log{note}", plot(logs)))
             shares = CertifiedAccuracyPlot(of="p_A", **bands)
             parts += _if_possible("Images by their lower bound of p_A", shares, logs)
-        parts.append(_part("All logs", Summary(self.norm, self.high_probability, self.radii)(logs)))
+        parts.append(_part("All logs", self._like(Summary)(logs)))
         parts += _if_possible(
             "Lower bounds of p_A, 0 if wrong, beside the average radius", Probabilities(), logs
         )
-        if len(logs.certification) == 2 and self.high_probability is None:
-            parts += _if_possible(
-                "The two on the same images", Comparison(radii=self.radii, norm=self.norm), logs
-            )
+        if count == 2:
+            parts += _if_possible("The two on the same images", self._like(Comparison), logs)
         return Section("Certified accuracy", parts)
 
     def _best_of_groups(self, logs: Logs) -> Section:
-        settings = (self.norm, self.high_probability, self.radii, self.unfinished)
-        envelope, abstention = Envelope(*settings), Envelope(*settings, show="abstention_rate")
+        certification = logs.certification
+        envelope = self._like(Envelope)
         parts = [
             _part(
                 "Best certified accuracy, with the clean accuracy of the selected log raised",
                 envelope(logs),
             ),
-            _part("Abstention rate of the selected logs", abstention(logs)),
+            _part(
+                "Abstention rate of the selected logs",
+                replace(envelope, show="abstention_rate")(logs),
+            ),
         ]
         drawn = 0
-        for by in ([], ["sigma"]):
-            count = len(groups_of(logs.certification, by))
+        for words, by in (("by group", []), ("by sigma", ["sigma"])):
+            count = len(groups_of(certification, by))
             # More curves than the figure before, but fewer than one per log, which the first
             # section draws.
-            if drawn < count < len(logs.certification) and count <= _MOST_CURVES:
+            if drawn < count < len(certification) and count <= _MOST_CURVES:
                 drawn = count
-                plot = EnvelopePlot(self.norm, self.high_probability, self.unfinished, group_by=by)
-                words = "by sigma" if by else "by group"
+                plot = self._like(EnvelopePlot, group_by=by)
                 parts.append(_part(f"Upper envelopes {words}", plot(logs)))
-        parts += self._selected(logs.certification, envelope)
-        for alike in logs.by("procedure").values():
-            parts += self._heat_maps(alike.certification)
-        return Section("Best log by radius", parts)
-
-    def _selected(self, logs: list[Log], envelope: Envelope) -> list[Part]:
-        """A table of the logs selected from groups of several logs, with the hyper-parameters that
-        differ.
-        """
-        differing = _differing(logs)
+        radii, differing = self.chosen_radii(certification), _differing(certification)
+        rows = [
+            [name, radius.text, best.certified_accuracy, *_described(best, differing)]
+            for name, group in groups_of(certification, []).items()
+            if len(group) > 1
+            for radius, best in zip(radii, envelope.select(group, radii))
+        ]
         columns = [
             *columns_of("text", group="group", radius=self.heading),
             Column("certified_accuracy", "certified accuracy", "fraction"),
             *columns_of("text", **{name: FIELDS[name] for name in differing}, model="model"),
         ]
-        radii = self.chosen_radii(logs)
-        rows = [
-            [name, radius.text, best.certified_accuracy, *_described(best, differing)]
-            for name, group in groups_of(logs, []).items()
-            if len(group) > 1
-            for radius, best in zip(radii, envelope.select(group, radii))
-        ]
-        return [_part("Selected log at each radius", Table(columns, rows))] if rows else []
+        parts += [_part("Selected log at each radius", Table(columns, rows))] if rows else []
+        for procedure, alike in logs.by("procedure").items():
+            # A map of all logs, whatever their group, where both hyper-parameters vary; without
+            # the largest radii, at which little is certified.
+            some = alike.certification
+            if all(len({log.facts.get(name) for log in some}) > 1 for name in ("sigma", "epsilon")):
+                radii = self.chosen_radii(some)
+                radii = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
+                caption = "Best certified accuracy by sigma and epsilon, of all logs"
+                figure = self._like(HeatMap, radii=radii)(alike)
+                parts.append(_part(_titled(caption, procedure), figure))
+        return Section("Best log by radius", parts)
 
-    def _heat_maps(self, logs: list[Log]) -> list[Part]:
-        """Certified accuracy over sigma and epsilon where both vary, of all logs, whatever their
-        group.
-        """
-        if any(len({log.facts.get(name) for log in logs}) < 2 for name in ("sigma", "epsilon")):
-            return []
-        radii = self.chosen_radii(logs)
-        # Without the largest radii, at which little is certified.
-        some = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
-        figure = HeatMap(self.norm, self.high_probability, some, self.unfinished)(Logs(logs))
-        caption = "Best certified accuracy by sigma and epsilon, of all logs"
-        return [_part(", ".join(filter(None, (caption, logs[0].procedure))), figure)]
+
+def _titled(*words: str) -> str:
+    return ", ".join(filter(None, words))
 
 
 def _differing(logs: Sequence[Log]) -> list[str]:
@@ -254,9 +249,9 @@ def _with_short_names(logs: list[Log]) -> list[Log]:
     """Logs of one image set, those with long names called by how they differ, if they do: "Ours:
     PGD, ε 1, σ 0.25".
     """
-    fields, several, names = _differing(logs), len({log.group for log in logs}) > 1, []
+    differing, several, names = _differing(logs), len({log.group for log in logs}) > 1, []
     for log in logs:
-        known = {name: value for name in fields if (value := log.facts.get(name)) is not None}
+        known = {name: value for name in differing if (value := log.facts.get(name)) is not None}
         hidden = {"split", "method", *(["training"] if "attack" in known else [])}
         words = [
             ("" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} ")
@@ -264,11 +259,9 @@ def _with_short_names(logs: list[Log]) -> list[Log]:
             for name, value in known.items()
             if name not in hidden
         ]
-        names.append(": ".join(filter(None, (log.group * several, ", ".join(words)))))
-    unique = {name for name, times in Counter(names).items() if times == 1} - {
-        "",
-        *(log.name for log in logs),
-    }
+        names.append(": ".join(filter(None, (log.group * several, _titled(*words)))))
+    unique = {name for name, times in Counter(names).items() if times == 1}
+    unique -= {"", *(log.name for log in logs)}
     return [
         replace(log, name=name) if len(log.name) > _LONGEST_NAME and name in unique else log
         for log, name in zip(logs, names)
@@ -282,10 +275,8 @@ def _described(best: Selected, names: list[str]) -> list[Cell]:
     if best.certified_accuracy == 0:
         return [None] * (len(names) + 1)
     values = ((name, best.log.facts.get(name)) for name in names)
-    return [
-        *(None if value is None else display(name, value) for name, value in values),
-        best.log.label,
-    ]
+    shown = (None if value is None else display(name, value) for name, value in values)
+    return [*shown, best.log.label]
 
 
 def _facts(logs: Logs) -> list[tuple[str, str]]:
@@ -312,40 +303,30 @@ def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
     return [_part(caption, made)]
 
 
-def _examples(logs: Logs) -> Section:
-    parts = []
-    for procedure, alike in Logs(logs.certification).by("procedure").items():
-        for end in ("worst", "best"):
-            caption = ", ".join(filter(None, (end.capitalize(), procedure)))
-            parts += _if_possible(caption, Examples(**{end: _EXAMPLES_SHOWN}), alike)
-    text = "" if parts else "Not shown: the logs are not on the same images."
-    return Section("Examples", parts, text)
-
-
 def _provenance(logs: Logs) -> Section:
     columns = columns_of("text", log="log", file="file", made_by="made by", notes="to keep in mind")
     rows: list[list[Cell]] = []
     for log in logs.all:
         notes = [*log.notes, *(rounding_notes(log) if "radius" in log.table else [])]
-        rows.append([log.label, str(log.path), _made_by(log), "; ".join(notes) or None])
+        made_by = "; then ".join(map(_made_by, log.facts.runs))
+        rows.append([log.label, str(log.path), made_by or None, "; ".join(notes) or None])
     parts = [_part("Where each log is from", Table(columns, rows))]
     if logs.certification or logs.prediction:
         parts.append(_part("Hyper-parameters and how they are known", ParametersTable()(logs)))
     return Section("Provenance", parts)
 
 
-def _made_by(log: Log) -> str | None:
-    """Command, version, commit and device of each run that wrote the log, if it has a manifest."""
-    descriptions = []
-    for run in log.facts.runs:
-        torch = run.get("packages", {}).get("torch")
-        commit = str(run.get("git_commit") or "")[:12]
-        facts = {"smoothadv": run.get("smoothadv"), "commit": commit, "torch": torch}
-        facts |= {name: run.get(name) for name in ("device", "started")}
-        known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
-        command = " ".join(without_secrets(run.get("command", [])))
-        descriptions.append(f"{command} ({known})")
-    return "; then ".join(descriptions) or None
+def _made_by(run: dict[str, Any]) -> str:
+    """Command, version, commit and device of a run."""
+    facts = {
+        "smoothadv": run.get("smoothadv"),
+        "commit": str(run.get("git_commit") or "")[:12],
+        "torch": run.get("packages", {}).get("torch"),
+        "device": run.get("device"),
+        "started": run.get("started"),
+    }
+    known = ", ".join(f"{name} {value}" for name, value in facts.items() if value)
+    return f"{' '.join(without_secrets(run.get('command', [])))} ({known})"
 
 
 def _part(caption: str, made: "Table | Figure") -> Part:
@@ -367,7 +348,7 @@ def _part(caption: str, made: "Table | Figure") -> Part:
     )
     rows = [
         [
-            (text, _sort_key(value), column.kind, getattr(value, "full", None))
+            (text, plain(value), column.kind, getattr(value, "full", None))
             for text, value, column in zip(texts, values, columns)
         ]
         for texts, values in zip(display_cells(table, 1, markup), table.rows)
@@ -376,9 +357,3 @@ def _part(caption: str, made: "Table | Figure") -> Part:
         {"title": title, "kind": column.kind} for title, column in zip(titles(table), columns)
     ]
     return {"kind": "table", "caption": caption, "headings": headings, "rows": rows}
-
-
-def _sort_key(cell: Cell) -> Cell:
-    if isinstance(cell, Annotated):
-        return cell.value
-    return cell.name if isinstance(cell, Label) else cell

@@ -20,20 +20,7 @@ hyper_parameter = one_of(FIELDS)
 
 def grouping(what: str) -> Any:
     """The setting of the hyper-parameters whose values separate ``what``, by default none."""
-    return setting(
-        None,
-        many=True,
-        parse=hyper_parameter,
-        help=f"hyper-parameters whose values separate {what}",
-    )
-
-
-def labelling() -> Any:
-    """The setting of the hyper-parameters that name rows."""
-    text = (
-        "hyper-parameters that order the rows of each group and, for people, name them in place of "
-        "paths, like sigma epsilon; csv and json have columns of them"
-    )
+    text = f"hyper-parameters whose values separate {what}"
     return setting(None, many=True, parse=hyper_parameter, help=text)
 
 
@@ -44,14 +31,11 @@ def matches(value: Value, wanted: str) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return value is not None and str(value) == wanted
     try:
-        number = Decimal(wanted)
-    except InvalidOperation:
+        # At least two: 1 is to find 255/256 but not 1.125.
+        digits = max(2, -int(Decimal(wanted).as_tuple().exponent))
+    except (InvalidOperation, ValueError):
         return False
-    if not (wanted.isascii() and number.is_finite()):
-        return False
-    # At least two: 1 is to find 255/256 but not 1.125.
-    digits = max(2, -int(number.as_tuple().exponent))
-    return round(float(value), digits) == float(number)
+    return round(float(value), digits) == float(wanted)
 
 
 def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
@@ -77,18 +61,20 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
     for people.
     """
     sentences = []
-    both = [*logs.certification, *logs.prediction]
-    if len(logs.certification) > 1 and different_examples(logs.certification, paired):
-        counts = sizes_of(logs.certification)
-        sentences.append(
-            f"the logs are not all on the same test images ({counts} examples): they differ by "
-            "chance too"
-        )
-    if len(logs.prediction) > 1 and different_examples(logs.prediction, paired):
-        sentences.append(
-            "the prediction logs are not all on the same test images: they differ by chance too"
-        )
-    sentences += _copies(logs.certification)
+    for kind, some in (("", logs.certification), ("prediction ", logs.prediction)):
+        if different_examples(some, paired):
+            sentences.append(
+                f"the {kind}logs are not all on the same test images ({sizes_of(some)} examples): "
+                "they differ by chance too"
+            )
+    first: dict[tuple[object, ...], Log] = {}
+    for log in logs.certification:
+        rows = log.table[["idx", "predict", "radius"]].to_numpy().tobytes()
+        other = first.setdefault((log.group, rows), log)
+        if other is not log and len(log.table) >= _FEWEST_TO_RECOGNISE:
+            sentences.append(
+                f"{other.path} and {log.path} hold the same rows: one model is counted twice"
+            )
     if names := several(logs.certification, "procedure"):
         sentences.append(
             f"logs of several procedures are kept apart ({names}): some certify more from the same "
@@ -105,32 +91,13 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
             sentences.append(f"the logs differ in {FIELDS[name]}: {texts}")
     sentences += [
         f"{log.path}: {log.progress}; the best log is chosen without it, unless by --unfinished"
-        for log in both
+        for log in [*logs.certification, *logs.prediction]
         if log.progress
     ]
-    paths: dict[str, list[str]] = {}
-    for log in logs.all:
-        for note in log.notes:
-            paths.setdefault(note, []).append(str(log.path))
-    for note, (first, *others) in paths.items():
-        more = f" and {len(others)} more" if others else ""
-        sentences.append(f"{first}{more}: {note}")
-    return sentences
-
-
-def _copies(logs: Sequence[Log]) -> list[str]:
-    """A sentence for each log with the same rows as another one of its group: it would count as
-    another model.
-    """
-    first: dict[tuple[str | bytes, ...], Log] = {}
-    sentences = []
-    for log in logs:
-        arrays = (log.table[name].to_numpy().tobytes() for name in ("idx", "predict", "radius"))
-        other = first.setdefault((log.group, *arrays), log)
-        if other is not log and len(log.table) >= _FEWEST_TO_RECOGNISE:
-            sentences.append(
-                f"{other.path} and {log.path} hold the same rows: one model is counted twice"
-            )
+    noted = [(note, log.path) for log in logs.all for note in log.notes]
+    for note, same in group_by(noted, lambda pair: pair[0]).items():
+        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+        sentences.append(f"{same[0][1]}{more}: {note}")
     return sentences
 
 
@@ -178,13 +145,11 @@ def refuse_several(logs: Sequence[Log], what: str, *facts: str) -> None:
     """UserError, which says how to select, where the logs have ``several`` of one of the ``facts``;
     ``what`` is to be made of them.
     """
-    words = {"images": ("set", "the same images"), "procedure": ("procedure", "one procedure")}
     for fact in facts:
         if names := several(logs, fact):
-            one, whole = words[fact]
+            one = {"images": "set of images"}.get(fact, fact)
             raise UserError(
-                f"{what} needs logs of {whole}, not of {names}; name those of one {one}, or use "
-                "--where"
+                f"{what} needs logs of one {one}, not of {names}; name those of one, or use --where"
             )
 
 
@@ -201,8 +166,10 @@ def refuse_other_images(logs: Sequence[Log], what: str) -> None:
     for log in logs:
         for idx, label in zip(log.table["idx"].tolist(), log.table["label"].tolist()):
             if (other := labels.setdefault(idx, label)) != label:
-                both = f"example {idx} has label {other} in one log and {label} in another"
-                raise UserError(f"{what} are not on the same images: {both}")
+                raise UserError(
+                    f"{what} are not on the same images: example {idx} has label {other} in one "
+                    f"log and {label} in another"
+                )
 
 
 def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:
@@ -210,11 +177,8 @@ def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:
     other data.
     """
     if paired:
-        data = {
-            (log.facts.get("split"), str(log.facts.settings.get("dataset_fingerprint")))
-            for log in logs
-            if log.facts.manifest
-        }
+        manifests = [log.facts.manifest["settings"] for log in logs if log.facts.manifest]
+        data = {(some.get("split"), some.get("dataset_fingerprint")) for some in manifests}
         return len(data) > 1
     indices = {log.table.idx.to_numpy().tobytes() for log in logs}
     return bool(several(logs, "images")) or len(indices) > 1
@@ -284,8 +248,8 @@ def groups_of(
 
 def _equation(name: str, log: Log, values: set[Value]) -> str:
     """ "sigma = 0.50"."""
-    value, gradient = log.facts.get(name), log.facts.get("gradient")
-    if value is None and name == "num_noise_vec" and gradient == "base classifier":
+    value = log.facts.get(name)
+    if value is None and name == "num_noise_vec" and log.facts.get("gradient") == "base classifier":
         return "vanilla PGD (base classifier)"
     return f"{FIELDS[name]} = {display(name, value, values)}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,19 +66,23 @@ class Table:
     missing value.
 
     Markdown, LaTeX and HTML show ``for_people`` instead where a layout for people differs from one
-    for programs; only there may a value be ``Annotated``.
+    for programs.
     """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     for_people: Table | None = None
 
-    def plain_rows(self) -> list[list[Cell]]:
-        """The rows as CSV and JSON have them: of each label, its name."""
-        return [
-            [value.name if isinstance(value, Label) else value for value in row]
-            for row in self.rows
-        ]
+    def plain_rows(self) -> list[list[CellValue]]:
+        """The rows as CSV and JSON have them."""
+        return [[*map(plain, row)] for row in self.rows]
+
+
+def plain(cell: Cell) -> CellValue:
+    """The number that is annotated, the name of a label, or the value itself."""
+    if isinstance(cell, Annotated):
+        return cell.value
+    return cell.name if isinstance(cell, Label) else cell
 
 
 @dataclass(frozen=True)
@@ -107,13 +110,12 @@ _LATEX = str.maketrans(
 
 
 def _number(value: float, kind: str, decimals: int) -> str:
-    if kind in ("fraction", "percent"):
-        return f"{100 * value:.{decimals}f}"
     if kind == "probability" and 0 < value < 0.001:
         return f"{value:.0e}"
-    if kind == "difference":
-        return f"{100 * value:+.{decimals}f}"
-    return f"{value:+.3f}" if kind == "signed" else f"{value:.3f}"
+    sign = "+" if kind in ("difference", "signed") else ""
+    if kind in ("fraction", "percent", "difference"):
+        return f"{100 * value:{sign}.{decimals}f}"
+    return f"{value:{sign}.3f}"
 
 
 def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
@@ -139,25 +141,19 @@ def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]
     """All cells as text; the best value of a compared column is bold if there is more than one
     value.
     """
+    kinds = [column.kind for column in table.columns]
     cells = [
-        [
-            _display(value, column.kind, decimals, markup)
-            for value, column in zip(row, table.columns)
-        ]
+        [_display(value, kind, decimals, markup) for value, kind in zip(row, kinds)]
         for row in table.rows
     ]
     for index, column in enumerate(table.columns):
-        if not column.compared:
-            continue
         values: list[Any] = [getattr(row[index], "value", row[index]) for row in table.rows]
-        # Compared as printed: bold must not claim a difference that nobody sees.
-        printed = [
-            -math.inf if value is None else float(_number(value, column.kind, decimals))
-            for value in values
-        ]
-        for row, number in zip(cells, printed):
-            if len(values) - values.count(None) > 1 and number == max(printed) > 0:
-                row[index] = markup.bold(row[index])
+        if column.compared and len(values) - values.count(None) > 1:
+            # Compared as printed: bold must not claim a difference that nobody sees.
+            printed = [float(_number(value or 0.0, column.kind, decimals)) for value in values]
+            for row, number in zip(cells, printed):
+                if number == max(printed) > 0:
+                    row[index] = markup.bold(row[index])
     return cells
 
 
@@ -230,5 +226,4 @@ def comma_separated(table: Table, decimals: int = 1) -> str:
 def json_records(table: Table, decimals: int = 1) -> str:
     """A list of objects, one per row; fractions of full precision, whatever ``decimals``."""
     keys = [column.key for column in table.columns]
-    text = json.dumps([dict(zip(keys, row)) for row in table.plain_rows()], indent=2)
-    return text.replace("\x7f", "\\u007f") + "\n"  # as files.write_json
+    return json.dumps([dict(zip(keys, row)) for row in table.plain_rows()], indent=2) + "\n"

@@ -179,7 +179,7 @@ def read_certificates(spec: FalsifySpec) -> Certificates:
         alpha=log.facts.alpha,
         fraction=spec.fraction,
         settings=None if manifest is None else manifest["settings"],
-        top_k=log.set_size,
+        top_k=log.top_k,
     )
 
 

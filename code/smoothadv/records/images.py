@@ -46,7 +46,10 @@ def open_images(log: Path, shape: Sequence[int], done: Collection[int]) -> IO[by
     if not done:
         examples_path(log).unlink(missing_ok=True)
         spool.unlink(missing_ok=True)
-    elif not spool.exists() or not _begins_with(log, shape, done):
+    elif not spool.exists() or (
+        # Records of some order or of other examples.
+        {*_spooled_records(log, shape)["idx"][: len(done)].tolist()} != {*done}
+    ):
         write_images(log, saved_images(log, shape, done))
     else:
         # What follows is an image whose row was never written, or torn.
@@ -54,20 +57,28 @@ def open_images(log: Path, shape: Sequence[int], done: Collection[int]) -> IO[by
     return spool.open("ab", buffering=0)
 
 
-def _begins_with(log: Path, shape: Sequence[int], done: Collection[int]) -> bool:
-    """Whether the first records of the spool are those of ``done``; else some order or others."""
-    return {*_spooled_records(log, shape)["idx"][: len(done)].tolist()} == {*done}
-
-
 def saved_images(log: Path, shape: Sequence[int], examples: Iterable[int]) -> dict[int, Any]:
     """The records of these examples, from the spool or the archive of a log; UserError where one
     has none.
     """
-    found, examples = _records_by_example(log, shape), list(examples)
+    archive, examples = examples_path(log), list(examples)
+    records = np.empty(0, _record_type(shape))
+    if spool_path(log).exists():
+        records = _spooled_records(log, shape)
+    elif archive.exists():
+        arrays = read_examples(archive)
+        if arrays["image"].shape[1:] != tuple(shape):
+            raise UserError(
+                f"{archive} holds images of another shape: remove it and use --overwrite"
+            )
+        records = np.empty(len(arrays["idx"]), _record_type(shape))
+        for name in records.dtype.names or ():
+            records[name] = arrays[name]
+    found = dict(zip(records["idx"][::-1].tolist(), records[::-1]))  # the first of two counts
     if missing := [index for index in examples if index not in found]:
         raise UserError(
             f"{log} has {len(examples)} rows, of which {len(missing)} have no adversarial example: "
-            f"{examples_path(log)} is missing or incomplete; --overwrite starts anew"
+            f"{archive} is missing or incomplete; --overwrite starts anew"
         )
     return {index: found[index] for index in examples}
 
@@ -109,21 +120,3 @@ def _spooled_records(log: Path, shape: Sequence[int]) -> np.ndarray:
     count = spool.stat().st_size // kind.itemsize
     # NumPy maps no empty file.
     return np.memmap(spool, kind, "r", shape=(count,)) if count else np.empty(0, kind)
-
-
-def _records_by_example(log: Path, shape: Sequence[int]) -> dict[int, Any]:
-    """The records of a log by example; none where there is neither spool nor archive."""
-    if spool_path(log).exists():
-        records = _spooled_records(log, shape)
-    elif examples_path(log).exists():
-        arrays = read_examples(examples_path(log))
-        if arrays["image"].shape[1:] != tuple(shape):
-            raise UserError(
-                f"{examples_path(log)} holds images of another shape: remove it and use --overwrite"
-            )
-        records = np.empty(len(arrays["idx"]), _record_type(shape))
-        for name in records.dtype.names or ():
-            records[name] = arrays[name]
-    else:
-        return {}
-    return dict(zip(records["idx"][::-1].tolist(), records[::-1]))  # the first of two counts

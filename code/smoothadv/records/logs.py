@@ -208,7 +208,7 @@ def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
     """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none."""
     # Through JSON, where a tuple is a list, since the earlier record may come from there.
-    before, now = (_flat(json.loads(json.dumps(record))) for record in (before, now))
+    before, now = (flat(json.loads(json.dumps(record))) for record in (before, now))
     differing = (field for field in {**before, **now} if before.get(field) != now.get(field))
     return "; ".join(
         f"{field} was {before.get(field)!r}, now {now.get(field)!r}" for field in differing
@@ -251,11 +251,10 @@ def settings_and_logits(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**next(digests, {}), **manifest["settings"]}
 
 
-def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dicts as one, with keys like ``objective.attack.epsilon``."""
-    flat = {}
+    entries: dict[str, Any] = {}
     for key, value in record.items():
-        flat.update(
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat
+        nested = isinstance(value, dict)
+        entries |= flat(value, f"{prefix}{key}.") if nested else {prefix + key: value}
+    return entries

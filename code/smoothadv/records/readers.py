@@ -53,10 +53,9 @@ _NUMERIC = {
 _LARGE = ("image.npy", "adversarial.npy")
 _NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 _TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
-# The released training logs spell these in several ways and orders; a suffix says what the released
-# unit is.
+# The released training logs spell these in several ways and orders.
 _TRAINING_NAMES = {name.replace("_", ""): name for name in _TRAINING}
-_TRAINING_NAMES |= {"trainacc": "train_accuracy%", "testacc": "test_accuracy%"}
+_TRAINING_NAMES |= {"trainacc": "train_accuracy", "testacc": "test_accuracy"}  # in percent
 
 
 def kind_of_log(path: Path) -> str | None:
@@ -71,11 +70,7 @@ def kind_of_log(path: Path) -> str | None:
         return "falsification"
     if columns.issuperset(records.EXAMPLE_COLUMNS):
         return "certification" if "radius" in columns else "prediction"
-    return (
-        "training"
-        if {_training_name(column).rstrip("%") for column in columns}.issuperset(_TRAINING)
-        else None
-    )
+    return "training" if {*map(_training_name, columns)}.issuperset(_TRAINING) else None
 
 
 def resembles_log(path: Path) -> bool:
@@ -140,33 +135,34 @@ def read_training_log(path: Path) -> DataFrame:
     there are rows, epochs ascend, all numbers are finite and accuracies lie in [0, 1]; where a
     column test_images holds 0, there was no test and its numbers may be nan.
     """
-    table = _parse(path, "training log", lambda name: _training_name(name).rstrip("%"), _TRAINING)
-    spellings = {_training_name(name).rstrip("%"): _training_name(name) for name in table.names}
-    columns = {"epoch": table.whole("epoch")}
-    for name in _TRAINING[1:]:
-        columns[name] = table.real(name) / (100 if spellings[name].endswith("%") else 1)
-    tested = (
-        table.whole("test_images") > 0
-        if "test_images" in table.names
+    texts, notes = _parse(path, "training log", _TRAINING, _training_name)
+    columns = {"epoch": _numbers(path, "epoch", texts)}
+    columns |= {name: _numbers(path, name, texts, is_real=True) for name in _TRAINING[1:]}
+    spellings = {*map(_squeezed, _header(path))}
+    for name, in_percent in (("train_accuracy", "trainacc"), ("test_accuracy", "testacc")):
+        columns[name] /= 100 if in_percent in spellings else 1
+    is_tested = (
+        _numbers(path, "test_images", texts) > 0
+        if "test_images" in texts
         else np.ones(len(columns["epoch"]), bool)
     )
-    losses = np.concatenate([columns["train_loss"], columns["test_loss"][tested]])
-    accuracies = np.concatenate([columns["train_accuracy"], columns["test_accuracy"][tested]])
+    losses = np.concatenate([columns["train_loss"], columns["test_loss"][is_tested]])
+    accuracies = np.concatenate([columns["train_accuracy"], columns["test_accuracy"][is_tested]])
     if not np.isfinite(losses).all() or not ((accuracies >= 0) & (accuracies <= 1)).all():
         raise UserError(f"{path} holds a loss that is not finite or an accuracy outside 0 to 1")
     if columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any():
         raise UserError(
             f"{path} holds epochs that do not ascend from 0 or more: two runs in one file?"
         )
-    return _frame(columns, table.notes, "epoch")
+    return _frame(columns, notes, "epoch")
 
 
 def read_fields(path: Path) -> dict[int, dict[str, str]]:
     """The fields of a certification log as printed, by the index of the image and by column;
     UserError as above.
     """
-    table = _parse(path, "certification log", str, _CERTIFICATION)
-    rows = [dict(zip(table.columns, fields)) for fields in zip(*table.columns.values())]
+    texts, _ = _parse(path, "certification log", _CERTIFICATION)
+    rows = [dict(zip(texts, fields)) for fields in zip(*texts.values())]
     return {int(row["idx"]): row for row in rows}
 
 
@@ -183,51 +179,64 @@ def _read_examples(
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """The numeric columns of a log with a row per example, and notes; checks what logs of both
     kinds must satisfy.
+
+    Columns of ``records`` must hold numbers. Another one in which only some fields are numbers is
+    noted and left out.
     """
     import pandas as pd
 
-    table, manifest = _parse(path, kind, str, required), records.manifest_beside(path)
-    columns = {name: table.number(name) for name in required if name != "correct"}
-    columns |= table.further_numbers({*required, *_UNREAD}, is_ours=manifest is not None)
+    texts, notes = _parse(path, kind, required)
+    columns = {name: _numbers(path, name, texts) for name in required if name != "correct"}
+    for name in [name for name in texts if name not in {*required, *_UNREAD, ""}]:
+        are_numbers = [bool(_REAL.fullmatch(text)) for text in texts[name]]
+        if name in _NUMERIC:
+            columns[name] = _numbers(path, name, texts)
+        elif all(are_numbers):
+            is_real = not all(_WHOLE.fullmatch(text) for text in texts[name])
+            columns[name] = _numbers(path, name, texts, is_real)
+        elif any(are_numbers):
+            notes.append(
+                f"its column {_brief(name)} is left out: some of its fields are numbers, others "
+                "are not"
+            )
     idx, label, predict = columns["idx"], columns["label"], columns["predict"]
     columns["correct"] = (predict == label).astype(np.int64)
-    _check_correct(path, idx, table.columns["correct"], columns["correct"], table.notes)
+    _check_correct(path, idx, texts["correct"], columns["correct"], notes)
     _refuse(path, idx, "an example that is there twice", pd.Series(idx).duplicated().to_numpy())
     negative = (idx < 0) | (label < 0) | (predict < -1)
     _refuse(path, idx, "an index or a label below 0, or a prediction below -1", negative)
-    if manifest is not None:
-        for fault, holds in _checks(path, table, manifest).items():
+    if (manifest := records.manifest_beside(path)) is not None:
+        for fault, holds in _checks(path, texts, manifest).items():
             _refuse(path, idx, f"a row that cannot be: {fault}", ~np.broadcast_to(holds, len(idx)))
-    return columns, table.notes
+    return columns, notes
 
 
-def _checks(path: Path, table: _Rows, manifest: dict[str, Any]) -> dict[str, Any]:
+def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -> dict[str, Any]:
     """What must hold of the rows of a log of ours, by what is wrong else; UserError where its
     columns cannot be.
 
     Nothing can be said of a log with the columns of a released one, and of the procedure of a
     plug-in.
     """
-    settings, is_prediction = manifest["settings"], "basePredict" in table.names
-    if {*table.names} <= {*records.CERTIFICATION_COLUMNS[:6]} or settings.get(
-        "method", "exact"
-    ) not in METHODS:
+    settings, is_prediction = manifest["settings"], "basePredict" in texts
+    is_released = texts.keys() <= {*records.CERTIFICATION_COLUMNS[:6]}
+    if is_released or settings.get("method", "exact") not in METHODS:
         return {}
     if is_prediction:
         kinds = records.PREDICTION_COLUMNS, records.ATTACK_COLUMNS, records.FALSIFICATION_COLUMNS
-        target = [name for name in table.names if name == records.TARGET_COLUMN]
-        further = *target, *records.numbered(table.names, records.CLASS)
+        target = [name for name in texts if name == records.TARGET_COLUMN]
+        further = *target, *records.numbered(texts, records.CLASS)
         expected = [*kinds[bool(settings.get("attack")) + ("against" in settings)], *further]
     elif fault := log_fault(manifest):
         raise UserError(f"{path} is left in doubt: its manifest {fault}")
     else:
         expected = columns_of(settings)
-    if sorted(expected) != sorted(table.names):
+    if sorted(expected) != sorted(texts):
         raise UserError(
             f"{path} has not the columns that its manifest tells of, "
             f"{escape(' '.join(expected), 200)}"
         )
-    row = {name: table.number(name) for name in expected if name != "time"}
+    row = {name: _numbers(path, name, texts) for name in expected if name != "time"}
     if is_prediction:
         return prediction_checks(row, settings)
     return row_checks(row, settings, images_of(settings, manifest["runs"][-1]))
@@ -239,8 +248,6 @@ def _check_correct(
     """UserError unless the ``texts`` in the column ``correct`` agree with label and predict, in
     some dialect.
     """
-    if texts == list(map(str, hits.tolist())):
-        return
     texts = [{"true": "1", "false": "0"}.get(text.lower(), text) for text in texts]
     wrong = np.array([text != str(hit) for text, hit in zip(texts, hits)])
     total = np.cumsum(hits)
@@ -259,96 +266,43 @@ def _frame(columns: dict[str, np.ndarray], notes: list[str], by: str = "idx") ->
     return frame
 
 
-class _Rows:
-    """The fields of a file, column by column, as text or as the numbers that they spell."""
-
-    def __init__(
-        self,
-        path: Path,
-        names: list[str],
-        rows: list[list[str]],
-        known: list[str],
-        notes: list[str],
-    ) -> None:
-        self.path, self.names, self.notes = path, names, notes
-        self.columns = dict(zip(known, map(list, zip(*rows))))
-
-    def number(self, name: str) -> np.ndarray:
-        """A column of ``records``: float64 if it is one of REAL_COLUMNS, else int64."""
-        return self.real(name) if name in records.REAL_COLUMNS else self.whole(name)
-
-    def whole(self, name: str) -> np.ndarray:
-        return np.array([int(text) for text in self._checked(name, _WHOLE)], dtype=np.int64)
-
-    def real(self, name: str) -> np.ndarray:
-        """float64 next to the decimal written."""
-        return np.array([float(text) for text in self._checked(name, _REAL)])
-
-    def further_numbers(self, others: Collection[str], is_ours: bool) -> dict[str, np.ndarray]:
-        """The columns of numbers but for those named in ``others``.
-
-        Columns of ``records`` must hold numbers, and in a log that ``is_ours`` also those in which
-        any field is one: UserError. In other logs such a mixed column is noted and left out, as are
-        unnamed columns and repeated names.
-        """
-        columns = {}
-        for name in dict.fromkeys(self.names):
-            is_repeated = self.names.count(name) > 1
-            if name in others or not name or (is_repeated and name not in _NUMERIC):
-                continue
-            if is_repeated:
-                raise _ambiguous(self.path, name)
-            are_numbers = [bool(_REAL.fullmatch(text)) for text in self.columns[name]]
-            if name in _NUMERIC:
-                columns[name] = self.number(name)
-            elif all(are_numbers) or (any(are_numbers) and is_ours):
-                are_whole = all(_WHOLE.fullmatch(text) for text in self.columns[name])
-                columns[name] = self.whole(name) if are_whole else self.real(name)
-            elif any(are_numbers):
-                heading = _brief(name)
-                self.notes.append(
-                    f"its column {heading} is left out: some of its fields are numbers, others are "
-                    "not"
-                )
-        return columns
-
-    def _checked(self, name: str, pattern: re.Pattern[str]) -> Sequence[str]:
-        for number, text in enumerate(self.columns[name], start=1):
-            if not pattern.fullmatch(text):
-                raise UserError(
-                    f"{self.path} holds a field that is not a number: {_brief(name)} is "
-                    f"'{_brief(text)}' in row {number}"
-                )
-        return self.columns[name]
+def _numbers(
+    path: Path, name: str, texts: dict[str, list[str]], is_real: bool | None = None
+) -> np.ndarray:
+    """A column as float64, next to the decimals written, if it ``is_real`` (None: if it is one of
+    REAL_COLUMNS), else as int64.
+    """
+    is_real = name in records.REAL_COLUMNS if is_real is None else is_real
+    pattern = _REAL if is_real else _WHOLE
+    for number, text in enumerate(texts[name], start=1):
+        if not pattern.fullmatch(text):
+            raise UserError(
+                f"{path} holds a field that is not a number: {_brief(name)} is '{_brief(text)}' in "
+                f"row {number}"
+            )
+    return np.array([*map(float if is_real else int, texts[name])], float if is_real else np.int64)
 
 
 def _parse(
-    path: Path, kind: str, meaning: Callable[[str], str], required: Collection[str]
-) -> _Rows:
-    """The rows below the header, each of as many fields as the header. A torn last line is dropped
-    and noted.
+    path: Path, kind: str, required: Collection[str], meaning: Callable[[str], str] = str
+) -> tuple[dict[str, list[str]], list[str]]:
+    """The fields of a log by column, each row of as many as the header, and notes. A torn last line
+    is dropped and noted.
 
-    ``meaning(name)`` is what a column's name stands for: exactly one must stand for each of
-    ``required``.
+    ``meaning(name)`` is what a column's name stands for: no two may stand for the same, and some
+    must for each of ``required``.
     """
     try:
-        missing = [name for name in required if name not in map(meaning, _header(path))]
-        if missing:
-            raise UserError(
-                f"{path} is no {kind}: its first line lacks the column {', '.join(missing)}"
-            )
-        content = path.read_bytes()
+        lines = _LINE_END.split(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    if b"\0" in content:
-        raise UserError(f"{path} cannot be read as a {kind}: it is a binary file")
-    try:
-        lines = _LINE_END.split(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
+        raise UserError(f"{path} cannot be read as a {kind}: it is no text") from error
+    header = [*map(meaning, lines[0].split("\t"))]
+    if missing := [name for name in required if name not in header]:
         raise UserError(
-            f"{path} cannot be read as a {kind}: it is no text ({error.reason})"
-        ) from error
-    header = lines[0].split("\t")
+            f"{path} is no {kind}: its first line lacks the column {', '.join(missing)}"
+        )
     notes: list[str] = []
     rows = [line.split("\t") for line in lines[1:-1] if line]
     if len(lines) > 1 and (last := lines[-1].split("\t")) != [""]:
@@ -360,23 +314,18 @@ def _parse(
             notes.append("its last line has no end: it may have been cut off and is left out")
     if not rows:
         raise UserError(f"{path} holds no rows yet: the {kind} has only a header")
-    known = [meaning(name) for name in header]
-    for name in required:
-        if known.count(name) > 1:
-            raise _ambiguous(path, name)
+    for name in header:
+        if header.count(name) > 1:
+            raise UserError(
+                f"{path} has two columns that are its {_brief(name)}: which one counts?"
+            )
     for row in rows:
         if len(row) != len(header):
-            fault = (
-                "a row that lacks fields"
-                if len(row) < len(header)
-                else "a row with more fields than its header"
+            raise UserError(
+                f"{path} holds a row of {len(row)} fields below a header of {len(header)}, first "
+                f"at {_brief(header[0])} {_brief(row[0])}"
             )
-            raise UserError(f"{path} holds {fault}, first at {header[0]} {_brief(row[0])}")
-    return _Rows(path, header, rows, known, notes)
-
-
-def _ambiguous(path: Path, name: str) -> UserError:
-    return UserError(f"{path} has two columns that are its {name}: it is unknown which one counts")
+    return dict(zip(header, map(list, zip(*rows)))), notes
 
 
 def _header(path: Path) -> list[str]:
@@ -386,8 +335,12 @@ def _header(path: Path) -> list[str]:
     return _LINE_END.split(start.decode("utf-8-sig", errors="replace"))[0].split("\t")
 
 
+def _squeezed(column: str) -> str:
+    return column.lower().replace(" ", "").replace("_", "")
+
+
 def _training_name(column: str) -> str:
-    return _TRAINING_NAMES.get(column.lower().replace(" ", "").replace("_", ""), column)
+    return _TRAINING_NAMES.get(_squeezed(column), column)
 
 
 def _brief(text: str) -> str:
@@ -422,14 +375,9 @@ def read_examples(path: Path, rows: Sequence[int] | None = None) -> dict[str, np
     idx, image, adversarial = (
         arrays.get(name, np.empty(())) for name in ("idx", "image", "adversarial")
     )
-    is_whole = (
-        idx.ndim == 1
-        and idx.dtype.kind == "i"
-        and image.ndim == 4
-        and image.shape == adversarial.shape
-    )
-    are_floats = image.dtype == adversarial.dtype == np.float32
-    if not is_whole or not are_floats or {count for _, count in read.values()} != {len(idx)}:
+    is_whole = idx.ndim == 1 and idx.dtype.kind == "i" and image.ndim == 4
+    are_alike = image.shape == adversarial.shape and image.dtype == adversarial.dtype == np.float32
+    if not is_whole or not are_alike or {count for _, count in read.values()} != {len(idx)}:
         raise UserError(
             f"{path} holds no adversarial examples: idx [N], image and adversarial [N, C, H, W] "
             "are missing"

@@ -197,15 +197,8 @@ class LogWriter:
             self._record_run()  # how many rows a whole log has depends on it
 
     def _record_run(self) -> None:
-        self._check_place()
-        if self._unrecorded_run is not None:
-            self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})
-            self._unrecorded_run = None
-            write_json(manifest_path(self.path), self._manifest)
-
-    def _check_place(self) -> None:
-        """UserError if the file that is open is no longer at its path: every further row would be
-        lost.
+        """Record in the manifest that this run adds rows; UserError if the file that is open is no
+        longer at its path: every further row would be lost.
         """
         try:
             is_there = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
@@ -216,6 +209,10 @@ class LogWriter:
                 f"{self.path} was deleted, moved or replaced while it was written, so nothing more "
                 "is written: put it back and add --resume, or start anew"
             )
+        if self._unrecorded_run is not None:
+            self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})
+            self._unrecorded_run = None
+            write_json(manifest_path(self.path), self._manifest)
 
     def _write(self, fields: Iterable[str]) -> None:
         append_whole(self._file, ("\t".join(fields) + "\n").encode(), self.path)
@@ -242,19 +239,12 @@ def _table_of_rows(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows of a ``MemoryLog`` as the readers of logs return them: sorted by idx, with a column
     int64 or float64 for each column of numbers.
     """
-    import numpy as np
     import pandas as pd
 
     if not rows:
         raise UserError("there are no images, so there are no rows")
-    names = [name for name in rows[0] if name not in ("time", "basePredict", "correct")]
-    columns = {}
-    for name in [*names, "correct"]:
-        values = np.array([row[name] for row in rows])
-        if name in REAL_COLUMNS:
-            columns[name] = values.astype(np.float64)
-        elif values.dtype.kind in "iuf":
-            columns[name] = values
-    frame = pd.DataFrame(columns).sort_values("idx", kind="stable", ignore_index=True)
+    frame = pd.DataFrame(list(rows)).drop(columns=["time", "basePredict"], errors="ignore")
+    frame = frame.astype({name: "float64" for name in frame if name in REAL_COLUMNS})
+    frame["correct"] = frame.pop("correct")
     frame.attrs["notes"] = []
-    return frame
+    return frame.select_dtypes("number").sort_values("idx", kind="stable", ignore_index=True)
