@@ -243,7 +243,8 @@ def setting(
     one; or it is one of ``choices``, which may be a Registry. ``check`` reads what is given in
     Python (None: as ``parse``), unless that is an object of the ``kind``. Without parser and
     choices it must be one: by default a bool, which makes a switch. ``many`` takes a list of one
-    value or more, "*" also of none.
+    value or more, "*" also of none; with "extend" the flag can be given again, with "append" for
+    each value.
 
     What commands call it: ``flag`` is its flag, or several separated by spaces, of which the first
     is the main one; a name without dashes makes a positional argument, "" no option. By default the

@@ -89,7 +89,7 @@ class AnalyzeOptions(Checked):
     where: tuple[str, ...] = setting(
         (),
         parse=_condition,
-        many=True,
+        many="extend",
         metavar="FIELD=VALUE",
         group="logs",
         help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",

@@ -63,10 +63,10 @@ def _add_setting(parser: argparse._ActionsContainer, setting: Setting, default: 
     else:
         metavar = setting.metavar or setting.field.split("_")[-1].upper()
         how |= {"type": setting.parse, "metavar": metavar}
-    if setting.many == "append":
-        how["action"] = "append"
-    elif setting.many:
-        how |= {"nargs": "+" if setting.many is True else setting.many, "action": "extend"}
+    if setting.many in ("append", "extend"):
+        how["action"] = setting.many
+    if setting.many and setting.many != "append":
+        how["nargs"] = "*" if setting.many == "*" else "+"
     action = parser.add_argument(*setting.flags, **place, **how)
     if isinstance(setting.choices, Registry):  # argcomplete offers the names in place of files
         names = setting.choices
