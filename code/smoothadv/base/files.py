@@ -42,7 +42,6 @@ _LARGEST = "SMOOTHADV_MAX_UNPACKED_GIB"
 _USUAL_RATIO = 20
 _TUPLES = pickle.TUPLE + pickle.TUPLE1 + pickle.TUPLE2 + pickle.TUPLE3
 _MOST_TUPLES = 20  # in each other
-_PICKLES_OF_AN_OLD_FILE = 5  # of PyTorch
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -354,38 +353,3 @@ class CarefulUnpickler(pickle._Unpickler):
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="latin1")
         self.levels: dict[int, tuple[int, tuple[Any, ...]]] = {}
-
-
-class _Nothing(dict[Any, Any]):
-    """Stands for any object of a pickle."""
-
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-    def __init__(self, *arguments: Any) -> None: ...
-
-    def __setstate__(self, state: Any) -> None: ...
-
-
-class _Rehearsal(CarefulUnpickler):
-    """Goes through a pickle of PyTorch, whose own unpickler does not check for deep tuples."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        return _Nothing
-
-    def persistent_load(self, identifier: Any) -> Any:
-        return _Nothing()
-
-
-def rehearse_pickles(path: Path) -> None:
-    """Raises an exception where a pickle in a file of PyTorch would crash Python."""
-    with path.open("rb") as file:
-        if file.read(2) != b"PK":
-            file.seek(0)
-            for _ in range(_PICKLES_OF_AN_OLD_FILE):
-                _Rehearsal(file).load()
-            return
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if name.endswith(".pkl"):
-                with archive.open(name) as member:
-                    _Rehearsal(member).load()

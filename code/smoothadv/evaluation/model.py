@@ -21,12 +21,10 @@ from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.architectures.logits import logits_in, probe
 from smoothadv.attacks.estimators import Stein, frozen
 from smoothadv.base import plugins
-from smoothadv.base.digests import digest, file_digest
+from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.base.members import Members
 from smoothadv.checkpoints import (
-    ADDRESS,
-    bytes_of,
     classifier_from_members,
     digest_of,
     read_members,
@@ -271,7 +269,7 @@ def from_module(module: torch.nn.Module, description: DatasetDescription) -> Bas
     """The classifier that a copy of a module is."""
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     settings = {
-        "module_sha256": module_digest(module),
+        "module_sha256": digest_of([repr(module), module.state_dict()]),
         "arch": name,
         "input_layer": None,
         "training": None,
@@ -283,19 +281,6 @@ def from_module(module: torch.nn.Module, description: DatasetDescription) -> Bas
         )
     classifier = copy.deepcopy(module).eval().cpu()
     return BaseClassifier(logits_of(classifier, description), settings)
-
-
-def module_digest(module: torch.nn.Module) -> str:
-    """A SHA-256, in hexadecimal, of a module's structure as printed, weights and buffers; its code
-    is not covered.
-    """
-    parts: list[str | memoryview] = [ADDRESS.sub("", repr(module))]
-    for name, value in module.state_dict().items():
-        if isinstance(value, torch.Tensor):
-            parts += [f"{name} {value.dtype} {tuple(value.shape)}\n", bytes_of(value)]
-        else:  # what a module's get_extra_state returns
-            parts.append(f"{name} {ADDRESS.sub('', repr(value))}\n")
-    return digest(parts)
 
 
 def classifier_digest(module: torch.nn.Module, settings: Mapping[str, Any]) -> str:
