@@ -24,7 +24,7 @@ from smoothadv.analysis.plausibility import rounded_by
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
 from smoothadv.base.digests import file_digest
-from smoothadv.base.errors import UserError, warn
+from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.attack import chosen_images, refuse_file_as_folder
 from smoothadv.evaluation.log import Example, write_log
@@ -32,7 +32,7 @@ from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
     prepare,
-    recorded_setting,
+    recorded_settings,
     warn_of_few_draws,
 )
 from smoothadv.evaluation.specs import FalsifySpec
@@ -241,7 +241,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
     certificates = read_certificates(spec)
     warn_of_few_draws(spec, certificates.top_k)
     if certificates.sound:  # votes in batches of another shape might be those of another function
-        batch = spec.batch or recorded_setting(spec, path, "batch") or certificates.batch
+        batch = spec.batch or recorded_settings(spec, path).get("batch") or certificates.batch
         if certificates.batch not in (None, batch):
             raise UserError(
                 f"{spec.against} was made with --sound and --batch {certificates.batch}, not "
@@ -264,7 +264,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
     # Each image has its own epsilon.
     settings = {"attack": {**settings_record(spec.attack), "epsilon": None}, "against": against}
     plan = polls.log(
-        f"attacking {spec.against.name}",
+        f"attacking {escape(spec.against.name, 70)}",
         settings=settings,
         title="falsified",
         scores=lambda row: bool(row["flipped"]),
