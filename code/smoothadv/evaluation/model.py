@@ -28,7 +28,7 @@ from smoothadv.checkpoints import (
     recorded_input_layer,
 )
 from smoothadv.checkpoints.denoisers import denoised_classifier
-from smoothadv.datasets import DatasetDescription, ImageDataset, get_dataset
+from smoothadv.datasets import DatasetDescription, ImageDataset, describe_dataset, get_dataset
 from smoothadv.datasets.preparation import prepared_name, split_location
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
 from smoothadv.evaluation.specs import EvaluationSpec
@@ -121,7 +121,9 @@ def _named_network(spec: EvaluationSpec) -> tuple[str, LibraryNetwork]:
         torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
         if arch not in plugins.FUNCTIONS:
             return arch, library_network(name, spec.pretrained)
-        description = spec.description()
+        images = spec.dataset
+        is_name = isinstance(images, str)
+        description = describe_dataset(images, spec.data_dir) if is_name else images.description
         names = tuple((name,) for name in description.class_names)
         return arch, LibraryNetwork(user_network(arch, description), "plug-in", names)
 
