@@ -25,16 +25,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from smoothadv.architectures.libraries import library_network
+from smoothadv.architectures.logits import logits_in, logits_of, probe
+from smoothadv.attacks.estimators import frozen
+from smoothadv.base import plugins
 from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError
 from smoothadv.base.progress import progress_hidden
 from smoothadv.base.settings import Checked, checked, setting, settings_of, takes, up_to_a_million
-from smoothadv.datasets import ImageDataset, describe_dataset
+from smoothadv.checkpoints import read_members
+from smoothadv.datasets import DatasetDescription, ImageDataset, describe_dataset
 from smoothadv.datasets.given import GivenImages, described, first_image, items_of
 from smoothadv.evaluation import attack as attacking
 from smoothadv.evaluation import certify as certifying
 from smoothadv.evaluation import predict as predicting
-from smoothadv.evaluation.model import class_names_of, trained_on_logits
+from smoothadv.evaluation.model import is_named
 from smoothadv.evaluation.specs import (
     AttackSpec,
     CertifySpec,
@@ -260,7 +265,7 @@ def train(
             description = describe_dataset(spec.dataset, spec.data_dir)
         else:
             description = spec.dataset[0].description
-        to_logits = trained_on_logits(model, description)
+        to_logits = _trained_on_logits(model, description)
     with to_logits, progress_hidden(checked("quiet", quiet, None)):
         return train_as_specified(spec, (lambda line: None) if quiet else print)
 
@@ -317,8 +322,56 @@ def dataset_of(
     if hasattr(images, "fingerprint") and hasattr(images, "description"):
         return images
     items = items_of(images, labels)
-    names = class_names_of(model, first_image(items, name), num_classes)
-    return described(items, names, name)
+    return described(items, _class_names(model, first_image(items, name), num_classes), name)
+
+
+def _class_names(
+    model: str | Path | torch.nn.Module, image: torch.Tensor, num_classes: int | None
+) -> tuple[str, ...]:
+    """The names of a model's classes, or their numbers, for an image [C, H, W]; UserError where
+    nothing tells how many there are.
+    """
+    network: Any = model
+    if isinstance(model, Path) and not is_named(model):
+        for content in read_members(model).contents:
+            if content.get("classes"):
+                return tuple(map(str, content["classes"]))
+    elif isinstance(model, Path) and not plugins.names_function(str(model)):
+        found = library_network(str(model), pretrained=False)
+        if found.usual_names:
+            return found.usual_names
+        network = found.module
+    if num_classes is None and isinstance(network, torch.nn.Module):
+        with frozen(network):
+            num_classes = probe(network, image)[1]
+    if num_classes is None:
+        raise UserError(f"nothing tells how many classes {model} has: give num_classes")
+    return tuple(map(str, range(num_classes)))
+
+
+@contextmanager
+def _trained_on_logits(network: torch.nn.Module, description: DatasetDescription) -> Iterator[None]:
+    """Within this context, a network that returns an object or a mapping with ``logits`` returns
+    the logits.
+
+    Its ``state_dict`` stays as it is. UserError where it does not fit the images or has nothing to
+    train.
+    """
+    if not any(weight.requires_grad for weight in network.parameters()):
+        raise UserError(
+            f"{type(network).__name__} has no parameters that require gradients: there is nothing "
+            "to train"
+        )
+    with frozen(network):
+        is_plain = logits_of(network, description) is network
+    if is_plain:
+        yield
+        return
+    hook = network.register_forward_hook(lambda module, images, output: logits_in(output))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _path(name: str, value: Any) -> Path:

@@ -2,7 +2,6 @@
 speak of.
 """
 
-import math
 import pickle
 import shutil
 from pathlib import Path
@@ -21,11 +20,6 @@ from support import refusals
 
 WEIGHT = "1.conv1.weight"
 SHAPE = (16, 1, 3, 3)
-SPREAD = torch.zeros(1).expand(SHAPE)
-# Thirty lists, each of which holds the one before it twice.
-DOUBLED: list = [0]
-for _ in range(30):
-    DOUBLED = [DOUBLED, DOUBLED]
 
 
 def content_of(**changes: object) -> dict:
@@ -60,85 +54,36 @@ def refusal(path: Path) -> str:
 
 
 FIELDS = {
-    "weights are a tensor": ({"state_dict": torch.zeros(3)}, "its state_dict is a tensor"),
     **{
         f"no {name}": ({name: "absent"}, f"lacks {name}")
         for name in ("epoch", "arch", "state_dict")
     },
     "weights are None": ({"state_dict": None}, "lacks state_dict"),
+    "weights are a tensor": ({"state_dict": torch.zeros(3)}, "its state_dict is tensor([0"),
     "weights are a model": (
         {"state_dict": nn.Linear(1, 1)},
         "it asks to load torch.nn.modules.linear.Linear",
     ),
-    "a weight is a number": ({"weight": 5}, f"its state_dict['{WEIGHT}'] is 5, expected a tensor"),
-    "keys that are numbers": (
-        {"state_dict": {1: torch.zeros(3)}},
-        "key in state_dict is 1, expected text",
-    ),
-    "mean is text": ({"mean": "abc"}, "its mean is 'abc', expected a list"),
-    "means are text": ({"mean": ["a"]}, r"its mean[0] is 'a', expected a finite number"),
+    "a weight is a number": ({"weight": 5}, "expected a dict of tensors"),
+    "mean is text": ({"mean": "abc"}, "its mean is 'abc', expected a list of numbers"),
+    "means are text": ({"mean": ["a"]}, "its mean is ['a'], expected a list of numbers"),
     "a mean too many": ({"mean": [0.5] * 2}, "a mean of 2 and a std of 1 channels"),
-    "too many means": (
-        {"mean": [0.5] * 100_001, "std": [0.5] * 100_001},
-        "its mean is a list of 100001",
-    ),
-    "many means": ({"mean": [0.5] * 9_999, "std": [0.5] * 9_999}, "a mean of 9999 and"),
-    "a mean that is no number": ({"mean": [math.nan]}, "its mean[0] is nan"),
-    "mean without std": ({"std": "absent"}, "only one of mean and std"),
-    "std without mean": ({"mean": None}, "only one of mean and std"),
-    "std of 0": ({"std": [0]}, "its std[0] is 0, expected a finite number above 0"),
-    "classes are a number": ({"classes": 10}, "its classes is 10, expected a list"),
-    "classes are numbers": ({"classes": list(range(10))}, "its classes[0] is 0, expected text"),
-    "image_shape is a number": ({"image_shape": 8}, "its image_shape is 8, expected a list of 3"),
-    "image_shape of two": (
-        {"image_shape": [8, 8]},
-        "its image_shape is a list of 2, expected a list of 3",
-    ),
+    "many means": ({"mean": ["a"] * 100_001}, "'a', 'a', 'a', ...]"),
+    "mean without std": ({"std": "absent"}, "a mean of 1 and a std of 0 channels"),
+    "classes are a number": ({"classes": 10}, "its classes is 10, expected a list of texts"),
+    "image_shape is a number": ({"image_shape": 8}, "its image_shape is 8, expected a list"),
+    "image_shape of two": ({"image_shape": [8, 8]}, "with image_shape [8, 8]"),
     "epoch is a fraction": ({"epoch": 1.5}, "its epoch is 1.5, expected a whole number"),
-    "epoch is nan": ({"epoch": math.nan}, "its epoch is nan"),
-    "epoch is true": ({"epoch": True}, "its epoch is True"),
-    "epoch is beyond any file": ({"epoch": 1 << 1_000}, "its epoch is a int, expected"),
-    "arch is a list": ({"arch": ["digits_resnet8"]}, "its arch is a list of 1, expected text"),
-    "input layer is a number": ({"input_layer": 1}, "its input_layer is 1, expected text"),
-    "dataset is a list": ({"dataset": []}, "its dataset is a list of 0"),
-    "noise is text": (
-        {"noise_sd": "0.25"},
-        "its noise_sd is '0.25', expected a finite number from 0",
-    ),
-    "noise is infinite": ({"noise_sd": math.inf}, "its noise_sd is inf"),
-    "recipe is a list": ({"recipe": [1]}, "its recipe is a list of 1, expected a dict"),
-    "recipe has a tensor": (
-        {"recipe": {"a": torch.zeros(1)}},
-        "its recipe is a dict of 1, expected a dict of text",
-    ),
-    "recipe beyond any memory": ({"recipe": {"a": DOUBLED}}, "its recipe is a dict of 1"),
-    "sparse": (
-        {"weight": torch.zeros(SHAPE).to_sparse()},
-        "torch.sparse_coo, on cpu, expected a tensor: dense",
-    ),
-    "without memory": ({"weight": torch.zeros(SHAPE, device="meta")}, "on meta, expected"),
-    "spread": ({"weight": SPREAD}, "with a place for each value"),
-    "spread over 4 TB": ({"weight": torch.zeros(1).expand(2**40)}, "with a place for each value"),
-    "quantized": (
-        {
-            "weight": torch._empty_affine_quantized(
-                SHAPE, scale=1.0, zero_point=0, dtype=torch.qint8
-            )
-        },
-        "quantized",
-    ),
-    "complex": (
-        {"weight": torch.zeros(SHAPE, dtype=torch.complex64)},
-        f"{WEIGHT} is of type torch.complex64",
-    ),
-    "int8": (
-        {"weight": torch.zeros(SHAPE, dtype=torch.int8)},
-        "torch.int8, expected torch.float32",
-    ),
-    "bool": (
-        {"weight": torch.zeros(SHAPE, dtype=torch.bool)},
-        "torch.bool, expected torch.float32",
-    ),
+    "arch is a list": ({"arch": ["digits_resnet8"]}, "its arch is ['digits_resnet8'], expected"),
+    "noise is text": ({"noise_sd": "0.25"}, "its noise_sd is '0.25', expected a number"),
+    "recipe is a list": ({"recipe": [1]}, "its recipe is [1], expected a dict"),
+    "sparse": ({"weight": torch.zeros(SHAPE).to_sparse()}, "is not a digits_resnet8"),
+    "without memory": ({"weight": torch.zeros(SHAPE, device="meta")}, "is not a digits_resnet8"),
+    "spread over 4 TB": ({"weight": torch.zeros(1).expand(2**40)}, "has shape [1099511627776]"),
+    **{
+        str(dtype): ({"weight": torch.zeros(SHAPE, dtype=dtype)}, f"{WEIGHT} is of type {dtype}")
+        for dtype in (torch.complex64, torch.int8, torch.bool)
+    },
 }
 
 
@@ -155,13 +100,6 @@ def test_weights_in_another_precision_are_loaded(tmp_path, dtype):
     assert torch.equal(
         load_classifier(tmp_path / "file", "digits").state_dict()[WEIGHT], torch.full(SHAPE, 0.5)
     )
-
-
-def test_attributes_of_a_tensor_do_not_replace_its_methods(tmp_path):
-    weight = torch.zeros(SHAPE)
-    weight.numel = weight.detach = weight.copy_ = [1]
-    torch.save(content_of(weight=weight), tmp_path / "file")
-    assert not load_classifier(tmp_path / "file", "digits").state_dict()[WEIGHT].any()
 
 
 def test_what_cannot_be_read_is_told_without_advice_of_pytorch(tmp_path):
@@ -210,34 +148,11 @@ RESUMED = {
     "no step": ({"step": "absent"}, "lacks step"),
     "no sums": ({**WITHIN, "sums": "absent"}, "lacks sums"),
     "no seconds": ({**WITHIN, "seconds": None}, "lacks seconds"),
-    "two sums": ({**WITHIN, "sums": [1.0] * 2}, "its sums is a list of 2, expected a list of 5"),
-    "sums of a classifier that are nan": (
-        {**WITHIN, "sums": [1.0] * 4 + [float("nan")]},
-        "its sums[4] is nan",
-    ),
     "sums of text": ({**WITHIN, "sums": "abcde"}, "its sums is 'abcde'"),
     "a step that is text": ({**WITHIN, "step": "1"}, "its step is '1'"),
-    "several steps": ({**WITHIN, "step": torch.ones(3)}, "its step is a tensor"),
     "a step too far": ({**WITHIN, "step": 3}, "step 3, an epoch has 2"),
-    "seconds of a list": ({**WITHIN, "seconds": []}, "its seconds is a list of 0"),
-    "recipe is a list": ({"recipe": []}, "its recipe is a list of 0, expected a dict"),
     "history is text": ({"history": "abc"}, "its history is 'abc', expected a list"),
-    "history of numbers": ({"history": [1]}, "its history[0] is 1, expected a dict"),
-    "history without columns": ({"history": [{"epoch": 0}]}, "its history[0] is a dict of 1"),
     "history of another epoch": ({"epoch": 2}, "its history has 1 entries, expected 2"),
-    "no run at all": ({"runs": []}, "its runs is a list of 0, expected a list of 1"),
-    "runs of text": ({"runs": ["a"]}, "its runs[0] is 'a', expected a dict"),
-    "optimizer is a list": ({"optimizer": []}, "its optimizer is a list of 0"),
-    "optimizer without state": ({"optimizer": {}}, "expected a dict with a 'state'"),
-    "state of text": ({"optimizer": {"state": {0: "a"}}}, "expected a dict with a 'state'"),
-    "momentum of text": (
-        {"optimizer": {"state": {0: {"momentum_buffer": "a"}}}},
-        "expected a dict with a 'state'",
-    ),
-    "momentum in one place": (
-        {"optimizer": {"state": {0: {"momentum_buffer": SPREAD}}}},
-        "a dict with a 'state'",
-    ),
     "momentum of another shape": (
         {"optimizer": {"state": {0: {"momentum_buffer": MOMENTUM[0]}}}},
         "has shape [1, 3",

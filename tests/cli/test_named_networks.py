@@ -4,7 +4,6 @@ Python.
 
 import csv
 import json
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 import smoothadv
 from smoothadv.architectures.libraries import library_network
 from smoothadv.checkpoints import read_checkpoint
-from smoothadv.evaluation.model import fit_to_model, open_model, warn_about_network
+from smoothadv.evaluation.model import load_model
 from smoothadv.evaluation.specs import CertifySpec
 from support.commands import call, refused, run_process, script, succeed, timeless
 from support.image_files import random_image, save_image
@@ -156,20 +155,17 @@ def test_photographs_are_prepared_as_the_network_expects(place):
     for images, prepared in {
         "imagefolder:photos": "imagefolder:photos@32,squash",
         "imagefolder:photos@16": "imagefolder:photos@16",
-        "digits": "digits",
     }.items():
-        spec = CertifySpec(model="hf:hf", dataset=images, sigma=0.25, log="log.tsv")
-        named = open_model(spec)
-        named.found.module.train()
-        module, pixels = named.found.normalized, torch.rand(2, 3, 8, 8)
-        assert not module.training, "dropout and batch statistics never vote"
-        expected = named.found.module.eval()((pixels - 0.5) / 0.5).logits
-        torch.testing.assert_close(module(pixels).logits, expected)
-        changed = fit_to_model(spec, named)
-        with warnings.catch_warnings(record=True) as notes:
-            warn_about_network(named, spec, changed)
-        assert changed.dataset == prepared and len(notes) == (images != prepared)
-        assert all(f"radii are about {prepared}" in str(note.message) for note in notes)
+        asked = CertifySpec(model="hf:hf", dataset=images, sigma=0.25, log="log.tsv")
+        spec, _, base = load_model(asked)
+        assert spec.dataset == prepared and len(base.doubts) == (images != prepared)
+        assert all(f"radii are about {prepared}" in doubt for doubt in base.doubts)
+    network = library_network("hf:hf", True)
+    network.module.train()
+    module, pixels = network.normalized, torch.rand(2, 3, 8, 8)
+    assert not module.training, "dropout and batch statistics never vote"
+    expected = network.module.eval()((pixels - 0.5) / 0.5).logits
+    torch.testing.assert_close(module(pixels).logits, expected)
 
 
 @pytest.mark.parametrize(

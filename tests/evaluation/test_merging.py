@@ -72,7 +72,7 @@ def merge_refusal(shards: list[Path]) -> str:
 def test_shard_that_was_named_but_is_not_there_is_named(shards, tmp_path):
     for path in (tmp_path / "gone.tsv", tmp_path):
         message = merge_refusal([*shards[:2], path])
-        assert str(path) in message and "not exist" in message
+        assert str(path) in message and "missing" in message
 
 
 @pytest.mark.parametrize("kept, absent", [((1, 2), "0"), ((0, 1), "2"), ((1,), "0, 2")])
@@ -80,13 +80,6 @@ def test_gap_is_refused_with_the_shards_to_make(shards, kept, absent):
     message = merge_refusal([shards[index] for index in kept])
     assert f"of 7, and shards {absent} lack some" in message
     assert f"--shard {absent[0]}/3" in message
-
-
-def test_a_manifest_may_claim_any_number_of_examples(tmp_path):
-    path = write_shard(tmp_path / "log.tsv", 3, 40, range(80))
-    manifest = manifest_path(path)
-    manifest.write_text(manifest.read_text().replace(" 80,", f" {10**18},"))
-    assert f"rows of {10**18}" in refusals.refusal(merge, tmp_path / "log.tsv", [path])
 
 
 def test_the_same_shard_twice_is_refused_with_both_places(shards, tmp_path):
@@ -188,23 +181,17 @@ def test_processes_that_left_no_row_leave_no_log(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [
-        (None, "have no adversarial example"),
-        ([2_000_000_000] * 3, "says that images have the shape"),
-    ],
-)
-def test_manifest_that_does_not_tell_the_shape_of_images_is_refused(tmp_path, shape, said):
+def test_manifest_that_does_not_tell_the_shape_of_images_is_refused(tmp_path):
     paths = [Shard(index, 2).path(tmp_path / "log.tsv") for index in range(2)]
     for index, path in enumerate(paths):
         settings = {**SETTINGS, "shard": Shard(index, 2).record(range(4))}
         write_rows(path, range(index, 4, 2), settings=settings)
         content = json.loads(manifest_path(path).read_text())
         for run in content["runs"]:
-            run.pop("image_shape") if shape is None else run.update(image_shape=shape)
+            run.pop("image_shape")
         manifest_path(path).write_text(json.dumps(content))
-    assert said in refusals.refusal(merge, tmp_path / "log.tsv", paths)
+    message = refusals.refusal(merge, tmp_path / "log.tsv", paths)
+    assert "have no adversarial example" in message
     assert not (tmp_path / "log.tsv").exists()
 
 

@@ -407,9 +407,7 @@ def digits_voter() -> VotingClassifier:
 
 
 def choose_form(voter: VotingClassifier) -> None:
-    voter.use_fast_form(
-        partial(check_exact, VoteCounter(voter, 10, len(IMAGES), CPU), voter.integers)
-    )
+    voter.use_fast_form(partial(check_exact, VoteCounter(voter, 10, len(IMAGES), CPU)))
 
 
 def with_rounded_large_sums(

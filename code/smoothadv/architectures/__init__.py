@@ -11,12 +11,11 @@ user's own.
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from smoothadv.architectures.input_layers import INPUT_LAYERS, build_input_layer
 from smoothadv.architectures.libraries import LIBRARIES, library_network
-from smoothadv.architectures.logits import probe
+from smoothadv.architectures.logits import logits_of
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.registry import Registry, discover
@@ -77,7 +76,7 @@ def get_architecture(
         network = user_network(name, description)
     else:
         network = library_network(name, False, description).module
-    return nn.Sequential(entrance, _fitting(network, name, description)).train()
+    return nn.Sequential(entrance, logits_of(network.eval(), description, name)).train()
 
 
 def pretrained_architecture(
@@ -97,7 +96,8 @@ def pretrained_architecture(
     if found.mean is not None and len(found.mean) == description.image_shape[0]:
         description = replace(description, mean=found.mean, std=found.std)
     entrance = build_input_layer(input_layer, description)
-    return description, nn.Sequential(entrance, _fitting(found.module, arch, description)).train()
+    network = logits_of(found.module.eval(), description, arch)
+    return description, nn.Sequential(entrance, network).train()
 
 
 def user_network(name: str, description: DatasetDescription) -> nn.Module:
@@ -113,16 +113,6 @@ def user_network(name: str, description: DatasetDescription) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} returns a {type(network).__name__}, expected a torch.nn.Module")
     return network
-
-
-def _fitting(network: nn.Module, name: str, description: DatasetDescription) -> nn.Module:
-    """The network as a module that returns logits; UserError where it does not fit the images."""
-    fitting, classes = probe(network.eval(), torch.full(description.image_shape, 0.5), name)
-    if classes != description.num_classes:
-        raise UserError(
-            f"{name} has {classes} classes, '{description.name}' has {description.num_classes}"
-        )
-    return fitting
 
 
 discover(__name__, __path__)

@@ -19,7 +19,9 @@ class Center(nn.Module):
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(mean)[:, None, None], persistent=False)
+        self.register_buffer(
+            "mean", torch.tensor(mean, dtype=torch.float)[:, None, None], persistent=False
+        )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return images - self.mean
@@ -32,7 +34,9 @@ class Normalize(Center):
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__(mean, std)
-        self.register_buffer("std", torch.tensor(std)[:, None, None], persistent=False)
+        self.register_buffer(
+            "std", torch.tensor(std, dtype=torch.float)[:, None, None], persistent=False
+        )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return (images - self.mean) / self.std

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from smoothadv.base.errors import UserError, first_line
+from smoothadv.datasets import DatasetDescription
 
 
 def logits_in(output: Any) -> torch.Tensor:
@@ -64,3 +65,21 @@ def probe(
     if output is logits:
         return network, logits.shape[1]
     return LogitsOf(network, isinstance(output, Mapping)), logits.shape[1]
+
+
+def logits_of(
+    network: torch.nn.Module, description: DatasetDescription, called: str = ""
+) -> torch.nn.Module:
+    """``network``, in eval mode, as a module from images to logits; UserError where it does not fit
+    the images.
+
+    It must accept a grey image of the shape in ``description`` and return one logit for each class
+    there.
+    """
+    classifier, classes = probe(network, torch.full(description.image_shape, 0.5), called)
+    if classes != description.num_classes:
+        raise UserError(
+            f"{called or type(network).__name__} has {classes} classes, the images of "
+            f"'{description.name}' have {description.num_classes}"
+        )
+    return classifier

@@ -2,7 +2,6 @@
 224x224 images that of torchvision.
 """
 
-from collections import OrderedDict
 from functools import partial
 
 import torch
@@ -53,13 +52,12 @@ class SmallImageResNet(nn.Module):
         channels = widths[0]
         self._stages = []
         for stage, width in enumerate(widths, start=1):
-            layers: OrderedDict[str, nn.Module] = OrderedDict()
+            layers = []
             for block in range(blocks):
-                layers[str(block)] = BasicBlock(
-                    channels, width, stride=2 if stage > 1 and block == 0 else 1
-                )
+                stride = 2 if stage > 1 and block == 0 else 1
+                layers.append(BasicBlock(channels, width, stride))
                 channels = width
-            self.add_module(f"layer{stage}", nn.Sequential(layers))
+            self.add_module(f"layer{stage}", nn.Sequential(*layers))
             self._stages.append(f"layer{stage}")
         self.fc = nn.Linear(channels, num_classes)
         for module in self.modules():

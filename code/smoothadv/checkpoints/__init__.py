@@ -11,11 +11,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
-import math
 import re
+import reprlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,8 @@ from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import write_atomically
 from smoothadv.base.members import Members, members_of
-from smoothadv.base.registry import Registry, UnknownNameError
+from smoothadv.base.registry import UnknownNameError
 from smoothadv.datasets import DatasetDescription, describe_dataset
-from smoothadv.records.logs import TRAINING_COLUMNS
 
 Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
@@ -53,10 +51,20 @@ and a colon.
 """
 _INTEGERS = "smoothadv.exact.network"
 """The annex that defines these networks, loaded only for such a checkpoint."""
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Where an object lies in memory, as Python prints it: another place in every process."""
-_REQUIRED = ("epoch", "arch", "state_dict")
-_MOST = 100_000
+_FIELDS: dict[str, tuple[str, Any, Any]] = {
+    **dict.fromkeys(("epoch", "step"), ("a whole number", int, None)),
+    **dict.fromkeys(("arch", "dataset", "input_layer"), ("text", str, None)),
+    **dict.fromkeys(("noise_sd", "seconds"), ("a number", (int, float), None)),
+    **dict.fromkeys(("recipe", "integer", "optimizer"), ("a dict", dict, None)),
+    **dict.fromkeys(("state_dict", "trained"), ("a dict of tensors", dict, torch.Tensor)),
+    **dict.fromkeys(("history", "runs"), ("a list of dicts", list, dict)),
+    **dict.fromkeys(("mean", "std", "sums"), ("a list of numbers", list, (int, float))),
+    "image_shape": ("a list of whole numbers", (list, tuple), int),
+    "classes": ("a list of texts", (list, tuple), str),
+}
+"""What a field is: in words, its type, and the type of its entries."""
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -67,9 +75,11 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write ``content`` atomically; its ``state_dict`` gets the keys that the released code
     expects.
     """
-    content = {**content, "state_dict": released_keys(content["state_dict"], content["arch"])}
+    state = content["state_dict"]
+    if content["arch"] == "resnet50":  # the released code wraps it in a DataParallel
+        state = {key.replace("1.", "1.module.", 1): value for key, value in state.items()}
     serialized = io.BytesIO()  # torch.save would not say why it cannot write to a full disk
-    torch.save(content, serialized)
+    torch.save({**content, "state_dict": state}, serialized)
     write_atomically(path, lambda file: file.write(serialized.getbuffer()))
 
 
@@ -86,15 +96,14 @@ def read_checkpoint(path: str | Path, denoiser: bool = False) -> dict[str, Any]:
         if not denoiser:
             found = "a denoiser: name it with --denoiser"
         raise UserError(f"checkpoint {path} is {found}")
-    registry: Registry[Any] = DENOISERS if denoiser else ARCHITECTURES
-    require = DENOISERS.require if denoiser else require_architecture
+    kind, recorded = DENOISERS.kind if denoiser else ARCHITECTURES.kind, content.get("plugins")
     try:
         if not is_module(content) and INTEGER not in content:
-            require(arch)
+            (DENOISERS.require if denoiser else require_architecture)(arch)
     except UnknownNameError as error:
-        reason = plugins.missing(registry.kind, arch, content.get("plugins")) or str(error)
+        reason = plugins.missing(kind, arch, recorded) or str(error)
         raise UserError(f"checkpoint {path}: {reason}") from error
-    for plugin in plugins.changed_provider(registry.kind, arch, content.get("plugins")):
+    for plugin in plugins.changed_provider(kind, arch, recorded):
         warn(f"checkpoint {path} was trained with another version of the plug-in {plugin.name}")
     return content
 
@@ -153,179 +162,27 @@ def _content(path: Path) -> dict[str, Any]:
             f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain "
             f"tensors{f' ({reason})' if reason else ''}"
         ) from error
-    return _checked(content, path)
-
-
-@dataclass(frozen=True)
-class _Rule:
-    """The condition of a value: ``entry`` is the rule for the entries of a list or a dict, whose
-    keys are text.
-    """
-
-    expected: str
-    fits: Callable[[Any], bool]
-    entry: _Rule | None = None
-
-    def require(self, path: Path, where: str, value: Any) -> None:
-        """UserError, which names the checkpoint ``path``, unless ``value`` meets the rule."""
-        if not self.fits(value):
-            raise UserError(
-                f"checkpoint {path}: its {where} is {_described(value)}, expected {self.expected}"
-            )
-        if self.entry is None:
-            return
-        for name, entry in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(value, dict):
-                _TEXT.require(path, f"key in {where}", name)
-            self.entry.require(path, f"{where}[{_described(name)}]", entry)
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of {value.dtype}, {value.layout}, on {value.device}"
-    if value is None or isinstance(value, (bool, float, str)) or _is_whole(value):
-        return repr(value[:60] if isinstance(value, str) else value)
-    size = f" of {len(value)}" if isinstance(value, (list, tuple, dict)) else ""
-    return f"a {type(value).__name__}{size}"
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and value.bit_length() < 64
-
-
-def _is_finite(value: Any) -> bool:
-    return _is_whole(value) or (type(value) is float and math.isfinite(value))
-
-
-def _is_weight(value: Any) -> bool:
-    is_plain = (
-        type(value) in (torch.Tensor, nn.Parameter)
-        and value.layout == torch.strided
-        and not value.is_nested
-        and value.device.type == "cpu"
-        and not value.is_quantized
-    )
-    if not is_plain:
-        return False
-    value = torch.Tensor.detach(value)  # without attributes, which the file may have set
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
-
-
-def _is_record(value: Any) -> bool:
-    """Whether JSON can hold a dict; lists that hold the same list again and again can be beyond any
-    memory.
-    """
-    rest, seen = [(0, value)], 0
-    while rest:
-        depth, one = rest.pop()
-        if one is None or type(one) in (bool, float, str) or _is_whole(one):
-            continue
-        if isinstance(one, dict) and all(isinstance(key, str) for key in one):
-            one = [*one, *one.values()]
-        if not isinstance(one, (list, tuple)):
-            return False
-        seen += len(one)
-        if depth > 40 or seen > _MOST:
-            return False
-        rest += [(depth + 1, part) for part in one]
-    return isinstance(value, dict)
-
-
-def _is_row(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        _is_whole(value.get(column)) or type(value.get(column)) is float
-        for column in TRAINING_COLUMNS
-    )
-
-
-def _is_optimizer(value: Any) -> bool:
-    state = value.get("state") if isinstance(value, dict) else None
-    return isinstance(state, dict) and all(
-        type(number) is int
-        and isinstance(one, dict)
-        and all(part is None or _is_weight(part) for part in one.values())
-        for number, one in state.items()
-    )
-
-
-def _list_of(rule: _Rule, fewest: int = 0, most: int = _MOST) -> _Rule:
-    expected = f"a list of {most}" if fewest == most else f"a list of {fewest} to {most}"
-    return _Rule(
-        expected,
-        lambda value: isinstance(value, (list, tuple)) and fewest <= len(value) <= most,
-        rule,
-    )
-
-
-_TEXT = _Rule("text", lambda value: isinstance(value, str))
-_COUNT = _Rule("a whole number from 0", lambda value: _is_whole(value) and value >= 0)
-_NUMBER = _Rule("a finite number", _is_finite)
-_AMOUNT = _Rule("a finite number from 0", lambda value: _is_finite(value) and value >= 0)
-_POSITIVE = _Rule("a finite number above 0", lambda value: _is_finite(value) and value > 0)
-_WEIGHT = _Rule(
-    "a tensor: dense, not quantized, in memory, with a place for each value", _is_weight
-)
-_RECORD = _Rule(f"a dict of text, numbers, lists and dicts, {_MOST} in all at most", _is_record)
-_WEIGHTS = _Rule("a dict", lambda value: isinstance(value, dict), _WEIGHT)
-_FIELDS = {
-    "epoch": _COUNT,
-    "arch": _TEXT,
-    "state_dict": _WEIGHTS,
-    "dataset": _TEXT,
-    "input_layer": _TEXT,
-    "classes": _list_of(_TEXT),
-    "image_shape": _list_of(_COUNT, 3, 3),
-    "mean": _list_of(_NUMBER),
-    "std": _list_of(_POSITIVE),
-    "noise_sd": _AMOUNT,
-    "recipe": _RECORD,
-    "integer": _RECORD,
-    "denoiser": _Rule("True or False", lambda value: isinstance(value, bool)),
-}
-_FIELDS_OF_A_RUN = {
-    "optimizer": _Rule("a dict with a 'state' of tensors", _is_optimizer),
-    "history": _list_of(_Rule(f"a dict with numbers for {', '.join(TRAINING_COLUMNS)}", _is_row)),
-    "runs": _list_of(_RECORD, 1),
-    "trained": _WEIGHTS,
-    "step": _COUNT,
-    "seconds": _AMOUNT,
-    "sums": _list_of(_NUMBER, 5, 50),
-    "image_weights": _WEIGHT,
-}
-# A denoiser without a classifier behind it has no accuracy.
-_SUMS_OF_DENOISERS = _list_of(
-    _Rule("a finite number or nan", lambda value: _is_finite(value) or value != value), 5, 50
-)
-
-
-def _checked(content: Any, path: Path) -> dict[str, Any]:
-    """The fields that any reader needs, and, unchecked, those of a run to be resumed; UserError if
-    one is wrong.
-
-    Fields that are None are left out; the weights are tensors without attributes.
-    """
     pairs = content.items() if isinstance(content, dict) else ()
-    given = {name: value for name, value in pairs if value is not None}
-    if missing := [name for name in _REQUIRED if name not in given]:
+    content = {name: value for name, value in pairs if value is not None}
+    if missing := [name for name in ("epoch", "arch", "state_dict") if name not in content]:
         raise UserError(
             f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, "
             "state_dict and optimizer"
         )
-    _check_fields(_FIELDS, given, path)
-    if ("mean" in given) != ("std" in given):
-        raise UserError(f"checkpoint {path} has only one of mean and std, expected both or neither")
-    given["state_dict"] = {
-        name: torch.Tensor.detach(value) for name, value in given["state_dict"].items()
-    }
-    return {name: given[name] for name in (*_FIELDS, *_FIELDS_OF_A_RUN, "plugins") if name in given}
+    for name in content.keys() & _FIELDS.keys():
+        value, (expected, kind, entry) = content[name], _FIELDS[name]
+        fits = isinstance(value, kind)
+        if fits and entry is not None:
+            parts = value.values() if isinstance(value, dict) else value
+            fits = all(isinstance(one, entry) for one in parts)
+        if not fits:
+            found = escape(reprlib.repr(value), 80)
+            raise UserError(f"checkpoint {path}: its {name} is {found}, expected {expected}")
+    return content
 
 
 def require_resumable(content: dict[str, Any], path: Path) -> None:
     """UserError unless a run can continue from a checkpoint, as ``read_checkpoint`` returns it."""
-    rules = _FIELDS_OF_A_RUN
-    if content.get("denoiser"):
-        rules = rules | {"sums": _SUMS_OF_DENOISERS}
-    _check_fields(rules, content, path)
     needed = ["history", "runs", "optimizer", "step"]
     needed += ["sums", "seconds"] if content.get("step") else []
     if missing := [name for name in needed if name not in content]:
@@ -337,12 +194,6 @@ def require_resumable(content: dict[str, Any], path: Path) -> None:
             f"checkpoint {path}: its history has {rows} entries, expected {content['epoch']}, its "
             "epoch"
         )
-
-
-def _check_fields(rules: dict[str, _Rule], content: dict[str, Any], path: Path) -> None:
-    for name, rule in rules.items():
-        if name in content:
-            rule.require(path, name, content[name])
 
 
 def is_module(content: dict[str, Any]) -> bool:
@@ -357,23 +208,20 @@ def digest_of(value: Any) -> str:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         value = torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, torch.Tensor):
-        return digest([f"tensor {value.dtype} {tuple(value.shape)}\n", bytes_of(value)])
+        kind = f"tensor {value.dtype} {tuple(value.shape)}\n"
+        try:
+            numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        except (RuntimeError, TypeError, ValueError) as error:  # also NotImplementedError
+            raise UserError(
+                f"the classifier has a tensor of {value.dtype}, {value.layout}, on {value.device}, "
+                "whose values cannot be read: make it dense"
+            ) from error
+        return digest([kind, numbers])
     if isinstance(value, (Mapping, list, tuple)):
         pairs = sorted(value.items()) if isinstance(value, Mapping) else enumerate(value)
         parts = " ".join(f"{name!r} {digest_of(part)}" for name, part in pairs)
         return digest([f"parts {parts}"])
-    return digest([f"{type(value).__name__} {ADDRESS.sub('', repr(value))}"])
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The values of a tensor; UserError if it has none in memory, or not one after the other."""
-    try:
-        return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    except (RuntimeError, TypeError, ValueError) as error:  # NotImplementedError is a RuntimeError
-        kind = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
-        raise UserError(
-            f"the classifier has a tensor of {kind}, whose values cannot be read: make it dense"
-        ) from error
+    return digest([f"{type(value).__name__} {_ADDRESS.sub('', repr(value))}"])
 
 
 def load_classifier(
@@ -396,29 +244,25 @@ def classifier_from_members(
     members: Members, description: DatasetDescription, asked: str | None
 ) -> nn.Module:
     """As ``load_classifier``, for checkpoints that have been read; ``asked`` is its input layer."""
-    each = zip(members.contents, members.paths, members.input_layers(asked))
-    loaded = [_load(content, path, description, layer) for content, path, layer in each]
+    loaded: list[nn.Module] = []
+    layers = members.input_layers(asked)
+    for content, path, layer in zip(members.contents, members.paths, layers):
+        if is_module(content):
+            name = content["arch"].removeprefix(MODULE_PREFIX)
+            raise UserError(
+                f"checkpoint {path} holds the weights of a {name}, which is no architecture: load "
+                "its state_dict into that module and pass the module"
+            )
+        check_recorded_images(content, path, description)
+        if INTEGER in content:
+            shape, classes = description.image_shape, description.num_classes
+            loaded.append(integer_network(content, path, shape, classes))
+            continue
+        fitting, arch = with_recorded_constants(content, path, description), content["arch"]
+        model = get_architecture(arch, fitting, recorded_input_layer(content, path, layer))
+        load_weights(model, network_keys(content["state_dict"]), path, arch, description)
+        loaded.append(model.eval())
     return loaded[0] if members.mean is None else Ensemble(loaded, members.mean).eval()
-
-
-def _load(
-    content: dict[str, Any], path: Path, description: DatasetDescription, asked: str | None
-) -> nn.Module:
-    if is_module(content):
-        name = content["arch"].removeprefix(MODULE_PREFIX)
-        raise UserError(
-            f"checkpoint {path} holds the weights of a {name}, which is no architecture: load its "
-            "state_dict into that module and pass the module"
-        )
-    check_recorded_images(content, path, description)
-    if INTEGER in content:
-        return integer_network(content, path, description.image_shape, description.num_classes)
-    description = with_recorded_constants(content, path, description)
-    model = get_architecture(
-        content["arch"], description, recorded_input_layer(content, path, asked)
-    )
-    load_weights(model, network_keys(content["state_dict"]), path, content["arch"], description)
-    return model.eval()
 
 
 def integer_network(
@@ -489,15 +333,6 @@ def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str |
     return INPUT_LAYERS.require(input_layer)
 
 
-def released_keys(state_dict: Weights, arch: str) -> Weights:
-    """Our keys, renamed as in the released code: it wraps resnet50 in a DataParallel, so ``1.x`` is
-    ``1.module.x``.
-    """
-    if arch != "resnet50":
-        return state_dict
-    return {key.replace("1.", "1.module.", 1): value for key, value in state_dict.items()}
-
-
 def network_keys(state_dict: Weights) -> Weights:
     """Released keys, renamed as ours: without the ``module`` that a DataParallel, inside or
     outside, adds.
@@ -537,20 +372,15 @@ def with_recorded_constants(
 
     UserError unless there is one of each for every channel of the images.
     """
-    if not content.get("mean"):
+    mean, std = tuple(content.get("mean", ())), tuple(content.get("std", ()))
+    if not mean and not std:
         return description
-    mean, std = tuple(content["mean"]), tuple(content["std"])
     if {len(mean), len(std)} != {description.image_shape[0]}:
         raise UserError(
-            f"checkpoint {path} does not fit {_named(description)}: it records a mean of "
-            f"{len(mean)} and a std of {len(std)} channels"
+            f"checkpoint {path} records a mean of {len(mean)} and a std of {len(std)} channels, "
+            f"which does not fit the images of '{description.name}'"
         )
     return dataclasses.replace(description, mean=mean, std=std)
-
-
-def _named(description: DatasetDescription) -> str:
-    shape = "x".join(map(str, description.image_shape))
-    return f"dataset '{description.name}' ({description.num_classes} classes, images {shape})"
 
 
 def load_weights(
@@ -563,9 +393,18 @@ def load_weights(
     """Load weights; UserError unless they have the names, shapes and kinds that the architecture
     ``arch`` expects.
     """
-    if reason := misfit(weights, model.state_dict()):
-        raise UserError(f"checkpoint {path} is not a {arch} for {_named(description)}: {reason}")
-    model.load_state_dict(weights)
+    reason = misfit(weights, model.state_dict())
+    try:
+        if not reason:
+            model.load_state_dict(weights)
+    except RuntimeError as error:  # sparse or quantized weights
+        reason = " ".join(str(error).split())
+    if reason:
+        shape = "x".join(map(str, description.image_shape))
+        raise UserError(
+            f"checkpoint {path} is not a {arch} for dataset '{description.name}' "
+            f"({description.num_classes} classes, images {shape}): {reason}"
+        )
 
 
 def misfit(weights: Weights, expected: Weights) -> str:

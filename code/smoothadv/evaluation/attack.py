@@ -40,8 +40,12 @@ def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
 
 def specs_by_log(spec: AttackSpec) -> dict[Path, AttackSpec]:
     """The logs of a spec, and the spec of each."""
-    folder = spec.outdir or Path()
-    return {attacked_log(folder, size): spec.with_epsilon(size) for size in spec.epsilons}
+    specs = {}
+    for epsilon in spec.epsilons:
+        attack = dataclasses.replace(spec.attack, epsilon=epsilon)
+        one = dataclasses.replace(spec, attack=attack, epsilons=(epsilon,))
+        specs[attacked_log(spec.outdir or Path(), epsilon)] = one
+    return specs
 
 
 def refuse_file_as_folder(outdir: Path | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -13,9 +12,9 @@ from smoothadv.base.errors import UsageError, warn
 from smoothadv.base.settings import settings_record
 from smoothadv.datasets import DatasetDescription
 from smoothadv.evaluation.log import Example, LogSpec, write_log
-from smoothadv.evaluation.setup import Evaluation, check_top_k, noise_kind, prepare
+from smoothadv.evaluation.setup import Evaluation, check_top_k, prepare
 from smoothadv.evaluation.specs import CertifySpec
-from smoothadv.noise import RoundedGaussianNoise
+from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import Draws, Procedure, Smoothing
@@ -48,9 +47,10 @@ def certification_log(evaluation: Evaluation, procedure: Procedure) -> LogSpec:
 
     def polls(examples: list[Example]) -> Iterator[Poll]:
         for example in examples:
-            evaluation.check_image(example.index, example.image)
-            voting = _voting(procedure, example.label, is_sound)
-            yield Poll(example.image, evaluation.stream(example.index), voting)
+            if is_sound:
+                evaluation.check_image(example.index, example.image)
+            stream = evaluation.noise.stream(example.index, evaluation.device)
+            yield Poll(example.image, stream, _voting(procedure, example.label, is_sound))
 
     sound_columns = (_SOUND_COLUMN,) if is_sound else ()
     return LogSpec(
@@ -66,16 +66,17 @@ def certification_log(evaluation: Evaluation, procedure: Procedure) -> LogSpec:
 def make_procedure(spec: CertifySpec, description: DatasetDescription) -> Procedure:
     """The certification procedure of a spec; UsageError where the procedure refuses its numbers."""
     given = dict(spec.settings or {})
-    if "radii" in {field.name for field in dataclasses.fields(spec.procedure)}:
+    if "radii" in spec.procedure.__dataclass_fields__:
         given.setdefault("radii", description.radii)
-    noise = noise_kind(spec.sound)(spec.sigma, spec.seed)
+    noise = (RoundedGaussianNoise if spec.sound else GaussianNoise)(spec.sigma, spec.seed)
     distance = noise.distance(math.prod(description.image_shape))
     try:
         smoothing = Smoothing(spec.sigma, spec.n0, spec.n, spec.alpha, distance)
         procedure = spec.procedure(smoothing, **given)
     except (ValueError, TypeError) as error:
         raise UsageError(str(error)) from error
-    check_top_k(getattr(procedure, "top_k", 1), description)
+    if (top_k := getattr(procedure, "top_k", None)) is not None:
+        check_top_k(top_k, description)
     return procedure
 
 

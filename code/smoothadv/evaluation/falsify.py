@@ -24,7 +24,7 @@ from smoothadv.analysis.plausibility import rounded_by
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
 from smoothadv.base.digests import file_digest
-from smoothadv.base.errors import UserError, warn
+from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.attack import chosen_images, refuse_file_as_folder
 from smoothadv.evaluation.log import Example, write_log
@@ -32,7 +32,7 @@ from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
     prepare,
-    recorded_setting,
+    recorded_settings,
     warn_of_few_draws,
 )
 from smoothadv.evaluation.specs import FalsifySpec
@@ -69,7 +69,7 @@ class Certificates:
     also of abstentions.
 
     Each image got a false certificate with probability at most ``alpha``. Attacks stay within
-    ``fraction`` of each radius. ``settings`` are the manifest's, None without one. A class is
+    ``fraction`` of each radius. ``settings`` are the manifest's, {} without one. A class is
     certified to stay among the ``top_k`` first.
     """
 
@@ -78,7 +78,7 @@ class Certificates:
     claims: dict[int, Claim]
     alpha: float
     fraction: float
-    settings: dict[str, Any] | None
+    settings: dict[str, Any]
     top_k: int = 1
 
     def restricted_to(self, skip: int, most: int | None) -> Certificates:
@@ -94,18 +94,6 @@ class Certificates:
             raise UserError(f"{self.path} certifies none of the images that --skip and --max leave")
         return dataclasses.replace(self, images=images, claims=claims)
 
-    @property
-    def sound(self) -> bool:
-        """Whether the log was made with --sound: for images of 8 bits, with noise in whole grey
-        levels.
-        """
-        return bool((self.settings or {}).get("sound"))
-
-    @property
-    def batch(self) -> int | None:
-        """The noisy images per forward pass that made the log; None if unknown."""
-        return (self.settings or {}).get("batch")
-
     def check_evaluation(self, evaluation: Evaluation) -> None:
         """UserError unless the certificates were made for the classifier and the images that are to
         be attacked.
@@ -119,7 +107,7 @@ class Certificates:
                 f"{self.path} certifies something else: it has image {last} and class "
                 f"{largest}{sets}, {name} has {size} images of {classes} classes"
             )
-        if self.settings is None:
+        if not self.settings:
             warn(
                 f"{self.path} has no manifest: whether it certifies this checkpoint at this sigma "
                 "cannot be checked"
@@ -127,15 +115,14 @@ class Certificates:
             return
         recorded = {name: self.settings.get(name) for name in _SAME}
         now = {name: evaluation.settings.get(name) for name in _SAME}
-        if records.LOGITS in self.settings and self.batch is not None:
-            is_here = self.settings.get("device") == evaluation.settings.get(
-                "device"
-            )  # elsewhere its batch may not fit
-            recorded |= {records.LOGITS: self.settings[records.LOGITS], "sound": self.sound}
-            now |= {
-                records.LOGITS: evaluation.logits_digest(self.batch) if is_here else "unknown",
-                "sound": self.sound,
-            }
+        batch = self.settings.get("batch")
+        if records.LOGITS in self.settings and batch is not None:
+            # Elsewhere its batch may not fit.
+            is_here = self.settings.get("device") == evaluation.settings.get("device")
+            digest = evaluation.logits_digest(batch) if is_here else "unknown"
+            sound = {"sound": bool(self.settings.get("sound"))}
+            recorded |= {records.LOGITS: self.settings[records.LOGITS], **sound}
+            now |= {records.LOGITS: digest, **sound}
         difference = records.differing_settings(recorded, now)
         if difference:
             raise UserError(f"{self.path} certifies something else: {difference}")
@@ -178,7 +165,7 @@ def read_certificates(spec: FalsifySpec) -> Certificates:
         claims=claims,
         alpha=log.facts.alpha,
         fraction=spec.fraction,
-        settings=None if manifest is None else manifest["settings"],
+        settings={} if manifest is None else manifest["settings"],
         top_k=log.top_k,
     )
 
@@ -240,15 +227,15 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
     path = None if spec.outdir is None else spec.outdir / records.FALSIFICATION_LOG
     certificates = read_certificates(spec)
     warn_of_few_draws(spec, certificates.top_k)
-    if certificates.sound:  # votes in batches of another shape might be those of another function
-        batch = spec.batch or recorded_setting(spec, path, "batch") or certificates.batch
-        if certificates.batch not in (None, batch):
+    sound, recorded = bool(certificates.settings.get("sound")), certificates.settings.get("batch")
+    if sound:  # votes in batches of another shape might be those of another function
+        batch = spec.batch or recorded_settings(spec, path).get("batch") or recorded
+        if recorded not in (None, batch):
             raise UserError(
-                f"{spec.against} was made with --sound and --batch {certificates.batch}, not "
-                f"{batch}"
+                f"{spec.against} was made with --sound and --batch {recorded}, not {batch}"
             )
         spec = dataclasses.replace(spec, batch=batch)
-    evaluation = prepare(spec, path, sound=certificates.sound)
+    evaluation = prepare(spec, path, sound)
     certificates.check_evaluation(evaluation)
     certificates = certificates.restricted_to(spec.skip, spec.limit)
     indices = sorted(certificates.claims)
@@ -264,7 +251,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
     # Each image has its own epsilon.
     settings = {"attack": {**settings_record(spec.attack), "epsilon": None}, "against": against}
     plan = polls.log(
-        f"attacking {spec.against.name}",
+        f"attacking {escape(spec.against.name, 70)}",
         settings=settings,
         title="falsified",
         scores=lambda row: bool(row["flipped"]),

@@ -2,20 +2,22 @@
 processes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from smoothadv.attacks import SmoothedAttack
 from smoothadv.base.devices import to_host
-from smoothadv.base.errors import UserError, escape
+from smoothadv.base.errors import UserError
 from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
@@ -23,7 +25,10 @@ from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged
 from smoothadv.records.images import finish_images, forget_images
 from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder
 from smoothadv.records.writer import LogWriter, MemoryLog, Row, WrittenLog, read_rows
-from smoothadv.voting.counter import Poll
+from smoothadv.voting.counter import Poll, check_exact
+
+if TYPE_CHECKING:
+    from smoothadv.attacks import SmoothedAttack
 
 # An attack takes up to this many passes' worth of images at a time, so that few places of its last
 # passes stay empty.
@@ -61,65 +66,38 @@ class LogSpec:
     keeps_images: bool = False
 
 
-class ProgressBar:
-    """The progress bar: examples done of ``total``, a share ``title`` of them, draws per second.
-
-    ``done`` examples are those of earlier runs. The first of several processes shows its share, the
-    others show nothing.
-    """
-
-    def __init__(self, wanted: LogSpec, total: int, done: int, quiet: bool) -> None:
-        name = escape(wanted.description, 80)
-        self._bar = Progress(total=total, initial=done, desc=name, unit="example", quiet=quiet)
-        self._wanted = wanted
-        self._done = self._hits = self._draws = 0
-
-    def add(self, row: Row) -> None:
-        self._done += 1
-        self._hits += self._wanted.scores(row)
-        self._bar.update(1)
-
-    def batch(self, draws: int) -> None:
-        self._draws += draws
-        elapsed = self._bar.format_dict["elapsed"]
-        share = f"{self._wanted.title} {self._hits / self._done:.1%}, " if self._done else ""
-        rate = self._draws / max(elapsed, 1e-9)
-        self._bar.set_postfix_str(f"{share}{rate:,.0f} draws/s", refresh=False)
-        self._bar.update(0)
-
-    def close(self) -> None:
-        self._bar.close()
-
-
 def write_log(evaluation: Evaluation, wanted: LogSpec) -> WrittenLog:
     """Write the missing rows of an evaluation's log, or of this process's share of it; without a
     path, keep them in memory.
 
     UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
     """
-    settings = {
-        **evaluation.settings,
-        **wanted.settings,
-        **({IMAGES: True} if wanted.keeps_images else {}),
-    }
+    settings = {**evaluation.settings, **wanted.settings}
+    if wanted.keeps_images:
+        settings[IMAGES] = True
     attack_batch = None if wanted.attack is None else wanted.attack.batch
-    if evaluation.log is None:
+    log, shard, examples = evaluation.log, evaluation.spec.shard, evaluation.indices
+    if log is None:
         memory = MemoryLog(wanted.columns)
-        _write_rows(evaluation, wanted, memory, evaluation.indices)
+        _write_rows(evaluation, wanted, memory, examples)
         return WrittenLog(Path(), True, evaluation.batch, attack_batch, memory.rows)
     if evaluation.processes.size > 1:
-        _write_by_all_processes(evaluation, wanted, settings, evaluation.log)
+        _write_by_all_processes(evaluation, wanted, settings, log)
     else:
-        shard, existing = evaluation.spec.shard, evaluation.spec.existing
-        _refuse_other_way(evaluation.log, shard, existing, settings, evaluation.indices)
-        _write_share(
-            evaluation, wanted, settings, evaluation.log, shard, evaluation.indices, existing
-        )
-    is_whole = evaluation.spec.shard is None and evaluation.processes.is_first
+        path, shards = log, shards_of(log)
+        if shards or shard is not None:
+            _refuse_other_way(evaluation, settings, log, shards)
+        if shard is not None:
+            settings = {**settings, "shard": shard.record(examples)}
+            path, examples = shard.path(log), shard.of(examples)
+        existing = evaluation.spec.existing
+        writer = _open_log(evaluation, wanted, settings, path, examples, existing)
+        _write_rows(evaluation, wanted, writer, examples)
+    is_whole = shard is None and evaluation.processes.is_first
     if wanted.keeps_images and is_whole:
-        finish_images(evaluation.log, evaluation.dataset.description.image_shape)
+        finish_images(log, evaluation.dataset.description.image_shape)
     evaluation.processes.wait()  # then every process can read the log
-    return WrittenLog(evaluation.log, is_whole, evaluation.batch, attack_batch)
+    return WrittenLog(log, is_whole, evaluation.batch, attack_batch)
 
 
 def _write_by_all_processes(
@@ -130,7 +108,7 @@ def _write_by_all_processes(
 
     So does it first with the shards of an earlier run, of any number of processes.
     """
-    processes = evaluation.processes
+    processes, examples = evaluation.processes, evaluation.indices
     if difference := differing_settings(processes.received(settings), settings):
         raise UserError(
             f"process {processes.rank} would write rows that cannot join those of process 0: "
@@ -143,14 +121,16 @@ def _write_by_all_processes(
                 _begin_anew(log, evaluation.spec.existing)
             gather(log, settings)
             if log.exists():
-                _open_log(evaluation, wanted, settings, log, evaluation.indices, "resume").close()
+                _open_log(evaluation, wanted, settings, log, examples, "resume").close()
     done = read_rows(log.read_bytes())[1] if log.exists() else {}
-    missing = (
-        [index for index in evaluation.indices if index not in done] if done else evaluation.indices
-    )
+    missing = [index for index in examples if index not in done] if done else examples
     if missing:
         shard = Shard(processes.rank, processes.size)
-        _write_share(evaluation, wanted, settings, log, shard, missing, "overwrite")
+        # Where the log has rows already, shards without these are not to be merged as if complete.
+        own = {**settings, "shard": shard.record(examples)}
+        path, share = shard.path(log), shard.of(missing)
+        writer = _open_log(evaluation, wanted, own, path, share, "overwrite")
+        _write_rows(evaluation, wanted, writer, share)
     processes.wait()
     if processes.is_first:
         gather(log, settings)
@@ -167,24 +147,6 @@ def _begin_anew(log: Path, existing: str) -> None:
         forget_images(log)
         log.unlink(missing_ok=True)
         shutil.rmtree(shard_folder(log), ignore_errors=True)
-
-
-def _write_share(
-    evaluation: Evaluation,
-    wanted: LogSpec,
-    settings: dict[str, Any],
-    log: Path,
-    shard: Shard | None,
-    examples: Sequence[int],
-    existing: str,
-) -> None:
-    """Write the rows of ``examples``, or of a ``shard`` of them into its own log."""
-    if shard is not None:
-        # Where the log has rows already, shards without these are not to be merged as if complete.
-        settings = {**settings, "shard": shard.record(evaluation.indices)}
-        log, examples = shard.path(log), shard.of(examples)
-    written = _open_log(evaluation, wanted, settings, log, examples, existing)
-    _write_rows(evaluation, wanted, written, examples)
 
 
 def _open_log(
@@ -208,64 +170,72 @@ def _write_rows(
     """Append the missing rows to a log, in the order of ``examples``, and close it.
 
     The draws of several images share a batch. Each row is on the disk before the next is written.
+    The first of several processes shows its progress, the others show nothing.
     """
     counter = evaluation.counter()
-    bar = ProgressBar(wanted, len(examples), len(log.done), not evaluation.processes.is_first)
+    bar = Progress(
+        total=len(examples),
+        initial=len(log.done),
+        desc=wanted.description,
+        unit="example",
+        quiet=not evaluation.processes.is_first,
+    )
+    rows = hits = draws = 0
+
+    def say_how_fast(counted: int) -> None:
+        nonlocal draws
+        draws += counted
+        share = f"{wanted.title} {hits / rows:.1%}, " if rows else ""
+        rate = draws / max(bar.format_dict["elapsed"], 1e-9)
+        bar.set_postfix_str(f"{share}{rate:,.0f} draws/s", refresh=False)
+        bar.update(0)
 
     def vote_in_smaller_batches(batch: int) -> None:
         log.amend({"batch": batch})
-        evaluation.check_integers(counter)  # other kernels may be chosen for them
+        # Other kernels may be chosen for them.
+        evaluation.voter.use_fast_form(partial(check_exact, counter))
 
-    def polls() -> Iterator[Poll]:
-        missing = (index for index in examples if index not in log.done)
-        group = examples_at_a_time(wanted.attack)
-        while indices := list(itertools.islice(missing, group)):
-            group_examples = [Example(index, *evaluation.dataset[index]) for index in indices]
-            for example, poll in zip(group_examples, wanted.make_polls(group_examples)):
-                image = to_host(poll.image) if wanted.keeps_images else None
-                yield replace(poll, tag=(example, image))
-
-    counter.on_batch = bar.batch
-    counter.on_smaller_batch = vote_in_smaller_batches
+    counter.on_batch, counter.on_smaller_batch = say_how_fast, vote_in_smaller_batches
     if wanted.attack is not None:  # it may have to halve its batch, too
         wanted.attack.on_smaller_batch = lambda batch: log.amend({"attack_batch": batch})
+    missing = (index for index in examples if index not in log.done)
     with contextlib.closing(log), contextlib.closing(bar):
-        for result in counter.run(polls()):
+        for result in counter.run(_polls(evaluation, wanted, missing)):
             example, adversarial = result.tag
-            columns = result.outcome
             row = {
                 "idx": example.index,
                 "label": example.label,
-                "correct": int(columns["predict"] == example.label),
+                "correct": int(result.outcome["predict"] == example.label),
                 "time": timedelta(seconds=result.seconds),
-                **columns,
+                **result.outcome,
             }
             images = () if adversarial is None else (example.image.numpy(), adversarial().numpy())
             log.append(row, images)
-            bar.add(row)
+            rows, hits = rows + 1, hits + wanted.scores(row)
+            bar.update(1)
 
 
-def examples_at_a_time(attack: SmoothedAttack | None) -> int:
-    """How many images are attacked together; one without an attack."""
-    if attack is None:
-        return 1
-    group = attack.examples_per_pass
+def _polls(evaluation: Evaluation, wanted: LogSpec, missing: Iterator[int]) -> Iterator[Poll]:
+    """The polls of the examples with these indices, each with its example and its image as tag."""
     # An image's index decides its place in a pass. In one pass's worth of images, several have the
     # same place, and other places have no image: a third of the pass would be computed for nothing.
-    return group * _PASSES if group > 1 else group
+    group = 1 if wanted.attack is None else wanted.attack.examples_per_pass
+    group = group * _PASSES if group > 1 else group
+    while indices := list(itertools.islice(missing, group)):
+        examples = [Example(index, *evaluation.dataset[index]) for index in indices]
+        for example, poll in zip(examples, wanted.make_polls(examples)):
+            image = to_host(poll.image) if wanted.keeps_images else None
+            yield replace(poll, tag=(example, image))
 
 
 def _refuse_other_way(
-    log: Path,
-    shard: Shard | None,
-    existing: str,
-    settings: dict[str, Any],
-    examples: Sequence[int],
+    evaluation: Evaluation, settings: dict[str, Any], log: Path, shards: list[Path]
 ) -> None:
     """UserError, before any work, where a log was begun as a whole and is now asked for in shards,
     or the reverse.
     """
-    shards = [path for path in shards_of(log) if not is_merged(path, log)]
+    shard, existing = evaluation.spec.shard, evaluation.spec.existing
+    shards = [path for path in shards if not is_merged(path, log)]
     if shard is None:
         if shards:
             raise UserError(
@@ -281,4 +251,4 @@ def _refuse_other_way(
                 f"{log} exists already{' beside its shards' if shards else ', without shards'}: "
                 f"name another log, or remove {'one of them' if shards else 'it'}"
             )
-        check_siblings(log, {**settings, "shard": shard.record(examples)})
+        check_siblings(log, {**settings, "shard": shard.record(evaluation.indices)})

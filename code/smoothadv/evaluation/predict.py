@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.attacks import SmoothedAttack
+from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.geometry import in_grey_levels, l2_norm
 from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.base.devices import to_device, to_host
@@ -21,7 +23,7 @@ from smoothadv.evaluation.setup import (
     Evaluation,
     check_top_k,
     prepare,
-    recorded_setting,
+    recorded_settings,
     warn_of_few_draws,
 )
 from smoothadv.evaluation.specs import AttackedSpec, PredictSpec
@@ -46,8 +48,17 @@ def with_attack_batch(
     assert isinstance(spec, AttackedSpec)
     if spec.attack is None:
         return evaluation, None
-    _check_target(spec.target, description.num_classes, evaluation.settings["dataset"])
-    recorded = recorded_setting(spec, evaluation.log, "attack_batch")
+    target, classes = spec.target, description.num_classes
+    dataset = evaluation.settings["dataset"]
+    if isinstance(target, int) and target >= classes:
+        raise UsageError(f"--target {target}: the classes of {dataset} are 0 to {classes - 1}")
+    if target is not None and classes < 2:
+        raise UsageError(f"--target {target}: {dataset} has only one class")
+    if not isinstance(spec.attack.estimator, Stein):
+        for part in evaluation.classifier.modules():
+            if isinstance(part, OnnxNetwork):
+                part.refuse_gradients()
+    recorded = recorded_settings(spec, evaluation.log).get("attack_batch")
     batch = spec.attack_batch or recorded or usual_batch
     if batch is None:
         batch = default_attack_batch(
@@ -62,13 +73,6 @@ def with_attack_batch(
     settings = {**evaluation.settings, **record}
     attack = spec.smoothed_attack(evaluation.key.attack_seed, batch)
     return dataclasses.replace(evaluation, settings=settings), attack
-
-
-def _check_target(target: int | str | None, classes: int, dataset: str) -> None:
-    if isinstance(target, int) and target >= classes:
-        raise UsageError(f"--target {target}: the classes of {dataset} are 0 to {classes - 1}")
-    if target is not None and classes < 2:
-        raise UsageError(f"--target {target}: {dataset} has only one class")
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ class PredictionPolls:
         """
         evaluation = self.evaluation
         base = to_host(evaluation.classifier(image.unsqueeze(0)).argmax())
-        stream = evaluation.stream(example.index, self.votes)
+        stream = evaluation.noise.stream(example.index, evaluation.device, self.votes)
         return Poll(image, stream, self._voting(example, columns, base))
 
     def _voting(

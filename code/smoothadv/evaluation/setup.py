@@ -22,27 +22,19 @@ from smoothadv.base.errors import NonFiniteError, UsageError, UserError, first_l
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
 from smoothadv.datasets import DatasetDescription, ImageDataset
-from smoothadv.evaluation.model import (
-    BaseClassifier,
-    classifier_digest,
-    fit_to_model,
-    load_images,
-    load_model,
-    open_model,
-    warn_about_network,
-)
+from smoothadv.evaluation.model import BaseClassifier, classifier_digest, load_model
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.noise import (
     GaussianNoise,
     Noise,
     NoiseKey,
-    NoiseStream,
     Purpose,
     RoundedGaussianNoise,
     kernels_on,
 )
-from smoothadv.records.logs import CLASSIFIER, DENOISER, LOGITS, recorded_settings
+from smoothadv.records import logs as records
+from smoothadv.records.logs import CLASSIFIER, DENOISER, LOGITS
 from smoothadv.statistics.prediction import least_draws
 from smoothadv.voting.classifier import (
     CompiledClassifier,
@@ -105,20 +97,9 @@ class Evaluation:
             self.dataset.description.num_classes,
             batch or self.batch,
             self.device,
-            keep_batch=isinstance(self.noise, RoundedGaussianNoise) and not self.is_exact,
+            keep_batch=isinstance(self.noise, RoundedGaussianNoise) and self.voter.integers is None,
             dtype=self.voter.dtype,
         )
-
-    def stream(self, index: int, purpose: int = Purpose.VOTES) -> NoiseStream:
-        """The noise of an image."""
-        return self.noise.stream(index, self.device, purpose)
-
-    def check_integers(self, counter: VoteCounter) -> None:
-        """UserError if a network of integers is not computed exactly in the batches of ``counter``,
-        as far as seen.
-        """
-        if (network := self.voter.integers) is not None:
-            self.voter.use_fast_form(partial(check_exact, counter, network))
 
     def check_image(self, index: int, image: torch.Tensor) -> None:
         """UserError if the noise cannot be used for this image: that of --sound needs images of 8
@@ -131,13 +112,6 @@ class Evaluation:
                 f"--sound certifies 8-bit images only; of {self.settings['dataset']}, example "
                 f"{index}: {error}"
             ) from error
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether votes are the same on all machines, in all batches: the network and its noise are
-        in integers.
-        """
-        return self.voter.integers is not None and isinstance(self.noise, RoundedGaussianNoise)
 
     def logits_digest(self, batch: int) -> str | None:
         """As ``VoteCounter.logits_digest``, of all members of ``voter``; None if memory is too
@@ -155,19 +129,15 @@ class Evaluation:
 
     def continuing(self, log: Path | None) -> Evaluation:
         """The same evaluation for ``log``, with the batch with which it was begun, if it was."""
-        batch = self.spec.batch or recorded_setting(self.spec, log, "batch") or self.batch
+        batch = self.spec.batch or recorded_settings(self.spec, log).get("batch") or self.batch
         digest = self.logits_digest(batch)
         settings = {**self.settings, "batch": batch, LOGITS: digest}
+        is_exact = isinstance(self.noise, RoundedGaussianNoise) and self.voter.integers is not None
         # The gradients of an attack are float32.
-        if self.is_exact and getattr(self.spec, "attack", None) is None:
+        if is_exact and getattr(self.spec, "attack", None) is None:
             settings = {name: value for name, value in settings.items() if name not in _MACHINE}
         run = {**self.run, LOGITS: digest}
         return replace(self, log=log, batch=batch, settings=settings, run=run)
-
-
-def noise_kind(sound: bool) -> type[GaussianNoise] | type[RoundedGaussianNoise]:
-    """The noise of a smoothing, with --sound or without."""
-    return RoundedGaussianNoise if sound else GaussianNoise
 
 
 def warn_of_few_draws(spec: EvaluationSpec, top_k: int = 1) -> None:
@@ -197,146 +167,102 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     ``log`` is the log to be written (None: none): if it exists already, its batch is used again.
     ``sound`` as in ``CertifySpec``.
     """
-    _set_up_torch(spec, log, sound)
-    source = open_model(spec)  # first, since reading or downloading images takes longer
-    asked, spec = spec, fit_to_model(spec, source)
-    dataset = load_images(spec, source)
-    base = load_model(spec, source, dataset.description)
-    processes = _join_processes(spec)
+    recorded, attack = recorded_settings(spec, log), getattr(spec, "attack", None)
+    if sound:
+        make_deterministic()
+    # A setting of the log, which nobody needs to repeat.
+    threads = recorded.get("threads")
+    if threads is not None and threads <= MOST_THREADS and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
+    if attack is not None:  # before the digest of the logits
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
+    spec, dataset, base = load_model(spec)
+    processes, indices = join_processes().connect(), spec.chosen_indices(len(dataset))
+    if processes.size > 1 and spec.shard is not None:
+        raise UserError(
+            "--shard is not read under torchrun, which shares the examples out by itself: leave it "
+            "out"
+        )
     if processes.is_first:
-        warn_about_network(source, asked, spec)
-        _warn_of_hours(spec, len(dataset))
-        base.warn_about_mismatch(spec.dataset_name, spec.sigma)
+        each = spec.n + getattr(spec, "n0", 0)
+        if attack is not None:
+            each += attack.num_steps * spec.num_noise_vec * spec.restarts  # type: ignore[attr-defined]
+        work = f"{len(indices):,} images, each {each:,} times with noise"
+        warn_of_hours(work, each * len(indices))
+        for doubt in base.doubts:
+            warn(doubt)
     key = NoiseKey(
         classifier_digest(base.module, {**base.settings, **spec.plugins(*base.architectures)}),
         dataset.fingerprint(),
         spec.sigma,
         spec.seed,
     )
-    noise = noise_kind(sound)(spec.sigma, spec.seed, key=key)
-    evaluation = _with_engine(spec, log, base, dataset, noise, key, processes)
-    settings, run = _settings(base, evaluation), _run(base, evaluation)
+    noise = (RoundedGaussianNoise if sound else GaussianNoise)(spec.sigma, spec.seed, key=key)
+    evaluation = Evaluation(
+        spec=spec,
+        log=log,
+        **_engine(spec, log, base, dataset, noise, recorded, processes),
+        noise=noise,
+        key=key,
+        dataset=dataset,
+        indices=indices,
+        settings={},
+        run={},
+        processes=processes,
+    )
+    settings, run = _record(base, evaluation)
     evaluation = replace(evaluation, settings=settings, run=run).continuing(log)
     _check_classifier(evaluation, sound)
     return evaluation
 
 
-def _set_up_torch(spec: EvaluationSpec, log: Path | None, sound: bool) -> None:
-    if sound:
-        make_deterministic()
-    # A setting of the log, which nobody needs to repeat.
-    threads = recorded_setting(spec, log, "threads")
-    if threads is not None and threads <= MOST_THREADS and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads)
-    if getattr(spec, "attack", None) is not None:  # before the digest of the logits
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-
-
-def _join_processes(spec: EvaluationSpec) -> Processes:
-    processes = join_processes().connect()
-    if processes.size > 1 and spec.shard is not None:
-        raise UserError(
-            "--shard is not read under torchrun, which shares the examples out by itself: leave it "
-            "out"
-        )
-    return processes
-
-
-def _warn_of_hours(spec: EvaluationSpec, size: int) -> None:
-    each, images = spec.n + getattr(spec, "n0", 0), len(spec.chosen_indices(size))
-    attack = getattr(spec, "attack", None)
-    if attack is not None:
-        each += attack.num_steps * spec.num_noise_vec * spec.restarts  # type: ignore[attr-defined]
-    warn_of_hours(f"{images:,} images, each {each:,} times with noise", images * each)
-
-
-def _with_engine(
+def _engine(
     spec: EvaluationSpec,
     log: Path | None,
     base: BaseClassifier,
     dataset: ImageDataset,
     noise: Noise,
-    key: NoiseKey,
+    recorded: dict[str, Any],
     processes: Processes,
-) -> Evaluation:
-    """The evaluation with its device, the forms of its classifier and its batch, without
-    settings.
-    """
-    device = _device(spec, log, processes)
-    classifier = base.module.to(device)
-    example = dataset[0][0] if len(dataset) else None
-    voter = optimized_for_inference(classifier, device, example, spec.precision)
-    if example is not None and base.members is None:
-        name = base.name or type(spec.model).__name__
-        _check_module(voter, example, name, processes.is_first)
-    batch = spec.batch or recorded_setting(spec, log, "batch")
-    if batch is None:
-        shape, is_shard = dataset.description.image_shape, spec.shard is not None
-        batch = default_batch(voter, shape, device, of_total=is_shard, noise=noise)
-    # The gradients of confident predictions underflow in fp16.
-    attacked = (
-        optimized_for_inference(classifier, device, example) if spec.precision == "fp16" else voter
-    )
-    if spec.compile:
-        _say_that_it_compiles(device, noise, processes.is_first)
-    return Evaluation(
-        spec=spec,
-        log=log,
-        classifier=classifier,
-        voter=CompiledClassifier(voter) if spec.compile else voter,
-        attacked=attacked,
-        noise=noise,
-        key=key,
-        dataset=dataset,
-        indices=spec.chosen_indices(len(dataset)),
-        device=device,
-        batch=processes.received(batch),
-        settings={},
-        run={},
-        processes=processes,
-    )
-
-
-def _device(spec: EvaluationSpec, log: Path | None, processes: Processes) -> torch.device:
-    """The device of this process; UserError where the log to be continued is from another one,
-    whose batch may not fit into memory here.
-    """
+) -> dict[str, Any]:
+    """The device, the forms of the classifier and the batch, as fields of the evaluation."""
     local_rank = processes.local_rank if processes.size > 1 else None
     device = device_of_process(spec.device or default_device(), local_rank)
-    recorded = recorded_setting(spec, log, "device")
-    if recorded not in (None, device_name(device)):
-        difference = f"device was {recorded!r}, now {device_name(device)!r}"
+    # The batch of another device may not fit into the memory here.
+    if recorded.get("device") not in (None, device_name(device)):
+        difference = f"device was {recorded['device']!r}, now {device_name(device)!r}"
         raise UserError(
             f"cannot resume {log} with other settings: {difference}; --overwrite starts anew"
         )
-    return device
-
-
-def _say_that_it_compiles(device: torch.device, noise: Noise, is_first: bool) -> None:
-    if isinstance(noise, RoundedGaussianNoise) and device.type != "cpu":
-        raise UserError(
-            "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"
-        )
-    if is_first:
-        print("compiling the classifier first, which may take a minute", file=sys.stderr)
-
-
-def _agree_on_logits(evaluation: Evaluation, sound: bool) -> None:
-    """UserError if ``sound``, else a warning, where this process computes other logits
-    than torchrun's first process.
-    """
-    digest, processes = evaluation.run[LOGITS], evaluation.processes
-    if processes.received(digest) == digest:
-        return
-    difference = (
-        f"process {processes.rank} rounds the logits differently than process 0: {LOGITS} is "
-        f"{digest!r}"
-    )
-    if sound:
-        raise UserError(
-            f"{difference}; --sound needs processors and libraries that compute the same"
-        )
-    warn(f"{difference}; the manifest has the digest of each process")
+    classifier = base.module.to(device)
+    example = dataset[0][0] if len(dataset) else None
+    voter = optimized_for_inference(classifier, device, example, spec.precision)
+    if example is not None and "checkpoint_sha256" not in base.settings:
+        name = base.name or type(spec.model).__name__
+        _check_module(voter, example, name, processes.is_first)
+    batch = spec.batch or recorded.get("batch")
+    if batch is None:
+        shape, is_shard = dataset.description.image_shape, spec.shard is not None
+        batch = default_batch(voter, shape, device, of_total=is_shard, noise=noise)
+    attacked = voter
+    if spec.precision == "fp16":  # the gradients of confident predictions underflow in it
+        attacked = optimized_for_inference(classifier, device, example)
+    if spec.compile:
+        if isinstance(noise, RoundedGaussianNoise) and device.type != "cpu":
+            raise UserError(
+                "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by "
+                "speed"
+            )
+        if processes.is_first:
+            print("compiling the classifier first, which may take a minute", file=sys.stderr)
+        voter = CompiledClassifier(voter)
+    return {
+        "classifier": classifier,
+        "voter": voter,
+        "attacked": attacked,
+        "device": device,
+        "batch": processes.received(batch),
+    }
 
 
 @torch.inference_mode()
@@ -369,14 +295,17 @@ def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns
         )
 
 
-def _settings(base: BaseClassifier, evaluation: Evaluation) -> dict[str, Any]:
-    """The settings that decide the numbers; ``continuing`` adds the batch and the logits."""
+def _record(base: BaseClassifier, evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that decide the numbers, to which ``continuing`` adds the batch and the logits;
+    and what a manifest says of this process besides.
+    """
     spec, device, noise = evaluation.spec, evaluation.device, evaluation.noise
+    description = evaluation.dataset.description
     settings = {
         **spec.identity(*base.architectures),
         "dataset_fingerprint": evaluation.key.dataset,
         **base.settings,
-        "num_classes": evaluation.dataset.description.num_classes,
+        "num_classes": description.num_classes,
         "noise": type(noise).__name__,
         "generator": _GENERATOR,
         CLASSIFIER: evaluation.key.classifier,
@@ -395,49 +324,54 @@ def _settings(base: BaseClassifier, evaluation: Evaluation) -> dict[str, Any]:
         # --sound certifies the executed program, whose rounding these may change.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
-    return settings
-
-
-def _run(base: BaseClassifier, evaluation: Evaluation) -> dict[str, Any]:
-    """A description of this process for the manifest; it does not decide the numbers."""
-    spec = evaluation.spec
-    return {
+    run = {
         "checkpoint": base.name,
         **({} if spec.denoiser is None else {DENOISER: str(spec.denoiser)}),
         "skip": spec.skip,
         "max": spec.limit,
-        "image_shape": list(evaluation.dataset.description.image_shape),
+        "image_shape": list(description.image_shape),
         "torch_threads": torch.get_num_threads(),
-        "device": device_name(evaluation.device),
+        "device": device_name(device),
         **provenance(spec.command),
     }
+    return settings, run
 
 
-def recorded_setting(spec: EvaluationSpec, log: Path | None, setting: str) -> Any:
-    """A setting that the log to be continued or one of its shards records; None if none does."""
-    if log is None or spec.existing != "resume":
-        return None
-    paths = (log, *shards_of(log))
-    recorded = (recorded_settings(path).get(setting) for path in paths if path.is_file())
-    return next((value for value in recorded if value is not None), None)
+def recorded_settings(spec: EvaluationSpec, log: Path | None) -> dict[str, Any]:
+    """The settings that the log to be continued, or else one of its shards, records; {} if none."""
+    settings: dict[str, Any] = {}
+    if log is not None and spec.existing == "resume":
+        for path in (log, *shards_of(log)):
+            settings = {**(records.recorded_settings(path) if path.is_file() else {}), **settings}
+    return settings
 
 
 def _check_classifier(evaluation: Evaluation, sound: bool) -> None:
     """UserError if ``sound``, else a warning, where logits depend on the process or on the other
     images of a batch.
     """
-    _agree_on_logits(evaluation, sound)
+    digest, processes = evaluation.run[LOGITS], evaluation.processes
+    if processes.received(digest) != digest:
+        difference = (
+            f"process {processes.rank} rounds the logits differently than process 0: {LOGITS} is "
+            f"{digest!r}"
+        )
+        if sound:
+            raise UserError(
+                f"{difference}; --sound needs processors and libraries that compute the same"
+            )
+        warn(f"{difference}; the manifest has the digest of each process")
     if not len(evaluation.indices):
         return
     if evaluation.voter.integers is not None:
-        evaluation.check_integers(evaluation.counter())
+        evaluation.voter.use_fast_form(partial(check_exact, evaluation.counter()))
         return
     if evaluation.device.type == "cpu" and not sound:
         return  # a CPU's kernels pass this check, and several passes of a large network take long
     first = evaluation.indices[0]
     image, _ = evaluation.dataset[first]
     evaluation.check_image(first, image)
-    stream = evaluation.stream(first, Purpose.SELF_CHECK)
+    stream = evaluation.noise.stream(first, evaluation.device, Purpose.SELF_CHECK)
     try:
         check_repeatable(evaluation.counter(), image, stream)
     except UserError as error:

@@ -32,9 +32,10 @@ from smoothadv.base.settings import (
     positive_noise_level,
     probability,
     setting,
+    settings_of,
     up_to_a_million,
 )
-from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset
+from smoothadv.datasets import SPLITS
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics import PROCEDURES, Procedure
@@ -45,13 +46,6 @@ if TYPE_CHECKING:
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
 _fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
-
-
-def file_to_read(text: str) -> Path:
-    """Parses the path of a file to read."""
-    if not os.path.basename(text):
-        raise SettingError(f"'{text}' names no file: give the path of a file")
-    return Path(text)
 
 
 def shard(text: str) -> Shard:
@@ -185,7 +179,7 @@ class EvaluationSpec(RunSpec):
             self._set(model=Path(self.model))
         super().__post_init__()
         if self.n is None:
-            self._set(n=self.usual_draws)
+            self._set(n=PREDICTION_DRAWS)
 
     def missing_plugin(self) -> str:
         if not isinstance(self.model, Path):
@@ -196,27 +190,9 @@ class EvaluationSpec(RunSpec):
         return f"checkpoint {self.model}: {reason}" if reason else ""
 
     @property
-    def usual_draws(self) -> int:
-        """The draws per image where none are given."""
-        return PREDICTION_DRAWS
-
-    @property
     def dataset_name(self) -> str | None:
         """The dataset's name; None where the images were handed over."""
         return self.dataset if isinstance(self.dataset, str) else None
-
-    def description(self) -> DatasetDescription:
-        """The description of the images."""
-        if isinstance(self.dataset, str):
-            return describe_dataset(self.dataset, self.data_dir)
-        return self.dataset.description
-
-    @property
-    def components(self) -> tuple[Any, ...]:
-        """What decides the numbers besides dataset and model: a certification procedure, or an
-        attack.
-        """
-        return ()
 
     def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
         """What settings record of the plug-ins that take part, with models of these
@@ -226,9 +202,8 @@ class EvaluationSpec(RunSpec):
             {"dataset": self.dataset_name, "architecture": arch, "denoiser": arch}
             for arch in architectures
         ]
-        return plugins.digests(
-            one for names in kinds for one in plugins.used(names, self.components)
-        )
+        components = [getattr(self, name, None) for name in ("procedure", "attack")]
+        return plugins.digests(one for names in kinds for one in plugins.used(names, components))
 
     def identity(self, *architectures: str) -> dict[str, Any]:
         """What decides the numbers in a log, as far as it is known before any file is read."""
@@ -281,6 +256,8 @@ class CertifySpec(EvaluationSpec):
     )
 
     def __post_init__(self) -> None:
+        if self.n is None:
+            self._set(n=self.procedure.default_n)
         super().__post_init__()
         fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
         for name in self.settings or {}:
@@ -294,14 +271,6 @@ class CertifySpec(EvaluationSpec):
     def procedure(self) -> type[Procedure]:
         """The class of the certification procedure."""
         return PROCEDURES[self.method]
-
-    @property
-    def components(self) -> tuple[Any, ...]:
-        return (self.procedure,)
-
-    @property
-    def usual_draws(self) -> int:
-        return self.procedure.default_n
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,7 +330,13 @@ class AttackedSpec(EvaluationSpec):
         if self.attack is None:
             if self.NEEDS_ATTACK:
                 raise UserError("attack: found None: give one, like PGD(0.5, 20)")
-            self._refuse_without_attack()
+            for one in settings_of(type(self)):
+                value = getattr(self, one.field)
+                if one.group == "attack" and value is not None and value is not False:
+                    raise UsageError(
+                        f"{one.field}: found {value!r}, and there is no attack: give one, like "
+                        "attack=PGD(0.5, 20) or --attack PGD"
+                    )
             return
         from smoothadv.attacks import GradientAttack  # imports torch
 
@@ -377,25 +352,6 @@ class AttackedSpec(EvaluationSpec):
             self.smoothed_attack(seed=0)
         except ValueError as error:
             raise UserError(str(error)) from error
-
-    def _refuse_without_attack(self) -> None:
-        given = {
-            "num_noise_vec": self.num_noise_vec,
-            "restarts": self.restarts,
-            "base_attack": self.base_attack or None,
-            "target": self.target,
-            "attack_batch": self.attack_batch,
-        }
-        for name, value in given.items():
-            if value is not None:
-                raise UsageError(
-                    f"{name}: found {value!r}, and there is no attack: give one, like "
-                    "attack=PGD(0.5, 20) or --attack PGD"
-                )
-
-    @property
-    def components(self) -> tuple[Any, ...]:
-        return () if self.attack is None else (self.attack,)
 
     def smoothed_attack(self, seed: int, batch: int = 256) -> SmoothedAttack:
         """The attack on the smoothed classifier, with this seed and batch."""
@@ -487,11 +443,6 @@ class AttackSpec(_OutdirSpec):
                 f"epsilons: found {list(self.epsilons)}, which names a size twice (--epsilon)"
             )
 
-    def with_epsilon(self, epsilon: float) -> AttackSpec:
-        """The spec of the attack of one size."""
-        attack = dataclasses.replace(self.attack, epsilon=epsilon)
-        return dataclasses.replace(self, attack=attack, epsilons=(epsilon,))
-
 
 @dataclass(frozen=True, kw_only=True)
 class FalsifySpec(_OutdirSpec):
@@ -500,7 +451,7 @@ class FalsifySpec(_OutdirSpec):
     """
 
     against: Path = setting(
-        parse=file_to_read,
+        parse=Path,
         metavar="LOG",
         group="falsification",
         help="attack each image of this certification log within its certified radius; fails if "

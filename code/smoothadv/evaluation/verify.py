@@ -6,7 +6,7 @@ import dataclasses
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.errors import UsageError, UserError
@@ -27,9 +27,6 @@ from smoothadv.records.logs import (
 from smoothadv.records.manifests import METHODS, images_of, log_fault
 from smoothadv.records.readers import read_certification_log, read_fields
 from smoothadv.statistics import PROCEDURES
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -67,24 +64,19 @@ def verify(spec: VerifySpec) -> Verification:
     plan = certification_log(evaluation, procedure)
     if difference := differing_settings(settings, {**evaluation.settings, **plan.settings}):
         raise UserError(f"{spec.log} cannot be repeated here: {difference}")
-    missing = _missing(spec.log, table, manifest, len(evaluation.dataset))
+    size, indices = len(evaluation.dataset), table.idx.tolist()
+    run = {"skip": 1, "max": None, **(manifest["runs"] or [{}])[-1], "images": size}
+    expected = images_of(manifest["settings"], run)
+    if foreign := sorted({*indices}.difference(expected)):
+        raise UserError(f"{spec.log} has a row of image {foreign[0]}, and there are {size} images")
+    missing = sorted({*expected}.difference(indices))
     seed = random.SystemRandom().randrange(2**32) if spec.seed is None else spec.seed
-    rows = min(spec.rows, len(table))
-    chosen = sorted(random.Random(seed).sample(table.idx.tolist(), rows))
+    chosen = sorted(random.Random(seed).sample(indices, min(spec.rows, len(indices))))
     again = write_log(dataclasses.replace(evaluation, log=None, indices=chosen), plan)
     before, after = read_fields(spec.log), {row["idx"]: row for row in again.rows or ()}
     texts = {index: _difference(before[index], after[index]) for index in chosen}
     differences = {index: text for index, text in texts.items() if text}
-    return Verification(len(chosen), len(table), seed, differences, missing)
-
-
-def _missing(log: Path, table: pd.DataFrame, manifest: dict[str, Any], size: int) -> list[int]:
-    """The images of the last run that have no row; UserError for a row of another image."""
-    run = {"skip": 1, "max": None, **(manifest["runs"] or [{}])[-1], "images": size}
-    expected = images_of(manifest["settings"], run)
-    if foreign := sorted({*table.idx.tolist()}.difference(expected)):
-        raise UserError(f"{log} has a row of image {foreign[0]}, and there are {size} images")
-    return sorted({*expected}.difference(table.idx.tolist()))
+    return Verification(len(chosen), len(indices), seed, differences, missing)
 
 
 def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
@@ -124,6 +116,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     }
     recorded["input_layer"] = _input_layer(spec.log, model, settings)
     names = {field.name for field in dataclasses.fields(PROCEDURES[method])} & settings.keys()
+    own = {name: settings[name] for name in names}
     try:
         return CertifySpec(
             **recorded,
@@ -132,18 +125,13 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             pretrained=settings.get("pretrained", True),
             model=model,
             denoiser=denoiser,
-            settings={name: _as_given(settings[name]) for name in names},
+            settings={n: tuple(v) if isinstance(v, list) else v for n, v in own.items()},
             data_dir=spec.data_dir,
             device=spec.device,
             log=spec.log,
         )
     except UsageError as error:
         raise UserError(f"{spec.log} cannot be repeated here: {error}") from error
-
-
-def _as_given(value: Any) -> Any:
-    """A value of a procedure's field as a manifest, in JSON, has it."""
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None:

@@ -293,7 +293,7 @@ def _parse(
     must for each of ``required``.
     """
     try:
-        lines = _LINE_END.split(read_regular(path).decode("utf-8-sig"))
+        lines = _LINE_END.split(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

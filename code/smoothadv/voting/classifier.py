@@ -49,18 +49,18 @@ class VotingClassifier(nn.Module):
         """Make ``form`` the fast one."""
         self.fast = form
 
-    def use_fast_form(self, check: Callable[[Any], None]) -> None:
+    def use_fast_form(self, check: Callable[[ExactNetwork, Any], None]) -> None:
         """Make a faster form of a network of integers the fast one, if there is one and ``check``
-        raises no UserError.
+        of network and form raises no UserError.
 
-        Otherwise ``check``, given None then, is of the classifier itself.
+        Otherwise ``check``, given None as the form, is of the classifier itself.
         """
         if (network := self.integers) is None:
             return
         if self.fast is None:
             self.use(network.fast_form(next(network.buffers()).device))
         try:
-            check(self.fast)
+            check(network, self.fast)
         except UserError:
             if self.fast is None:
                 raise
@@ -70,7 +70,7 @@ class VotingClassifier(nn.Module):
                     "costs speed"
                 )
             self.use(None)
-            check(None)
+            check(network, None)
 
     @property
     def integers(self) -> ExactNetwork | None:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ class _OpenPoll:
         poll.stream.noise.check_image(poll.image)
         self.image = to_device(poll.image, poll.stream.device).contiguous()
         self.seconds, self.closed, self.outcome = 0.0, False, None
-        self.round, self._next_draw = -1, 0
+        self.round, self.next_draw = -1, 0
         self._proceed(None)
 
     def _proceed(self, answer: np.ndarray | None) -> None:
@@ -81,18 +82,9 @@ class _OpenPoll:
             self.closed, self.outcome = True, end.value
             return
         self.wanted = self.request.count
-        self._next_draw = self.poll.stream.reserve(self.wanted)
+        self.next_draw = self.poll.stream.reserve(self.wanted)
         if self.wanted == 0:
             self._proceed(self.counts)
-
-    def take(self, most: int) -> tuple[int, int]:
-        """Take up to ``most`` of the draws that are still needed: the number of the first one, and
-        how many.
-        """
-        count = min(most, self.wanted)
-        first, self._next_draw = self._next_draw, self._next_draw + count
-        self.wanted -= count
-        return first, count
 
     def count(self, round_: int, votes: np.ndarray) -> None:
         """Count the votes, in order, of draws taken in ``round_``; the votes of a finished round
@@ -178,14 +170,20 @@ class VoteCounter:
         last = time.perf_counter()
         while True:
             while len(in_flight) < self._depth and (shares := self._plan(open_polls, waiting)):
-                in_flight.append((shares, self._launch(shares)))
+                votes = within_memory(partial(self._votes, shares), self._halve)
+                in_flight.append((shares, to_host(votes)))
             idle = not in_flight
             if in_flight:
-                shares, votes = in_flight.popleft()
-                counted = votes().numpy()  # waits for this batch, not for the next
+                shares, waited = in_flight.popleft()
+                counted = waited().numpy()  # waits for this batch, not for the next
+                if invalid := int((counted == self.num_classes).sum()):
+                    raise _not_finite(invalid, len(counted))
                 now = time.perf_counter()
-                self._distribute(shares, counted, now - last)
-                last = now
+                each, last = (now - last) / len(counted), now
+                for share in shares:
+                    share.owner.seconds += each * (share.stop - share.start)
+                    share.owner.count(share.round, counted[share.start : share.stop])
+                self.on_batch(len(counted))
             while open_polls and open_polls[0].closed:
                 done = open_polls.popleft()
                 yield Result(done.poll.tag, done.outcome, done.seconds)
@@ -197,44 +195,26 @@ class VoteCounter:
         them.
         """
         shares: list[_Share] = []
-        filled = 0
-
-        def add(owner: _OpenPoll) -> None:
-            nonlocal filled
-            first, count = owner.take(self.batch - filled)
-            if count:
-                shares.append(_Share(owner, owner.round, first, filled, filled + count))
+        filled, owners = 0, iter([*open_polls])
+        while filled < self.batch:
+            owner = next(owners, None)
+            if owner is None:
+                if (poll := next(waiting, None)) is None:
+                    break
+                owner = _OpenPoll(poll, self.num_classes)
+                open_polls.append(owner)
+            if count := min(self.batch - filled, owner.wanted):
+                shares.append(_Share(owner, owner.round, owner.next_draw, filled, filled + count))
+                owner.next_draw += count
+                owner.wanted -= count
                 filled += count
-
-        for owner in open_polls:
-            add(owner)
-        while filled < self.batch and (poll := next(waiting, None)) is not None:
-            open_polls.append(_OpenPoll(poll, self.num_classes))
-            add(open_polls[-1])
         return shares
 
-    def _distribute(self, shares: list[_Share], votes: np.ndarray, seconds: float) -> None:
-        invalid = int((votes == self.num_classes).sum())
-        if invalid:
-            raise _not_finite(invalid, len(votes))
-        for share in shares:
-            share.owner.seconds += seconds * (share.stop - share.start) / len(votes)
-            share.owner.count(share.round, votes[share.start : share.stop])
-        self.on_batch(len(votes))
-
-    def _launch(self, shares: list[_Share]) -> Callable[[], torch.Tensor]:
-        """Start a batch and the copy of its votes: returns a function that waits for them, int32
-        [draws].
-        """
-
-        def votes() -> torch.Tensor:
-            rows = shares[-1].stop
-            parts = [
-                self._forward(shares, start, self.batch) for start in range(0, rows, self.batch)
-            ]
-            return torch.cat(parts)[:rows]
-
-        return to_host(within_memory(votes, self._halve))
+    def _votes(self, shares: list[_Share]) -> torch.Tensor:
+        """The votes of a plan, int32 [draws]; in several passes where the batch was halved."""
+        rows = shares[-1].stop
+        parts = [self._forward(shares, start) for start in range(0, rows, self.batch)]
+        return torch.cat(parts)[:rows]
 
     @torch.inference_mode()
     def logits_digest(self, image_shape: tuple[int, ...]) -> str:
@@ -258,15 +238,15 @@ class VoteCounter:
         return digest([within_memory(logits, self._halve).numpy()])
 
     @torch.inference_mode()
-    def _forward(self, shares: list[_Share], start: int, rows: int) -> torch.Tensor:
-        """The votes of the rows start..start+rows-1 of a plan, padded: int32 [batch]; num_classes
-        marks no vote.
+    def _forward(self, shares: list[_Share], start: int) -> torch.Tensor:
+        """The votes of a batch, the rows of a plan from ``start`` on, padded: int32 [batch];
+        num_classes marks no vote.
         """
         image = shares[0].owner.image
         buffer = self._batch_buffer(image.shape)
         batch = []
         for share in shares:
-            low, high = max(share.start, start), min(share.stop, start + rows)
+            low, high = max(share.start, start), min(share.stop, start + self.batch)
             if low < high:
                 owner = share.owner
                 if owner.image.shape != image.shape:

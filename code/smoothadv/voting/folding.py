@@ -130,23 +130,15 @@ def traced_plainly(network: nn.Module) -> torch.fx.GraphModule | None:
         traced = torch.fx.symbolic_trace(network)
     except Exception:  # a user's code may fail on a symbolic tensor with any exception
         return None
-    return traced if _has_plain_layers(traced) else None
-
-
-def _has_plain_layers(network: torch.fx.GraphModule) -> bool:
-    """Whether every layer is called once and owns its weights: only then may they be replaced."""
-    called = [node.target for node in network.graph.nodes if node.op == "call_module"]
-    owners = [id(weight) for _, weight in network.named_parameters(remove_duplicate=False)]
-    computed = any(
+    called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    with_weights = [target for target in called if list(traced.get_submodule(target).parameters())]
+    owners = [id(weight) for _, weight in traced.named_parameters(remove_duplicate=False)]
+    are_computed = any(
         is_parametrized(module) or module._forward_pre_hooks or module._forward_hooks
-        for module in network.modules()
+        for module in traced.modules()
     )
-    with_weights = [target for target in called if list(network.get_submodule(target).parameters())]
-    return (
-        len(with_weights) == len(set(with_weights))
-        and len(owners) == len(set(owners))
-        and not computed
-    )
+    are_shared = len({*with_weights}) < len(with_weights) or len({*owners}) < len(owners)
+    return None if are_computed or are_shared else traced
 
 
 def layer_of(graph: torch.fx.GraphModule, node: torch.fx.Node) -> nn.Module | None:
@@ -179,12 +171,16 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
         before = node.args[0] if node.args else None
         if not isinstance(before, torch.fx.Node) or len(before.users) > 1:
             continue
-        norm, convolution = layer_of(graph, node), layer_of(graph, before)
-        if not isinstance(convolution, Convolution) or not isinstance(norm, BatchNorm):
-            continue
+        norm: Any = layer_of(graph, node)
+        convolution: Any = layer_of(graph, before)
         if type(norm) not in _NORMS.get(type(convolution), ()) or norm.running_var is None:
             continue
-        folded = _convolution_like(convolution, dtype or convolution.weight.dtype)
+        geometry = {name: getattr(convolution, name) for name in _GEOMETRY}
+        weight = convolution.weight
+        kind = {"device": weight.device, "dtype": dtype or weight.dtype}
+        folded = type(convolution)(**geometry, bias=True, **kind).requires_grad_(False)
+        if isinstance(folded, nn.Conv2d):
+            folded = folded.to(memory_format=torch.channels_last)
         replaced.append((folded, convolution, norm))
         _replace_layer(graph, before, folded)
         node.replace_all_uses_with(before)
@@ -232,15 +228,6 @@ def refresh(replaced: list[Folded]) -> None:
         if layer.bias is not None:
             bias += layer.bias * scale
     torch._foreach_copy_([layer.bias for layer in folded], biases)
-
-
-def _convolution_like(layer: Convolution, dtype: torch.dtype) -> Convolution:
-    """A convolution of the same geometry with a bias, whose parameters need no gradients."""
-    geometry = {name: getattr(layer, name) for name in _GEOMETRY}
-    new = type(layer)(**geometry, bias=True, device=layer.weight.device, dtype=dtype)
-    if isinstance(new, nn.Conv2d):
-        new = new.to(memory_format=torch.channels_last)
-    return new.requires_grad_(False)
 
 
 def _scale_first_convolution(network: torch.fx.GraphModule, std: torch.Tensor) -> bool:

@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -20,8 +19,6 @@ from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.registry import Registry, discover
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -81,26 +78,18 @@ def library_network(
         raise UserError(
             f"{name} needs the package {error.name}: pip install 'smoothadv[{extra}]'"
         ) from error
-    except Exception as error:  # of a library, about whatever it was asked for
-        raise UserError(f"{name} cannot be made: {first_line(error)}") from error
-    digest = torch.tensor(list(digest_bytes([found.version])), dtype=torch.uint8)
-    found.module.register_buffer("version_sha256", digest, persistent=False)
-    return found
-
-
-def fetched(name: str, fetch: Callable[[], T], images: DatasetDescription | None) -> T:
-    """What ``fetch`` returns, the network ``name`` with its weights; UserError if they cannot be
-    had.
-    """
-    try:
-        return fetch()
-    except Exception as error:  # of a network connection, a file system or a library
+    except Exception as error:  # of a library, or of a network connection
+        if not pretrained:
+            raise UserError(f"{name} cannot be made: {first_line(error)}") from error
         advice = "--no-pretrained takes random ones"
         if images is not None:
             advice = "leave --pretrained out for random ones"
         raise UserError(
             f"the weights of {name} cannot be had ({first_line(error)}): {advice}"
         ) from error
+    digest = torch.tensor(list(digest_bytes([found.version])), dtype=torch.uint8)
+    found.module.register_buffer("version_sha256", digest, persistent=False)
+    return found
 
 
 discover(__name__, __path__)

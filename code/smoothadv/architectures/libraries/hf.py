@@ -4,7 +4,7 @@ Hugging Face hub.
 
 from typing import Any
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, warn
 from smoothadv.datasets import DatasetDescription
@@ -39,16 +39,14 @@ def hf_network(
             "ignore_mismatched_sizes": images is not None,
             "output_loading_info": True,
         }
-        load = AutoModelForImageClassification.from_pretrained
-        module, loaded = fetched(name, lambda: load(location, **fit), images)
+        module, loaded = AutoModelForImageClassification.from_pretrained(location, **fit)
         if absent := ", ".join(sorted(loaded["missing_keys"])[:3]):
             if images is None:
                 raise UserError(f"{name} has no weights of {absent}: it is no trained classifier")
             warn(f"{name} has no weights of {absent}: these start at random")
     else:
-        for field, value in zip(
-            ("num_channels", "image_size"), images.image_shape if images else ()
-        ):
+        shape = images.image_shape if images else ()
+        for field, value in zip(("num_channels", "image_size"), shape):
             if hasattr(config, field):
                 setattr(config, field, value)
         module = AutoModelForImageClassification.from_config(config)
@@ -62,16 +60,11 @@ def hf_network(
         raise UserError(
             f"{name} needs channels in another order or on another scale, which is not offered"
         )
-    facts = {
-        field: value
-        for field, value in config.to_dict().items()
-        if field not in _NOT_OF_THE_FUNCTION
-    }
-    facts_digest = digest([repr(sorted(facts.items()))])
+    facts = [one for one in sorted(config.to_dict().items()) if one[0] not in _NOT_OF_THE_FUNCTION]
     known = not all(text == f"LABEL_{number}" for number, text in enumerate(names))
     return LibraryNetwork(
         module=module.float(),
-        version=f"transformers {transformers.__version__}, configuration {facts_digest}",
+        version=f"transformers {transformers.__version__}, configuration {digest([repr(facts)])}",
         class_names=tuple((text,) for text in names) if known else (),
         mean=_constants(processor, "image_mean"),
         std=_constants(processor, "image_std"),

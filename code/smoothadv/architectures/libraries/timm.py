@@ -5,7 +5,7 @@ a tag.
 import math
 from typing import Any
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import INTERPOLATIONS, SQUASH, Preparation
 
@@ -22,17 +22,12 @@ def timm_network(
     import timm
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
-    name, options = f"timm:{location}", dict[str, Any]()
+    options = dict[str, Any]()
     if images is not None:
         options = {"num_classes": images.num_classes, "in_chans": images.image_shape[0]}
         if getattr(timm.models.get_pretrained_cfg(location), "fixed_input_size", False):
             options["img_size"] = images.image_shape[1:]
-    if pretrained:
-        module = fetched(
-            name, lambda: timm.create_model(location, pretrained=True, **options), images
-        )
-    else:
-        module = timm.create_model(location, **options)
+    module = timm.create_model(location, pretrained=pretrained, **options)
     subset, config = infer_imagenet_subset(module), timm.data.resolve_model_data_config(module)
     info = ImageNetInfo(subset) if subset else None
     return LibraryNetwork(

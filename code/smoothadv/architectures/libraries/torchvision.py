@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, fetched
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
 
@@ -15,28 +15,28 @@ def torchvision_network(
     import torchvision
     from torchvision import models
 
-    name = f"torchvision:{location}"
     weights = models.get_model_weights(location).DEFAULT
     names, transform = weights.meta["categories"], weights.transforms()
     classes = len(names) if images is None else images.num_classes
     if pretrained:
-        module = fetched(name, lambda: models.get_model(location, weights=weights), images)
+        module = models.get_model(location, weights=weights)
     else:
         side = images.image_shape[1] if images else weights.meta["min_size"][0]
         options = {"image_size": side} if location.startswith("vit_") else {}
-        options |= (
-            {"init_weights": True} if location in ("googlenet", "inception_v3") else {}
-        )  # else they warn
+        if location in ("googlenet", "inception_v3"):
+            options = {"init_weights": True}  # else they warn
         module = models.get_model(location, weights=None, num_classes=classes, **options)
-    if hasattr(
-        module, "aux_logits"
-    ):  # of googlenet and inception_v3: only training would return them
+    if hasattr(module, "aux_logits"):
+        # Of googlenet and inception_v3: only training would return them.
         module.aux_logits = module.aux1 = module.aux2 = module.AuxLogits = None
-        module.transform_input = (
-            True  # as with pretrained weights, from which a checkpoint may have been trained
-        )
+        # As with pretrained weights, from which a checkpoint may have been trained.
+        module.transform_input = True
     if pretrained and classes != len(names):
-        _replace_last_layer(module, classes)
+        linear = [one for one in module.named_modules() if isinstance(one[1], nn.Linear)]
+        name, last = linear[-1]
+        parent, _, child = name.rpartition(".")
+        new = nn.Linear(last.in_features, classes)
+        setattr(module.get_submodule(parent), child, new)
     size, resize = transform.crop_size[0], transform.resize_size[0]
     return LibraryNetwork(
         module=module,
@@ -46,12 +46,3 @@ def torchvision_network(
         std=tuple(transform.std),
         preparation=Preparation(size, max(size, resize), transform.interpolation.value),
     )
-
-
-def _replace_last_layer(network: nn.Module, classes: int) -> None:
-    """Put a new linear layer, for this number of classes, in place of the last one."""
-    name, last = [
-        (name, layer) for name, layer in network.named_modules() if isinstance(layer, nn.Linear)
-    ][-1]
-    parent, _, child = name.rpartition(".")
-    setattr(network.get_submodule(parent), child, nn.Linear(last.in_features, classes))
