@@ -128,16 +128,6 @@ class Update:
         # May be replaced by something that does the same, like a GraphedUpdate.
         self.compute: Callable[[Inputs], torch.Tensor] = self.computed
 
-    @property
-    def _always_attacks(self) -> bool:
-        """Whether the objective may attack where its epsilon, which it does not define, is 0."""
-        kind = type(self.objective)
-        return kind.attacked is not Objective.attacked and kind.epsilon is Objective.epsilon
-
-    def _supplied(self, indices: torch.Tensor | None) -> dict[str, Any]:
-        """What the teacher adds to a batch."""
-        return {} if self.teacher is None else self.teacher.batch_fields(indices)
-
     def refresh_attacked(self) -> None:
         """Copy the model's present weights to the form that is attacked."""
         if self._form is not None:
@@ -162,8 +152,9 @@ class Update:
         self.model.train()
         self.processes.share_buffers(self.model)
         generator = address.generator(self.device, Purpose.OBJECTIVE)
+        taught = self.teacher.batch_fields(indices) if self.teacher else {}
         batch = self.objective.batch(
-            images, labels, address.epoch, generator, whole, part, **self._supplied(indices)
+            images, labels, address.epoch, generator, whole, part, **taught
         )
         inputs = Inputs(**vars(batch), whole=whole, address=address, weight=weight)
         sums = self.compute(inputs)
@@ -188,7 +179,10 @@ class Update:
         is seeded already.
         """
         choices = self.seeded(inputs) if choices is None else choices
-        if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0 or self._always_attacks:
+        kind = type(self.objective)
+        # It may attack where its epsilon, which it does not define, is 0.
+        always = kind.attacked is not Objective.attacked and kind.epsilon is Objective.epsilon
+        if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0 or always:
             self.refresh_attacked()
         sums: list[torch.Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)
@@ -222,6 +216,7 @@ class Update:
         """
         objective, model = self.objective, self.model.eval()
         epsilon = objective.epsilon(math.inf)
+        taught = self.teacher.batch_fields(None) if self.teacher else {}
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         batches = [(len(whole), *self.processes.share(whole)) for whole in indices.split(batch)]
         numbers = [number for number, (_, own, _) in enumerate(batches) if len(own)]
@@ -230,7 +225,7 @@ class Update:
             whole, _, part = batches[number]
             generator = address.generator(self.device, Purpose.EVALUATION, number)
             seen = objective.batch(
-                images, labels, address.epoch, generator, whole, part, **self._supplied(None)
+                images, labels, address.epoch, generator, whole, part, **taught
             )
             with self.execution.autocast(self.device):
                 found = [*objective.test(model, seen)]
