@@ -1,12 +1,10 @@
 """The course of the learning rate, and which images each update of an epoch is on."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
 
-from smoothadv.base.errors import UserError
 from smoothadv.training.schedule import (
     OPTIMIZERS,
     SHAPES,

@@ -33,7 +33,6 @@ from smoothadv.records.logs import (
 )
 
 
-
 class RunFolder:
     """The folder of a training run: its checkpoint, which holds the history, and the log made from
     it.

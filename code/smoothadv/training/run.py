@@ -250,9 +250,7 @@ class TrainingRun:
         self.model.eval()
         self._prepare_to_look()
         key = (self.seed, epoch, draws, Purpose.TRAINING_VOTES)
-        noise = GaussianNoise(
-            self.objective.noise_sd, derive_generator("cpu", *key).initial_seed()
-        )
+        noise = GaussianNoise(self.objective.noise_sd, derive_generator("cpu", *key).initial_seed())
         is_alone = self.processes.size == 1  # several would have to agree to stop
         with self.execution.autocast(self.device):
             return count_votes(

@@ -38,6 +38,7 @@ from smoothadv.training.schedule import layer_groups
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import Teacher, library_teacher, load_teacher
 
+
 @dataclass(frozen=True)
 class Trained:
     """A trained classifier and the history of its training, one row of TRAINING_COLUMNS per epoch.

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import nn
@@ -224,9 +223,7 @@ class Update:
         for number, (images, labels) in zip(numbers, loaded):
             whole, _, part = batches[number]
             generator = address.generator(self.device, Purpose.EVALUATION, number)
-            seen = objective.batch(
-                images, labels, address.epoch, generator, whole, part, **taught
-            )
+            seen = objective.batch(images, labels, address.epoch, generator, whole, part, **taught)
             with self.execution.autocast(self.device):
                 found = [*objective.test(model, seen)]
                 if epsilon:
