@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -132,24 +131,6 @@ def test_interruption_while_libraries_load_is_quiet_too(tmp_path):
     )
     assert done.returncode == 130
     assert len(done.stderr.strip().splitlines()) <= 1
-
-
-@pytest.mark.slow
-def test_sigterm_while_nothing_is_trained_yet_ends_the_process(whole, warm, tmp_path, capsys):
-    """At ten moments of its first half second: it leaves nothing, or what can be resumed."""
-    folder = tmp_path / "run"
-    command = script("train", *TRAINING, folder, *RECIPE, "--epochs", 1000, "--resume")
-    for tenth in range(10):
-        process = warm.start(command, tmp_path)
-        time.sleep(tenth / 20)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait() in (143, -signal.SIGTERM), "shells say 143 of both"
-        if (folder / "checkpoint.pth.tar").exists() and read(folder)["epoch"]:
-            break
-    assert not list(tmp_path.rglob("*.tmp"))
-    content = read(folder) if (folder / "checkpoint.pth.tar").exists() else {"epoch": 0}
-    if content["epoch"] < 2:
-        assert_resumes(capsys, folder, whole)
 
 
 def test_signal_during_the_test_of_an_epoch_is_obeyed_after_it(whole, tmp_path, capsys):

@@ -192,11 +192,6 @@ def test_range_and_what_is_chosen_later_are_told(monkeypatch):
     assert "fastest and slowest of 5 or more measurements" in text
 
 
-def test_ensemble_without_evaluations_costs_nothing(known):
-    found = jobs('epochs = 1\n[[sweep]]\nseed = [0, 1]\n[[ensemble]]\nof = "grid"\n')
-    assert "shortest job takes about 0 seconds" in cost_table(found)
-
-
 def test_waiting_for_other_programs_is_not_counted():
     torch.set_num_threads(1)  # of several, which share the CPUs, all time counts
     low, high = meter()._seconds(lambda: time.sleep(0.1))
@@ -208,21 +203,6 @@ def test_little_is_measured_on_a_slow_machine(monkeypatch):
     machine, calls = meter(), []
     machine._seconds(lambda: calls.append(1))
     assert (len(calls), machine.fewest) == (1, 1)
-
-
-def test_step_of_an_attack_is_measured(monkeypatch):
-    """With real measurements: an update takes time, and so does a step of its attack."""
-    monkeypatch.setattr(costs, "_REPEATS", 1)
-    (job,) = jobs(
-        'attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n'
-        "[[attack]]\nmax = 1\nepsilon = 0.5\n"
-    )
-    real = meter()
-    update, step = map(real._piece, real._work(job, job.training))
-    assert (update > 0).all() and (update >= step).all() and (step >= 0).all()
-    passes = real._work(job, job.evaluations[0])
-    assert [work.key[1] for work in passes] == [False, True]
-    assert all((real._piece(work) > 0).all() for work in passes)
 
 
 @pytest.mark.parametrize(

@@ -182,15 +182,6 @@ def test_nothing_there_and_no_network_is_one_line_that_says_what_to_do(tmp_path,
     assert "cifar-10-python.tar.gz" in message and "--data-dir" in message
 
 
-def test_damaged_archive_is_not_used(published):
-    for file in (published / "cifar-10-batches-py").iterdir():
-        file.unlink()
-    archive = published / "cifar-10-python.tar.gz"
-    archive.write_bytes(archive.read_bytes()[:-100])
-    with pytest.raises(UserError, match="could not be downloaded"):
-        get_dataset("cifar10", "test", published)
-
-
 def test_images_are_looked_for_in_the_data_folder_of_the_working_folder(
     published, tmp_path, monkeypatch
 ):
@@ -275,15 +266,6 @@ FAULTS = {
 def test_inconsistent_content_is_refused_by_file_name(tmp_path, fault):
     write(tmp_path / "val_data", {**imagenet32_batch(0), **fault})
     with pytest.raises(UserError, match="val_data"):
-        get_dataset("imagenet32", "test", tmp_path)
-
-
-@pytest.mark.parametrize("key", ["data", "labels"])
-def test_missing_entry_is_named(tmp_path, key):
-    content = imagenet32_batch(0)
-    del content[key]
-    write(tmp_path / "val_data", content)
-    with pytest.raises(UserError, match=f"val_data.*{key}"):
         get_dataset("imagenet32", "test", tmp_path)
 
 

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import read_regular
 from smoothadv.cli.runner import Parser
 
@@ -72,6 +72,9 @@ def with_recipe(
         if name.startswith("--") or (value is not None and value is not False)
     }
     known = readable(argparse.Namespace(**{**recipe, **given}))
+    settings = [flag for flag in recipe if flag.startswith("--")]
+    if settings and not known.intersection(settings):
+        warn(f"nothing reads {', '.join(settings)} of the recipe {name} here: is --attack missing?")
     for (flag, value), replaced in _REPLACED.items():
         if given.get(flag) == value:
             known -= replaced
