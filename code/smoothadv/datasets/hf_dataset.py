@@ -103,13 +103,15 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
+    from smoothadv.datasets.images import stored_dataset
+
     description, (path, preparation) = _describe(location, data_dir), split_location(location)
     if (rows := _rows(path).get(split)) is None:
         raise UserError(
             f"hf-dataset:{path} has no {split} images, expected the split "
             f"{' or '.join(_SPLITS[split])}"
         )
-    return rows.dataset(description, preparation)
+    return stored_dataset(rows, description, preparation)
 
 
 DATASETS.register("hf-dataset")(

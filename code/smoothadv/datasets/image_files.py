@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from smoothadv.base.progress import Progress
 from smoothadv.datasets import (
     CIFAR_TRAINING,
     DatasetDescription,
-    ImageDataset,
     constants,
     spread,
 )
@@ -209,13 +208,3 @@ class StoredImages:
             )
             mean, std = map(tuple, json.loads(text))
         return DatasetDescription(name, self.classes, shape, mean, std, CIFAR_TRAINING)
-
-    def dataset(self, description: DatasetDescription, preparation: Any) -> ImageDataset:
-        """The images, prepared or as they are."""
-        from smoothadv.datasets.images import ImagesOnDemand, StreamedImages
-
-        if preparation is None:
-            return ImagesOnDemand(self, description)
-        everything = list(enumerate(self.labels))
-        content = partial(self.remembered, "bytes", range(len(everything)), self.digest)
-        return StreamedImages(everything, preparation, description, self.photograph, content)

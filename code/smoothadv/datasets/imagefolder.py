@@ -130,8 +130,10 @@ def _describe_folder(root: Path) -> DatasetDescription:
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
+    from smoothadv.datasets.images import stored_dataset
+
     description, (root, preparation) = _describe(location, data_dir), split_location(location)
-    return _FolderImages(Path(root).expanduser(), split).dataset(description, preparation)
+    return stored_dataset(_FolderImages(Path(root).expanduser(), split), description, preparation)
 
 
 DATASETS.register("imagefolder")(

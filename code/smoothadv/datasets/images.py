@@ -1,7 +1,7 @@
 """The interface of datasets: single images, and batches for training and evaluation."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +288,14 @@ class StreamedImages(Dataset[Item]):
             f"{file.parent.name}/{file.name}\t{file.stat().st_size}\t{label}\n"
             for file, label in files
         )
+
+
+def stored_dataset(
+    stored: StoredImages, description: DatasetDescription, preparation: Preparation | None
+) -> InMemoryImages | StreamedImages:
+    """Images in files as a dataset: prepared, or as they are."""
+    if preparation is None:
+        return ImagesOnDemand(stored, description)
+    files = list(enumerate(stored.labels))
+    content = partial(stored.remembered, "bytes", range(len(files)), stored.digest)
+    return StreamedImages(files, preparation, description, stored.photograph, content)

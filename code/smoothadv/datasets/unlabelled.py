@@ -34,8 +34,8 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
         content = _read(path)
         names = [_held(content, known) for known in (_IMAGES, _LABELS)]
         # Copies are writable, as PyTorch requires.
-        arrays = [np.array(plain_array(content[name])) for name in names]
-        images, labels = checked_arrays(*arrays, *names)
+        images, labels = (np.array(plain_array(content[name])) for name in names)
+        images, labels = checked_arrays(images, labels, *names)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(

@@ -206,17 +206,13 @@ class TrainingRun:
         tests, schedule, images = self.setup.spec.tests, self.schedule, self.setup.test
         if (epoch + 1) % tests.every and epoch + 1 < schedule.epochs:
             return NOT_EVALUATED
-        self._prepare_to_look()
+        self.processes.share_buffers(self.model)
+        self.update.refresh_attacked()
         # An attack on so many images takes the memory of an update.
         at_a_time = (schedule.micro_batch or schedule.batch) * self.processes.size
         address = Address(self.seed, epoch, self.steps)
         batch = min(schedule.batch, at_a_time)
         return self.update.evaluate(images, tests.chosen(len(images)), batch, address)
-
-    def _prepare_to_look(self) -> None:
-        """Let all processes see one model, and its attacked form as it is now."""
-        self.processes.share_buffers(self.model)
-        self.update.refresh_attacked()
 
     def _steps_of(self, epoch: int) -> list[Step]:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
@@ -248,7 +244,8 @@ class TrainingRun:
         correctly: [n].
         """
         self.model.eval()
-        self._prepare_to_look()
+        self.processes.share_buffers(self.model)
+        self.update.refresh_attacked()
         key = (self.seed, epoch, draws, Purpose.TRAINING_VOTES)
         noise = GaussianNoise(self.objective.noise_sd, derive_generator("cpu", *key).initial_seed())
         is_alone = self.processes.size == 1  # several would have to agree to stop

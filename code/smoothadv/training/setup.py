@@ -136,7 +136,7 @@ def _model(spec: TrainSpec, description: DatasetDescription) -> _Model:
                 "pretrained_model and input_layer out, or name an architecture"
             )
         return description, None, name, None
-    input_layer = None if denoises else spec.input_layer or "normalize"
+    input_layer = spec.input_layer or "normalize"
     content = {} if path is None else read_checkpoint(path, denoises)
     if path is not None and not denoises:
         input_layer = recorded_input_layer(content, path, spec.input_layer)
@@ -153,13 +153,13 @@ def _model(spec: TrainSpec, description: DatasetDescription) -> _Model:
     if spec.pretrained:
         description, model = pretrained_architecture(name, description, input_layer)
         return description, input_layer, model, f"starting from the weights of {name}"
+    network: torch.nn.Module
     if denoises:
-        model = DENOISERS[name](description)
+        network = DENOISERS[name](description)
     else:
-        model = get_architecture(name, description, input_layer)
-    if path is None:
-        return description, input_layer, model, None
-    return description, input_layer, model, start_from(model, content, path, name, description)
+        network = get_architecture(name, description, input_layer)
+    started = None if path is None else start_from(network, content, path, name, description)
+    return description, None if denoises else input_layer, network, started
 
 
 def _run(setup: TrainingSetup, report: Callable[[str], None]) -> Trained:

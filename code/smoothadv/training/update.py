@@ -13,7 +13,7 @@ from torch import nn
 from smoothadv.base.distributed import Processes
 from smoothadv.datasets import ImageDataset
 from smoothadv.noise import Purpose, derive_generator
-from smoothadv.objectives import Batch, FirstLogits, Objective, Outcome
+from smoothadv.objectives import Batch, Objective, Outcome, first_logits
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution, attacked_form
 from smoothadv.training.teacher import Teacher
 
@@ -193,10 +193,10 @@ class Update:
             share = len(batch.images) * self.processes.size / inputs.whole
             # Copies of weights end with the context, within a CUDA graph.
             with self.execution.autocast(self.device):
-                with FirstLogits(self.attacked) as first:
+                with first_logits(self.attacked) as first:
                     attacked = self.objective.attacked(self.attacked, batch, choices)
                 outcome = self.objective.loss(self.forward, batch, attacked)
-                outcome = first.counted_in(outcome, batch.labels)
+                outcome = outcome.before_attack(first, batch.labels)
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
             sums.append(sums_of(outcome, self.objective.TERMS))
         if self.processes.size == 1:
