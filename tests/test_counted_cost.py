@@ -3,7 +3,6 @@ needed.
 """
 
 import importlib
-import json
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -216,40 +215,3 @@ def test_attack_waits_for_no_single_example(method, tool, monkeypatch):
         with tool.Counted() as counted:
             attack(model, tensor(count, 1, 8, 8), tensor(count, dtype=torch.int64))
         assert counted.waits == {"copy to the device": 3, "value read by the host": 2}
-
-
-def test_everything_can_be_counted_from_the_command_line(tool, capsys):
-    tool.main(
-        "vote --arch digits_resnet8 --batch 64 --shares 1 3 --noise sound --precision fp32".split()
-    )
-    header, _, one, three = capsys.readouterr().out.splitlines()
-    assert header.count("|") == one.count("|") == 10 and "shares: 3" in three
-    words = (
-        "update --arch digits_resnet8 --batch 8 --attack DDN --steps 3 --copies 2 --precision bf16 "
-        "--processes 3"
-    )
-    tool.main([*words.split(), "--device-bandwidth", "2", "--launch", "10", "--json"])
-    update, added = json.loads(capsys.readouterr().out)
-    assert update["kernels"] > 300 > 10 > added["kernels"] > 2 and update["peak"] > 0
-    assert (
-        update["launches_ms"] == update["kernels"] / 100
-        and update["bytes_ms"] == update["bytes"] / 2e9
-    )
-    assert sum(each["kernels"] for each in update["operators"].values()) == update["kernels"]
-    tool.main("update --arch digits_resnet8 --attack none --graph --operators".split())
-    page = capsys.readouterr().out
-    assert "| convolution_backward |" in page and "no attack, as a graph | 256 | " in page
-    for way in ("noise --noise gaussian", "forward"):
-        tool.main([*way.split(), "--arch", "digits_resnet8", "--batch", "7"])
-        assert "| 7 |" in capsys.readouterr().out
-
-
-def test_half_precision_halves_the_bytes_of_training(tool):
-    """Activations of convolutions; those of the attacked form are of that precision throughout."""
-    whole, half = (
-        tool.update("digits_resnet8", 64, precision, "PGD", 2, 1) for precision in ("fp32", "bf16")
-    )
-    assert 0.45 < half.bytes["convolution"] / whole.bytes["convolution"] < 0.55
-    assert (
-        0.45 < half.bytes["cudnn_convolution_relu"] / whole.bytes["cudnn_convolution_relu"] < 0.55
-    )

@@ -175,34 +175,6 @@ def test_the_same_log_under_other_settings_is_refused_naming_them(
     assert snapshot(finished[method].parent) == before
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_another_sigma_or_checkpoint_is_refused_naming_it(
-    checkpoint, finished, tmp_path, method, capsys
-):
-    before = snapshot(finished[method].parent)
-    other = tmp_path / "checkpoint.pth.tar"
-    content = torch.load(checkpoint, weights_only=True)
-    torch.save({**content, "epoch": 99}, other)
-    for model, sigma, field in [
-        (checkpoint, 0.5, "sigma was 0.25, now 0.5"),
-        (other, 0.25, "checkpoint_sha256 was "),
-    ]:
-        command = [
-            "digits",
-            model,
-            sigma,
-            finished[method],
-            "--device",
-            "cpu",
-            "--max",
-            5,
-            *METHODS[method],
-        ]
-        outcome = call(capsys, "certify", *command)
-        assert outcome.code == 1 and field in outcome.err.splitlines()[-1]
-        assert snapshot(finished[method].parent) == before
-
-
 def test_full_disk_ends_in_one_line_and_a_log_of_whole_rows(checkpoint, warm, tmp_path):
     """Room again, the same command finishes the log."""
     whole, log = tmp_path / "whole.tsv", tmp_path / "log.tsv"
@@ -224,13 +196,3 @@ def test_full_disk_ends_in_one_line_and_a_log_of_whole_rows(checkpoint, warm, tm
     assert timeless(log) == timeless(whole)[: whole_rows(log)]
     succeed("certify", *certification(checkpoint, log, *options))
     assert timeless(log) == timeless(whole)
-
-
-def test_disk_too_full_for_a_manifest_names_the_file(checkpoint, warm, tmp_path):
-    log = tmp_path / "log.tsv"
-    done = warm.run(
-        on_a_small_disk(500, script("certify", *certification(checkpoint, log, "--N", 20))),
-        tmp_path,
-    )
-    assert done.returncode == 1 and whole_rows(log) == 0
-    assert str(log) in done.stderr and done.stderr.count("\n") == 1

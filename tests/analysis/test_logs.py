@@ -13,7 +13,6 @@ import pytest
 from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
-from smoothadv.records import readers
 from smoothadv.records.logs import manifest_path
 from support import refusals
 
@@ -239,14 +238,14 @@ def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(
 @pytest.mark.parametrize("argument", [".", "a", "**/*", "a/*", "a/ours.tsv"])
 def test_log_that_cannot_be_read_is_named_with_the_reason(tree, monkeypatch, code, argument):
     """As of a failing file system, or of mode 0 where the reader is not root."""
-    bad, original = put("a/ours.tsv"), readers.read_regular
+    bad, original = put("a/ours.tsv"), Path.read_bytes
 
-    def failing(path: Path, *arguments):
+    def failing(path: Path) -> bytes:
         if path == bad:
             raise OSError(code, os.strerror(code), str(path))
-        return original(path, *arguments)
+        return original(path)
 
-    monkeypatch.setattr(readers, "read_regular", failing)
+    monkeypatch.setattr(Path, "read_bytes", failing)
     logs, (warning,) = read("b", argument)
     assert warning == f"a/ours.tsv cannot be read: {os.strerror(code)}; it is left out"
     assert logs.left_out == [warning.removesuffix("; it is left out")] and logs.certification

@@ -76,61 +76,6 @@ def test_batch_is_halved_until_it_fits_and_nothing_else_changes(name, error, opt
     )
 
 
-@each_attack
-@pytest.mark.parametrize("pass_number", [1, 2, 3, 5, 8])
-def test_memory_that_runs_out_once_halves_once(name, pass_number):
-    """At any pass, among them those after examples that are done already; which are not attacked
-    again.
-    """
-    model, inputs, labels = problem()
-    expected = smoothed(name, 13)(model, inputs, labels, range(7))
-    batches: list[int] = []
-    fragile = Forgetful(model, fails={pass_number})
-    result = smoothed(name, 13, batches)(fragile, inputs, labels, range(7))
-    torch.testing.assert_close(result, expected, rtol=0, atol=1e-9)
-    assert batches == [6]
-    assert fragile.sizes[:pass_number] == [12] * pass_number and set(
-        fragile.sizes[pass_number:]
-    ) == {6}
-
-
-def test_memory_that_runs_out_while_targets_are_chosen_halves_the_batch_too():
-    model, inputs, labels = problem()
-    expected = smoothed("PGD", 64, target="runner-up").choose_targets(model, inputs, labels)
-    batches: list[int] = []
-    fragile = Forgetful(model, 11)
-    result = smoothed("PGD", 64, batches, target="runner-up").choose_targets(
-        fragile, inputs, labels
-    )
-    assert torch.equal(result, expected) and batches == [32, 16, 8]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
-        ValueError("no"),
-        KeyError("no"),
-        KeyboardInterrupt(),
-    ],
-    ids=repr,
-)
-def test_other_errors_come_through_unchanged(error):
-    model, inputs, labels = problem()
-    batches: list[int] = []
-
-    def make() -> BaseException:
-        return error
-
-    model.train()
-    attack = smoothed("PGD", 64, batches)
-    with pytest.raises(type(error)) as caught:
-        attack(Forgetful(model, 0, make), inputs, labels)
-    assert caught.value is error
-    assert batches == [] and attack.batch == 64
-    assert model.training and all(parameter.requires_grad for parameter in model.parameters())
-
-
 @every_error
 def test_one_copy_that_does_not_fit_is_told_in_one_line(error):
     model, inputs, labels = problem()
@@ -167,19 +112,3 @@ def test_nothing_of_a_failed_attempt_is_kept_when_the_next_begins(name, error, f
     finally:
         gc.enable()
     assert alive == [0]
-
-
-def test_a_tensor_that_is_kept_would_be_noticed():
-    model, inputs, labels = problem()
-    fragile, alive, kept = Forgetful(model, fails={2}), [], []
-    model.register_forward_hook(lambda module, arguments, output: kept.append(output))
-    attack = SmoothedAttack(
-        ATTACKS["PGD"],
-        SIGMA,
-        COPIES,
-        batch=64,
-        on_smaller_batch=lambda batch: alive.append(fragile.alive()),
-    )
-    attack(fragile, inputs, labels)
-    # The logits of the first pass, as the model returned them.
-    assert alive == [1]

@@ -15,12 +15,11 @@ from smoothadv.attacks.geometry import (
     project_box,
     unit,
 )
-from support.models import linear_classifier, random_linear_classifier
+from support.models import linear_classifier
 
 every_attack = pytest.mark.parametrize(
     "attack", [ATTACKS[name] for name in ATTACKS], ids=list(ATTACKS)
 )
-CLASSES = 3
 
 
 def generator(seed: int) -> torch.Generator:
@@ -40,28 +39,6 @@ def test_labels_are_left_or_where_targeted_approached(attack, targeted, sign, la
         linear_classifier(weight, -3.5 + side * 1e-3, torch.float32), x, torch.tensor([label])
     )
     assert ((attacked - x) @ towards_label).item() * sign > 0.01
-
-
-@every_attack
-def test_examples_of_a_batch_do_not_influence_each_other(attack):
-    images, labels = torch.rand(4, 1, 3, 3, generator=generator(0)), torch.tensor([0, 1, 2, 0])
-    noise = 0.5 * torch.randn(4, 3, 1, 3, 3, generator=generator(1))
-    model = random_linear_classifier(9, CLASSES, seed=2)
-    together = attack(0.5, 4)(model, images, labels, noise)
-    assert (together != images).any()
-    for b in range(4):
-        alone = attack(0.5, 4)(model, images[b : b + 1], labels[b : b + 1], noise[b : b + 1])
-        torch.testing.assert_close(together[b : b + 1], alone)
-
-
-@every_attack
-def test_no_noise_is_an_attack_on_the_base_classifier(attack):
-    images, labels = torch.rand(3, 1, 2, 2, generator=generator(0)), torch.tensor([0, 1, 2])
-    model = random_linear_classifier(4, CLASSES, seed=1)
-    zeros = torch.zeros(3, 1, 1, 2, 2)
-    assert torch.equal(
-        attack(0.5, 3)(model, images, labels), attack(0.5, 3)(model, images, labels, zeros)
-    )
 
 
 vectors = st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3).map(

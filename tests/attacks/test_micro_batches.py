@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.estimators import Estimate, Stein, noisy_logits, plug_in
+from smoothadv.attacks.estimators import Estimate, Stein, noisy_logits
 from smoothadv.attacks.micro_batches import (
     FixedShape,
     InParts,
@@ -94,19 +94,6 @@ def test_parts_make_the_whole(name, examples, copies, rows, seed, scale):
     torch.testing.assert_close(parts.logits, whole.logits, rtol=1e-10, atol=1e-10)
     if name == "plug_in":
         torch.testing.assert_close(parts.log_weight(), whole.log_weight(), rtol=1e-10, atol=1e-10)
-
-
-def test_parts_of_the_plug_in_estimate_are_no_plain_average():
-    """Without its weights it is another gradient: the same comparison rejects it."""
-    given_ = situation(3, 6, 1)
-
-    def without_weight(*arguments) -> Estimate:
-        estimate = plug_in(*arguments)
-        return Estimate(estimate.gradient, estimate.logits)
-
-    whole = plug_in(*given_).gradient
-    assert are_equal(InParts(plug_in, 2)(*given_).gradient, whole)
-    assert not are_equal(InParts(without_weight, 2)(*given_).gradient, whole)
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
@@ -194,19 +181,3 @@ def test_place_in_a_pass_is_a_function_of_the_index(indices, places):
         if row is not None:
             alone = places_in_pass({5: indices[row]}, places)
             assert alone.index(5) == place and alone.count(None) == places - 1
-
-
-@pytest.mark.parametrize("places", [2, 5, 16, 64])
-@pytest.mark.parametrize("skip", [1, 2, 3, 20, 64, 100])
-def test_four_passes_worth_of_a_dataset_take_few_more_than_four(places, skip):
-    """Any selection that takes every n-th image fills the places evenly; the worst of many
-    beginnings is looked at.
-    """
-    for first in range(0, 50_000, 1_237):
-        waiting = {row: first + skip * row for row in range(4 * places)}
-        passes = 0
-        while waiting:
-            passes += 1
-            for row in places_in_pass(waiting, places):
-                waiting.pop(row, None)
-        assert passes <= 7

@@ -8,7 +8,6 @@ from smoothadv.attacks.noise_attacks import from_targets, until_misclassified
 from support.models import (
     ConstantClassifier,
     Recorder,
-    linear_classifier,
     network_with_state,
     random_linear_classifier,
 )
@@ -104,15 +103,6 @@ def test_each_copy_stops_at_the_first_misclassified_noise(model):
     assert torch.equal(path[0], NOISE) and wrong[0].sum() < wrong[-1].sum()
     for now, later, is_wrong in zip(path, path[1:], wrong):
         assert torch.equal((now == later).flatten(2).all(2).flatten(), is_wrong)
-
-
-def test_one_step_on_a_linear_classifier_is_along_its_weights():
-    weight = torch.arange(1.0, 17.0, dtype=torch.float64)
-    linear, flat = linear_classifier(weight, 100.0), NOISE.flatten(2)
-    moved = until_misclassified(linear, X, torch.ones_like(LABELS), NOISE, 1, SIZE).flatten(2)
-    expected = flat - SIZE * weight / weight.norm()
-    expected *= (flat.norm(dim=2) / expected.norm(dim=2))[..., None]
-    torch.testing.assert_close(moved, expected, rtol=1e-10, atol=1e-12)
 
 
 @every_attack

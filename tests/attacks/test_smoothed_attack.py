@@ -200,18 +200,6 @@ def test_each_result_is_the_same_bits_for_images_in_another_memory_format(situat
     )
 
 
-def test_the_comparison_would_notice_other_shapes():
-    """Neither the plain attack nor one without indices promises the same bits."""
-    inputs, labels = drawn((2, 8, 8), 4, dtype=torch.float32)
-    plain = PGD(0.5, 3)
-    together = plain(convolutional(), inputs, labels)
-    assert not torch.equal(together[:1], plain(convolutional(), inputs[:1], labels[:1]))
-    attack = SmoothedAttack(plain, 0.0)
-    assert not torch.equal(
-        attack(convolutional(), inputs, labels)[:1], attack(convolutional(), inputs[:1], labels[:1])
-    )
-
-
 @pytest.mark.parametrize("restarts, target", [(1, None), (2, None), (2, "every"), (1, "runner-up")])
 @pytest.mark.parametrize("name", list(ATTACKS))
 def test_model_and_arguments_are_left_as_they_were(name, restarts, target):

@@ -203,21 +203,6 @@ def test_little_is_measured_on_a_slow_machine(monkeypatch):
     assert (len(calls), machine.fewest) == (1, 1)
 
 
-def test_step_of_an_attack_is_measured(monkeypatch):
-    """With real measurements: an update takes time, and so does a step of its attack."""
-    monkeypatch.setattr(costs, "_REPEATS", 1)
-    (job,) = jobs(
-        'attack = "PGD"\nepsilon = 0.5\nnum-steps = 4\nbatch = 64\n[[sweep]]\nseed = 0\n'
-        "[[attack]]\nmax = 1\nepsilon = 0.5\n"
-    )
-    real = meter()
-    update, step = map(real._piece, real._work(job, job.training))
-    assert (update > 0).all() and (update >= step).all() and (step >= 0).all()
-    passes = real._work(job, job.evaluations[0])
-    assert [work.key[1] for work in passes] == [False, True]
-    assert all((real._piece(work) > 0).all() for work in passes)
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

@@ -166,7 +166,7 @@ def test_log_can_be_verified_and_attacked_without_a_contradiction(
     assert refused(outcome, "log.tsv certifies something else", "denoiser.sha256 was")
 
 
-def test_another_denoiser_does_not_continue_a_log_and_an_ensemble_may_stand_behind_it(
+def test_log_is_of_one_denoiser_and_an_ensemble_may_stand_behind_it(
     denoiser, checkpoint, workplace, capsys
 ):
     pair = f"{checkpoint}+copy.pth.tar"

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from smoothadv.cli import train_pgd
+from smoothadv.base.errors import DoubtfulWarning
+from smoothadv.cli import train, train_pgd
 from smoothadv.cli.options.recipes import RELEASED, recipe_names, recipe_words
 from smoothadv.cli.options.training import spec_of, with_recipes
 from smoothadv.objectives import Objective
@@ -211,14 +212,6 @@ def test_recipe_is_in_what_the_run_records(kind, workplace):
     assert "paper-cifar10" in content["runs"][-1]["command"]
 
 
-def test_run_of_a_recipe_is_resumed_by_its_values_spelled_out(workplace, capsys):
-    """The order of the options does not matter."""
-    succeed("train", *DIGITS, "--recipe", "smoke", "--epochs", 1)
-    spelled = ["--epochs", 1, "--steps-per-epoch", 3, "--batch", 32, "--lr", 0.01, "--resume"]
-    assert call(capsys, "train", *DIGITS, *spelled).code == 0
-    assert_refused(call(capsys, "train", *DIGITS, *spelled, "--batch", 33), "batch")
-
-
 @pytest.mark.parametrize(
     ("line", "words", "part", "field", "value"),
     [
@@ -336,7 +329,7 @@ def test_what_is_no_part_of_a_recipe_is_refused_by_its_name(
     assert not (workplace / "run").exists()
 
 
-def test_settings_that_nobody_reads_are_left_out_of_a_recipe_but_refused_on_the_command_line(
+def test_settings_that_nobody_reads_are_left_out_of_recipes_but_refused_as_options(
     compose, write_recipe
 ):
     """A recipe may serve several objectives and attacks, but an option that a user types is
@@ -352,8 +345,8 @@ def test_settings_that_nobody_reads_are_left_out_of_a_recipe_but_refused_on_the_
     )
     assert (pgd.warmup, pgd.attack.random_start, pgd.attack.epsilon) == (3, True, 0.5)
     assert (ddn.warmup, ddn.attack.initial_norm, ddn.attack.epsilon) == (3, 2.0, 0.5)
-    for kind, option in [("train", "--warmup"), ("PGD", "--init-norm-DDN")]:
-        assert_refused(compose(kind, "--recipe", path, option, 2), option)
+    assert_refused(compose("train", "--warmup", 2), "--warmup")
+    assert_refused(compose("PGD", "--recipe", path, "--init-norm-DDN", 2), "--init-norm-DDN")
     assert_refused(compose("DDN", "--recipe", path, "--random-start"), "--random-start")
 
 
@@ -449,3 +442,6 @@ def test_recipe_says_how_attacks_compute_gradients(workplace, words, estimator):
     options = with_recipes(parser, given, "train_pgd")
     attack = spec_of(options, []).objective.gradient_attack
     assert type(attack.estimator).__name__ == estimator
+    parser, line = train.make_parser([]), "digits digits_resnet8 run --noise 0.25 --recipe"
+    with pytest.warns(DoubtfulWarning, match=f"nothing reads {words.split()[0]} .*--attack"):
+        with_recipes(parser, parser.parse_args([*line.split(), "gradients.txt"]))

@@ -108,15 +108,6 @@ def test_processes_write_one_run_and_say_everything_once(done):
     )
 
 
-def test_processes_learn_something_finite(whole):
-    assert all(weights.isfinite().all() for weights in read(whole)["state_dict"].values())
-    first, last = rows(whole / "log.txt")
-    assert float(last["test_accuracy"]) > 0.5, (
-        "guessing gives 0.1, and each of seven seeds 0.68 to 0.79"
-    )
-    assert float(first["epsilon"]) == 0 and float(last["epsilon"]) == 0.5
-
-
 def test_processes_have_equal_weights_after_every_update(done):
     one, other = ((done[0] / f"witness{rank}.txt").read_text().split() for rank in (0, 1))
     assert one == other and len(set(one)) == 2 * STEPS
@@ -144,7 +135,7 @@ def test_what_gpus_alone_can_is_refused_on_the_cpu(flag, workplace, capsys):
     assert refused(outcome, f"error: {flag}", "cpu") and list(workplace.iterdir()) == []
 
 
-def test_run_that_torchrun_starts_again_replaces_another_run_only_if_it_was_told_to(
+def test_run_that_torchrun_starts_again_replaces_another_only_if_told_to(
     workplace, monkeypatch, capsys
 ):
     """The first start refused the folder, so the second must, too; an old run to overwrite must not
@@ -237,7 +228,7 @@ def test_terminated_torchrun_saves_where_an_epoch_has_fewer_than_ten_steps(tmp_p
 
 
 @pytest.mark.slow
-def test_three_processes_that_were_stopped_end_with_the_weights_of_three_that_were_not(tmp_path):
+def test_three_processes_that_were_stopped_end_with_the_weights_of_others(tmp_path):
     """25 seconds. The sum of three numbers depends on their order, which two cannot show."""
     halves, whole = tmp_path / "halves", tmp_path / "whole"
     for folder, options in [(whole, []), (halves, ["--epochs", 1]), (halves, ["--resume"])]:

@@ -3,7 +3,6 @@ what they warn of.
 """
 
 import json
-import math
 import os
 import re
 import shlex
@@ -207,22 +206,6 @@ def test_finished_run_resumes_to_nothing(one_epoch, capsys):
     assert (read(one_epoch)["epoch"], timeless(one_epoch / "log.txt")) == before
 
 
-def test_weights_that_the_last_update_broke_are_not_saved(tmp_path, capsys, monkeypatch):
-    """Losses are computed before each update: the last update of an epoch shows only in the
-    weights.
-    """
-    step = torch.optim.SGD.step
-
-    def broken_step(optimizer, *arguments):
-        step(optimizer, *arguments)
-        optimizer.param_groups[0]["params"][0].data.fill_(math.nan)
-
-    monkeypatch.setattr(torch.optim.SGD, "step", broken_step)
-    outcome = retrain(capsys, tmp_path / "run", "--batch", 100_000)
-    assert refused(outcome, "weights stopped being finite", "epoch 1")
-    assert not (tmp_path / "run/checkpoint.pth.tar").exists()
-
-
 def test_running_out_of_memory_ends_with_one_line(tmp_path, capsys, monkeypatch):
     def run_out(*arguments):
         raise torch.OutOfMemoryError(
@@ -274,7 +257,7 @@ def test_contradicting_options_are_refused_in_one_line(workplace, capsys, option
     assert list(workplace.iterdir()) == []
 
 
-def test_effective_arguments_are_all_recorded_and_the_command_line_wins_over_a_recipe(workplace):
+def test_arguments_are_all_recorded_and_the_command_line_wins_over_a_recipe(workplace):
     """Also those that do not decide the weights and those that a recipe set."""
     (workplace / "mine").write_text(
         "--evaluate-images 7 --checkpoint-minutes 3 --horizontal-flip --crop-padding 1"

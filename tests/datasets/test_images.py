@@ -98,24 +98,6 @@ def test_training_batches_are_augmented_as_the_description_says():
     )  # 49 of 50 outcomes change an image
 
 
-def epoch(dataset: InMemoryImages, generator: torch.Generator) -> torch.Tensor:
-    return torch.cat(
-        [
-            images
-            for images, _ in dataset.training_batches(shuffled(len(dataset), 3), CPU, generator)
-        ]
-    )
-
-
-def test_an_epoch_is_a_function_of_the_generator():
-    dataset = distinct_images()
-    torch.manual_seed(0)
-    first = epoch(dataset, seeded(5))
-    torch.manual_seed(1)  # the global generator must not matter
-    assert torch.equal(epoch(dataset, seeded(5)), first)
-    assert not torch.equal(epoch(dataset, seeded(6)), first)
-
-
 def test_augmentation_of_an_image_does_not_depend_on_the_batches():
     """Nor on which batches are requested: a resumed run, and each of several processes, gets the
     same images.
@@ -131,13 +113,6 @@ def test_augmentation_of_an_image_does_not_depend_on_the_batches():
             assert torch.equal(images, whole[indices])
     (other, _), *_ = dataset.training_batches([torch.arange(12)], CPU, seeded(5))
     assert not torch.equal(other, whole)
-
-
-def test_training_leaves_the_images_as_they_were():
-    dataset = distinct_images()
-    before = dataset.images.clone()
-    epoch(dataset, seeded(0))
-    assert torch.equal(dataset.images, before)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 99])
@@ -322,24 +297,3 @@ def test_row_column_and_mirror_are_drawn_uniformly_and_independently(padding):
         [(row, column, row == 0 or flip) for row, column, flip in outcomes], 2 * side**2
     )
     assert not is_uniform([(row, row, flip) for row, _, flip in outcomes], 2 * side**2)
-
-
-@pytest.mark.parametrize("flip", [False, True])
-def test_neighbours_are_drawn_independently(flip):
-    # All pairs of choices of two neighbouring images: a false alarm in one of a million seeds.
-    chosen = draw_augmentation(80_000, 1, flip, seeded(20 + flip))
-    outcomes = list(zip(*chosen.tolist()))
-    possibilities = (9 * (1 + flip)) ** 2
-    pairs = list(zip(outcomes[::2], outcomes[1::2]))
-    assert is_uniform(pairs, possibilities)
-    assert not is_uniform([(one, (two[0], one[1], two[2])) for one, two in pairs], possibilities), (
-        "the control"
-    )
-
-
-def test_share_of_mirrored_images_is_a_half_without_crops_as_well():
-    outcomes = draw_augmentation(40_000, 0, True, seeded(3))[0].tolist()
-    assert is_uniform(outcomes, 2)
-    assert not is_uniform([flip or index % 20 == 0 for index, flip in enumerate(outcomes)], 2), (
-        "the control: 52.5%"
-    )

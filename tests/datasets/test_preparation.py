@@ -56,23 +56,6 @@ def test_pixels_are_those_of_torchvision_and_timm(shape, interpolation, resize):
     assert torch.equal(found, of_timm(image))
 
 
-@pytest.mark.parametrize("shape", [(50, 70), (70, 50), (64, 64)])
-@pytest.mark.parametrize("resize", [40, SQUASH])
-def test_pixels_are_those_of_an_image_processor_of_transformers(shape, resize):
-    """Where the border that is cut away is even: else transformers' crop may begin a pixel
-    before torchvision's.
-    """
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    size = {"height": 32, "width": 32} if resize == SQUASH else {"shortest_edge": resize}
-    crop = {"do_center_crop": resize != SQUASH, "crop_size": {"height": 32, "width": 32}}
-    # Version 5 gave the processors that use Pillow this name.
-    process = getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
-    processor = process(size=size, do_rescale=False, do_normalize=False, resample=3, **crop)
-    expected = processor(picture(*shape), return_tensors="np")["pixel_values"][0]
-    found = Preparation(32, resize, "bicubic").evaluation(picture(*shape)).numpy()
-    assert found.shape == expected.shape and np.array_equal(found, expected)
-
-
 MEANT = {
     "224": Preparation(224, None),
     "224,235": Preparation(224, 235),

@@ -121,7 +121,7 @@ def test_hf_dataset_has_the_images_that_were_saved(saved):
         )
         (whole, labels), *_ = dataset.evaluation_batches([torch.arange(6)], torch.device("cpu"))
         assert torch.equal(whole[5], dataset[5][0]) and labels.tolist() == LABELS.tolist()
-    assert _rows(name.partition(":")[2])["test"].name.endswith("split validation")
+    assert _rows(name.partition(":")[2])["test"].name.endswith("split validation, row ")
     description = dataset.description
     assert description.class_names == ("x", "y", "z") and description.image_shape == (3, 12, 10)
     assert description.mean == pytest.approx((COLOURS / 255).mean((0, 1, 2)), abs=1e-4)
@@ -145,7 +145,9 @@ def test_hf_dataset_of_several_sizes_is_prepared_and_one_table_is_for_testing(sa
 
 
 def test_hf_dataset_prefers_test_images_and_each_has_a_label(saved, monkeypatch):
-    assert _rows(saved("test", "validation").partition(":")[2])["test"].name.endswith("split test")
+    assert _rows(saved("test", "validation").partition(":")[2])["test"].name.endswith(
+        "split test, row "
+    )
     _rows.cache_clear()
     monkeypatch.setitem(globals(), "LABELS", np.array([0, 2, -1, 2, 0, 1]))
     assert "no label" in refusal(get_dataset, saved("test"), "test", names="row 2")

@@ -4,7 +4,6 @@ fill memory.
 
 import pickle
 import re
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -93,17 +92,6 @@ def test_arrays_are_found_by_either_name(tmp_path, write, images, labels):
     assert np.array_equal(load_pseudo_labelled(path, described()).images, pixels())
 
 
-def test_published_names_win_where_both_are_there(tmp_path):
-    content = {
-        "images": np.zeros(3),
-        "labels": np.zeros(2),
-        "data": pixels(),
-        "extrapolated_targets": LABELS,
-    }
-    loaded = load_pseudo_labelled(write_npz(tmp_path / "extra", content), described())
-    assert np.array_equal(loaded.images, pixels()) and loaded.labels.tolist() == LABELS.tolist()
-
-
 @every_format
 @pytest.mark.parametrize("dtype", ["u1", "i1", "<i2", ">i4", ">i8", "<u8", "list"])
 def test_labels_may_be_any_whole_numbers(tmp_path, write, dtype):
@@ -114,75 +102,35 @@ def test_labels_may_be_any_whole_numbers(tmp_path, write, dtype):
     assert loaded.labels.dtype == torch.int64 and loaded.labels.tolist() == LABELS.tolist()
 
 
-def test_arrays_that_were_read_only_are_read_without_a_warning(tmp_path):
-    """Pickle protocol 5 keeps arrays read-only, and torch warns about such arrays."""
-    images = pixels()
-    images.flags.writeable = False
-    path = write_pickle(5)(tmp_path / "extra", {"data": images, "labels": LABELS})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        # torch warns once in a process: here it has to do so whenever there is a reason.
-        torch.set_warn_always(True)
-        try:
-            loaded = load_pseudo_labelled(path, described())
-        finally:
-            torch.set_warn_always(False)
-    assert np.array_equal(loaded.images, pixels())
-
-
 def refusal(path: Path, description: DatasetDescription | None = None) -> str:
     message = refusals.refusal(load_pseudo_labelled, path, description or described(), names=path)
     assert message.startswith("--use-unlabelled: ")
     return message
 
 
-CHANNELS_LAST = pixels().transpose(0, 2, 3, 1)
 FAULTS = {
     "no images": ({"labels": LABELS}, "lacks data or images; it holds labels"),
     "no labels": ({"data": pixels()}, "lacks extrapolated_targets or labels; it holds data"),
     "nothing": ({}, "holds nothing"),
-    "images as floats": ({"data": pixels() / 255, "labels": LABELS}, "float64.*needs uint8"),
+    "images as floats": ({"data": pixels() / 255, "labels": LABELS}, "data is float64"),
     "images as signed bytes": (
         {"data": pixels().astype(np.int8), "labels": LABELS},
-        "int8.*needs uint8",
+        "data is int8",
     ),
     "images of another size": (
-        {"data": pixels()[:, :, :, :3], "labels": LABELS},
-        r"\[7, 3, 2, 3\].*needs uint8",
+        {"data": pixels()[:, :, :1], "labels": LABELS},
+        r"\[7, 3, 1, 4\].*needs uint8 \[N, 3, 2, 4\]",
     ),
-    "images without channels": ({"data": pixels()[:, 0], "labels": LABELS}, r"\[7, 2, 4\]"),
-    "one image": ({"data": pixels()[0], "labels": LABELS}, r"shape \[3, 2, 4\]"),
-    "images side by side": (
-        {"data": CHANNELS_LAST.transpose(0, 2, 1, 3), "labels": LABELS},
-        r"\[7, 4, 2, 3\]",
-    ),
-    "a number for images": ({"data": np.array(3, np.uint8), "labels": LABELS}, r"shape \[\]"),
-    "fewer labels": ({"data": pixels(), "labels": LABELS[:-1]}, r"labels of shape \[6\].*7 images"),
-    "more labels": (
-        {"data": pixels(), "labels": np.append(LABELS, 0)},
-        r"labels of shape \[8\].*7 images",
-    ),
-    "labels in a column": (
-        {"data": pixels(), "labels": LABELS[:, None]},
-        r"labels of shape \[7, 1\]",
-    ),
-    "logits": ({"data": pixels(), "labels": np.eye(5)[LABELS]}, r"labels of shape \[7, 5\]"),
-    "labels as floats": (
-        {"data": pixels(), "labels": LABELS.astype(float)},
-        "float64.*whole number",
-    ),
+    "a number for images": ({"data": np.array(3, np.uint8), "labels": LABELS}, r"uint8 \[\]"),
+    "fewer labels": ({"data": pixels(), "labels": LABELS[:-1]}, r"int64 \[6\], expected 7"),
+    "logits": ({"data": pixels(), "labels": np.eye(5)[LABELS]}, r"float64 \[7, 5\], expected 7"),
     "labels as booleans": ({"data": pixels(), "labels": LABELS > 2}, "bool.*whole number"),
-    "labels as text": ({"data": pixels(), "labels": LABELS.astype(str)}, "whole number"),
     "a label too many": (
         {"data": pixels(), "labels": LABELS + 1},
         "label 5; toys has the classes 0 to 4",
     ),
-    "a negative label": ({"data": pixels(), "labels": LABELS - 1}, "label -1"),
-    "a huge label": (
-        {"data": pixels(), "labels": LABELS.astype(np.uint64) + np.uint64(2**63)},
-        "classes 0 to 4",
-    ),
-    "no images at all": ({"data": pixels()[:0], "labels": LABELS[:0]}, "0 images"),
+    "a negative label": ({"data": pixels(), "labels": LABELS - 1}, "whole numbers from 0"),
+    "no images at all": ({"data": pixels()[:0], "labels": LABELS[:0]}, r"uint8 \[0, 3, 2, 4\]"),
 }
 
 
@@ -240,18 +188,6 @@ DAMAGED = {
 def test_damaged_file_is_refused_in_one_line(tmp_path, content, suffix):
     path = tmp_path / f"extra{suffix}"
     path.write_bytes(content)
-    refusal(path)
-
-
-def test_single_array_is_refused_in_one_line(tmp_path):
-    np.save(tmp_path / "extra.npy", pixels())
-    refusal((tmp_path / "extra.npy").rename(tmp_path / "extra.npz"))
-
-
-@pytest.mark.parametrize("torn", [10, 200, -60])
-def test_torn_npz_is_refused_in_one_line(tmp_path, torn):
-    path = write_npz(tmp_path / "extra", {"data": pixels(), "labels": LABELS})
-    path.write_bytes(path.read_bytes()[:torn])
     refusal(path)
 
 

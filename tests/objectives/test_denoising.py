@@ -3,18 +3,14 @@ of a classifier.
 """
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smoothadv.base.distributed import Processes
 from smoothadv.objectives import Batch
 from smoothadv.objectives.denoising import DENOISING, DenoisedStability, MeanSquaredError
-from smoothadv.training.execution import Execution
-from smoothadv.training.update import Address, Update
 from support.objectives import outcome_of
 
 SIGMA = 0.25
@@ -55,16 +51,6 @@ def test_squared_error_of_a_scaled_image_is_known(weight):
     assert loss == pytest.approx(float((errors**2).mean()), rel=1e-5)
 
 
-def test_gradient_of_the_squared_error_vanishes_at_the_best_denoiser():
-    """w = 1 / (1 + sigma^2), the posterior mean; elsewhere it points there."""
-    best, gradients = 1 / (1 + SIGMA**2), []
-    for weight in (best - 0.1, best, best + 0.1):
-        model = Scaled(weight)
-        outcome_of(MeanSquaredError(SIGMA), model, batch(2000)).loss.backward()
-        gradients.append(float(model.weight.grad))
-    assert gradients[0] < -0.1 and abs(gradients[1]) < 0.02 and gradients[2] > 0.1
-
-
 def test_stability_is_the_cross_entropy_under_the_class_of_the_clean_image():
     network, model = classifier(), Scaled(0.8)
     seen = batch(6, network)
@@ -102,28 +88,3 @@ def test_accuracies_are_those_behind_the_classifier_or_unknown(name, with_classi
     images = 0.8 * torch.stack([seen.images + seen.noise[:, 0], seen.images])
     expected = [int((network(some).argmax(1) == seen.labels).sum()) for some in images]
     assert [int(noisy), int(clean)] == expected and noisy != clean
-
-
-@pytest.mark.parametrize("name", DENOISING)
-def test_update_in_micro_batches_is_one_update(name):
-    """Of a denoiser without batch normalization."""
-    seen, teacher = (
-        batch(8),
-        SimpleNamespace(batch_fields=lambda indices: {"teacher": classifier()}),
-    )
-
-    def updated(images_at_a_time: int) -> float:
-        model = Scaled(0.5)
-        parts = (
-            DENOISING[name](SIGMA),
-            torch.optim.SGD(model.parameters(), 0.1),
-            Execution(),
-            Processes(),
-        )
-        update = Update(
-            model, *parts, torch.device("cpu"), seen.images[:1], images_at_a_time, teacher
-        )
-        update(seen.images, seen.labels, 8, slice(0, 8), Address(0, 0, 0), 1.0)
-        return float(model.weight.detach())
-
-    assert updated(3) == pytest.approx(updated(8), abs=1e-6) and updated(8) != 0.5

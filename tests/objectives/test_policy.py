@@ -29,7 +29,7 @@ def test_images_with_fewer_votes_than_the_share_are_left_out(percent):
         DataPolicy(0, percent / 100).kept(np.zeros(2))
 
 
-def test_weights_are_quantiles_of_confidence_bounds_of_at_least_three_quarters_of_the_votes():
+def test_weights_are_quantiles_of_bounds_of_at_least_three_quarters_of_the_votes():
     for draws in (16, 100):
         weights, counts = (
             DataPolicy(0, resample_draws=draws).weights(np.arange(draws + 1)),

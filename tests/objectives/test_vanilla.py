@@ -5,8 +5,6 @@ any noise it is "Vanilla PGD". The tests cover which model is attacked, which co
 correctly before the attack, which copies are trained on, and how epsilon grows.
 """
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -15,7 +13,6 @@ from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.pgd import PGD
 from smoothadv.noise import training_noise
-from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from support.models import Recorder, linear_classifier, random_linear_classifier
 from support.objectives import outcome_of
@@ -102,15 +99,6 @@ def test_base_classifier_is_attacked_without_noise_by_one_pass_a_step(noise_sd, 
     assert outcome.examples == 5 * copies
 
 
-def test_smoothed_classifier_is_attacked_on_all_copies():
-    """The control: without base_attack the attack does see noise, a pass of all copies a step."""
-    recorder = Recorder(network())
-    vanilla(PGD(EPSILON, STEPS), SIGMA, 4)(recorder, IMAGES, LABELS, 0, generator())
-    assert [len(batch) for batch in recorder.batches] == [20] * (STEPS + 1)
-    noise = training_noise(IMAGES, 4, SIGMA, generator())
-    torch.testing.assert_close(recorder.batches[0], (IMAGES[:, None] + noise).flatten(0, 1))
-
-
 ATTACKED = {
     "PGD": (ATTACKS["PGD"](EPSILON, STEPS), {}, 4),
     "DDN": (ATTACKS["DDN"](EPSILON, STEPS), {}, 4),
@@ -142,17 +130,6 @@ def test_what_was_right_before_the_attack_is_counted_in_eval_mode(
         for each in outcomes
     ]
     assert any(before != after for before, after in shares)
-
-
-def test_nothing_is_told_of_before_the_attack_where_there_is_none():
-    growing = SmoothAdv(PGD(EPSILON, STEPS), SIGMA, 2, warmup=4)
-    model = network().train()
-    for objective, epoch in [(growing, 0), (Gaussian(SIGMA), 7)]:
-        recorder = Recorder(model)
-        outcome = objective(recorder, IMAGES, LABELS, epoch, generator())
-        assert (outcome.unattacked_correct, outcome.unattacked_examples) == (0, 0)
-        assert len(recorder.batches) == 1
-    assert growing(model, IMAGES, LABELS, 1, generator()).unattacked_examples == 10
 
 
 @pytest.mark.parametrize("base_attack", [False, True], ids=["smoothed", "base"])
@@ -197,41 +174,6 @@ def test_warmup_from_the_first_epoch_is_an_epoch_ahead_and_never_zero(warmup, ex
         ahead.batch(images, torch.tensor([1]), 0, None, noise=torch.zeros(1, 1, 1, 4, 4)),
     )
     assert (recorder.batches[-1] - images).norm().item() == pytest.approx(expected[0], rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"warmup_from_first_epoch": True}, {"base_attack": True}], ids=str
-)
-def test_full_epsilon_is_that_of_the_attack_whatever_the_epoch(options):
-    objective = SmoothAdv(DDN(EPSILON, 2), SIGMA, 2, 10, **options)
-    assert (
-        objective.epsilon(math.inf) == EPSILON == objective.epsilon(10)
-        and objective.epsilon(1) < EPSILON
-    )
-    assert Gaussian(SIGMA).epsilon(math.inf) == 0.0
-
-
-@pytest.mark.parametrize("attack", [PGD(EPSILON, STEPS), DDN(EPSILON, STEPS)], ids=["PGD", "DDN"])
-@pytest.mark.parametrize(
-    "options", [{}, {"base_attack": True}, {"train_first_copy": True}], ids=str
-)
-@pytest.mark.parametrize("noise_sd", [0.0, SIGMA])
-def test_a_batch_on_given_noise_is_what_a_call_that_draws_it_gives(attack, options, noise_sd):
-    objective, model = vanilla(attack, noise_sd, 3, **options), network().train()
-    called = objective(model, IMAGES, LABELS, 2, generator())
-    noise = objective.draw(IMAGES, generator())
-    assert noise.shape == (5, 3, 1, 4, 4)
-    given = outcome_of(objective, model, objective.batch(IMAGES, LABELS, 2, None, noise=noise))
-    assert torch.equal(called.loss, given.loss) and torch.equal(called.correct, given.correct)
-    assert torch.equal(called.unattacked_correct, given.unattacked_correct)
-    assert (called.examples, called.unattacked_examples) == (
-        given.examples,
-        given.unattacked_examples,
-    )
-    other = outcome_of(
-        objective, model, objective.batch(IMAGES, LABELS, 2, None, noise=noise + 0.3 * IMAGES[0])
-    )
-    assert not torch.equal(given.loss, other.loss)
 
 
 @pytest.mark.parametrize("attack", [PGD(EPSILON, STEPS), DDN(EPSILON, STEPS)], ids=["PGD", "DDN"])

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from smoothadv.objectives import Batch, FirstLogits, Objective, Outcome
+from smoothadv.objectives import Batch, Objective, Outcome, first_logits
 
 
 def outcome_of(
@@ -10,6 +10,6 @@ def outcome_of(
 ) -> Outcome:
     """Attack the batch, with ``attacked`` in place of the model, and the loss of the result."""
     attacked = model if attacked is None else attacked
-    with FirstLogits(attacked) as first:
+    with first_logits(attacked) as first:
         moved = objective.attacked(attacked, batch)
-    return first.counted_in(objective.loss(model, batch, moved), batch.labels)
+    return objective.loss(model, batch, moved).before_attack(first, batch.labels)

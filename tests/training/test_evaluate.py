@@ -19,7 +19,7 @@ from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution, attacked_form
 from smoothadv.training.spec import EvaluationSchedule
-from smoothadv.training.update import NOT_EVALUATED, TEST_COLUMNS, Address, Update
+from smoothadv.training.update import TEST_COLUMNS, Address, Update
 from support.models import Recorder
 from support.released import randomise_batch_norms
 
@@ -75,7 +75,7 @@ def looked_at(
         "attacked_uncompiled": attacked,
         "objective": objective,
         "execution": execution or Execution(),
-        "_supplied": lambda indices: {},
+        "teacher": None,
     }
     update = SimpleNamespace(**parts, processes=Processes(), device=CPU)
     return Update.evaluate(update, images, indices, 8, address)
@@ -189,28 +189,7 @@ def test_precision_is_used_throughout():
     assert coarsely.entered == 3, "once for each batch"
 
 
-def test_what_was_not_looked_at_has_the_same_columns():
-    assert tuple(NOT_EVALUATED) == TEST_COLUMNS and NOT_EVALUATED["test_images"] == 0
-
-
 # ---- when, and at which images ----
-
-
-@pytest.mark.parametrize(
-    ("every", "epochs", "due"),
-    [
-        (1, 3, [0, 1, 2]),
-        (2, 5, [1, 3, 4]),
-        (2, 4, [1, 3]),
-        (5, 3, [2]),
-        (3, 7, [2, 5, 6]),
-        (1, 1, [0]),
-    ],
-)
-def test_a_look_is_due_every_so_many_epochs_and_after_the_last(every, epochs, due):
-    assert [
-        epoch for epoch in range(epochs) if EvaluationSchedule(every).is_due(epoch, epochs)
-    ] == due
 
 
 @pytest.mark.parametrize("images", [None, 1, 7, 100, 1000])
@@ -222,7 +201,3 @@ def test_chosen_images_are_evenly_spaced(images, available):
     assert chosen[0] == 0 and chosen[-1] < available
     gaps = torch.diff(torch.cat([chosen, torch.tensor([available])]))
     assert gaps.min() >= 1 and gaps.max() - gaps.min() <= 1, "distinct, up to the end"
-
-
-def test_the_usual_thousand_are_every_tenth_of_cifar10():
-    assert EvaluationSchedule().chosen(10_000).tolist() == list(range(0, 10_000, 10))

@@ -126,34 +126,6 @@ def test_no_weight_exceeds_the_largest_however_far_a_parameter_drifts():
         torch.testing.assert_close(gradient, torch.full_like(gradient, 1 / rounding.unit))
 
 
-def test_training_mends_coarse_weights():
-    """Weights that are multiples of 48 lose what the network had learnt; training finds integers
-    that have it again.
-    """
-    images = grey_images(64, (1, 8, 8), clip=0)
-    labels = network()(images).argmax(1)
-    coarse = network()
-    for layer in coarse.layers:
-        if isinstance(layer, Convolution):
-            layer.weight.copy_((layer.weight / 48).round() * 48)
-    trained = TrainedIntegers(coarse)
-    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(trained(images), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    after = trained.integers()
-    assert losses[-1] < 0.5 * losses[0]
-    assert torch.equal(after(images), trained(images)), "what is written is what was trained"
-    for layer, before in zip(after.layers, coarse.layers):
-        if isinstance(layer, Convolution):
-            assert torch.equal(layer.weight, layer.weight.round())
-            assert layer.weight.abs().max() <= before.weight.abs().max()
-
-
 def test_checkpoint_is_one_of_integers_and_a_stopped_run_goes_on(integers, tmp_path, capsys):
     """SmoothAdv, whose attacks go through the rounded network; stopped in the second epoch by
     SIGTERM.

@@ -38,21 +38,6 @@ OBJECTIVES["acr-weakness"] = KINDS["acr-weakness"](noise_sd=0.25, attack_from_ep
 UPDATES = [(7, 1.0), (2, 1.0), (7, 0.5), (5, 1.0), (8, 1.0)]
 
 
-class SameHalf(Processes):
-    """Negative control: all processes train on the first one's part."""
-
-    def share(self, indices: torch.Tensor) -> tuple[torch.Tensor, slice]:
-        part = indices.tensor_split(self.size)[0]
-        return part, slice(0, len(part))
-
-
-class NotAveraged(Processes):
-    """Negative control: the processes do not exchange gradients."""
-
-    def average_gradients(self, model: nn.Module) -> None:
-        pass
-
-
 class Opaque(nn.Module):
     """A network that cannot be folded: the model itself is attacked."""
 
@@ -199,8 +184,6 @@ def everything(processes: Processes, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: trained(processes, *run) for name, run in RUNS.items()}
     found["evaluated"], found["statistics"] = evaluated(processes), statistics(processes)
     found["votes"] = votes(processes)
-    for control in (SameHalf, NotAveraged):
-        found[control.__name__] = trained(control(launched=True), *RUNS["smoothadv"])
     found["decision"] = processes.received(5 + processes.rank)
     own = torch.tensor([1.0 + processes.rank, 10.0])
     found["total"], found["own"] = processes.total(own), own
@@ -242,15 +225,6 @@ def test_two_processes_train_the_weights_of_one(found, name):
         assert torch.equal(first["weights"], second["weights"]), f"update {step}"
         assert (first["weights"] - expected["weights"]).abs().max() < 1e-10, f"update {step}"
         torch.testing.assert_close(first["sums"], expected["sums"], rtol=1e-10, atol=1e-10)
-
-
-def test_equal_parts_would_train_other_weights(found):
-    """Negative control of the above."""
-    expected = trained(Processes(), *RUNS["smoothadv"])
-    for control in ("SameHalf", "NotAveraged"):
-        assert (found[0][control][0]["weights"] - expected[0]["weights"]).abs().max() > 1e-4
-    first, second = (process["NotAveraged"][0]["weights"] for process in found)
-    assert (first - second).abs().max() > 1e-4
 
 
 def test_two_processes_evaluate_as_one(found):

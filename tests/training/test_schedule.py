@@ -1,12 +1,10 @@
 """The course of the learning rate, and which images each update of an epoch is on."""
 
 import dataclasses
-import math
 
 import pytest
 import torch
 
-from smoothadv.base.errors import UserError
 from smoothadv.training.schedule import (
     OPTIMIZERS,
     SHAPES,
@@ -21,14 +19,9 @@ ONE_CYCLE = dataclasses.replace(STEP, epochs=10, learning_rate_shape="one-cycle"
 
 
 def test_steps_divide_the_learning_rate_by_ten_every_fifty_epochs():
-    rates = [STEP.learning_rate_at(epoch, 0, 196) for epoch in range(150)]
-    assert rates == pytest.approx([0.1] * 50 + [0.01] * 50 + [0.001] * 50)
-    assert rates == pytest.approx([0.1 * 0.1 ** math.floor(epoch / 50) for epoch in range(150)])
-
-
-@pytest.mark.parametrize("epoch", [0, 49, 50, 149])
-def test_steps_stay_the_same_within_an_epoch(epoch):
-    assert len({STEP.learning_rate_at(epoch, step, 196) for step in range(196)}) == 1
+    for step in (0, 195):
+        rates = [STEP.learning_rate_at(epoch, step, 196) for epoch in range(150)]
+        assert rates == pytest.approx([0.1] * 50 + [0.01] * 50 + [0.001] * 50)
 
 
 def test_other_steps_and_factors():
@@ -48,14 +41,6 @@ def one_cycle(epochs: int, steps: int) -> list[float]:
         for epoch in range(epochs)
         for step in range(steps)
     ]
-
-
-@pytest.mark.parametrize(
-    ("epochs", "steps"), [(10, 100), (1, 1000), (1000, 1), (7, 13), (1, 1), (2, 1), (1, 3)]
-)
-def test_one_cycle_is_positive_and_at_most_the_learning_rate(epochs, steps):
-    rates = one_cycle(epochs, steps)
-    assert 0 < min(rates) and max(rates) <= 0.1 * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(10, 100), (1, 1000), (1000, 1)])
@@ -99,13 +84,6 @@ def test_optimizer_is_the_one_that_is_named(name):
         dataclasses.replace(STEP, optimizer=name), torch.nn.Linear(1, 1), torch.device("cpu")
     )
     assert type(optimizer).__name__.lower() == name
-
-
-def test_unknown_optimizer_is_refused():
-    with pytest.raises((UserError, ValueError)):
-        optimizer_of(
-            dataclasses.replace(STEP, optimizer="adam"), torch.nn.Linear(1, 1), torch.device("cpu")
-        )
 
 
 # ---- the order of images ----
@@ -152,16 +130,6 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert indices(plan(100), 0) != list(range(100))
 
 
-def test_all_orders_are_as_likely():
-    """Each of four images is as often in each place: over 600 epochs 150 +- 10.6, here within five
-    of those.
-    """
-    counts = torch.zeros(4, 4)
-    for epoch in range(600):
-        counts[torch.arange(4), torch.tensor(indices(plan(4, epoch=epoch), 0))] += 1
-    assert 97 < counts.min() and counts.max() < 203
-
-
 @pytest.mark.parametrize("pseudo", [1, 5, 8, 20, 55, 56, 57, 500])
 def test_there_are_as_many_pseudo_labelled_batches_as_labelled_ones(pseudo):
     """Fifty labelled images make seven batches of at most eight, so that 56 pseudo-labelled images
@@ -176,23 +144,6 @@ def test_there_are_as_many_pseudo_labelled_batches_as_labelled_ones(pseudo):
     # most.
     counts = [drawn.count(index) for index in range(pseudo)]
     assert max(counts) == -(-56 // pseudo) and min(counts) == 56 // pseudo
-
-
-def test_pseudo_labelled_images_come_in_rounds():
-    """Two batches make a round of all images; later the order of batches is shuffled, which hides
-    the rounds.
-    """
-    steps = plan(160, 16)
-    drawn = [step.indices.tolist() for step in steps if step.source == 1]
-    assert len(drawn) == 20 and all(len(set(part)) == 8 for part in drawn)
-    pairs = [(part, other) for part in drawn for other in drawn if not set(part) & set(other)]
-    assert len({frozenset(part) for part, _ in pairs}) == 20, "each half has its other half"
-    assert len({tuple(part) for part in drawn}) == 20, "every round in an order of its own"
-
-
-def test_other_epochs_draw_other_pseudo_labelled_images():
-    first, second = (set(indices(plan(50, 5000, epoch=epoch), 1)) for epoch in (0, 1))
-    assert len(first) == len(second) == 56 and len(first & second) < 10
 
 
 def test_batches_of_both_kinds_are_mixed():
@@ -210,8 +161,3 @@ def test_steps_per_epoch_ends_an_epoch_early(pseudo, most):
     everything = plan(50, pseudo)
     assert as_lists(plan(50, pseudo, most=most)) == as_lists(everything)[:most]
     assert len(plan(50, pseudo, most=most)) == min(most, len(everything))
-
-
-def test_short_epochs_do_not_always_show_the_same_images():
-    seen = {index for epoch in range(40) for index in indices(plan(50, epoch=epoch, most=1), 0)}
-    assert seen == set(range(50))

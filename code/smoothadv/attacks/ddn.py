@@ -112,8 +112,11 @@ class DDN(GradientAttack):
         v, adversarial = best, torch.zeros_like(labels, dtype=torch.bool)
         if problem.start is not None:
             v, direction = problem.start, unit(problem.estimate(problem.start).gradient)
+        last = max(1, self.num_steps if self.anneal_past_end else self.num_steps - 1)
         for k in range(self._updates):
-            v = v + self.direction * self._step_length(k) * direction
+            # Cosine annealing from 1 at k = 0 to 0.01 at k = T - 1.
+            step = 0.01 + 0.495 * (1 + math.cos(math.pi * k / last))
+            v = v + self.direction * step * direction
             norm = torch.minimum(
                 torch.where(adversarial, norm * (1 - self.gamma), norm * (1 + self.gamma)),
                 worst_norm,
@@ -143,11 +146,6 @@ class DDN(GradientAttack):
         steps = self.result_levels - 1
         moves = (v * steps).round()
         return torch.where(moves == 0, inputs, (inputs * steps + moves) / steps)
-
-    def _step_length(self, k: int) -> float:
-        """Cosine annealing from 1 at k = 0 to 0.01 at k = T - 1."""
-        last = self.num_steps if self.anneal_past_end else self.num_steps - 1
-        return 0.01 + 0.495 * (1 + math.cos(math.pi * k / max(1, last)))
 
     def _adversarial(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Whether most copies get another class than the label (targeted: the label): [B, m, K] and

@@ -120,11 +120,10 @@ def estimator_of(loss: _Loss, log_weight: _Loss | None = None) -> GradientEstima
     return estimate
 
 
-def _log_of_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return _log_sum(log_true_probability(logits, labels))
-
-
-@partial(estimator_of, log_weight=_log_of_sum)
+@partial(
+    estimator_of,
+    log_weight=lambda logits, labels: _log_sum(log_true_probability(logits, labels)),
+)
 def plug_in(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The gradient of the plug-in loss J over the given noise (SmoothAdv, eq. 6); m = 1 is
     cross-entropy.

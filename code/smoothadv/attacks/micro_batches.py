@@ -33,22 +33,15 @@ def rows_per_pass(copies: int, batch: int) -> int:
 def places_in_pass(waiting: Mapping[int, int], places: int) -> list[int | None]:
     """For each place of a pass, a row of ``waiting``, which is {row: index of the example}.
 
-    It is the first row whose index has that place; None where there is no such row.
+    It is the first row whose index has that place; None where there is no such row. Indices with
+    any common difference are spread evenly over the places, by the fractional part of index /
+    golden ratio, in 64 bits (Knuth, The Art of Computer Programming, section 6.4).
     """
     placed: dict[int, int] = {}
     for row, index in waiting.items():
-        placed.setdefault(_place(int(index), places), row)
+        place = (int(index) * 0x9E3779B97F4A7C15 % 2**64) * places >> 64
+        placed.setdefault(place, row)
     return [placed.get(place) for place in range(places)]
-
-
-def _place(index: int, places: int) -> int:
-    """A place from 0 to ``places`` - 1; indices with any common difference are spread evenly over
-    the places.
-
-    The fractional part of index / golden ratio, in 64 bits (Knuth, The Art of Computer Programming,
-    section 6.4).
-    """
-    return (index * 0x9E3779B97F4A7C15 % 2**64) * places >> 64
 
 
 class FixedShape(nn.Module):

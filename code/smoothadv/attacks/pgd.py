@@ -40,9 +40,14 @@ class PGD(GradientAttack):
     )
 
     def perturbation(self, problem: Problem) -> torch.Tensor:
-        inputs = problem.inputs
-        v = self._first(problem)
-        epsilon = problem.epsilon  # the step of SmoothAdv, appendix D, unless stated
+        inputs, epsilon = problem.inputs, problem.epsilon
+        if problem.start is not None:
+            v = problem.start
+        elif self.random_start:
+            v = project_box(inputs, uniform_in_ball(inputs, epsilon, problem.generator))
+        else:
+            v = torch.zeros_like(inputs)
+        # The step of SmoothAdv, appendix D, unless stated.
         length = (
             2 * epsilon / self.num_steps
             if self.step_size is None
@@ -59,12 +64,3 @@ class PGD(GradientAttack):
                 )
             v = project_ball(project_box(inputs, v + step * direction), epsilon)
         return v
-
-    def _first(self, problem: Problem) -> torch.Tensor:
-        if problem.start is not None:
-            return problem.start
-        if self.random_start:
-            return project_box(
-                problem.inputs, uniform_in_ball(problem.inputs, problem.epsilon, problem.generator)
-            )
-        return torch.zeros_like(problem.inputs)

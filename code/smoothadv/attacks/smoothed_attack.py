@@ -158,7 +158,14 @@ class SmoothedAttack:
             )
         if attack.targeted:
             raise ValueError("give the target here, and an attack that is not targeted itself")
-        _check_target(target)
+        if isinstance(target, int) and not isinstance(target, bool):
+            if not 0 <= target < 2**63:
+                raise ValueError(f"target: found {target!r}, but there is no such class")
+        elif target is not None and target not in KNOWN_TARGETS:
+            raise ValueError(
+                f"target: found {target!r}, expected {', '.join(KNOWN_TARGETS)}, or the number of "
+                "a class"
+            )
         self.attack, self.sigma, self.num_noise_vec, self.seed = attack, sigma, num_noise_vec, seed
         self.restarts, self.target, self.batch = restarts, target, batch
         self.on_smaller_batch = on_smaller_batch
@@ -234,7 +241,11 @@ class SmoothedAttack:
         get both. ValueError where the model has too few classes.
         """
         inputs, numbers = examples.inputs, examples.numbers
-        classes = self._classes_needed(examples.labels, examples.targets)
+        # A target rule needs a class other than the label.
+        largest = self.target if isinstance(self.target, int) else int(self.target is not None)
+        for named in (examples.labels, examples.targets):
+            if named is not None and len(named):
+                largest = max(largest, int(named.max()))
         # Without indices, results need not agree with those of other batches: no padding.
         is_padded = examples.indices is not None
         results: dict[int, torch.Tensor] = {}
@@ -251,7 +262,7 @@ class SmoothedAttack:
             shape = rows_per_pass(self.num_noise_vec, self.batch)
             shape = shape if is_padded else min(shape, len(inputs) * self.num_noise_vec)
             with frozen(model):
-                found = work(FixedShape(model, shape, classes), examples.of(rows))
+                found = work(FixedShape(model, shape, 1 + largest), examples.of(rows))
             return {row: result for row, result in zip(placed, found) if row is not None}
 
         while waiting:
@@ -261,20 +272,6 @@ class SmoothedAttack:
             torch.stack([results[row] for row in range(len(inputs))])
             if results
             else inputs.detach()
-        )
-
-    def _classes_needed(self, labels: torch.Tensor, targets: torch.Tensor | None) -> int:
-        """The number of classes that a model must have so that all labels and targets are among
-        them.
-        """
-        named = [
-            int(classes.max())
-            for classes in (labels, targets)
-            if classes is not None and len(classes)
-        ]
-        # A target rule needs a class other than the label.
-        return 1 + max(
-            [self.target if isinstance(self.target, int) else int(self.target is not None), *named]
         )
 
     def _halve(self, reason: str) -> None:
@@ -355,14 +352,11 @@ class SmoothedAttack:
             noise.stream(int(index), inputs.device, Purpose.ATTACK_NOISE) for index in indices
         ]
         black = torch.zeros(inputs.shape[1:], device=inputs.device)
-        starts = range(
-            0, self.num_noise_vec, self.batch
-        )  # drawing may take several times the memory of the draws
+        # Drawing may take several times the memory of the draws.
+        starts = range(0, self.num_noise_vec, self.batch)
         counts = [(start, min(self.batch, self.num_noise_vec - start)) for start in starts]
-        noise.fill(
-            drawn.flatten(0, 1),
-            [Rows(stream, black, *count) for stream in streams for count in counts],
-        )
+        rows = [Rows(stream, black, *count) for stream in streams for count in counts]
+        noise.fill(drawn.flatten(0, 1), rows)
         return drawn
 
     def _generators(self, indices: Sequence[int], *purpose: int) -> list[torch.Generator]:
@@ -401,15 +395,3 @@ class SmoothedAttack:
                 estimator.sharpened(logits) if isinstance(estimator, PlugIn) else logits, wanted
             )
         return -loss if targeted else loss
-
-
-def _check_target(target: int | str | None) -> None:
-    """ValueError unless it is None, a number that a class can have, or the name of a rule."""
-    if isinstance(target, int) and not isinstance(target, bool):
-        if not 0 <= target < 2**63:
-            raise ValueError(f"target: found {target!r}, but there is no such class")
-    elif target is not None and target not in KNOWN_TARGETS:
-        raise ValueError(
-            f"target: found {target!r}, expected {', '.join(KNOWN_TARGETS)}, or the number of a "
-            "class"
-        )

@@ -204,5 +204,5 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
 discover(
     __name__,
     __path__,
-    without=("given", "images", "preparation", "relabelled", "unlabelled"),
+    without=("given", "images", "relabelled", "unlabelled"),
 )

@@ -35,7 +35,6 @@ _DESCRIPTION = DatasetDescription(
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from torchvision.datasets import CIFAR10
-    from torchvision.datasets.utils import check_integrity
 
     from smoothadv.datasets.images import InMemoryImages
 
@@ -43,27 +42,9 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     try:
         raw = CIFAR10(str(folder), train=split == "train", download=True)
     except (OSError, RuntimeError) as error:
-        batches = [
-            (f"{CIFAR10.base_folder}/{name}", md5)
-            for name, md5 in [*CIFAR10.train_list, *CIFAR10.test_list]
-        ]
-        files = {
-            folder / name: md5 for name, md5 in [*batches, (CIFAR10.filename, CIFAR10.tgz_md5)]
-        }
-        damaged = [
-            path
-            for path, md5 in files.items()
-            if path.exists() and not check_integrity(str(path), md5)
-        ]
-        found = (
-            f"damaged: {damaged[0]} is not the published file, by its MD5,"
-            if damaged
-            else f"not in {folder}"
-        )
         raise UserError(
-            f"cifar10 is {found} and could not be downloaded ({error}): "
-            f"{'remove it and ' if damaged else ''}put cifar-10-python.tar.gz into {folder} or "
-            "name its folder with --data-dir"
+            f"cifar10 is not in {folder}, or damaged, and could not be downloaded ({error}): put "
+            f"cifar-10-python.tar.gz into {folder} or name its folder with --data-dir"
         ) from error
     return InMemoryImages(raw.data.transpose(0, 3, 1, 2), np.array(raw.targets), _DESCRIPTION)
 

@@ -220,19 +220,15 @@ def items_of(images: Any, labels: Any = None) -> Items:
                 "the DataLoader shuffles, so images have no fixed index: make it with shuffle=False"
             )
         batches = [_pair(batch, number) for number, batch in enumerate(images)]
-        if not batches:
-            raise UserError("the DataLoader has no batches")
-        parts = [
-            [_tensor(part, "a batch of the DataLoader") for part in batch] for batch in batches
-        ]
         try:
-            return Arrays(
-                torch.cat([images for images, _ in parts]),
-                torch.cat([labels for _, labels in parts]),
-            )
-        except RuntimeError as error:  # they have several shapes, or the loader makes no batches
+            together = [
+                torch.cat([_tensor(one, "a batch") for one in part]) for part in zip(*batches)
+            ]
+            return Arrays(*together)
+        except (RuntimeError, TypeError) as error:  # none, or several shapes, or no batches
             raise UserError(
-                f"the batches of the DataLoader cannot be joined: {first_line(error)}"
+                f"the {len(batches)} batches of the DataLoader cannot be joined: "
+                f"{first_line(error)}"
             ) from error
     if isinstance(images, (torch.Tensor, np.ndarray)):
         return Arrays(images, labels)

@@ -6,47 +6,37 @@ import importlib
 import io
 import logging
 import os
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.datasets import (
-    CIFAR_TRAINING,
     DATASETS,
     DatasetDescription,
     ImageDataset,
     Source,
-    constants,
     photographs,
-    spread,
 )
-from smoothadv.datasets.image_files import File, Image, Made, read_image, read_pixels
+from smoothadv.datasets.image_files import File, StoredImages
 from smoothadv.datasets.preparation import split_location
 
 _SPLITS = {"train": ("train",), "test": ("test", "validation")}
 
 
-class _Rows:
+class _Rows(StoredImages):
     """A split: labels, and the bytes of image files, which are read from the disk one by one."""
 
     def __init__(self, name: str, table: Any, datasets: Any) -> None:
-        self.name, kinds = name, table.features.items()
+        self.name, kinds = f"{name}, row ", table.features.items()
         images = [column for column, kind in kinds if isinstance(kind, datasets.Image)]
         labels = [column for column, kind in kinds if isinstance(kind, datasets.ClassLabel)]
         labels = ["label"] if "label" in labels else labels
         if len(images) != 1 or len(labels) != 1 or not len(table):
-            held = (
-                f"{len(table)} rows of "
-                f"{', '.join(f'{column}: {type(kind).__name__}' for column, kind in kinds)}"
-            )
+            columns = ", ".join(f"{column}: {type(kind).__name__}" for column, kind in kinds)
             raise UserError(
-                f"{name} has {held}; expected a column of Image and a ClassLabel, called label if "
-                "several"
+                f"{name} has {len(table)} rows of {columns}; expected a column of Image and a "
+                "ClassLabel, called label if several"
             )
         self.classes, self.labels = tuple(table.features[labels[0]].names), list(table[labels[0]])
         if unknown := [
@@ -61,21 +51,6 @@ class _Rows:
     def file(self, row: int) -> File:
         stored = self._files[row][self._column] or {"bytes": b""}
         return Path(stored["path"]) if stored["bytes"] is None else io.BytesIO(stored["bytes"])
-
-    def pixels(self, row: int, shape: tuple[int, int, int] | None = None) -> np.ndarray:
-        return read_pixels(self.file(row), f"{self.name}, row {row}", shape)
-
-    def photograph(self, row: int, make: Callable[[Image], Made]) -> Made:
-        return read_image(self.file(row), make, f"{self.name}, row {row}", turned=True)
-
-    def digest(self) -> str:
-        files = map(self.file, range(len(self.labels)))
-        contents = (
-            file.read_bytes() if isinstance(file, Path) else file.getvalue() for file in files
-        )
-        return digest(
-            f"{digest([content])}\t{label}\n" for content, label in zip(contents, self.labels)
-        )
 
 
 @cache
@@ -98,21 +73,16 @@ def _rows(path: str) -> dict[str, _Rows]:
             else datasets.load_dataset(path)
         )
     except Exception as error:  # the package has no exception of its own for what it cannot read
-        reason = (
-            "neither a folder that save_to_disk has written nor found on the hub "
-            f"({first_line(error)[:300]})"
-        )
-        raise UserError(f"hf-dataset:{path} is {reason}") from error
+        raise UserError(
+            f"hf-dataset:{path} is neither a folder that save_to_disk has written nor found on the "
+            f"hub ({first_line(error)[:300]})"
+        ) from error
     tables = found if isinstance(found, dict) else {"test": found}
-    pairs = (
-        (split, name)
+    rows = {
+        split: _Rows(f"hf-dataset:{path}, split {name}", tables[name], datasets)
         for split, names in _SPLITS.items()
         for name in reversed(names)
         if name in tables
-    )
-    rows = {
-        split: _Rows(f"hf-dataset:{path}, split {name}", tables[name], datasets)
-        for split, name in pairs
     }
     if len({each.classes for each in rows.values()}) != 1:
         raise UserError(
@@ -129,14 +99,11 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
     first = next(iter(rows.values()))
     if preparation is not None:
         return photographs(name, first.classes, preparation.size)
-    some = spread(len(first.labels)) if "train" in rows else (0,)
-    images = np.stack([first.pixels(row, first.pixels(0).shape) for row in some])
-    mean, std = constants(images) if "train" in rows else (None, None)
-    return DatasetDescription(name, first.classes, images.shape[1:], mean, std, CIFAR_TRAINING)
+    return first.described(name, "train" in rows)
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    from smoothadv.datasets.images import ImagesOnDemand, StreamedImages
+    from smoothadv.datasets.images import stored_dataset
 
     description, (path, preparation) = _describe(location, data_dir), split_location(location)
     if (rows := _rows(path).get(split)) is None:
@@ -144,16 +111,7 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
             f"hf-dataset:{path} has no {split} images, expected the split "
             f"{' or '.join(_SPLITS[split])}"
         )
-    if preparation is not None:
-        return StreamedImages(
-            list(enumerate(rows.labels)), preparation, description, rows.photograph, rows.digest
-        )
-    read = partial(rows.pixels, shape=description.image_shape)
-
-    def read_all() -> np.ndarray:
-        return np.stack([read(row) for row in range(len(rows.labels))])
-
-    return ImagesOnDemand(rows.labels, read, read_all, lambda compute: rows.digest(), description)
+    return stored_dataset(rows, description, preparation)
 
 
 DATASETS.register("hf-dataset")(

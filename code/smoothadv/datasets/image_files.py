@@ -1,19 +1,31 @@
-"""Image files: opened, but not decoded before their size is known to be sensible. No torch."""
+"""Image files: opened, but not decoded before their size is known to be sensible; and datasets of
+them. No torch.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import cached
+from smoothadv.base.progress import Progress
+from smoothadv.datasets import (
+    CIFAR_TRAINING,
+    DatasetDescription,
+    constants,
+    spread,
+)
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -35,7 +47,7 @@ def open_image(path: File, name: str = "") -> Image:
     memory.
 
     UserError if it has more than ``MOST_PIXELS``, or than SMOOTHADV_MAX_PIXELS where that is set: a
-    file of 400 kB may take many GB. OSError if it is no regular file or no image; for a damaged one
+    file of 400 kB may take many GB. OSError if it is no image; for a damaged one
     Pillow raises nearly any exception.
     """
     import PIL.Image
@@ -134,22 +146,62 @@ def _eight_bit(image: Image) -> Image:
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
-def stamp(path: Path) -> str:
-    """What changes whenever a file is written or replaced."""
-    status = path.stat()
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+class StoredImages:
+    """A split of image files, in folders or in a table, with ``labels`` among ``classes``."""
 
+    name: str
+    classes: tuple[str, ...]
+    labels: list[int]
 
-def remembered(what: str, files: list[tuple[Path, int]], compute: Callable[[], str]) -> str:
-    """What ``compute`` returns, or returned to an earlier process when these files were the same,
-    from the cache.
-    """
-    import PIL
+    def file(self, index: int) -> File:
+        """The file of an image."""
+        raise NotImplementedError
 
-    key = [
-        what,
-        PIL.__version__,
-        *(f"{os.path.abspath(path)} {label} {stamp(path)}" for path, label in files),
-    ]
-    name = f"imagefolder-{digest([repr(key)])}"
-    return cached(name, lambda: compute().encode()).decode()
+    def place(self, index: int) -> str:
+        """Where an image is: in a message after ``name``, and in the fingerprint."""
+        return str(index)
+
+    def remembered(self, what: str, indices: Sequence[int], compute: Callable[[], str]) -> str:
+        """What ``compute`` returns, or returned to an earlier process for the same images."""
+        return compute()
+
+    def pixels(self, index: int, shape: tuple[int, int, int] | None = None) -> np.ndarray:
+        """An image as it is stored, uint8 [C, H, W]; UserError if it is not of the ``shape``."""
+        return read_pixels(self.file(index), self.name + self.place(index), shape)
+
+    def photograph(self, index: int, make: Callable[[Image], Made]) -> Made:
+        """What ``make`` makes of an image that is upright."""
+        return read_image(self.file(index), make, self.name + self.place(index), turned=True)
+
+    def all_pixels(self, indices: Sequence[int], shape: tuple[int, int, int]) -> np.ndarray:
+        """Images as uint8 [N, C, H, W]; decoding releases the interpreter lock: threads help."""
+        images = np.empty((len(indices), *shape), dtype=np.uint8)
+        with ThreadPoolExecutor(usable_cpus()) as pool:
+            decoded = pool.map(partial(self.pixels, shape=shape), indices)
+            progress = Progress(decoded, "reading images", len(indices), delay=2)
+            for number, image in enumerate(progress):
+                images[number] = image
+        return images
+
+    def digest(self) -> str:
+        """A hash of the content, the places and the labels of all files."""
+
+        def line(index: int) -> str:
+            file = self.file(index)
+            content = digest([file.read_bytes() if isinstance(file, Path) else file.getvalue()])
+            return f"{self.place(index)}\t{self.labels[index]}\t{content}\n"
+
+        count = len(self.labels)
+        with ThreadPoolExecutor(usable_cpus()) as pool:  # hashing releases the interpreter lock
+            return digest(Progress(pool.map(line, range(count)), "hashing images", count, delay=2))
+
+    def described(self, name: str, with_constants: bool) -> DatasetDescription:
+        """The description of images that stay as they are."""
+        shape, mean, std = self.pixels(0).shape, None, None
+        if with_constants:
+            some = spread(len(self.labels))
+            text = self.remembered(
+                "constants", some, lambda: json.dumps(constants(self.all_pixels(some, shape)))
+            )
+            mean, std = map(tuple, json.loads(text))
+        return DatasetDescription(name, self.classes, shape, mean, std, CIFAR_TRAINING)

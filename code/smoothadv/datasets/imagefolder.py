@@ -2,34 +2,27 @@
 size or prepared.
 """
 
-import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
-import numpy as np
-
-from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
-from smoothadv.base.progress import Progress
+from smoothadv.base.files import cached
 from smoothadv.datasets import (
-    CIFAR_TRAINING,
     DATASETS,
     SPLITS,
     DatasetDescription,
     ImageDataset,
     Source,
-    constants,
     photographs,
-    spread,
 )
-from smoothadv.datasets.image_files import Image, Made, read_image, read_pixels, remembered, stamp
+from smoothadv.datasets.image_files import StoredImages
 from smoothadv.datasets.preparation import split_location
 
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
+_SUFFIXES = tuple(".jpg .jpeg .png .bmp .ppm .pgm .tif .tiff .webp .gif".split())
 
 
 def _folder(root: Path, split: str) -> Path:
@@ -40,12 +33,9 @@ def _folder(root: Path, split: str) -> Path:
 
 def _class_folders(root: Path, split: str) -> list[str]:
     folder = _folder(root, split)
-    if not folder.is_dir():
-        return []
+    entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(
-        entry.name
-        for entry in folder.iterdir()
-        if entry.is_dir() and not entry.name.startswith(".")
+        entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
     )
 
 
@@ -74,45 +64,55 @@ def _classes(root: Path) -> list[str]:
     return found["train"] or found["test"]
 
 
-def _files(root: Path, split: str, prepared: bool = False) -> list[tuple[Path, int]]:
-    """(path, label) of the images of a split, sorted by class and name; if ``prepared``, GIF too,
-    no hidden ones.
-    """
-    suffixes, folder = (*_SUFFIXES, *((".gif",) * prepared)), _folder(root, split)
-    files = [
-        (path, label)
-        for label, name in enumerate(_classes(root))
-        if (folder / name).is_dir()
-        for path in sorted((folder / name).iterdir())
-        if path.suffix.lower() in suffixes and not (prepared and path.name.startswith("."))
-    ]
-    if not files:
-        if _folder(root, "test") == root:
-            expected = (
-                f"{root} has no train/CLASS/ beside a test/CLASS/, so its CLASS/ folders are for "
-                "testing alone"
-            )
-        else:
+def stamp(path: Path) -> str:
+    """What changes whenever a file is written or replaced."""
+    status = path.stat()
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
+
+
+class _FolderImages(StoredImages):
+    """The images of a split, sorted by class and name; hidden files are none."""
+
+    def __init__(self, root: Path, split: str) -> None:
+        self.classes, folder = tuple(_classes(root)), _folder(root, split)
+        files = [
+            (path, label)
+            for label, name in enumerate(self.classes)
+            if (folder / name).is_dir()
+            for path in sorted((folder / name).iterdir())
+            if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+        ]
+        if not files:
             expected = f"expected {folder}/CLASS/ with files that end in {', '.join(_SUFFIXES)}"
-        raise UserError(f"imagefolder: no images under {folder}; {expected}")
-    return files
+            if _folder(root, "test") == root:
+                expected = (
+                    f"{root} has no train/CLASS/ beside a test/CLASS/, so its CLASS/ folders are "
+                    "for testing alone"
+                )
+            raise UserError(f"imagefolder: no images under {folder}; {expected}")
+        self.name, self.files = f"imagefolder: {folder}/", files
+        self.labels = [label for _, label in files]
+        self._stamps = [stamp(path) for path, _ in files]
 
+    def file(self, index: int) -> Path:
+        path, _ = self.files[index]
+        if stamp(path) != self._stamps[index]:
+            raise UserError(f"imagefolder: {path} was changed while it was in use")
+        return path
 
-def _read(path: Path, shape: tuple[int, int, int] | None = None) -> np.ndarray:
-    """An image file as uint8 [C, H, W]; UserError if it is damaged, too large or not of the given
-    ``shape``.
-    """
-    return read_pixels(path, f"imagefolder: {path}", shape)
+    def place(self, index: int) -> str:
+        path, _ = self.files[index]
+        return f"{path.parent.name}/{path.name}"
 
+    def remembered(self, what: str, indices: Sequence[int], compute: Callable[[], str]) -> str:
+        import PIL
 
-def _read_all(files: list[tuple[Path, int]], shape: tuple[int, int, int]) -> np.ndarray:
-    """All files as uint8 [N, C, H, W]; decoding releases the interpreter lock, so threads help."""
-    images = np.empty((len(files), *shape), dtype=np.uint8)
-    with ThreadPoolExecutor(usable_cpus()) as pool:
-        decoded = pool.map(lambda item: _read(item[0], shape), files)
-        for index, image in enumerate(Progress(decoded, "reading images", len(files), delay=2)):
-            images[index] = image
-    return images
+        files = [
+            f"{os.path.abspath(path)} {label} {stamp(path)}"
+            for path, label in (self.files[index] for index in indices)
+        ]
+        name = f"imagefolder-{digest([repr([what, PIL.__version__, *files])])}"
+        return cached(name, lambda: compute().encode()).decode()
 
 
 def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
@@ -125,60 +125,15 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
 
 @cache
 def _describe_folder(root: Path) -> DatasetDescription:
-    classes = _classes(root)
     split = "train" if _class_folders(root, "train") else "test"
-    files = _files(root, split)
-    shape = _read(files[0][0]).shape
-    mean = std = None
-    if split == "train":
-        some = [files[index] for index in spread(len(files))]
-        text = remembered("constants", some, lambda: json.dumps(constants(_read_all(some, shape))))
-        mean, std = map(tuple, json.loads(text))
-    return DatasetDescription(
-        f"imagefolder:{root}", tuple(classes), shape, mean, std, CIFAR_TRAINING
-    )
+    return _FolderImages(root, split).described(str(root), split == "train")
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    from smoothadv.datasets.images import ImagesOnDemand, StreamedImages
+    from smoothadv.datasets.images import stored_dataset
 
     description, (root, preparation) = _describe(location, data_dir), split_location(location)
-    files = _files(Path(root).expanduser(), split, preparation is not None)
-    stamped, labels = [(path, stamp(path)) for path, _ in files], [label for _, label in files]
-    if preparation is not None:
-        content = partial(remembered, "bytes", files, partial(_digest, files))
-        return StreamedImages(
-            list(zip(stamped, labels)), preparation, description, _read_prepared, content
-        )
-
-    def read(index: int) -> np.ndarray:
-        return _read(_unchanged(*stamped[index]), description.image_shape)
-
-    known = partial(remembered, "fingerprint", files)
-    return ImagesOnDemand(
-        labels, read, lambda: _read_all(files, description.image_shape), known, description
-    )
-
-
-def _unchanged(path: Path, before: str) -> Path:
-    if stamp(path) != before:
-        raise UserError(f"imagefolder: {path} was changed while it was in use")
-    return path
-
-
-def _read_prepared(file: tuple[Path, str], make: Callable[[Image], Made]) -> Made:
-    return read_image(_unchanged(*file), make, f"imagefolder: {file[0]}", turned=True)
-
-
-def _digest(files: list[tuple[Path, int]]) -> str:
-    """A hash of the content, the relative names and the labels of all files."""
-    with ThreadPoolExecutor(usable_cpus()) as pool:  # hashing releases the interpreter lock
-        hashed = pool.map(lambda file: digest([file[0].read_bytes()]), files)
-        pairs = zip(files, Progress(hashed, "hashing images", len(files), delay=2))
-        return digest(
-            f"{file.parent.name}/{file.name}\t{label}\t{content}\n"
-            for (file, label), content in pairs
-        )
+    return stored_dataset(_FolderImages(Path(root).expanduser(), split), description, preparation)
 
 
 DATASETS.register("imagefolder")(

@@ -45,18 +45,12 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         labels = plain_array(batch["labels"]).astype(np.int64) - 1
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(f"imagenet32 batch {path} cannot be read: {error}") from error
-    in_range = (labels >= 0) & (labels < _CLASSES)
-    if (
-        images.dtype != np.uint8
-        or len(images) != len(labels)
-        or not len(labels)
-        or not in_range.all()
-    ):
+    is_label = (labels >= 0) & (labels < _CLASSES)
+    if images.dtype != np.uint8 or not len(images) == len(labels) == is_label.sum() > 0:
         raise UserError(
             f"imagenet32 batch {path} holds {len(images)} images of {images.dtype} and "
-            f"{len(labels)} labels"
-            f"{f', label {labels[~in_range][0] + 1} among them' if not in_range.all() else ''}; "
-            f"expected uint8 images with one label from 1 to {_CLASSES} each"
+            f"{len(labels)} labels, {len(labels) - is_label.sum()} of them out of range; expected "
+            f"uint8 images with one label from 1 to {_CLASSES} each"
         )
     return images, labels
 
@@ -65,11 +59,8 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from smoothadv.datasets.images import InMemoryImages
 
     folder = data_dir or DEFAULT_DATA_DIR
-    if (
-        split == "train"
-        and not (folder / _FILES["train"][0]).exists()
-        and (folder / _RELEASED).is_dir()
-    ):
+    is_here = (folder / _FILES[split][0]).exists()
+    if split == "train" and not is_here and (folder / _RELEASED).is_dir():
         folder = folder / _RELEASED
     parts = [_read(folder / name) for name in _FILES[split]]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts))

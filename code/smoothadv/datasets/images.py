@@ -1,7 +1,7 @@
 """The interface of datasets: single images, and batches for training and evaluation."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import Batches, DatasetDescription, Indices
-from smoothadv.datasets.image_files import Image, read_image
+from smoothadv.datasets.image_files import Image, StoredImages, read_image
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.noise import Purpose, derive_generator
 
@@ -145,35 +145,26 @@ class InMemoryImages(Dataset[Item]):
 class ImagesOnDemand(InMemoryImages):
     """Small images in files, which are read one by one where single images are asked for, and all
     at once for batches.
-
-    ``read(index)`` returns an image, an array uint8 [C, H, W], ``read_all()`` all of them, [N, C,
-    H, W]. ``remembered`` calls the function that it gets, or returns what this function returned to
-    an earlier process for the same files.
     """
 
-    def __init__(
-        self,
-        labels: Sequence[int],
-        read: Callable[[int], np.ndarray],
-        read_all: Callable[[], np.ndarray],
-        remembered: Callable[[Callable[[], str]], str],
-        description: DatasetDescription,
-    ) -> None:
-        self.labels, self.description = torch.tensor(labels), description
-        self._read, self._read_all, self._remembered = read, read_all, remembered
+    def __init__(self, stored: StoredImages, description: DatasetDescription) -> None:
+        self.labels, self.description = torch.tensor(stored.labels), description
+        self._stored, self._everything = stored, range(len(stored.labels))
 
     @cached_property
     def _pixels(self) -> torch.Tensor:  # type: ignore[override]  # cached, it can be written
+        images = self._stored.all_pixels(self._everything, self.description.image_shape)
         with torch.inference_mode(False):  # whoever asks first
-            return pixels_of(torch.from_numpy(self._read_all()))
+            return pixels_of(torch.from_numpy(images))
 
     def __getitem__(self, index: int) -> Item:
         if "_pixels" in vars(self):
             return super().__getitem__(index)
-        return torch.tensor(self._read(index)).float() / 255, int(self.labels[index])
+        pixels = self._stored.pixels(index, self.description.image_shape)
+        return torch.tensor(pixels).float() / 255, int(self.labels[index])
 
     def fingerprint(self) -> str:
-        return self._remembered(super().fingerprint)
+        return self._stored.remembered("fingerprint", self._everything, super().fingerprint)
 
 
 def _read_file(path: str, make: Transform) -> torch.Tensor:
@@ -206,12 +197,9 @@ class _Files(Dataset[Item | UserError]):
         try:
             if self.epoch_seed is None:
                 return self.read(file, self._made), label
+            key = (self.epoch_seed, index, Purpose.AUGMENTATION)
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(
-                    derive_generator(
-                        "cpu", self.epoch_seed, index, Purpose.AUGMENTATION
-                    ).initial_seed()
-                )
+                torch.manual_seed(derive_generator("cpu", *key).initial_seed())
                 return self.read(file, self._made), label
         except UserError as error:
             return error
@@ -225,11 +213,6 @@ def _collate(items: list[Item | UserError]) -> list[torch.Tensor] | UserError:
     return next((item for item in items if isinstance(item, UserError)), None) or default_collate(
         items
     )
-
-
-def _workers() -> int:
-    """How many workers read files: one per usable CPU, at most 8."""
-    return min(8, usable_cpus())
 
 
 class StreamedImages(Dataset[Item]):
@@ -277,7 +260,7 @@ class StreamedImages(Dataset[Item]):
         loader = DataLoader(
             images,
             batch_sampler=[indices.tolist() for indices in batches],
-            num_workers=_workers(),
+            num_workers=min(8, usable_cpus()),
             pin_memory=device.type == "cuda",
             collate_fn=_collate,
             # for unused seeds of the workers: the global one stays as it is
@@ -305,3 +288,14 @@ class StreamedImages(Dataset[Item]):
             f"{file.parent.name}/{file.name}\t{file.stat().st_size}\t{label}\n"
             for file, label in files
         )
+
+
+def stored_dataset(
+    stored: StoredImages, description: DatasetDescription, preparation: Preparation | None
+) -> InMemoryImages | StreamedImages:
+    """Images in files as a dataset: prepared, or as they are."""
+    if preparation is None:
+        return ImagesOnDemand(stored, description)
+    files = list(enumerate(stored.labels))
+    content = partial(stored.remembered, "bytes", range(len(files)), stored.digest)
+    return StreamedImages(files, preparation, description, stored.photograph, content)

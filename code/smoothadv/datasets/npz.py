@@ -39,7 +39,7 @@ def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         with np.load(path, allow_pickle=False) as content:
             for split, names in _NAMES:
                 if split not in found and {*names} <= {*content}:
-                    found[split] = _checked(*(content[name] for name in names), *names)
+                    found[split] = checked_arrays(*(content[name] for name in names), *names)
             if len({(images.dtype, images.shape[1:]) for images, _ in found.values()}) != 1:
                 expected = " or ".join(" and ".join(names) for _, names in _NAMES)
                 raise ValueError(
@@ -53,9 +53,11 @@ def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def _checked(images: np.ndarray, labels: np.ndarray, *names: str) -> tuple[np.ndarray, np.ndarray]:
-    """Both in the form above; ValueError where they cannot be meant. Labels may be a column, as
-    those of MedMNIST.
+def checked_arrays(
+    images: np.ndarray, labels: np.ndarray, *names: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images, uint8 or float32 [N, C, H, W], and labels, int64 [N]; ValueError where they cannot be
+    meant. Labels may be a column, as those of MedMNIST.
     """
     shape, kind = list(images.shape), images.dtype
     images = images[:, None] if images.ndim == 3 else images

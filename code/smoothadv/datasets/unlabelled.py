@@ -11,6 +11,7 @@ import numpy as np
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.images import InMemoryImages
+from smoothadv.datasets.npz import checked_arrays
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 
 _IMAGES = ("data", "images")
@@ -29,31 +30,29 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
         raise UserError(f"--use-unlabelled: {path} does not exist")
     try:
         content = _read(path)
-        images, labels = _array(content, _IMAGES), _array(content, _LABELS)
+        names = [_held(content, known) for known in (_IMAGES, _LABELS)]
+        # Copies are writable, as PyTorch requires.
+        images, labels = (np.array(plain_array(content[name])) for name in names)
+        images, labels = checked_arrays(images, labels, *names)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"--use-unlabelled: {path} cannot be read as a .npz file or a pickle of arrays: "
             f"{reason}"
         ) from error
-    images = _channels_first(images, description, path)
-    if (
-        labels.shape != images.shape[:1]
-        or not np.issubdtype(labels.dtype, np.integer)
-        or not len(labels)
-    ):
+    if images.dtype != np.uint8 or images.shape[1:] != description.image_shape:
         raise UserError(
-            f"--use-unlabelled: {path} holds labels of shape {list(labels.shape)} and type "
-            f"{labels.dtype} for {len(images)} images; expected a whole number for each"
+            f"--use-unlabelled: {path} holds images [N, C, H, W] of shape {list(images.shape)} and "
+            f"type {images.dtype}; {description.name} needs uint8 "
+            f"[N, {', '.join(map(str, description.image_shape))}]"
         )
-    outside = (labels < 0) | (labels >= description.num_classes)
-    if outside.any():
+    if labels.max() >= description.num_classes:
         raise UserError(
-            f"--use-unlabelled: {path} holds the label {labels[outside][0]}; {description.name} "
+            f"--use-unlabelled: {path} holds the label {labels.max()}; {description.name} "
             f"has the classes 0 to {description.num_classes - 1}"
         )
     name = dataclasses.replace(description, name=f"pseudo-labelled {path.name}")
-    return InMemoryImages(images, labels.astype(np.int64), name)
+    return InMemoryImages(images, labels, name)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -66,27 +65,11 @@ def _read(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def _array(content: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
-    """A copy of the first of ``names`` that exists; writable, as PyTorch requires."""
+def _held(content: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    """The first of ``names`` that there is."""
     for name in names:
         if content.get(name) is not None:
-            return np.array(plain_array(content[name]))
-    held = ", ".join(map(str, list(content)[:8])) + (", ..." if len(content) > 8 else "")
-    raise ValueError(f"it lacks {' or '.join(names)}; it holds {held or 'nothing'}")
-
-
-def _channels_first(images: np.ndarray, description: DatasetDescription, path: Path) -> np.ndarray:
-    """The images as uint8 [N, C, H, W]; UserError unless they have the dataset's image shape."""
-    channels, height, width = description.image_shape
-    if images.dtype == np.uint8:
-        if images.shape[1:] == (height, width, channels):
-            return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-        if images.shape[1:] == (channels, height, width) or (
-            channels == 1 and images.shape[1:] == (height, width)
-        ):
-            return np.ascontiguousarray(images.reshape(-1, channels, height, width))
-    raise UserError(
-        f"--use-unlabelled: {path} holds images of shape {list(images.shape)} and type "
-        f"{images.dtype}; {description.name} needs uint8 [N, {height}, {width}, {channels}] or [N, "
-        f"{channels}, {height}, {width}]"
+            return name
+    raise ValueError(
+        f"it lacks {' or '.join(names)}; it holds {', '.join(map(str, content))[:200] or 'nothing'}"
     )

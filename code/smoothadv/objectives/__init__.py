@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
@@ -96,6 +97,16 @@ class Outcome:
         hits = logits.detach().argmax(-1) == labels.unsqueeze(1)
         terms = {name: term.detach() for name, term in terms.items()}
         return cls(loss, hits.sum(), hits.numel(), terms=terms)
+
+    def before_attack(self, first: Sequence[torch.Tensor], labels: torch.Tensor) -> Outcome:
+        """With the counts of the ``first_logits``, if any, of copies of images with labels int64
+        [B].
+        """
+        if not first:
+            return self
+        targets = labels.repeat_interleave(len(first[0]) // len(labels))
+        hits = (first[0].argmax(1) == targets).sum()
+        return replace(self, unattacked_correct=hits, unattacked_examples=len(targets))
 
 
 class Objective(Checked, ABC):
@@ -219,38 +230,27 @@ class Objective(Checked, ABC):
         All randomness comes from ``generator``, on the images' device.
         """
         batch = self.batch(images, labels, epoch, generator, **further)
-        with FirstLogits(model) as first:
+        with first_logits(model) as first:
             attacked = self.attacked(model, batch, generator)
-        return first.counted_in(self.loss(model, batch, attacked), labels)
+        return self.loss(model, batch, attacked).before_attack(first, labels)
 
 
-class FirstLogits:
-    """Within this context, keeps the first logits that a model returns: of unattacked copies, where
-    an attack starts with them.
+@contextmanager
+def first_logits(model: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """A context with a list of the first logits that a model returns within it, once there are
+    some: of unattacked copies, where an attack starts with them.
     """
+    found: list[torch.Tensor] = []
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._logits: torch.Tensor | None = None
+    def keep(model: nn.Module, inputs: object, logits: torch.Tensor) -> None:
+        if not found:
+            found.append(logits.detach())
 
-    def __enter__(self) -> FirstLogits:
-        self._hook = self._model.register_forward_hook(self._keep)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._hook.remove()
-
-    def _keep(self, model: nn.Module, inputs: object, logits: torch.Tensor) -> None:
-        if self._logits is None:
-            self._logits = logits.detach()
-
-    def counted_in(self, outcome: Outcome, labels: torch.Tensor) -> Outcome:
-        """The outcome with the counts of unattacked copies of images with labels int64 [B]."""
-        if self._logits is None:
-            return outcome
-        targets = labels.repeat_interleave(len(self._logits) // len(labels))
-        hits = (self._logits.argmax(1) == targets).sum()
-        return replace(outcome, unattacked_correct=hits, unattacked_examples=len(targets))
+    hook = model.register_forward_hook(keep)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smoothadv.base.settings import noise_level, setting
+from smoothadv.base.settings import positive_noise_level, setting
 from smoothadv.objectives import OBJECTIVES, Batch, Objective, Outcome, mean_cross_entropy
 from smoothadv.objectives.bases import resolve, weight
 
@@ -29,7 +29,7 @@ class Stability(Objective):
     TERMS = ("cross_entropy", "stability")
     noise_sd: float = setting(
         flag="--noise",
-        parse=noise_level,
+        parse=positive_noise_level,
         help="standard deviation of the Gaussian noise on images in [0, 1]",
     )
     regularization: float = weight()

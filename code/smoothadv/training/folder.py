@@ -23,7 +23,6 @@ from smoothadv.checkpoints import (
     save_checkpoint,
 )
 from smoothadv.exact.training import state_fields
-from smoothadv.objectives import DataPolicy
 from smoothadv.records.logs import (
     ARGUMENTS,
     CHECKPOINT,
@@ -32,11 +31,6 @@ from smoothadv.records.logs import (
     differing_fields,
     tsv,
 )
-
-_SGD_STATE = {"momentum_buffer": "momentum"}
-_ADAM_STATE = {"exp_avg": "average", "exp_avg_sq": "variance", "step": "step"}
-_LARGEST_WEIGHT = 1e6
-"""Of a training image: a normal quantile is never near this."""
 
 
 class RunFolder:
@@ -71,8 +65,12 @@ class RunFolder:
         self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> RunFolder:
+        self.path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            self._hold(stack)
+            if os.name != "nt":  # Windows cannot open folders as files
+                descriptor = os.open(self.path, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                lock(descriptor, self.path)
             if self.checkpoint.exists():
                 self._open_existing()
             else:
@@ -84,34 +82,11 @@ class RunFolder:
     def __exit__(self, *exception: object) -> None:
         self._lock.close()
 
-    def _hold(self, stack: contextlib.ExitStack) -> None:
-        """Make the folder where there is none, and lock it until ``stack`` is closed."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        if os.name != "nt":  # Windows cannot open folders as files
-            self._descriptor = os.open(self.path, os.O_RDONLY)
-            stack.callback(os.close, self._descriptor)
-            lock(self._descriptor, self.path)
-
-    def _is_held(self) -> bool:
-        """Whether the folder is there and still the one that was locked; UserError if it is one
-        with another model.
-        """
-        if os.name == "nt" or not self.path.is_dir():
-            return self.path.is_dir()
-        is_held = os.path.samestat(os.fstat(self._descriptor), self.path.stat())
-        if not is_held and self.checkpoint.exists():
-            raise UserError(
-                f"{self.path} was replaced during the training by one with a model: nothing is "
-                "saved there"
-            )
-        return is_held
-
     def _open_existing(self) -> None:
-        launch, saved = self.runs[0].get("launch"), None
+        launch = self.runs[0].get("launch")
         if launch is not None:
-            with contextlib.suppress(
-                UserError
-            ):  # a checkpoint that cannot be read is not of this launch
+            # A checkpoint that cannot be read is not of this launch.
+            with contextlib.suppress(UserError):
                 saved = read_checkpoint(self.checkpoint, "denoiser" in self.facts)
                 require_resumable(saved, self.checkpoint)
                 if any(run.get("launch") == launch for run in saved["runs"]):
@@ -123,15 +98,14 @@ class RunFolder:
             )
         if self.existing == "overwrite":
             return  # the first checkpoint replaces the old one: until then nothing is lost
-        saved = saved or read_checkpoint(self.checkpoint, "denoiser" in self.facts)
+        saved = read_checkpoint(self.checkpoint, "denoiser" in self.facts)
         if "recipe" not in saved:
             raise UserError(
                 f"cannot resume {self.path}: its checkpoint was not written by smoothadv; name "
                 "another folder"
             )
         require_resumable(saved, self.checkpoint)
-        difference = differing_fields(saved["recipe"], self.recipe)
-        if difference:
+        if difference := differing_fields(saved["recipe"], self.recipe):
             raise UserError(
                 f"cannot resume {self.path} with another recipe: {difference}; --overwrite "
                 "starts anew"
@@ -147,69 +121,22 @@ class RunFolder:
         """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
         weights = saved.get("trained") or saved["state_dict"]
         weights = weights if is_module(saved) else network_keys(weights)
-        present, state = model.state_dict(), saved["optimizer"]["state"]
-        is_adam = isinstance(optimizer, torch.optim.AdamW)
-        parameters = dict(enumerate(model.parameters()))
-        momenta, needed, buffers = {}, {}, 0
-        for number, entry in state.items():
-            for name, title in _ADAM_STATE.items() if is_adam else _SGD_STATE.items():
-                one, key = entry.get(name), f"{title} {number}"
-                buffers += 1
-                if one is not None:
-                    momenta[key] = one
-                if number in parameters and (is_adam or one is not None):
-                    needed[key] = torch.zeros(()) if name == "step" else parameters[number]
-        if reason := misfit({**weights, **momenta}, {**present, **needed}):
+        present = model.state_dict()
+        if reason := misfit(weights, present):
             raise UserError(
                 f"cannot resume: the checkpoint is of another module ({self.checkpoint}: {reason})"
             )
-        if is_adam and not (buffers and all(one["step"] >= 1 for one in state.values())):
-            raise UserError(
-                f"cannot resume: {self.checkpoint} lacks the state of AdamW, or its steps are "
-                "below 1"
-            )
-        present.update(weights)
-        model.load_state_dict(present)
+        model.load_state_dict(weights)
         # The settings of the optimizer are those of the recipe, which is the same.
+        state = saved["optimizer"]["state"]
         optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-
-    def image_weights(
-        self, saved: dict[str, Any], images: int, policy: DataPolicy | None
-    ) -> np.ndarray | None:
-        """The weights [images] of a checkpoint's data policy; None where all images count alike.
-
-        UserError where they are missing or wrong.
-        """
-        begun = len(saved["history"]) + (saved["step"] > 0)
-        if policy is None or begun <= policy.from_epoch:
-            return None
-        weights, given = saved.get("image_weights"), np.zeros(0)
-        if weights is not None and weights.is_floating_point():
-            given = weights.detach().double().numpy()
-        is_right = given.shape == (images,) and 0 < given.max() < _LARGEST_WEIGHT
-        if not is_right or not (given >= 0).all():
-            raise UserError(
-                f"cannot resume: {self.checkpoint} lacks the weights of its {images} training "
-                "images"
-            )
-        return given
-
-    def take_saved(self) -> dict[str, Any] | None:
-        """The checkpoint that the run is resumed from, None for a new run; only the first call
-        returns it.
-        """
-        saved, self.saved = self.saved, None  # it may be large
-        return saved
 
     def record_arguments(self) -> None:
         """Write the arguments file, unless another run that it would not describe is still there,
         to be overwritten.
         """
         if self.has_checkpoint or not self.checkpoint.exists():
-            self._write_arguments()
-
-    def _write_arguments(self) -> None:
-        write_json(self.path / ARGUMENTS, {"recipe": self.recipe, "runs": self.runs})
+            write_json(self.path / ARGUMENTS, {"recipe": self.recipe, "runs": self.runs})
 
     def save(
         self,
@@ -241,11 +168,10 @@ class RunFolder:
         }
         if image_weights is not None:
             content["image_weights"] = torch.from_numpy(image_weights)
-        if not self._is_held():  # somebody has deleted it
-            self._hold(self._lock)
+        self.path.mkdir(parents=True, exist_ok=True)  # somebody may have deleted it
         save_checkpoint(self.checkpoint, content)
-        self._write_arguments()
         self.has_checkpoint = True
+        self.record_arguments()
         self._write_log(history)
 
     def _write_log(self, history: list[dict[str, float]]) -> None:

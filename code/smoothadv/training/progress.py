@@ -16,11 +16,31 @@ _NOT_CURVES = ("epoch", "test_images")
 
 
 class TrainingProgress:
-    """A bar that counts images, and lines that go to ``report``; ``silent`` turns both off."""
+    """A bar that counts images, and lines that go to ``report``; ``silent`` turns both off.
+
+    Curves for TensorBoard go to the folder ``curves``; UserError where it is not installed.
+    """
 
     def __init__(
-        self, images: int, done: int, epochs: int, report: Callable[[str], None], silent: bool
+        self,
+        images: int,
+        done: int,
+        epochs: int,
+        report: Callable[[str], None],
+        silent: bool,
+        curves: Path | None = None,
     ) -> None:
+        self._writer = None
+        if curves is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise UserError(
+                    "--tensorboard needs the package tensorboard: pip install tensorboard"
+                ) from error
+            # Written from the first epoch on, in place of the curves there: a kill may have left a
+            # gap in them.
+            self._writer = SummaryWriter(str(curves), purge_step=0)
         self._bar = Progress(
             total=images,
             initial=done,
@@ -40,17 +60,18 @@ class TrainingProgress:
 
     def __exit__(self, *exception: object) -> None:
         self._bar.close()
+        if self._writer is not None:
+            self._writer.close()
 
     def advance(self, images: int) -> bool:
         """Count so many more images; whether it is time to show the sums again, which waits for the
         device.
         """
         self._bar.update(images)
-        now = time.monotonic()
-        if now - self._looked < _SECONDS_BETWEEN_LOOKS:
-            return False
-        self._looked = now
-        return True
+        is_time = time.monotonic() - self._looked >= _SECONDS_BETWEEN_LOOKS
+        if is_time:
+            self._looked = time.monotonic()
+        return is_time
 
     def show(
         self,
@@ -62,90 +83,54 @@ class TrainingProgress:
         """Show the means of the present epoch, and the accuracy without noise of the last
         evaluation.
         """
+        accuracy, unattacked = averages["accuracy"], averages["unattacked_accuracy"]
+        clean = [row["test_clean_accuracy"] for row in history if row["test_images"]]
         parts = [f"epoch {epoch + 1}/{self._epochs}", f"loss {averages['loss']:.3f}"]
-        clean = [
-            row["test_clean_accuracy"]
-            for row in history
-            if not math.isnan(row["test_clean_accuracy"])
-        ]
-        if clean:
-            parts.append(f"clean {clean[-1]:.1%}")
-        if math.isnan(averages["unattacked_accuracy"]):
-            parts += (
-                [] if math.isnan(averages["accuracy"]) else [f"noisy {averages['accuracy']:.1%}"]
-            )
+        if math.isnan(unattacked):
+            parts += _known(clean=(clean or [math.nan])[-1], noisy=accuracy)
         else:
-            parts += [
-                f"noisy {averages['unattacked_accuracy']:.1%}",
-                f"adversarial {averages['accuracy']:.1%}",
-            ]
+            parts += _known(clean=(clean or [math.nan])[-1], noisy=unattacked, adversarial=accuracy)
             parts.append(f"epsilon {epsilon:.3g}")
         self._bar.set_postfix_str(", ".join(parts))
 
     def finish_epoch(self, row: dict[str, float]) -> None:
         """Report a line about an epoch, unless the previous line was reported shortly before."""
-        if self._silent:
-            return
-        if (
-            time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES
-            or row["epoch"] + 1 == self._epochs
-        ):
+        self.draw([row])
+        is_last = row["epoch"] + 1 == self._epochs
+        is_time = time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES or is_last
+        if is_time and not self._silent:
             self._printed = time.monotonic()
             with self._bar.external_write_mode():
                 self._report(describe_epoch(row, self._epochs))
 
+    def draw(self, rows: list[dict[str, float]]) -> None:
+        """Add the values of epochs that are not nan to the curves."""
+        if self._writer is None:
+            return
+        for row in rows:
+            for name, value in row.items():
+                if name not in _NOT_CURVES and not math.isnan(value):
+                    self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])
+        self._writer.flush()
+
 
 def describe_epoch(row: dict[str, float], epochs: int) -> str:
     """One line of text about a row of the history."""
+    training, attacked = row["train_accuracy"], row["test_adversarial_accuracy"]
     parts = [f"epoch {row['epoch'] + 1:3d}/{epochs}", f"lr {row['lr']:.2g}"]
-    if row["epsilon"] or not math.isnan(row["test_adversarial_accuracy"]):
+    if row["epsilon"] or not math.isnan(attacked):
         parts.append(f"epsilon {row['epsilon']:.3g}")
-    parts.append(f"loss {row['train_loss']:.3{'g' if math.isnan(row['train_accuracy']) else 'f'}}")
-    parts += (
-        []
-        if math.isnan(row["train_accuracy"])
-        else [f"training accuracy {row['train_accuracy']:.1%}"]
-    )
+    parts.append(f"loss {row['train_loss']:.3{'g' if math.isnan(training) else 'f'}}")
+    parts += _known(**{"training accuracy": training})
     if row["test_images"]:
-        accuracies = {
-            "clean": "test_clean_accuracy",
-            "noisy": "test_accuracy",
-            "attacked": "test_adversarial_accuracy",
-        }
-        known = [
-            f"{name} {row[column]:.1%}"
-            for name, column in accuracies.items()
-            if not math.isnan(row[column])
-        ]
-        known = known or [f"loss {row['test_loss']:.3g}"]
-        parts.append(f"of {row['test_images']} test images {', '.join(known)}")
+        tested = _known(
+            clean=row["test_clean_accuracy"], noisy=row["test_accuracy"], attacked=attacked
+        )
+        tested = tested or [f"loss {row['test_loss']:.3g}"]
+        parts.append(f"of {row['test_images']} test images {', '.join(tested)}")
     return "  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"])
 
 
-class Board:
-    """The history as curves in TensorBoard's format, in ``folder``; UserError where TensorBoard is
-    not installed.
-    """
-
-    def __init__(self, folder: Path, history: list[dict[str, float]]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                "--tensorboard needs the package tensorboard: pip install tensorboard"
-            ) from error
-        # Written from the first epoch on, in place of the curves there: a kill may have left a gap
-        # in them.
-        self._writer = SummaryWriter(str(folder), purge_step=0)
-        for row in history:
-            self.add(row)
-
-    def add(self, row: dict[str, float]) -> None:
-        """Add the values of an epoch that are not nan."""
-        for name, value in row.items():
-            if name not in _NOT_CURVES and not math.isnan(value):
-                self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
+def _known(**shares: float) -> list[str]:
+    """The shares that are not nan, in percent."""
+    return [f"{name} {share:.1%}" for name, share in shares.items() if not math.isnan(share)]

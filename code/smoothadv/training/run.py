@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from smoothadv.base.distributed import Processes
-from smoothadv.base.errors import NonFiniteError, Terminated, UserError
+from smoothadv.base.errors import NonFiniteError, Terminated
 from smoothadv.datasets import Batches, DatasetDescription, ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.graphed import GraphedUpdate
-from smoothadv.training.progress import Board, TrainingProgress
+from smoothadv.training.progress import TrainingProgress
 from smoothadv.training.schedule import (
     Schedule,
     Step,
@@ -36,10 +36,9 @@ from smoothadv.training.update import NOT_EVALUATED, Address, Update, means, no_
 
 # Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10
-# Any other decision is the number of a signal: to save and then stop.
+# Decisions; any other is the number of a signal: to save and then stop.
 _GO_ON, _SAVE = 0, -1
 _SECONDS_OF_ONE_REQUEST = 1.0
-_ADVICE = "try a smaller --lr or more --warmup epochs"
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,11 @@ class TrainingRun:
         self.objective, self.seed, self.execution = spec.objective, spec.seed, spec.execution
         self.model = self.execution.prepare(setup.model, setup.device)
         self.optimizer = optimizer_of(schedule, self.model, setup.device)
-        self.policy: DataPolicy | None = spec.data_policy
         self.weights: np.ndarray | None = None
         self.steps = len(self._steps_of(0))
         self.history: list[dict[str, float]] = []
-        self._begin_epoch()
+        self.sums = no_sums(self.device, len(self.objective.TERMS))
+        self.first_step, self.seconds = 0, 0.0
         self._restore()
         processes.share_state(self.model)
         some = range(min(2, len(setup.training)))
@@ -104,42 +103,25 @@ class TrainingRun:
         )
         if self.execution.tries_graphs and has_cuda_graphs(setup.device):
             self.update.compute = GraphedUpdate(self.update)
-        self.report: Callable[[str], None] = print
-        self.first_bad_step = torch.full((), -1, device=setup.device)
+        self.interruption = Interruption()
+        self.report: Callable[[str], None] = lambda line: None
         self.last_save = time.monotonic()
-
-    def _begin_epoch(self) -> None:
-        self.sums = no_sums(self.device, len(self.objective.TERMS))
-        self.first_step, self.seconds = 0, 0.0
 
     def _restore(self) -> None:
         """Load the state of the run's checkpoint, in every process."""
-        saved = self.processes.received(self.folder.take_saved())
+        saved = self.processes.received(self.folder.saved)
+        self.folder.saved = None  # it may be large
         if saved is None:
             return
         self.folder.restore(saved, self.model, self.optimizer)
-        self.history = saved["history"]
-        self.weights = self.folder.image_weights(saved, len(self.setup.training), self.policy)
-        self.first_step = saved["step"]
-        if self.first_step > self.steps:
-            raise UserError(
-                f"cannot resume: {self.folder.checkpoint} is of step {self.first_step}, an epoch "
-                f"has {self.steps}"
-            )
-        last = len(self.history) * self.steps + self.first_step - 1
-        if last >= 0:  # of the last update: if none is left to do, this is saved again
-            self._set_learning_rate(*divmod(last, self.steps))
+        self.history, self.first_step = saved["history"], saved["step"]
+        if "image_weights" in saved:
+            self.weights = saved["image_weights"].numpy()
         if self.first_step:
-            if len(saved["sums"]) != len(self.sums):
-                raise UserError(
-                    f"cannot resume: {self.folder.checkpoint} has {len(saved['sums'])} sums, not "
-                    f"{len(self.sums)}"
-                )
-            # The checkpoint holds the sums over all processes: the first process continues from
-            # them.
+            self.seconds = saved["seconds"]
+            # The checkpoint has the sums over all processes: the first one continues from them.
             if self.processes.is_first:
                 self.sums += torch.tensor(saved["sums"], dtype=torch.float64, device=self.device)
-            self.seconds = saved["seconds"]
 
     def _set_learning_rate(self, epoch: int, step: int) -> None:
         rate = self.schedule.learning_rate_at(epoch, step, self.steps)
@@ -151,163 +133,60 @@ class TrainingRun:
         """Train, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per
         epoch.
         """
-        is_first, epochs = self.processes.is_first, self.schedule.epochs
-        self.report = report if is_first else lambda line: None
-        done = len(self.history)
+        is_first, epochs, done = self.processes.is_first, self.schedule.epochs, len(self.history)
+        if is_first:
+            self.report = report
         if done >= epochs:
             self.report(f"already trained for {done} epochs: nothing to do")
             return self.history
-        curves = None
         if is_first:
-            if board:
-                curves = Board(self.folder.path / "tensorboard", self.history)
             self.folder.record_arguments()
-            if done or self.first_step:
-                step = f", step {self.first_step} of {self.steps}" if self.first_step else ""
-                report(f"resuming after epoch {done} of {epochs}{step}")
+        if done or self.first_step:
+            step = f", step {self.first_step} of {self.steps}" if self.first_step else ""
+            self.report(f"resuming after epoch {done} of {epochs}{step}")
+        curves = self.folder.path / "tensorboard" if board and is_first else None
         per_epoch = sum(len(step.indices) for step in self._steps_of(done))
         before = int((done + self.first_step / self.steps) * per_epoch)
         images = epochs * per_epoch
-        with (
-            Interruption() as interruption,
-            TrainingProgress(images, before, epochs, report, silent=not is_first) as progress,
-        ):
+        progress = TrainingProgress(images, before, epochs, report, not is_first, curves)
+        with self.interruption, progress:
+            progress.draw(self.history)
             for epoch in range(done, epochs):
-                row = self._epoch(epoch, interruption, progress)
+                row = self._epoch(epoch, progress)
                 self.history.append(row)
-                self._begin_epoch()
+                self.sums, self.first_step, self.seconds = torch.zeros_like(self.sums), 0, 0.0
                 self._save(None)
                 progress.finish_epoch(row)
-                if curves:
-                    curves.add(row)
                 if epoch + 1 < epochs:
-                    self._stop_if(self._decision(interruption))
-        if curves:
-            curves.close()
+                    _stop_by(self._decision())
         return self.history
 
-    def _epoch(
-        self, epoch: int, interruption: Interruption, progress: TrainingProgress
-    ) -> dict[str, float]:
+    def _epoch(self, epoch: int, progress: TrainingProgress) -> dict[str, float]:
         """One epoch of updates, and the evaluation after it: a row of the history."""
-        start = time.monotonic()
-        images_seen = 0
-        if self.policy is not None and not self.first_step:
-            self._choose_images(self.policy, epoch, interruption)
+        start, images_seen, policy = time.monotonic(), 0, self.setup.spec.data_policy
+        if policy is not None and not self.first_step:
+            self._choose_images(policy, epoch)
         began = time.monotonic()
+        # If no update is left, this is what the checkpoint has of the optimizer.
+        self._set_learning_rate(epoch, max(0, self.first_step - 1))
         for number, step, (images, labels) in self._batches(epoch):
             self._set_learning_rate(epoch, number)
             _, part = self.processes.share(step.indices)
             weight = self.setup.spec.pseudo_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
             indices = step.indices[part].to(self.device) if self.setup.teacher else None
-            step_sums = self.update(
+            self.sums += self.update(
                 images, labels, len(step.indices), part, address, weight, indices
             )
-            # On the device, as the number of the first step whose loss was not finite.
-            is_first_bad = (self.first_bad_step < 0) & ~step_sums[0].isfinite()
-            self.first_bad_step = torch.where(is_first_bad, number, self.first_bad_step)
-            self.sums += step_sums
             images_seen += len(step.indices)
             if progress.advance(len(step.indices)):
                 self._require_finite(epoch, with_weights=False)
                 averages = means(self.sums.tolist())
                 progress.show(epoch, self.objective.epsilon(epoch), averages, self.history)
-            self._save_within_epoch(epoch, number + 1, time.monotonic() - start, interruption)
+            self._save_within_epoch(epoch, number + 1, time.monotonic() - start)
         self._require_finite(epoch)
         seconds = self.seconds + time.monotonic() - start
         rate = images_seen / max(time.monotonic() - began, 1e-9)
-        tested = NOT_EVALUATED
-        if self.setup.spec.tests.is_due(epoch, self.schedule.epochs):
-            self.processes.share_buffers(self.model)
-            self.update.refresh_attacked()
-            # An attack on so many images takes the memory of an update.
-            at_a_time = (self.schedule.micro_batch or self.schedule.batch) * self.processes.size
-            tested = self.update.evaluate(
-                self.setup.test,
-                self.setup.spec.tests.chosen(len(self.setup.test)),
-                min(self.schedule.batch, at_a_time),
-                Address(self.seed, epoch, self.steps),
-            )
-        return self._row(epoch, seconds, rate, tested)
-
-    def _steps_of(self, epoch: int) -> list[Step]:
-        """The steps of an epoch, without a last batch of fewer images than there are processes."""
-        sizes = len(self.setup.training), len(self.setup.pseudo_labelled or ())
-        return steps_of_epoch(
-            self.schedule, *sizes, self.seed, epoch, self.processes.size, self.weights
-        )
-
-    def _choose_images(self, policy: DataPolicy, epoch: int, interruption: Interruption) -> None:
-        """Set the weights of the training images as the policy asks before this epoch."""
-        if policy.drops_before(epoch):
-            everything = np.arange(len(self.setup.training))
-            self.weights = policy.kept(
-                self._votes_for_labels(everything, policy.drop_draws, epoch, interruption)
-            )
-            dropped = len(everything) - int(self.weights.sum())
-            self.report(
-                f"from epoch {epoch + 1} on, {dropped} of {len(everything)} training images are "
-                "left out"
-            )
-        elif epoch == policy.from_epoch:
-            self.weights = np.ones(len(self.setup.training))
-        if self.weights is not None and policy.weighs_before(epoch):
-            kept = np.flatnonzero(self.weights)
-            votes = self._votes_for_labels(kept, policy.resample_draws, epoch, interruption)
-            self.weights[kept] = policy.weights(votes)
-
-    def _votes_for_labels(
-        self, indices: np.ndarray, draws: int, epoch: int, interruption: Interruption
-    ) -> np.ndarray:
-        """How many of so many noisy copies of each training image [n] the present model classifies
-        correctly: [n].
-        """
-        self.processes.share_buffers(self.model)
-        self.model.eval()
-        self.update.refresh_attacked()
-        seed = derive_generator(
-            "cpu", self.seed, epoch, draws, Purpose.TRAINING_VOTES
-        ).initial_seed()
-
-        def stop_if_asked() -> None:
-            if self.processes.size == 1:  # several would have to agree
-                self._stop_if(interruption.signal or _GO_ON)
-
-        with self.execution.autocast(self.device):
-            return count_votes(
-                self.update.attacked_uncompiled,
-                self.setup.training,
-                indices,
-                draws,
-                GaussianNoise(self.objective.noise_sd, seed),
-                self.device,
-                (self.schedule.micro_batch or self.schedule.batch) * self.objective.copies,
-                self.processes,
-                f"looking at {len(indices)} training images before epoch {epoch + 1}",
-                for_labels=True,
-                check=stop_if_asked,
-            )[:, 0]
-
-    def _batches(self, epoch: int) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
-        """The remaining steps, with their numbers and this process's images and labels."""
-        to_do = self._steps_of(epoch)[self.first_step :]
-        sources: list[Batches] = []
-        for source, dataset in enumerate((self.setup.training, self.setup.pseudo_labelled)):
-            own = [step.indices for step in to_do if step.source == source]
-            if dataset is None or not own:
-                sources.append(iter(()))
-                continue
-            generator = derive_generator("cpu", self.seed, epoch, source, Purpose.AUGMENTATION)
-            parts = [self.processes.share(indices)[0] for indices in own]
-            sources.append(iter(dataset.training_batches(parts, self.device, generator)))
-        for number, step in enumerate(to_do, start=self.first_step):
-            yield number, step, next(sources[step.source])
-
-    def _row(
-        self, epoch: int, seconds: float, rate: float, tested: dict[str, float]
-    ) -> dict[str, float]:
-        """The row of the history of an epoch, whose evaluation gave ``tested``."""
         averages = means(self.processes.total(self.sums).tolist(), self.objective.TERMS)
         return {
             "epoch": epoch,
@@ -317,38 +196,103 @@ class TrainingRun:
             "train_loss": round(averages["loss"], 6),
             "train_accuracy": round(averages["accuracy"], 6),
             "train_unattacked_accuracy": round(averages["unattacked_accuracy"], 6),
-            **tested,
+            **self._tested(epoch),
             "images_per_second": round(rate, 1),
             **{f"train_{name}": round(averages[name], 6) for name in self.objective.TERMS},
         }
 
-    def _save_within_epoch(
-        self, epoch: int, done: int, seconds: float, interruption: Interruption
-    ) -> None:
-        """Save, and perhaps stop, if it is time to: the first process decides for all."""
-        if (
-            self.processes.size > 1
-            and (epoch * self.steps + done) % _STEPS_BETWEEN_DECISIONS
-            and done < self.steps
-        ):
-            return
-        decision = self._decision(interruption)
-        if decision == _GO_ON:
-            return
-        sums = self.processes.total(self.sums).tolist()
-        self._require_finite(epoch)
-        self._save({"step": done, "sums": sums, "seconds": self.seconds + seconds})
-        self._stop_if(decision)
+    def _tested(self, epoch: int) -> dict[str, float]:
+        """What the evaluation after an epoch finds, if there is one."""
+        tests, schedule, images = self.setup.spec.tests, self.schedule, self.setup.test
+        if (epoch + 1) % tests.every and epoch + 1 < schedule.epochs:
+            return NOT_EVALUATED
+        self.processes.share_buffers(self.model)
+        self.update.refresh_attacked()
+        # An attack on so many images takes the memory of an update.
+        at_a_time = (schedule.micro_batch or schedule.batch) * self.processes.size
+        address = Address(self.seed, epoch, self.steps)
+        batch = min(schedule.batch, at_a_time)
+        return self.update.evaluate(images, tests.chosen(len(images)), batch, address)
 
-    def _decision(self, interruption: Interruption) -> int:
+    def _steps_of(self, epoch: int) -> list[Step]:
+        """The steps of an epoch, without a last batch of fewer images than there are processes."""
+        sizes = len(self.setup.training), len(self.setup.pseudo_labelled or ())
+        return steps_of_epoch(
+            self.schedule, *sizes, self.seed, epoch, self.processes.size, self.weights
+        )
+
+    def _choose_images(self, policy: DataPolicy, epoch: int) -> None:
+        """Set the weights of the training images as the policy asks before this epoch."""
+        if policy.drops_before(epoch):
+            everything = np.arange(len(self.setup.training))
+            votes = self._votes_for_labels(everything, policy.drop_draws, epoch)
+            self.weights = policy.kept(votes)
+            dropped = len(everything) - int(self.weights.sum())
+            self.report(
+                f"from epoch {epoch + 1} on, {dropped} of {len(everything)} training images are "
+                "left out"
+            )
+        elif epoch == policy.from_epoch:
+            self.weights = np.ones(len(self.setup.training))
+        if self.weights is not None and policy.weighs_before(epoch):
+            kept = np.flatnonzero(self.weights)
+            votes = self._votes_for_labels(kept, policy.resample_draws, epoch)
+            self.weights[kept] = policy.weights(votes)
+
+    def _votes_for_labels(self, indices: np.ndarray, draws: int, epoch: int) -> np.ndarray:
+        """How many of so many noisy copies of each training image [n] the present model classifies
+        correctly: [n].
+        """
+        self.model.eval()
+        self.processes.share_buffers(self.model)
+        self.update.refresh_attacked()
+        key = (self.seed, epoch, draws, Purpose.TRAINING_VOTES)
+        noise = GaussianNoise(self.objective.noise_sd, derive_generator("cpu", *key).initial_seed())
+        is_alone = self.processes.size == 1  # several would have to agree to stop
+        with self.execution.autocast(self.device):
+            return count_votes(
+                self.update.attacked_uncompiled,
+                self.setup.training,
+                indices,
+                draws,
+                noise,
+                self.device,
+                (self.schedule.micro_batch or self.schedule.batch) * self.objective.copies,
+                self.processes,
+                f"looking at {len(indices)} training images before epoch {epoch + 1}",
+                for_labels=True,
+                check=lambda: _stop_by(self.interruption.signal if is_alone else _GO_ON),
+            )[:, 0]
+
+    def _batches(self, epoch: int) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
+        """The remaining steps, with their numbers and this process's images and labels."""
+        to_do = self._steps_of(epoch)[self.first_step :]
+        sources: list[Batches] = []
+        for source, dataset in enumerate((self.setup.training, self.setup.pseudo_labelled)):
+            generator = derive_generator("cpu", self.seed, epoch, source, Purpose.AUGMENTATION)
+            own = [step.indices for step in to_do if step.source == source]
+            parts = [self.processes.share(indices)[0] for indices in own]
+            if dataset is not None:
+                sources.append(iter(dataset.training_batches(parts, self.device, generator)))
+        for number, step in enumerate(to_do, start=self.first_step):
+            yield number, step, next(sources[step.source])
+
+    def _save_within_epoch(self, epoch: int, done: int, seconds: float) -> None:
+        """Save, and perhaps stop, if it is time to: the first process decides for all."""
+        is_between = (epoch * self.steps + done) % _STEPS_BETWEEN_DECISIONS and done < self.steps
+        if self.processes.size > 1 and is_between:
+            return
+        decision = self._decision()
+        if decision != _GO_ON:
+            sums = self.processes.total(self.sums).tolist()
+            self._require_finite(epoch)
+            self._save({"step": done, "sums": sums, "seconds": self.seconds + seconds})
+            _stop_by(decision)
+
+    def _decision(self) -> int:
         """The first process's decision: to go on, to save, or to stop."""
         is_time = time.monotonic() - self.last_save >= 60 * self.execution.checkpoint_minutes
-        return self.processes.received(interruption.signal or (_SAVE if is_time else _GO_ON))
-
-    @staticmethod
-    def _stop_if(decision: int) -> None:
-        if decision not in (_GO_ON, _SAVE):
-            raise Terminated if decision == signal.SIGTERM else KeyboardInterrupt
+        return self.processes.received(self.interruption.signal or (_SAVE if is_time else _GO_ON))
 
     def _save(self, within_epoch: dict[str, Any] | None) -> None:
         if self.processes.is_first:
@@ -362,19 +306,24 @@ class TrainingRun:
         checkpoint.
         """
         weights = self.model.state_dict().values() if with_weights else ()
-        if (bad := int(self.first_bad_step)) >= 0:
-            what = (
-                f"the loss stopped being finite in epoch {epoch + 1}, step {bad + 1} of "
-                f"{self.steps}"
-            )
-        elif broken := sum(not bool(value.isfinite().all()) for value in weights):
-            what = f"the weights stopped being finite in epoch {epoch + 1} ({broken} tensors)"
+        if not self.sums[0].isfinite():
+            broken = "loss"
+        elif not all(bool(value.isfinite().all()) for value in weights):
+            broken = "weights"
         else:
             return
         saved = "nothing was saved yet"
         if self.folder.has_checkpoint:
             saved = f"the last good checkpoint is {self.folder.checkpoint}"
-        raise NonFiniteError(f"{what}: {_ADVICE}; {saved}")
+        raise NonFiniteError(
+            f"the {broken} stopped being finite in epoch {epoch + 1}: try a smaller --lr or more "
+            f"--warmup epochs; {saved}"
+        )
+
+
+def _stop_by(decision: int) -> None:
+    if decision not in (_GO_ON, _SAVE):
+        raise Terminated if decision == signal.SIGTERM else KeyboardInterrupt
 
 
 class Interruption:
@@ -383,15 +332,12 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.signal = 0
-        self._noted = 0.0
-        self._process = os.getpid()
+        self.signal, self._noted, self._process = 0, 0.0, os.getpid()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
-        if (
-            threading.current_thread() is threading.main_thread()
-        ):  # only this thread may set handlers
+        # Only the main thread may set handlers.
+        if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._note)
@@ -402,10 +348,8 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if (
-            os.getpid() != self._process
-        ):  # a forked worker that reads files: the training process ends it
-            return
+        if os.getpid() != self._process:
+            return  # a forked worker that reads files: the training process ends it
         # The terminal sends Ctrl-C to all processes, and torchrun forwards it: two signals for one
         # request.
         is_another = time.monotonic() - self._noted > _SECONDS_OF_ONE_REQUEST

@@ -97,14 +97,11 @@ def steps_of_epoch(
     steps = [Step(0, indices) for indices in order.split(schedule.batch)]
     if pseudo_labelled:
         wanted = len(steps) * schedule.batch
-        rounds = [
-            torch.randperm(pseudo_labelled, generator=generator)
-            for _ in range(-(-wanted // pseudo_labelled))
-        ]
-        steps += [Step(1, indices) for indices in torch.cat(rounds)[:wanted].split(schedule.batch)]
-        steps = [
-            steps[number] for number in torch.randperm(len(steps), generator=generator).tolist()
-        ]
+        rounds = range(-(-wanted // pseudo_labelled))
+        drawn = torch.cat([torch.randperm(pseudo_labelled, generator=generator) for _ in rounds])
+        steps += [Step(1, indices) for indices in drawn[:wanted].split(schedule.batch)]
+        mixed = torch.randperm(len(steps), generator=generator).tolist()
+        steps = [steps[number] for number in mixed]
     return [step for step in steps if len(step.indices) >= smallest][: schedule.steps_per_epoch]
 
 
@@ -117,10 +114,8 @@ def optimizer_of(
     schedule: Schedule, model: torch.nn.Module, device: torch.device
 ) -> torch.optim.Optimizer:
     """The optimizer that the schedule names, of a model on the device."""
-    if schedule.optimizer in (None, "sgd"):
-        return sgd(model, device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
     if schedule.optimizer != "adamw":
-        raise ValueError(f"the optimizer is {schedule.optimizer!r}, expected 'sgd' or 'adamw'")
+        return sgd(model, device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
     has_graphs, groups = has_cuda_graphs(device), layer_groups(model, schedule.layer_decay)
     for group in groups:
         rate = group.get("lr_scale", 1.0) * schedule.learning_rate

@@ -38,8 +38,6 @@ from smoothadv.training.schedule import layer_groups
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import Teacher, library_teacher, load_teacher
 
-_PLAIN = (bool, int, float, str)
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -70,7 +68,10 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     torch.backends.cudnn.deterministic = True
     with processes.connected(device):
         with processes.first_goes_first():
-            training, test, pseudo_labelled = _load(spec)
+            training, test = _images(spec)
+            pseudo_labelled = None
+            if spec.use_unlabelled is not None:
+                pseudo_labelled = load_pseudo_labelled(spec.use_unlabelled, training.description)
             schedule = spec.schedule.schedule(training.description, spec.objective.copies)
             description, input_layer, model, started_from = _model(spec, training.description)
             layer_groups(model, schedule.layer_decay)  # before there is a folder
@@ -92,8 +93,8 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
         return _run(setup, report)
 
 
-def _load(spec: TrainSpec) -> tuple[ImageDataset, ImageDataset, ImageDataset | None]:
-    """The images, augmented as asked: to train and to test on, and pseudo-labelled ones."""
+def _images(spec: TrainSpec) -> tuple[ImageDataset, ImageDataset]:
+    """The images to train on, augmented as asked, and those to test on."""
     if not isinstance(spec.dataset, str):
         training, test = copy.copy(spec.dataset[0]), spec.dataset[1]
     elif spec.crop_padding is not None and split_location(spec.dataset)[1] is not None:
@@ -103,9 +104,7 @@ def _load(spec: TrainSpec) -> tuple[ImageDataset, ImageDataset, ImageDataset | N
     else:
         training, test = (get_dataset(spec.dataset, split, spec.data_dir) for split in SPLITS)
     training.description = spec.augmented(training.description)
-    if spec.use_unlabelled is None:
-        return training, test, None
-    return training, test, load_pseudo_labelled(spec.use_unlabelled, training.description)
+    return training, test
 
 
 def _teacher(
@@ -128,65 +127,44 @@ _Model = tuple[DatasetDescription, str | None, torch.nn.Module, str | None]
 
 
 def _model(spec: TrainSpec, description: DatasetDescription) -> _Model:
-    name, path = spec.model, spec.pretrained_model
-    if spec.objective.DENOISES:
-        return _denoiser(spec, description)
+    """The classifier, or the denoiser, which has no input layer."""
+    name, path, denoises = spec.model, spec.pretrained_model, spec.objective.DENOISES
     if not isinstance(name, str):
-        if path is not None or spec.input_layer is not None or spec.pretrained:
+        if denoises or path is not None or spec.input_layer is not None or spec.pretrained:
             raise UserError(
-                "a module has weights and input layer: leave pretrained_model and input_layer out"
+                "a module is trained as a classifier with its own weights and input layer: leave "
+                "pretrained_model and input_layer out, or name an architecture"
             )
         return description, None, name, None
-    if path is not None:
-        return _continued(spec, name, description)
     input_layer = spec.input_layer or "normalize"
+    content = {} if path is None else read_checkpoint(path, denoises)
+    if path is not None and not denoises:
+        input_layer = recorded_input_layer(content, path, spec.input_layer)
+        description = with_recorded_constants(content, path, description)
+        if spec.finetune_quantized:
+            noise_sd = spec.objective.noise_sd
+            integers = trained_integers(content, path, name, noise_sd, description)
+            return description, input_layer, integers, f"starting from the integers of {path}"
+        if INTEGER in content:
+            raise UserError(
+                f"{path} is a checkpoint of integers: add --finetune-quantized to train them"
+            )
     torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
     if spec.pretrained:
         description, model = pretrained_architecture(name, description, input_layer)
         return description, input_layer, model, f"starting from the weights of {name}"
-    return description, input_layer, get_architecture(name, description, input_layer), None
-
-
-def _continued(spec: TrainSpec, name: str, description: DatasetDescription) -> _Model:
-    """A classifier that starts from ``pretrained_model``."""
-    path = spec.pretrained_model
-    assert path is not None
-    content = read_checkpoint(path)
-    input_layer = recorded_input_layer(content, path, spec.input_layer)
-    description = with_recorded_constants(content, path, description)
-    if spec.finetune_quantized:
-        noise_sd = spec.objective.noise_sd
-        integers = trained_integers(content, path, name, noise_sd, description)
-        return description, input_layer, integers, f"starting from the integers of {path}"
-    if INTEGER in content:
-        raise UserError(
-            f"{path} is a checkpoint of integers: add --finetune-quantized to train them"
-        )
-    torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
-    model = get_architecture(name, description, input_layer)
-    return description, input_layer, model, start_from(model, content, path, name, description)
-
-
-def _denoiser(spec: TrainSpec, description: DatasetDescription) -> _Model:
-    """A denoiser, which has no input layer."""
-    name, path = spec.model, spec.pretrained_model
-    if not isinstance(name, str):
-        raise UserError(f"the model is a {type(name).__name__}: name one of {', '.join(DENOISERS)}")
-    torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
-    model = DENOISERS[name](description)
-    if path is None:
-        return description, None, model, None
-    content = read_checkpoint(path, denoiser=True)
-    return description, None, model, start_from(model, content, path, name, description)
+    network: torch.nn.Module
+    if denoises:
+        network = DENOISERS[name](description)
+    else:
+        network = get_architecture(name, description, input_layer)
+    started = None if path is None else start_from(network, content, path, name, description)
+    return description, None if denoises else input_layer, network, started
 
 
 def _run(setup: TrainingSetup, report: Callable[[str], None]) -> Trained:
     """Train, from the last checkpoint where there is one."""
     spec, schedule, processes = setup.spec, setup.schedule, setup.processes
-    arguments = {
-        name: value if value is None or isinstance(value, _PLAIN) else str(value)
-        for name, value in spec.arguments.items()
-    }
     this_run = {
         "epochs": schedule.epochs,
         # now, so that an image that cannot be read is named now
@@ -194,7 +172,10 @@ def _run(setup: TrainingSetup, report: Callable[[str], None]) -> Trained:
         "device": device_name(setup.device),
         "processes": processes.size,
         "torch_threads": torch.get_num_threads(),
-        "arguments": arguments,
+        "arguments": {
+            name: value if value is None or isinstance(value, (int, float, str)) else str(value)
+            for name, value in spec.arguments.items()
+        },
         **provenance(spec.command),
     }
     if processes.launch is not None:
@@ -278,13 +259,6 @@ def _announce(setup: TrainingSetup, folder: RunFolder, report: Callable[[str], N
             f"this run had {before} processes and goes on with {size}: batch normalization sees "
             "other shares of a batch, and an uninterrupted run would end with other weights"
         )
-    _warn_of_epochs(spec, epochs)
-
-
-def _warn_of_epochs(spec: TrainSpec, epochs: int) -> None:
-    """Warn where a data policy does not begin, or an attack does not grow to its full size, in so
-    many epochs.
-    """
     objective, policy = spec.objective, spec.data_policy
     if policy is not None and policy.from_epoch >= epochs:
         flag = "--attack-from-epoch" if spec.policy is None else "--choose-from-epoch"

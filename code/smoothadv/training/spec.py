@@ -43,6 +43,13 @@ _DATA = "data and start"
 _EXECUTION = "execution"
 
 
+def _refuse(contradictions: Mapping[str, object]) -> None:
+    """UsageError with the first message whose value is true."""
+    for message, is_so in contradictions.items():
+        if is_so:
+            raise UsageError(message)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSpec(Checked):
     """The fields of a ``Schedule`` that are chosen; None stands for the paper's value for the
@@ -138,23 +145,22 @@ class ScheduleSpec(Checked):
 
     def __post_init__(self) -> None:
         has_steps = self.learning_rate_step is not None or self.learning_rate_factor is not None
-        if self.learning_rate_shape == "one-cycle" and has_steps:
-            raise UsageError(
-                "--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor"
-            )
-        is_adam = self.optimizer == "adamw"
-        if is_adam and self.momentum is not None:
-            raise UsageError("--momentum is of sgd, and --optimizer adamw has none: leave it out")
-        if is_adam and self.learning_rate is None:
-            raise UsageError(
+        is_adam, decay = self.optimizer == "adamw", self.layer_decay
+        _refuse(
+            {
+                "--lr-schedule one-cycle has no steps: leave out --lr-step-size and --lr-factor": (
+                    self.learning_rate_shape == "one-cycle" and has_steps
+                ),
+                "--momentum is of sgd, and --optimizer adamw has none: leave it out": (
+                    is_adam and self.momentum is not None
+                ),
                 "--optimizer adamw needs --lr, like 0.001: the rates of recipes and datasets are "
-                "for sgd"
-            )
-        if self.layer_decay is not None and not (is_adam and self.layer_decay <= 1):
-            raise UsageError(
-                f"--layer-decay {self.layer_decay} must be above 0, at most 1, and with "
-                "--optimizer adamw"
-            )
+                "for sgd": is_adam and self.learning_rate is None,
+                f"--layer-decay {decay} must be above 0, at most 1, and with --optimizer adamw": (
+                    decay is not None and not (is_adam and decay <= 1)
+                ),
+            }
+        )
 
     def schedule(self, description: DatasetDescription, copies: int) -> Schedule:
         """The schedule on a dataset, for ``copies`` (m) of each image; UsageError where the batch
@@ -162,8 +168,6 @@ class ScheduleSpec(Checked):
         """
         chosen = {name: value for name, value in vars(self).items() if value is not None}
         fields = {**dataclasses.asdict(description.defaults), **chosen}
-        if self.optimizer == "sgd":
-            del fields["optimizer"]  # as where none is named
         if fields.pop("split_updates"):
             if fields["batch"] < copies:
                 raise UsageError(
@@ -196,9 +200,6 @@ class EvaluationSchedule(Checked):
         group=_EXECUTION,
         help="number of evenly spaced test images to evaluate on",
     )
-
-    def is_due(self, epoch: int, epochs: int) -> bool:
-        return (epoch + 1) % self.every == 0 or epoch + 1 == epochs
 
     def chosen(self, available: int) -> torch.Tensor:
         """The indices, int64, of the images to evaluate on."""
@@ -353,60 +354,50 @@ class TrainSpec(RunSpec):
         self._refuse_contradictions_of_teacher()
 
     def _refuse_contradictions_of_data(self) -> None:
-        execution, objective = self.execution, self.objective
-        if self.unlabelled_weight is not None and self.use_unlabelled is None:
-            raise UsageError(
+        execution, objective, start = self.execution, self.objective, self.pretrained_model
+        has_micro_batch = self.schedule.micro_batch is not None
+        is_exact = start is not None and execution.precision == "fp32"
+        _refuse(
+            {
                 "--unlabelled-weight weighs the images of --use-unlabelled: name their file, or "
-                "leave it out"
-            )
-        if execution.synchronized_norm and self.schedule.micro_batch is not None:
-            raise UsageError(
+                "leave it out": self.unlabelled_weight is not None and self.use_unlabelled is None,
                 "--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one "
-                "of them out"
-            )
-        if self.finetune_quantized and (
-            self.pretrained_model is None or execution.precision != "fp32"
-        ):
-            raise UsageError(
+                "of them out": execution.synchronized_norm and has_micro_batch,
                 "--finetune-quantized needs a --pretrained-model of integers, and their exact "
-                "sums: no --precision"
-            )
-        if self.pretrained and self.pretrained_model is not None:
-            raise UsageError(
-                "--pretrained and --pretrained-model both say where to start: leave one of them out"
-            )
-        if objective.noise_sd == 0 and objective.copies > 1:
-            raise UsageError(
+                "sums: no --precision": self.finetune_quantized and not is_exact,
+                "--pretrained and --pretrained-model both say where to start: leave one of them "
+                "out": self.pretrained and start is not None,
                 f"--noise 0 makes all {objective.copies} noisy copies of an image identical: leave "
-                "--num-noise-vec out, or give noise"
-            )
+                "--num-noise-vec out, or give noise": (
+                    objective.noise_sd == 0 and objective.copies > 1
+                ),
+            }
+        )
 
     def _refuse_contradictions_of_teacher(self) -> None:
-        objective, name = self.objective, type(self.objective).__name__
-        own = self.outdir / CHECKPOINT
-        if self.teacher is not None and Path(self.teacher).resolve() == own.resolve():
-            raise UsageError(
-                f"--teacher {self.teacher} is what this training writes: name another folder"
-            )
-        needs_teacher = objective.TEACHER in ("logits", "votes")
-        if needs_teacher and self.teacher is None:
-            needed = "--classifier" if objective.DENOISES else "--teacher"
-            raise UsageError(f"the objective {name} needs a {needed} CHECKPOINT")
-        if self.teacher is not None and not objective.TEACHER:
-            raise UsageError(f"the objective {name} has no teacher: leave --teacher out")
-        if self.teacher_draws is not None and objective.TEACHER != "votes":
-            raise UsageError(
-                f"--teacher-draws is for votes of a teacher, which the objective {name} does not "
-                "use"
-            )
-        if self.use_unlabelled is not None and objective.TEACHER == "votes":
-            raise UsageError(
-                f"{name} uses votes on the training images, and those of --use-unlabelled have none"
-            )
-        if objective.noise_sd == 0 and (self.data_policy or objective.TEACHER == "votes"):
-            raise UsageError(
-                "without noise there are no votes on noisy training images: give --noise above 0"
-            )
+        objective, teacher, name = self.objective, self.teacher, type(self.objective).__name__
+        votes, own = objective.TEACHER == "votes", self.outdir / CHECKPOINT
+        flag = "--classifier" if objective.DENOISES else "--teacher"
+        _refuse(
+            {
+                f"--teacher {teacher} is what this training writes: name another folder": (
+                    teacher is not None and teacher.resolve() == own.resolve()
+                ),
+                f"the objective {name} needs a {flag} CHECKPOINT": (
+                    teacher is None and objective.TEACHER in ("logits", "votes")
+                ),
+                f"the objective {name} has no teacher: leave --teacher out": (
+                    teacher is not None and not objective.TEACHER
+                ),
+                "--teacher-draws is for votes of a teacher, which the objective "
+                f"{name} does not use": self.teacher_draws is not None and not votes,
+                f"{name} uses votes on the training images, and those of --use-unlabelled have "
+                "none": self.use_unlabelled is not None and votes,
+                "without noise there are no votes on noisy training images: give --noise above 0": (
+                    objective.noise_sd == 0 and (votes or self.data_policy is not None)
+                ),
+            }
+        )
 
     @property
     def data_policy(self) -> DataPolicy | None:

@@ -65,8 +65,8 @@ class Teacher:
         They are kept in the user's cache, which may hold them already: up to rounding, they are a
         function of the checkpoint, the images, ``noise_sd`` and ``draws``.
         """
-        key = "\n".join([self.sha256, images.fingerprint(), repr(float(noise_sd)), str(draws)])
-        identity = digest([key])
+        key = [self.sha256, images.fingerprint(), repr(float(noise_sd)), str(draws)]
+        identity = digest(["\n".join(key)])
         noise = GaussianNoise(noise_sd, int(identity[:16], 16))
 
         def compute() -> bytes:
@@ -170,15 +170,11 @@ def count_votes(
             check()
             for index, image, label in zip(some.tolist(), loaded, labels.tolist()):
                 chosen = slice(label, label + 1) if for_labels else slice(None)
-                yield Poll(
-                    image,
-                    noise.stream(index, device, Purpose.TRAINING_VOTES),
-                    _answer(draws, chosen),
-                )
+                stream = noise.stream(index, device, Purpose.TRAINING_VOTES)
+                yield Poll(image, stream, _answer(draws, chosen))
 
-    progress = Progress(
-        total=len(own), desc=doing, unit=" images", quiet=not processes.is_first, leave=False
-    )
+    quiet = not processes.is_first
+    progress = Progress(total=len(own), desc=doing, unit=" images", quiet=quiet, leave=False)
     with progress, torch.inference_mode():
         for place, result in enumerate(counter.run(polls()), start=part.start):
             votes[place] = torch.from_numpy(result.outcome)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, replace
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from torch import nn
 from smoothadv.base.distributed import Processes
 from smoothadv.datasets import ImageDataset
 from smoothadv.noise import Purpose, derive_generator
-from smoothadv.objectives import Batch, FirstLogits, Objective, Outcome
+from smoothadv.objectives import Batch, Objective, Outcome, first_logits
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution, attacked_form
 from smoothadv.training.teacher import Teacher
 
@@ -128,16 +127,6 @@ class Update:
         # May be replaced by something that does the same, like a GraphedUpdate.
         self.compute: Callable[[Inputs], torch.Tensor] = self.computed
 
-    @property
-    def _always_attacks(self) -> bool:
-        """Whether the objective may attack where its epsilon, which it does not define, is 0."""
-        kind = type(self.objective)
-        return kind.attacked is not Objective.attacked and kind.epsilon is Objective.epsilon
-
-    def _supplied(self, indices: torch.Tensor | None) -> dict[str, Any]:
-        """What the teacher adds to a batch."""
-        return {} if self.teacher is None else self.teacher.batch_fields(indices)
-
     def refresh_attacked(self) -> None:
         """Copy the model's present weights to the form that is attacked."""
         if self._form is not None:
@@ -162,8 +151,9 @@ class Update:
         self.model.train()
         self.processes.share_buffers(self.model)
         generator = address.generator(self.device, Purpose.OBJECTIVE)
+        taught = self.teacher.batch_fields(indices) if self.teacher else {}
         batch = self.objective.batch(
-            images, labels, address.epoch, generator, whole, part, **self._supplied(indices)
+            images, labels, address.epoch, generator, whole, part, **taught
         )
         inputs = Inputs(**vars(batch), whole=whole, address=address, weight=weight)
         sums = self.compute(inputs)
@@ -188,7 +178,10 @@ class Update:
         is seeded already.
         """
         choices = self.seeded(inputs) if choices is None else choices
-        if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0 or self._always_attacks:
+        kind = type(self.objective)
+        # It may attack where its epsilon, which it does not define, is 0.
+        always = kind.attacked is not Objective.attacked and kind.epsilon is Objective.epsilon
+        if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0 or always:
             self.refresh_attacked()
         sums: list[torch.Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)
@@ -200,10 +193,10 @@ class Update:
             share = len(batch.images) * self.processes.size / inputs.whole
             # Copies of weights end with the context, within a CUDA graph.
             with self.execution.autocast(self.device):
-                with FirstLogits(self.attacked) as first:
+                with first_logits(self.attacked) as first:
                     attacked = self.objective.attacked(self.attacked, batch, choices)
                 outcome = self.objective.loss(self.forward, batch, attacked)
-                outcome = first.counted_in(outcome, batch.labels)
+                outcome = outcome.before_attack(first, batch.labels)
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
             sums.append(sums_of(outcome, self.objective.TERMS))
         if self.processes.size == 1:
@@ -222,6 +215,7 @@ class Update:
         """
         objective, model = self.objective, self.model.eval()
         epsilon = objective.epsilon(math.inf)
+        taught = self.teacher.batch_fields(None) if self.teacher else {}
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         batches = [(len(whole), *self.processes.share(whole)) for whole in indices.split(batch)]
         numbers = [number for number, (_, own, _) in enumerate(batches) if len(own)]
@@ -229,9 +223,7 @@ class Update:
         for number, (images, labels) in zip(numbers, loaded):
             whole, _, part = batches[number]
             generator = address.generator(self.device, Purpose.EVALUATION, number)
-            seen = objective.batch(
-                images, labels, address.epoch, generator, whole, part, **self._supplied(None)
-            )
+            seen = objective.batch(images, labels, address.epoch, generator, whole, part, **taught)
             with self.execution.autocast(self.device):
                 found = [*objective.test(model, seen)]
                 if epsilon:

@@ -1,10 +1,10 @@
 """Recipes: named files of training options. Options on the command line override them."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.cli.options.components import Options
 from smoothadv.cli.runner import Parser, reading
 
@@ -41,12 +41,17 @@ def recipe_words(name: str) -> list[str]:
 
 
 def with_recipe(
-    parser: Parser, options: Options, name: str, readable: Callable[[Options], set[str]]
+    parser: Parser,
+    options: Options,
+    name: str,
+    readable: Callable[[Options], set[str]],
+    general: Collection[str],
 ) -> Options:
     """The options, with those of a recipe added where the command line does not give them.
 
     Only those in ``readable(options)`` are added, since a recipe may serve several objectives and
-    attacks. A usage error where it has options of other commands.
+    attacks; a warning where none of its options is but the ``general`` ones. A usage error where it
+    has options of other commands.
     """
     words = recipe_words(name)
     # A denoiser is not attacked.
@@ -60,6 +65,9 @@ def with_recipe(
         positional = [options["dataset"], options["arch"], str(options["outdir"])]
         recipe = vars(parser.parse_args([*positional, *words]))
     known = readable({**recipe, **options})
+    settings = [flag for flag in recipe if flag.startswith("--") and flag not in general]
+    if settings and not known.intersection(settings):
+        warn(f"nothing reads {', '.join(settings)} of the recipe {name} here: is --attack missing?")
     for (flag, value), replaced in _REPLACED.items():
         if options.get(flag) == value:
             known -= replaced

@@ -150,8 +150,11 @@ def with_recipes(parser: Parser, options: Options, command: str) -> Options:
     if "--released-behaviour" in options:
         names.append(RELEASED)
     default = {"--objective": DEFAULT_OBJECTIVES[command]}
+    general = {one.flag for one in _spec_settings(_chosen({**default, **options}).DENOISES)}
     for name in names:
-        options = with_recipe(parser, options, name, lambda given: _readable({**default, **given}))
+        options = with_recipe(
+            parser, options, name, lambda given: _readable({**default, **given}), general
+        )
     return {**default, **options}
 
 
