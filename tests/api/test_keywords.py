@@ -121,7 +121,7 @@ KEYWORDS = {
     },
     "falsify": {
         **ATTACKED,
-        "against": PATH,
+        "against": NAME,
         "fraction": INSIDE,
         "false_alarm": INSIDE,
         "outdir": FOLDER,

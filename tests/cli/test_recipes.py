@@ -444,4 +444,4 @@ def test_recipe_says_how_attacks_compute_gradients(workplace, words, estimator):
     assert type(attack.estimator).__name__ == estimator
     parser, line = train.make_parser([]), "digits digits_resnet8 run --noise 0.25 --recipe"
     with pytest.warns(DoubtfulWarning, match=f"nothing reads {words.split()[0]} .*--attack"):
-        with_recipes(parser, parser.parse_args([*line.split(), "gradients.txt"]))
+        with_recipes(parser, vars(parser.parse_args([*line.split(), "gradients.txt"])), "train")
