@@ -268,7 +268,7 @@ def test_onnx_refuses_what_it_lacks(tmp_path):
         network(torch.rand(2, 3, 9, 9))
     (tmp_path / "bad.onnx").write_text("no network")
     for name, message in {
-        "bad.onnx": "cannot be made",
+        "bad.onnx": "cannot be had",
         "none.onnx": "there is no such file",
     }.items():
         with pytest.raises(UserError, match=message):

@@ -63,6 +63,7 @@ _FIELDS: dict[str, tuple[str, Any, Any]] = {
     **dict.fromkeys(("mean", "std", "sums"), ("a list of numbers", list, (int, float))),
     "image_shape": ("a list of whole numbers", (list, tuple), int),
     "classes": ("a list of texts", (list, tuple), str),
+    "denoiser": ("True or False", bool, None),
 }
 """What a field is: in words, its type, and the type of its entries."""
 _KINDS = (

@@ -151,6 +151,7 @@ def with_recipes(parser: Parser, options: Options, command: str) -> Options:
         names.append(RELEASED)
     default = {"--objective": DEFAULT_OBJECTIVES[command]}
     general = {one.flag for one in _spec_settings(_chosen({**default, **options}).DENOISES)}
+    general.add("--warmup")  # the paper's recipes have it, and serve Gaussian noise too
     for name in names:
         options = with_recipe(
             parser, options, name, lambda given: _readable({**default, **given}), general
