@@ -13,7 +13,7 @@ from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.cli import train, train_pgd
 from smoothadv.cli.options.recipes import RELEASED, recipe_names, recipe_words
 from smoothadv.cli.options.training import spec_of, with_recipes
-from smoothadv.objectives import Objective
+from smoothadv.objectives import OBJECTIVES, Objective
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import EvaluationSchedule
@@ -440,8 +440,15 @@ def test_recipe_says_how_attacks_compute_gradients(workplace, words, estimator):
     line = "digits digits_resnet8 run --noise 0.25 --attack PGD --epsilon 1 --num-steps 2 --recipe"
     given = vars(parser.parse_args([*line.split(), "gradients.txt"]))
     options = with_recipes(parser, given, "train_pgd")
-    attack = spec_of(options, []).objective.gradient_attack
+    attack = spec_of(options, ["smoothadv", "train_pgd"]).objective.gradient_attack
     assert type(attack.estimator).__name__ == estimator
     parser, line = train.make_parser([]), "digits digits_resnet8 run --noise 0.25 --recipe"
     with pytest.warns(DoubtfulWarning, match=f"nothing reads {words.split()[0]} .*--attack"):
         with_recipes(parser, vars(parser.parse_args([*line.split(), "gradients.txt"])), "train")
+
+
+def test_objective_is_that_of_the_command_where_denoisers_have_one_of_its_name():
+    parser = train.make_parser([])
+    words = "digits digits_resnet8 run --noise 0.25 --objective stability".split()
+    options = with_recipes(parser, vars(parser.parse_args(words)), "train")
+    assert type(spec_of(options, ["smoothadv", "train"]).objective) is OBJECTIVES["stability"]

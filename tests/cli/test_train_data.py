@@ -90,7 +90,7 @@ def test_pseudo_labels_and_their_weight_decide_the_weights_and_are_recorded(
 FAULTS = {
     "missing": (None, ["does not exist"]),
     "code": (EVIL, ["cannot be read"]),
-    "other size": (pickled(4, IMAGES[:, :7]), ["[300, 7, 8, 1]", "[N, 8, 8, 1]"]),
+    "other size": (pickled(4, IMAGES[:, :7]), ["[300, 1, 7, 8]", "[N, 1, 8, 8]"]),
     "label 10": (pickled(4, labels=np.where(LABELS == 3, 10, LABELS)), ["label 10", "0 to 9"]),
 }
 

@@ -125,7 +125,7 @@ class CommandReader:
     ) -> tuple[Options, TrainSpec, DatasetDescription, Schedule]:
         parser = self._parser(words[0], _RELEASED in words)
         options = with_recipes(parser, vars(parser.parse_args(words[1:])), words[0])
-        spec = spec_of(options, [])
+        spec = spec_of(options, ["smoothadv", *words])
         description = spec.augmented(self._described(spec.dataset_name, spec.data_dir))
         schedule = spec.schedule.schedule(description, spec.objective.copies)
         return options, spec, description, schedule

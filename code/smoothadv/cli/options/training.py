@@ -74,9 +74,9 @@ class TrainingOptions(Checked):
     )
 
 
-def objectives_with(default: str) -> Registry[type[Objective]]:
-    """The objectives of a command with this default: those of denoisers, or of classifiers."""
-    return DENOISING if default in DENOISING else OBJECTIVES
+def objectives_of(command: str) -> Registry[type[Objective]]:
+    """The objectives of a training command: of denoisers, or of classifiers."""
+    return DENOISING if command == "train_denoiser" else OBJECTIVES
 
 
 def add_training(parser: Parser, command: str, arguments: Sequence[str]) -> None:
@@ -87,7 +87,7 @@ def add_training(parser: Parser, command: str, arguments: Sequence[str]) -> None
     knows the others, too, so that a message can say who reads them.
     """
     default = DEFAULT_OBJECTIVES[command]
-    objectives = objectives_with(default)
+    objectives = objectives_of(command)
     (*_, name), (*_, attack) = (
         [first, *values_of(flag, arguments)]
         for flag, first in (("--objective", default), ("--attack", ""))
@@ -150,18 +150,23 @@ def with_recipes(parser: Parser, options: Options, command: str) -> Options:
     if "--released-behaviour" in options:
         names.append(RELEASED)
     default = {"--objective": DEFAULT_OBJECTIVES[command]}
-    general = {one.flag for one in _spec_settings(_chosen({**default, **options}).DENOISES)}
+    objectives = objectives_of(command)
+    general = {one.flag for one in _spec_settings(objectives is DENOISING)}
     general.add("--warmup")  # the paper's recipes have it, and serve Gaussian noise too
     for name in names:
         options = with_recipe(
-            parser, options, name, lambda given: _readable({**default, **given}), general
+            parser,
+            options,
+            name,
+            lambda given: _readable({**default, **given}, objectives),
+            general,
         )
     return {**default, **options}
 
 
-def _readable(options: Options) -> set[str]:
+def _readable(options: Options, objectives: Registry[type[Objective]]) -> set[str]:
     """The flags of the settings that the training, its objective and its attack read."""
-    objective = _chosen(options)
+    objective = objectives[options["--objective"]]
     field = attack_field(objective)
     flags = {one.flag for one in _spec_settings(objective.DENOISES)}
     flags |= {"--objective", "--attack"} | flags_of(objective)
@@ -172,16 +177,11 @@ def _readable(options: Options) -> set[str]:
     return flags
 
 
-def _chosen(options: Options) -> type[Objective]:
-    name = options["--objective"]
-    return objectives_with(name)[name]
-
-
 def spec_of(options: Options, command: Sequence[str]) -> TrainSpec:
-    """The specification that the options, with recipes added, describe; a usage error where they
-    contradict each other.
+    """The specification that the options of a ``command``, like ("smoothadv", "train"), with
+    recipes added, describe; a usage error where they contradict each other.
     """
-    objective = _objective(options)
+    objective = _objective(options, objectives_of(command[1]))
     given = given_settings(TrainSpec, options)
     if objective.DENOISES:
         given["teacher"] = options.get("--classifier")
@@ -207,11 +207,11 @@ def spec_of(options: Options, command: Sequence[str]) -> TrainSpec:
     return spec
 
 
-def _objective(options: Options) -> Objective:
+def _objective(options: Options, objectives: Registry[type[Objective]]) -> Objective:
     """The objective that the options describe; a usage error where something is missing or
     contradictory.
     """
-    name, kind = options["--objective"], _chosen(options)
+    name, kind = options["--objective"], objectives[options["--objective"]]
     field = attack_field(kind)
     is_optional = field is not None and field.default is not dataclasses.MISSING
     given: dict[str, Any] = {}
@@ -229,5 +229,5 @@ def _objective(options: Options) -> Objective:
                 "or take --objective smoothadv"
             )
     also = ATTACKS.values() if given else ()
-    refuse_foreign_settings(options, objectives_with(name), "--objective", name, also)
+    refuse_foreign_settings(options, objectives, "--objective", name, also)
     return compose(kind, options, f"--objective {name}", **given)
