@@ -4,7 +4,6 @@ found.
 
 import json
 import math
-import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from support.commands import call, run_process, script, start_process
+from support.commands import call, script, start_process
 from support.patience import HANG_SECONDS
 
 # Ours: full precision. 3 of 6 correct, 1 of 6 abstains.
@@ -136,32 +135,3 @@ def test_reader_that_stops_early_is_no_error(logs):
     assert process.stderr.read() == ""
     process.stderr.close()
     assert process.wait(timeout=HANG_SECONDS) == 0
-
-
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_errors(logs, closed):
-    """As in `analyze ... >&-`: the process has no standard output at all. A warning needs another
-    place than it.
-    """
-    command = f"{shlex.join(script('analyze', 'summary', 'results', '--radii', 0))} {closed}"
-    result = run_process(["/bin/sh", "-c", command], logs)
-    assert (result.returncode, result.stderr) == (0, DIFFERENT_IMAGES if closed == ">&-" else "")
-    assert (
-        (result.stdout == "")
-        if ">&- " in f"{closed} " and closed != "2>&-"
-        else result.stdout.startswith("| ")
-    )
-
-
-def test_file_takes_no_place_of_a_closed_stream(logs):
-    """Python and libraries print to these places by their numbers. A plug-in that registers nothing
-    is refused.
-    """
-    (logs / "look.py").write_text(
-        "import os\nfrom smoothadv.sweep.engines import ENGINES\n"
-        "places = [os.path.realpath(f'/dev/fd/{place}') for place in range(3)]\n"
-        "if places == ['/dev/null'] * 3:\n    ENGINES.register('none')(object)\n"
-    )
-    words = script("analyze", "summary", "results", "-o", "out.md", "--plugin", "look.py")
-    assert run_process(["/bin/sh", "-c", f"{shlex.join(words)} <&- >&- 2>&-"], logs).returncode == 0
-    assert len((logs / "out.md").read_text().splitlines()) == 4

@@ -279,6 +279,4 @@ def test_command_that_repeats_an_attack_has_each_plugin_after_its_own_flag():
         "2",
     ]
     again = command_line_of(parser, vars(parser.parse_args(typed)), (), {})
-    assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 --only 2" in " ".join(
-        again
-    )
+    assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 2" in " ".join(again)

@@ -78,7 +78,7 @@ DAMAGES = {
     "no probe": (at("integer", "probe", value=None), "probe"),
     "no steps": (at("integer", "steps", value=[]), "0 steps"),
     "steps that are a number": (at("integer", "steps", value=7), "damaged"),
-    "record that is a list": (at("integer", value=[1]), "integer is a list"),
+    "record that is a list": (at("integer", value=[1]), "its integer is [1], expected a dict"),
     "unknown layer": (step(1, 0, "winograd"), "'winograd'"),
     "layer that is a list": (step(1, 0, ["sum"]), "damaged"),
     "unknown setting": (step(1, 2, {"strides": 1}), "strides"),

@@ -187,7 +187,7 @@ def test_what_makes_no_sense_is_refused(tmp_path, capsys):
         Consistency(noise_sd=SIGMA, attack=ATTACKS["PGD"](0.5, 2))
     for options, word in [
         (["--objective", "consistency", "--noise", 0.25, "--epsilon", 0.5], "--epsilon"),
-        (["--objective", "macer", "--noise", 0.25, "--warmup", 3], "--warmup is of an attack"),
+        (["--objective", "macer", "--noise", 0.25, "--warmup", 3], "--warmup is not read"),
         (["--objective", "consistency", "--noise", 0], "2 noisy copies"),
         (["--objective", "stability", "--noise", 0], "'0' would smooth nothing"),
         (["--objective", "gaussian", "--noise", 0.25, "--lambda", 2], "--lambda is not read"),

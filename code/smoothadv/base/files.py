@@ -115,7 +115,10 @@ def refuse_to_replace(path: Path, what: str, *starts: bytes) -> None:
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file; OSError, or ValueError in one line, if it cannot be read."""
-    return json.loads(path.read_bytes())
+    try:
+        return json.loads(path.read_bytes())
+    except RecursionError:
+        raise ValueError("its brackets are nested too deeply") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

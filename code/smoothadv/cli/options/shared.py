@@ -43,8 +43,9 @@ def use_threads(run: Any, resumed: Path | None = None) -> None:
         threads = min(most, usable_cpus())
         # What cannot be read is for the command itself to complain about.
         with contextlib.suppress(UserError, OSError, LookupError, TypeError, ValueError):
-            shape = describe_dataset(run.dataset, run.data_dir).image_shape
-            threads = suitable_threads(shape, most)
+            if run.dataset is not None:  # that of a log, which verify reads later
+                shape = describe_dataset(run.dataset, run.data_dir).image_shape
+                threads = suitable_threads(shape, most)
             if resumed is not None:
                 threads = min(int(read_json(resumed)["runs"][-1]["torch_threads"]), most)
     torch.set_num_threads(threads or most)
