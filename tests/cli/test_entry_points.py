@@ -56,6 +56,7 @@ FIRST_STEPS = {
     "attack": ["evaluation.attack.warn_of_few_draws", "evaluation.falsify.read_certificates"],
     "analyze": ["cli.analyze.read_logs"],
     "sweep": ["cli.sweep.read_grid"],
+    "list": ["cli.list.recipe_names"],
 }
 
 
@@ -78,7 +79,7 @@ def validate(monkeypatch):
         command = importlib.import_module(f"smoothadv.cli.{name}")
         for step in FIRST_STEPS[name]:
             monkeypatch.setattr(f"smoothadv.{step}", accept)
-        if arguments[0] == "merge":
+        if arguments[:1] == ["merge"]:
             monkeypatch.setattr("smoothadv.cli.evaluation.merge", accept)
         with pytest.raises(Accepted):
             code = command.main(arguments)
@@ -215,3 +216,21 @@ def offered(folder, line: str) -> list[str]:
 def test_words_that_can_come_next_are_offered(tmp_path, line, expected):
     (tmp_path / "grid.toml").touch()
     assert offered(tmp_path, line) == expected
+
+
+def test_list_names_what_is_known(monkeypatch, capsys, tmp_path):
+    (plugin := tmp_path / "mine.py").write_text(
+        "from smoothadv.attacks import ATTACKS, PGD\nATTACKS.register('mine')(type('M', (PGD,), {}))\n"
+    )
+    done = run_process([sys.executable, CODE / "list.py", "--plugin", plugin], tmp_path)
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines["attacks"] == "DDN, PGD, mine" and lines["plug-ins"] == "mine.py"
+    assert "digits" in lines["datasets"] and "timm:NAME" in lines["architectures"]
+
+
+def test_python_without_the_packages_says_how_to_have_them(tmp_path):
+    done = run_process([sys.executable, "-S", CODE / "certify.py", "--help"], tmp_path)
+    assert done.returncode == 1 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "has no package" in line and "source .venv/bin/activate" in line

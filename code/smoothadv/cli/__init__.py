@@ -22,6 +22,7 @@ COMMANDS = {
     "attack": "attack a smoothed classifier on test images, or try to falsify its certificates",
     "analyze": "turn logs into summaries, tables and plots",
     "sweep": "train, certify and attack grids of models",
+    "list": "list the datasets, architectures, objectives, attacks and procedures by name",
 }
 
 
@@ -90,6 +91,16 @@ def main(arguments: list[str] | None = None, script: str = "") -> int:
         # Imported only now: `smoothadv --help` must not wait for torch.
         command = importlib.import_module(f"smoothadv.cli.{arguments[0]}")
         return command.main(arguments[1:])
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("smoothadv"):
+            raise
+        print(
+            f"error: the Python in {sys.executable} has no package {error.name}: in a clone, `bash "
+            "scripts/quickstart.sh` installs all of them, and `source .venv/bin/activate` makes "
+            "them available in a shell",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:  # while the libraries load, which takes seconds
         print("\ninterrupted", file=sys.stderr)
         return 130

@@ -50,6 +50,7 @@ Run the same command again after any interruption: it does what is missing. docs
 what a grid can hold.
 """
 _MOST_WARNINGS = 10
+_MOST_JOBS = 12  # in a plan for people, which fits a screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,16 +230,19 @@ def _plan(asked: _PlanOptions, options: Options) -> None:
             then = [stage.title for stage in job.evaluations]
             then += [f"perhaps {table.command} {table.name}" for table in job.pending]
             rows.append([job.group, job.name, ", ".join(then) or "nothing"])
-        print(f"{grid.name}: {grid.about}; {len(jobs)} jobs")
-        print(f"models in {grid.models}, logs in {grid.logs}")
-        print(f"{len(grid.trained)} models = {grid.formula}\n")
-        _print_table(("group", "folder", "then"), rows, asked.format)
-        print()
+        print(f"{grid.name}: {grid.about}")
+        print(f"{len(jobs)} jobs, {len(grid.trained)} models = {grid.formula}")
+        print(f"models in {grid.models}, logs in {grid.logs}\n")
         if not asked.no_cost:
             from smoothadv.cli.expectations import CommandReader
             from smoothadv.sweep.costs import cost_table
 
             print(cost_table(grid, jobs, CommandReader(), asked.device) + "\n")
+        most = _MOST_JOBS if asked.format == "markdown" else len(rows)
+        _print_table(("group", "folder", "then"), rows[:most], asked.format)
+        if most < len(rows):
+            print(f"\nand {len(rows) - most} more jobs; --format csv lists all")
+        print()
     if len(sweeps) > 1:
         counts = [len(sweep.grid.trained) for sweep in sweeps]
         names = ", ".join(sweep.grid.name for sweep in sweeps)

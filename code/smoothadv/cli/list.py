@@ -1,0 +1,49 @@
+"""list: what the package and its plug-ins make known, by the names that commands take."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from smoothadv.analysis import ANALYSES
+from smoothadv.architectures import ARCHITECTURES
+from smoothadv.architectures.denoisers import DENOISERS
+from smoothadv.architectures.libraries import LIBRARIES
+from smoothadv.attacks import ATTACKS
+from smoothadv.base import plugins
+from smoothadv.cli.options.components import Options
+from smoothadv.cli.options.recipes import recipe_names
+from smoothadv.cli.runner import Parser, run
+from smoothadv.datasets import DATASETS
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.statistics import PROCEDURES
+from smoothadv.sweep.grid import shipped_grids
+
+_EXAMPLES = """examples:
+  python code/list.py
+  python code/list.py --plugin my_dataset.py
+"""
+
+
+def _make_parser() -> Parser:
+    about = "List datasets, architectures, objectives, attacks and procedures by name."
+    return Parser(prog="list", epilog=_EXAMPLES, description=about)
+
+
+def _list(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    names: dict[str, Iterable[Any]] = {
+        "datasets": DATASETS,
+        "architectures": [*ARCHITECTURES, *(f"{library}:NAME" for library in LIBRARIES)],
+        "denoisers": DENOISERS,
+        "objectives": OBJECTIVES,
+        "recipes": recipe_names(),
+        "attacks": ATTACKS,
+        "procedures": PROCEDURES,
+        "analyses": ANALYSES,
+        "grids": shipped_grids(),
+        "plug-ins": [plugin.name for plugin in plugins.loaded()] or ["none"],
+    }
+    for kind, known in names.items():
+        print(f"{kind:14s} {', '.join(known)}")
+
+
+main = partial(run, "list", _make_parser, _list)
