@@ -220,7 +220,7 @@ def test_words_that_can_come_next_are_offered(tmp_path, line, expected):
 
 def test_list_names_what_is_known(monkeypatch, capsys, tmp_path):
     (plugin := tmp_path / "mine.py").write_text(
-        "from smoothadv.attacks import ATTACKS, PGD\nATTACKS.register('mine')(type('M', (PGD,), {}))\n"
+        "from smoothadv.attacks import ATTACKS\nATTACKS.register('mine')(ATTACKS['PGD'])\n"
     )
     done = run_process([sys.executable, CODE / "list.py", "--plugin", plugin], tmp_path)
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())

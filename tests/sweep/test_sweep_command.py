@@ -25,6 +25,7 @@ from support.warm import patch_stages
 GAUSSIAN = {"noise": 0.25, "group": "Gaussian"}
 SMOOTHADV = {"noise": 0.25, "attack": "PGD", "epsilon": 0.5, "num-steps": 1, "group": "SmoothAdv"}
 HERE = "digits/digits_resnet8/noise_0.25"
+FORMATS = ["markdown", "csv"]
 FOLDERS = [f"gaussian/{HERE}", f"PGD_1step/eps_0.50/{HERE}"]
 CPU = ["--device", "cpu"]
 LOGS = [Path("logs/grid", folder, "test/sigma_0.25.tsv") for folder in FOLDERS]
@@ -173,10 +174,18 @@ def test_only_some_jobs(done, capsys, monkeypatch):
 def test_plan_prints_what_would_be_done_and_does_nothing(workplace, capsys):
     the_grid(about="Two models", models="m", logs="l")
     outcome = sweep(capsys, "plan", "--no-cost")
-    assert outcome.code == 0 and "Two models; 2 jobs\nmodels in m, logs in l" in outcome.out
+    head = "grid: Two models\n2 jobs, 2 models = 1 + 1\nmodels in m, logs in l\n"
+    assert outcome.code == 0 and outcome.out.startswith(head)
     assert all(outcome.out.count(word) == 1 for word in [*FOLDERS, "Gaussian", "SmoothAdv"])
     assert outcome.out.count("certify sigma_0.25") == 2
     assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
+
+
+def test_plan_of_many_jobs_fits_a_screen(workplace, capsys):
+    grid = str(Path(__file__).parents[2] / "scripts/grids/paper-cifar10-pgd.toml")
+    plans = [call(capsys, "sweep", "plan", grid, "--no-cost", "--format", f).out for f in FORMATS]
+    assert plans[0].count("\n") <= 30 and "and 68 more jobs; --format csv lists all" in plans[0]
+    assert plans[1].count("noise_0.25") == 20
 
 
 def test_report_is_about_the_groups_and_leaves_out_what_is_unfinished(done, capsys):

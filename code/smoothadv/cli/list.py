@@ -20,7 +20,7 @@ from smoothadv.sweep.grid import shipped_grids
 
 _EXAMPLES = """examples:
   python code/list.py
-  python code/list.py --plugin my_dataset.py
+With --plugin FILE, the names that FILE adds are among them.
 """
 
 
