@@ -1,6 +1,7 @@
 """Smooth: a base classifier under Gaussian noise, its predictions and its certificates.
 
-``voting`` counts votes; ``statistics`` decides what the counts certify.
+``voting`` counts votes; ``statistics`` decides what the counts certify. The commands count by the
+same ``voting``, but write logs: see ``evaluation``.
 """
 
 from __future__ import annotations
