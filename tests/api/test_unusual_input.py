@@ -290,7 +290,7 @@ class Wrapped(nn.Module):
         return Output(self.module(images))
 
 
-def test_a_module_that_returns_an_object_is_trained_and_continued_to_the_same_weights(tmp_path):
+def test_a_module_that_returns_an_object_is_trained_and_continued(tmp_path):
     objective = SmoothAdv(attack=PGD(0.5, 2), noise_sd=0.25, num_noise_vec=2, warmup=0)
 
     def trained(folder: str, *epochs: int, kind=Wrapped) -> Wrapped:

@@ -82,7 +82,7 @@ def test_without_triton_torch_draws_the_noise(anew, monkeypatch):
     assert kernels_on(CUDA) is None
 
 
-def test_where_the_kernels_do_not_compile_torch_draws_the_noise_and_a_warning_says_why(
+def test_where_kernels_do_not_compile_torch_draws_the_noise_with_a_warning(
     anew, monkeypatch
 ):
     """Here there is no GPU: trying them out fails."""

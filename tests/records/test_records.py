@@ -50,7 +50,7 @@ def test_table_is_a_header_and_a_line_per_row_in_the_order_of_the_columns():
     )
 
 
-def test_file_is_written_whole_with_missing_folders_and_readers_see_the_old_one_until_then(
+def test_file_is_written_whole_and_readers_see_the_old_one_until_then(
     tmp_path,
 ):
     path = tmp_path / "a" / "b" / "file.bin"

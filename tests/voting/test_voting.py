@@ -306,7 +306,7 @@ def test_digest_of_logits_sees_grey_levels_of_the_whole_range():
     assert not torch.equal(seen[0][0], seen[0][64]), "no image twice"
 
 
-def test_votes_are_sent_before_the_next_batch_starts_and_counted_after_their_own_copy_alone(
+def test_votes_are_sent_before_the_next_batch_and_counted_after_their_copy(
     monkeypatch,
 ):
     """In the order in which an accelerator is told: its work is queued, and only ``waited`` waits

@@ -186,7 +186,8 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     if processes.is_first:
         each = spec.n + getattr(spec, "n0", 0)
         if attack is not None:
-            each += attack.num_steps * spec.num_noise_vec * spec.restarts  # type: ignore[attr-defined]
+            repeats = spec.num_noise_vec * spec.restarts  # type: ignore[attr-defined]
+            each += attack.num_steps * repeats
         work = f"{len(indices):,} images, each {each:,} times with noise"
         warn_of_hours(work, each * len(indices))
         for doubt in base.doubts:
