@@ -32,12 +32,14 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize(("page", "word"), PROGRAMS.items())
-def test_examples_of_a_page_are_one_program_that_runs(warm, page, word, tmp_path):
-    source = program((DOCS / f"{page}.md").read_text())
-    assert source.count("import") > 3 and word in source
-    done = run_program(warm, source, tmp_path)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_examples_of_pages_are_programs_that_run_in_one_folder(warm, times, tmp_path):
+    """Again and again: each continues what it made, and nothing of another page."""
+    for page, word in [*PROGRAMS.items()] * times:
+        source = program((DOCS / f"{page}.md").read_text())
+        assert source.count("import") > 3 and word in source
+        done = run_program(warm, source, tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), (page, done.stderr)
 
 
 def test_program_of_the_readme_runs_on_the_model_of_the_quickstart(warm, checkpoints, tmp_path):

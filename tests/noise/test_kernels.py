@@ -82,9 +82,7 @@ def test_without_triton_torch_draws_the_noise(anew, monkeypatch):
     assert kernels_on(CUDA) is None
 
 
-def test_where_kernels_do_not_compile_torch_draws_the_noise_with_a_warning(
-    anew, monkeypatch
-):
+def test_where_kernels_do_not_compile_torch_draws_the_noise_with_a_warning(anew, monkeypatch):
     """Here there is no GPU: trying them out fails."""
     pytest.importorskip("triton", reason=WITHOUT_TRITON)
     from smoothadv.noise import kernels
