@@ -110,7 +110,7 @@ class _RunOptions(_SweepOptions):
         metavar="NAME",
         group="engine",
         help="what runs the jobs: "
-        + "; ".join(f"{name}: {engine.__doc__}" for name, engine in ENGINES.items()),
+        + "; ".join(f"{name}: {str(one.__doc__).strip()}" for name, one in ENGINES.items()),
     )
 
 
