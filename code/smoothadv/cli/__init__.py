@@ -92,7 +92,7 @@ def main(arguments: list[str] | None = None, script: str = "") -> int:
         command = importlib.import_module(f"smoothadv.cli.{arguments[0]}")
         return command.main(arguments[1:])
     except ModuleNotFoundError as error:
-        if str(error.name).startswith("smoothadv"):
+        if error.name is None or error.name.startswith("smoothadv"):
             raise
         print(
             f"error: the Python in {sys.executable} has no package {error.name}: in a clone, `bash "
