@@ -195,7 +195,7 @@ def default_batch(
     noise: Noise | None = None,
 ) -> int:
     """A batch of noisy images for ``classifier`` that suits the device: see
-    ``memory.batch_that_suits``.
+    ``base.devices.batch_that_suits``.
 
     ``with_gradient`` is for gradients with respect to the images, which keep activations in memory.
     ``noise`` is what is drawn for each batch, which takes several times the memory of the images.
