@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from types import ModuleType
 
 import torch
@@ -104,7 +104,7 @@ class RoundedGaussianNoise(Noise):
         )
 
 
-@cache
+@lru_cache(maxsize=8)  # a process may make any number of noises
 def _ranks_on(noise: RoundedGaussianNoise, device: torch.device) -> _Ranks:
     return _Ranks(noise._table[0].to(device))
 
