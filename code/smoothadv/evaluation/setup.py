@@ -176,13 +176,15 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
         torch.set_num_threads(threads)
     if attack is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    spec, dataset, base = load_model(spec)
-    processes, indices = join_processes().connect(), spec.chosen_indices(len(dataset))
+    processes = join_processes()
+    # Before the processes connect: they would wait for one that has ended.
     if processes.size > 1 and spec.shard is not None:
         raise UserError(
             "--shard is not read under torchrun, which shares the examples out by itself: leave it "
             "out"
         )
+    spec, dataset, base = load_model(spec)
+    processes, indices = processes.connect(), spec.chosen_indices(len(dataset))
     if processes.is_first:
         each = spec.n + getattr(spec, "n0", 0)
         if attack is not None:
