@@ -250,7 +250,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument(
-        "--page", type=Path, default=None, help="page for the tables, like docs/replication.md"
+        "--page", type=Path, default=None, help="page for the tables, like docs/results/cifar10.md"
     )
     parser.add_argument(
         "--smoke",

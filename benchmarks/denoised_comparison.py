@@ -1,5 +1,5 @@
 """Compares denoised smoothing with classifiers trained under noise, on digits, and writes
-docs/denoised.md and .png.
+docs/results/denoised.md and .png.
 
     python benchmarks/denoised_comparison.py
 
@@ -176,7 +176,7 @@ def table(radii: dict[str, np.ndarray], draws: int) -> str:
         cells = [digits.cell((found >= radius).mean(0), resampled, 100, 1) for radius in RADII]
         gain = 100 * ((found >= 0.25).mean(0) - (radii["clean"] >= 0.25).mean(0))
         low, high = digits.interval(gain, resampled)
-        cells.append("" if way == "clean" else f"{gain.mean():+.1f} ({low:+.1f} to {high:+.1f})")
+        cells.append("" if way == "clean" else f"{gain.mean():+.1f} [{low:+.1f}, {high:+.1f}]")
         lines.append("| " + " | ".join([WAYS[way], *cells]) + " |")
     return "\n".join(lines)
 
@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, one thread each"
     )
-    parser.add_argument("--page", type=Path, default=digits.CODE.parent / "docs" / "denoised.md")
+    parser.add_argument("--page", type=Path, default=digits.CODE.parent / "docs" / "results" / "denoised.md")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--draws", type=int, default=DRAWS, help="n of the certificates")
     parser.add_argument(

@@ -1,5 +1,5 @@
 """Trains, certifies and compares four ways of training on digits, and writes the table to
-docs/replication.md.
+docs/results/digits.md.
 
     bash scripts/digits_comparison.sh
 
@@ -220,8 +220,8 @@ def interval(values: np.ndarray, draws: np.ndarray) -> tuple[float, float]:
 def cell(values: np.ndarray, draws: np.ndarray, scale: float, digits: int) -> str:
     low, high = interval(values, draws)
     return (
-        f"{scale * values.mean():.{digits}f} ({scale * low:.{digits}f} to "
-        f"{scale * high:.{digits}f})"
+        f"{scale * values.mean():.{digits}f} [{scale * low:.{digits}f}, "
+        f"{scale * high:.{digits}f}]"
     )
 
 
@@ -278,7 +278,7 @@ def differences(
         verdict = "above" if low > 0 else "below" if high < 0 else "not distinguishable from"
         lines.append(
             f"- {above.name} {verdict} {below.name}: average radius {values.mean():+.3f} "
-            f"({low:+.3f} to {high:+.3f})"
+            f"[{low:+.3f}, {high:+.3f}]"
         )
     return lines
 
@@ -305,7 +305,7 @@ def main() -> None:
         default=os.cpu_count() or 1,
         help="jobs at a time, with one thread each",
     )
-    parser.add_argument("--page", type=Path, default=CODE.parent / "docs" / "replication.md")
+    parser.add_argument("--page", type=Path, default=CODE.parent / "docs" / "results" / "digits.md")
     options = parser.parse_args()
     folder = options.folder.resolve()
     epsilons = select(folder, options.processes)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Attacks the quickstart's two models with every attack at the same epsilons, on the same 300 test images, and prints the
-# results beside their certificates: the tables of docs/attacks.md. Takes half an hour on two cores. After an interruption
+# results beside their certificates: the tables of docs/results/attacks.md. Takes half an hour on two cores. After an interruption
 # it continues; to start anew: rm -r logs/attack_comparison
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compares denoised smoothing with training under noise on digits, and writes table and picture to docs/denoised.md. Options
+# Compares denoised smoothing with training under noise on digits, and writes table and picture to docs/results/denoised.md. Options
 # go to benchmarks/denoised_comparison.py. After an interruption it continues; to start anew: rm -r logs/denoised_comparison
 set -euo pipefail
 SMOOTHADV_EXTRAS=diffusers

@@ -21,7 +21,7 @@ python -m pip --python .venv-site/bin/python install --quiet --disable-pip-versi
 pages=build/pages
 rm -rf "$pages" site
 mkdir -p "$pages"
-cp docs/*.{md,png,css} "$pages"
+cp -r docs/*.{md,png,css} docs/results "$pages"
 cp README.md "$pages/index.md"
 cp CHANGELOG.md "$pages/changelog.md"
 cp CONTRIBUTING.md "$pages/contributing.md"
@@ -40,7 +40,7 @@ sed -i -E \
     -e 's#\]\((\.\./)?benchmarks/results/README\.md#](measured.md#g' \
     -e 's#\]\(CONTRIBUTING\.md#](contributing.md#g' \
     -e 's#\]\((\.\./)?scripts/grids\)#](grids.md)#g' \
-    -e 's#\]\(tour\.ipynb\)#](tour.md)#g' "$pages"/*.md
+    -e 's#\]\(tour\.ipynb\)#](tour.md)#g' "$pages"/*.md "$pages"/results/*.md
 sed -i 's/^## Figures$/[Open this report](digits_report.html){ .md-button }\n\n&/' "$pages/gallery.md"
 {
     printf '# Grids\n\nThe files of scripts/grids, which [sweeps](sweeps.md) run.\n'
