@@ -229,7 +229,9 @@ def main() -> None:
     parser.add_argument(
         "--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, one thread each"
     )
-    parser.add_argument("--page", type=Path, default=digits.CODE.parent / "docs" / "results" / "denoised.md")
+    parser.add_argument(
+        "--page", type=Path, default=digits.CODE.parent / "docs/results/denoised.md"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--draws", type=int, default=DRAWS, help="n of the certificates")
     parser.add_argument(

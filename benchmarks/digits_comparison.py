@@ -220,8 +220,7 @@ def interval(values: np.ndarray, draws: np.ndarray) -> tuple[float, float]:
 def cell(values: np.ndarray, draws: np.ndarray, scale: float, digits: int) -> str:
     low, high = interval(values, draws)
     return (
-        f"{scale * values.mean():.{digits}f} [{scale * low:.{digits}f}, "
-        f"{scale * high:.{digits}f}]"
+        f"{scale * values.mean():.{digits}f} [{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
     )
 
 

@@ -301,9 +301,7 @@ def table(
             ]
             cells += [digits.cell(means, draws, 1, 3)]
             cells += [
-                ""
-                if method.name == "gaussian"
-                else f"{gain.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
+                "" if method.name == "gaussian" else f"{gain.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
             ]
             cells += [", ".join(f"{digits.average_radius(seed):.3f}" for seed in found)]
             cells += [f"{100 * (found >= radius).mean():.1f}" for radius in RADII]
@@ -365,7 +363,9 @@ def main() -> None:
         default=os.cpu_count() or 1,
         help="jobs at a time, with one thread each",
     )
-    parser.add_argument("--page", type=Path, default=digits.CODE.parent / "docs" / "results" / "objectives.md")
+    parser.add_argument(
+        "--page", type=Path, default=digits.CODE.parent / "docs/results/objectives.md"
+    )
     parser.add_argument(
         "--modes", nargs="+", choices=MODES, default=list(MODES), help="both unless asked otherwise"
     )
