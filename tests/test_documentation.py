@@ -102,3 +102,11 @@ def test_notebook_runs_from_top_to_bottom(warm, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "95%" in done.stdout and "flipped" in done.stdout
     assert "<html" in (tmp_path / "logs" / "tour_report" / "report.html").read_text()
+
+
+def test_code_on_pages_fits_beside_the_contents():
+    """The site shows 88 columns at a width of 1280 pixels; a path of a file may be longer."""
+    for page in [CODE.parent / "README.md", *DOCS.rglob("*.md")]:
+        blocks = re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+        lines = [line for block in blocks for line in block.splitlines()]
+        assert [line for line in lines if len(line) > 88] == [], page
