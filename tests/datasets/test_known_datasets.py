@@ -368,9 +368,7 @@ def test_augmentation_depends_on_seed_epoch_and_image_not_on_the_number_of_worke
         get_dataset("imagenet", "train", imagenet),
         Image.fromarray(random_image(0, 64, 64)),
     )
-    monkeypatch.setattr(
-        "smoothadv.datasets.image_files.open_image", lambda path, name: random_picture.copy()
-    )
+    monkeypatch.setattr(Image, "open", lambda path: random_picture.copy())
     state = torch.get_rng_state()
 
     def first_batch(seed: int, workers: int) -> torch.Tensor:

@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoothadv.base.errors import UserError
-from smoothadv.datasets.image_files import MOST_PIXELS, Image
+from smoothadv.datasets import DatasetDescription, ImageDataset, Source, photographs
+from smoothadv.datasets.image_files import Image, StoredImages
 
 if TYPE_CHECKING:
     import torch
 
+_MOST_PIXELS = 89_478_485  # a quarter of a GiB of RGB, above which Pillow warns
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 """Names of Pillow's filters."""
 SQUASH = "squash"
@@ -71,19 +75,15 @@ class Preparation:
         """
         from torchvision.transforms.v2 import functional
 
-        short, size = (
-            self.shorter_side,
-            [self.size, self.size] if self.shorter_side is None else [self.shorter_side],
-        )
-        if (short or self.size) ** 2 * (
-            max(image.size) / min(image.size) if short else 1
-        ) > MOST_PIXELS:
+        short, square = self.shorter_side, [self.size, self.size]
+        if short and short**2 * max(image.size) / min(image.size) > _MOST_PIXELS:
             raise ValueError(
                 f"{image.width}x{image.height} pixels, resized for @{self}, are more than "
-                f"{MOST_PIXELS:,}"
+                f"{_MOST_PIXELS:,}"
             )
-        resized = functional.resize(image, size, functional.InterpolationMode(self.interpolation))
-        return functional.pil_to_tensor(functional.center_crop(resized, [self.size, self.size]))
+        mode = functional.InterpolationMode(self.interpolation)
+        resized = functional.resize(image, [short] if short else square, mode)
+        return functional.pil_to_tensor(functional.center_crop(resized, square))
 
     def training(self, flip: bool) -> Callable[[Image], torch.Tensor]:
         """A random part of an image, 8% to 100% of it, resized to uint8 [C, size, size]; if
@@ -125,3 +125,34 @@ def split_location(location: str) -> tuple[str, Preparation | None]:
 def prepared_name(dataset: str, preparation: Preparation) -> str:
     """The name of a dataset whose images are prepared in this way."""
     return f"{dataset}@{preparation}"
+
+
+def stored_source(
+    kind: str, splits: Callable[[str], Mapping[str, StoredImages]], expected: Mapping[str, str]
+) -> Source:
+    """The source ``kind``:PATH[@PREPARATION] of stored images: prepared, or as they are.
+
+    ``splits`` finds the splits of a PATH, the training images first; ``expected`` says where
+    those of a split should be.
+    """
+
+    @cache
+    def describe(location: str, data_dir: Path | None) -> DatasetDescription:
+        (path, preparation), name = split_location(location), f"{kind}:{location}"
+        found = splits(path)
+        first = next(iter(found.values()))
+        if preparation is not None:
+            return photographs(name, first.classes, preparation.size)
+        return first.described(name, "train" in found)
+
+    def load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
+        from smoothadv.datasets.images import ImagesOnDemand, StreamedImages
+
+        description, (path, preparation) = describe(location, None), split_location(location)
+        if (stored := splits(path).get(split)) is None:
+            raise UserError(f"{kind}:{path} has no {split} images, expected {expected[split]}")
+        if preparation is None:
+            return ImagesOnDemand(stored, description)
+        return StreamedImages(stored, description, preparation)
+
+    return Source(describe, load, takes_location=True, takes_preparation=True)
