@@ -57,13 +57,6 @@ def test_images_and_labels_follow_sorted_classes_and_file_names(tmp_path, channe
     assert dataset.description.image_shape == (channels, 4, 5)
 
 
-@pytest.mark.parametrize("suffix", [".png", ".bmp", ".ppm", ".tif", ".tiff", ".PNG"])
-def test_lossless_formats_are_read_exactly(tmp_path, suffix):
-    pixels = random_image(seed=1)
-    save_image(tmp_path / "test" / "ant" / f"a{suffix}", pixels)
-    assert_items_equal(get_dataset(f"imagefolder:{tmp_path}", "test"), [(pixels, 0)])
-
-
 def test_constants_are_of_the_training_images_per_channel_to_4_decimals(tmp_path):
     pixels = make_folder(tmp_path, images=7)
     training = (

@@ -8,13 +8,9 @@ _READ = """
 import json, resource, sys
 from pathlib import Path
 from smoothadv.checkpoints import read_checkpoint
-from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription
-from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.base.errors import UserError
 from smoothadv.records.readers import read_examples
-toys = DatasetDescription("toys", ("a", "b"), (1, 2, 2), (0.5,), (0.5,), CIFAR_TRAINING)
 readers = {"checkpoint": read_checkpoint, "examples": read_examples}
-readers["pseudo-labels"] = lambda path: load_pseudo_labelled(path, toys)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for path in sorted(Path(sys.argv[1]).iterdir()):
     for name in sys.argv[2:]:

@@ -11,7 +11,7 @@ import pytest
 from smoothadv.analysis.facts import facts_of
 from smoothadv.base.errors import UserError
 from smoothadv.sweep.grid import Grid, read_grid
-from smoothadv.sweep.jobs import StateKind, SweepJob, state_of
+from smoothadv.sweep.jobs import BLOCKED, WAITING, SweepJob, state_of
 from support.commands import CODE, call, refused
 from support.sweeping import grid_text, jobs_of, write_grid
 
@@ -276,7 +276,7 @@ def test_nothing_is_there_yet_and_others_make_what_is_needed(jobs, name):
     checkpoints = {job.training.checkpoint for name in GRIDS for job in jobs[name]}
     for job in jobs[name]:
         needs = job.training.needs
-        assert state_of(job).kind is (StateKind.BLOCKED if needs else StateKind.WAITING)
+        assert state_of(job).kind is (BLOCKED if needs else WAITING)
         models = {path for path in needs if path.suffix == ".tar"}
         assert models <= checkpoints, f"{models - checkpoints} is made by no grid"
 

@@ -108,21 +108,14 @@ def _best_models(jobs: Sequence[SweepJob], chosen_by: Evaluations) -> Collection
 
 
 def _refuse_shared_folders(jobs: Sequence[SweepJob]) -> None:
-    models: dict[str, Model] = {}
+    sources: dict[str, str] = {}
     for job in jobs:
-        other = models.setdefault(job.name, job.model)
-        if other is not job.model:
-            one, another = other.options, job.model.options
-            texts = [
-                f"{key} is {one.get(key)!r} and {another.get(key)!r}"
-                for key in {**one, **another}
-                if one.get(key) != another.get(key)
-            ]
+        if job.name in sources:
             raise UserError(
                 f"{job.model.source}: two models would share the folder {job.name}, one from "
-                f"{other.source}: {', '.join(texts) or 'they have the same options'}: write two "
-                "grids"
+                f"{sources[job.name]}: write two grids"
             )
+        sources[job.name] = job.model.source
 
 
 def _refuse_shared_logs(grid: Grid, tables: Collection[Evaluations]) -> None:
