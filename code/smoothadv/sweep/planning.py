@@ -24,6 +24,9 @@ from smoothadv.sweep.grid import EnsembleTable, EvaluationTable, Grid, Model
 from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import EvaluationStage, TrainingStage
 
+Evaluations = dict[str, tuple[EvaluationStage, ...]]
+"""The evaluations that a table asks for, by the names of the jobs that it is about."""
+
 
 def plan_jobs(
     grid: Grid,
@@ -49,15 +52,18 @@ def plan_jobs(
     _refuse_shared_folders(jobs)
     # All evaluations are read first, as if all models were the best: an error must not wait for the
     # logs that choose them.
-    tables = {table.source: planner.evaluations(table, jobs) for table in grid.evaluations}
+    tables: dict[str, Evaluations] = {
+        table.source: {
+            job.name: tuple(planner.evaluation(table, sigma, job) for sigma in table.sigmas)
+            for job in jobs
+            if job.group in table.groups
+        }
+        for table in grid.evaluations
+    }
     _refuse_shared_logs(grid, tables.values())
     for table in grid.evaluations:
         jobs = _with_evaluations(jobs, table, tables)
     return jobs
-
-
-Evaluations = dict[str, tuple[EvaluationStage, ...]]
-"""The evaluations that a table asks for, by the names of the jobs that it is about."""
 
 
 def _with_evaluations(
@@ -203,21 +209,12 @@ class _Planner:
             threads=self.grid.threads,
         )
 
-    def evaluations(self, table: EvaluationTable, jobs: Sequence[SweepJob]) -> Evaluations:
-        """The evaluations that a table asks for."""
-        return {
-            job.name: tuple(self._evaluation(table, sigma, job) for sigma in table.sigmas)
-            for job in jobs
-            if job.group in table.groups
-        }
-
-    def _evaluation(self, table: EvaluationTable, sigma: Any, job: SweepJob) -> EvaluationStage:
+    def evaluation(self, table: EvaluationTable, sigma: Any, job: SweepJob) -> EvaluationStage:
         """An evaluation of a model, by certify or attack, at one sigma."""
         options = fill_placeholders(table.options, job.model.options, table.source)
         if sigma is None:
             sigma = _training_noise(table, job)
-        else:
-            sigma = fill_placeholders({"sigma": sigma}, job.model.options, table.source)["sigma"]
+        sigma = fill_placeholders({"sigma": sigma}, job.model.options, table.source)["sigma"]
         place = evaluation_name(str(table.options.get("split", "test")), sigma, table.name)
         output = job.logs / place.with_name(f"{place.name}.tsv")
         if table.command == "attack":
