@@ -251,7 +251,7 @@ def test_two_models_in_one_folder_are_refused(capsys):
     assert message.startswith("1 ") and f"gaussian/{HERE}" in message
     assert "[[sweep]] 1" in message and "[[sweep]] 2" in message
     message = refused(capsys, grid_text({"noise": 0.25}, {"noise": [0.25, 0.5]}))
-    assert "share the folder" in message and "[[sweep]] 2" in message
+    assert "two models would write" in message and "[[sweep]] 2" in message
 
 
 BAD = {

@@ -92,7 +92,7 @@ CHANGES = {
     "no rows": (LOG.unlink, STOPPED, "0 of 5 images"),
     "no manifest": (lambda: manifest_path(LOG).unlink(), FAILED, "is missing or unreadable"),
     "empty log": (empty_log, STOPPED, "0 of ? images"),
-    "no checkpoint": ((MODEL / "checkpoint.pth.tar").unlink, FAILED, "put it back, or remove the"),
+    "no checkpoint": ((MODEL / "checkpoint.pth.tar").unlink, FAILED, "another model than"),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.datasets import DATASETS
 from smoothadv.datasets.image_files import File, StoredImages
-from smoothadv.datasets.preparation import stored_source
+from smoothadv.datasets.stored import stored_source
 
 _SPLITS = {"train": ("train",), "test": ("test", "validation")}
 

@@ -10,7 +10,7 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.files import cached
 from smoothadv.datasets import DATASETS, SPLITS
 from smoothadv.datasets.image_files import ImageFiles, StoredImages, class_folders
-from smoothadv.datasets.preparation import stored_source
+from smoothadv.datasets.stored import stored_source
 
 
 class _FolderImages(ImageFiles):

@@ -1,8 +1,9 @@
 """From a grid to its jobs: every command of every job is read before anything runs."""
 
+import itertools
 import os
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def plan_jobs(
     planner = _Planner(grid, commands, words)
     jobs = [planner.model(model) for model in grid.trained]
     jobs += [job for table in grid.ensembles for job in planner.ensembles(table, jobs)]
-    _refuse_shared_folders(jobs)
+    _refuse_shared("models", ((job.name, job.model.source) for job in jobs), "write two grids")
     # All evaluations are read first, as if all models were the best: an error must not wait for the
     # logs that choose them.
     tables: dict[str, Evaluations] = {
@@ -60,7 +61,13 @@ def plan_jobs(
         }
         for table in grid.evaluations
     }
-    _refuse_shared_logs(grid, tables.values())
+    logs = (
+        (os.path.relpath(log), source)
+        for source, evaluations in tables.items()
+        for stage in itertools.chain(*evaluations.values())
+        for log in stage.logs
+    )
+    _refuse_shared("tables", logs, "give one a 'name'")
     for table in grid.evaluations:
         jobs = _with_evaluations(jobs, table, tables)
     return jobs
@@ -113,26 +120,18 @@ def _best_models(jobs: Sequence[SweepJob], chosen_by: Evaluations) -> Collection
     return {names[best.log.path] for best in selected if best.certified_accuracy > 0}
 
 
-def _refuse_shared_folders(jobs: Sequence[SweepJob]) -> None:
+def _refuse_shared(what: str, places: Iterable[tuple[str, str]], advice: str) -> None:
+    """UserError if two of ``places`` are the same: each is where something is written, and who says
+    so.
+    """
     sources: dict[str, str] = {}
-    for job in jobs:
-        if job.name in sources:
+    for place, source in places:
+        if place in sources:
             raise UserError(
-                f"{job.model.source}: two models would share the folder {job.name}, one from "
-                f"{sources[job.name]}: write two grids"
+                f"{source}: two {what} would write {place}, the other is of {sources[place]}: "
+                f"{advice}"
             )
-        sources[job.name] = job.model.source
-
-
-def _refuse_shared_logs(grid: Grid, tables: Collection[Evaluations]) -> None:
-    stages = [stage for table in tables for several in table.values() for stage in several]
-    logs = Counter(log for stage in stages for log in stage.logs)
-    for log, count in logs.items():
-        if count > 1:
-            raise UserError(
-                f"grid {grid.path}: two tables would write {os.path.relpath(log)}: give one a "
-                "'name'"
-            )
+        sources[place] = source
 
 
 def _unnamed_options(model: Model) -> list[tuple[str, Any]]:
