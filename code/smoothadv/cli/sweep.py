@@ -136,14 +136,8 @@ class _ReportOptions(_SweepOptions):
     )
 
 
-@dataclass(frozen=True)
-class _Sweep:
-    """A grid and its selected jobs."""
-
-    grid: Grid
-    jobs: list[SweepJob]
-
-
+Sweeps = list[tuple[Grid, list[SweepJob]]]
+"""Grids, and the selected jobs of each."""
 JobAndState = tuple[SweepJob, JobState]
 
 
@@ -177,7 +171,7 @@ def _read_grids(asked: _SweepOptions) -> list[Grid]:
     return [read_grid(path, asked.max_models) for path in asked.grids]
 
 
-def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> list[_Sweep]:
+def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> Sweeps:
     """The ``grids`` (None: read from the files that the options name) with the jobs that --only
     selects, by default all.
     """
@@ -187,7 +181,8 @@ def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> l
     from smoothadv.cli.expectations import CommandReader
     from smoothadv.sweep.planning import plan_jobs
 
-    commands, sweeps = CommandReader(), []
+    commands = CommandReader()
+    sweeps: Sweeps = []
     shared = {"--data-dir": asked.data_dir, "--device": asked.device}
     for grid in grids:
         jobs = [
@@ -196,22 +191,22 @@ def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> l
             if any(fnmatch.fnmatchcase(job.name, pattern) for pattern in asked.only or ["*"])
         ]
         if jobs or asked.only is None:
-            sweeps.append(_Sweep(grid, jobs))
+            sweeps.append((grid, jobs))
     if not sweeps:
         raise UserError(f"--only {' '.join(asked.only or ())}: matches no job; plan lists them")
     return sweeps
 
 
-def _jobs(sweeps: Sequence[_Sweep]) -> list[SweepJob]:
-    return [job for sweep in sweeps for job in sweep.jobs]
+def _jobs(sweeps: Sweeps) -> list[SweepJob]:
+    return [job for _, jobs in sweeps for job in jobs]
 
 
-def _with_bar(sweeps: Sequence[_Sweep]) -> Iterable[SweepJob]:
+def _with_bar(sweeps: Sweeps) -> Iterable[SweepJob]:
     """All jobs, with a bar while the files of one after the other are read."""
     return Progress(_jobs(sweeps), "checking files", unit="job", delay=1)
 
 
-def _with_states(sweeps: Sequence[_Sweep]) -> list[JobAndState]:
+def _with_states(sweeps: Sweeps) -> list[JobAndState]:
     return [(job, state_of(job)) for job in _with_bar(sweeps)]
 
 
@@ -222,8 +217,7 @@ def _print_table(names: Sequence[str], rows: list[list[str]], form: str) -> None
 
 def _plan(asked: _PlanOptions, options: Options) -> None:
     sweeps = _read_sweeps(asked)
-    for sweep in sweeps:
-        grid, jobs = sweep.grid, sweep.jobs
+    for grid, jobs in sweeps:
         rows = []
         for job in jobs:
             # What follows the training, for people.
@@ -244,8 +238,8 @@ def _plan(asked: _PlanOptions, options: Options) -> None:
             print(f"\nand {len(rows) - most} more jobs; --format csv lists all")
         print()
     if len(sweeps) > 1:
-        counts = [len(sweep.grid.trained) for sweep in sweeps]
-        names = ", ".join(sweep.grid.name for sweep in sweeps)
+        counts = [len(grid.trained) for grid, _ in sweeps]
+        names = ", ".join(grid.name for grid, _ in sweeps)
         print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {names}")
 
 
@@ -260,10 +254,10 @@ def _status(asked: _StatusOptions, options: Options) -> None:
         print(f"\n{_summary(sweeps, jobs)}")
 
 
-def _summary(sweeps: Sequence[_Sweep], jobs: Sequence[JobAndState]) -> str:
+def _summary(sweeps: Sweeps, jobs: Sequence[JobAndState]) -> str:
     counts = Counter(state.kind for _, state in jobs)
     counted = ", ".join(f"{counts[kind]} {kind}" for kind in STATES if counts[kind])
-    text = f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(jobs)} jobs: {counted}"
+    text = f"{', '.join(grid.name for grid, _ in sweeps)}: {len(jobs)} jobs: {counted}"
     names = dict.fromkeys(repr(table.name) for job, _ in jobs for table in job.pending)
     if names:
         text += f"; the best models, for {' and '.join(names)}, are not known yet"
@@ -301,10 +295,10 @@ def _work(asked: _RunOptions, options: Options) -> None:
     _conclude(jobs, asked, is_detached=getattr(engine, "detach", False))
 
 
-def _context(sweeps: Sequence[_Sweep], device: str | None) -> SweepContext:
+def _context(sweeps: Sweeps, device: str | None) -> SweepContext:
     import torch
 
-    name, folder = "-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs
+    name, folder = "-".join(grid.name for grid, _ in sweeps), sweeps[0][0].logs
     if device == "cpu":
         return SweepContext(name, folder, (), wants_gpus=False)
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -372,7 +366,7 @@ def _report(asked: _ReportOptions, options: Options) -> None:
     """
     report = compose(Report, options, "sweep report")
     sweeps = _read_sweeps(asked)
-    grids, jobs = [sweep.grid for sweep in sweeps], _jobs(sweeps)
+    grids, jobs = [grid for grid, _ in sweeps], _jobs(sweeps)
     page = asked.output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
     refuse_to_replace(page, *PAGE)
     arguments, unfinished = [], 0
