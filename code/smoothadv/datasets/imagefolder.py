@@ -20,7 +20,7 @@ class _FolderImages(ImageFiles):
         facts = [what, PIL.__version__]
         for path, label in (self.files[index] for index in indices):
             now = path.stat()  # some number changes whenever a file is written or replaced
-            facts.append(f"{path.resolve()} {label} {now.st_size} {now.st_ctime_ns} {now.st_ino}")
+            facts.append(f"{path} {label} {now.st_size} {now.st_ctime_ns} {now.st_ino}")
         name = f"imagefolder-{digest([repr(facts)])}"
         return cached(name, lambda: compute().encode()).decode()
 
