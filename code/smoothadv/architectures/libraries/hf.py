@@ -73,27 +73,40 @@ def hf_network(
 
 
 def _constants(processor: dict[str, Any], field: str) -> tuple[float, ...] | None:
-    values = processor.get(field) if processor.get("do_normalize", True) else None
-    return tuple(values) if values else None
+    return (
+        tuple(processor[field])
+        if processor.get("do_normalize", True) and processor.get(field)
+        else None
+    )
 
 
 def _preparation(processor: dict[str, Any]) -> Preparation | None:
     """The transform of preprocessor_config.json; None where it is another one than a Preparation
     can be.
     """
+    sizes: list[Any] = [processor.get("size") or {}, processor.get("crop_size") or {}]
     size, crop = (
-        {"height": one, "width": one} if isinstance(one, int) else one or {}
-        for one in map(processor.get, ("size", "crop_size"))
+        dict[str, Any](height=one, width=one) if isinstance(one, int) else one for one in sizes
     )
-    edge, resample = size.get("shortest_edge"), processor.get("resample", 2)
+    edge, side, resample = (
+        size.get("shortest_edge"),
+        crop.get("height", 0),
+        processor.get("resample", 2),
+    )
     if not processor.get("do_resize", True) or not 0 <= resample < len(_FILTERS):
         return None
     if edge and processor.get("crop_pct"):  # ConvNeXt's
-        resize = int(edge / processor["crop_pct"]) if edge < _WITHOUT_CROP else SQUASH
-        return Preparation(edge, resize, _FILTERS[resample])
-    is_cropped = processor.get("do_center_crop")
-    sides = crop if is_cropped else size
-    side = sides.get("height")
-    if not side or side != sides.get("width") or (is_cropped and (edge or 0) < side):
-        return None
-    return Preparation(side, edge if is_cropped else SQUASH, _FILTERS[resample])
+        return Preparation(
+            edge,
+            int(edge / processor["crop_pct"]) if edge < _WITHOUT_CROP else SQUASH,
+            _FILTERS[resample],
+        )
+    if processor.get("do_center_crop"):
+        fits = side and edge and side == crop.get("width") and edge >= side
+        return Preparation(side, edge, _FILTERS[resample]) if fits else None
+    side = size.get("height")
+    return (
+        Preparation(side, SQUASH, _FILTERS[resample])
+        if side and side == size.get("width")
+        else None
+    )

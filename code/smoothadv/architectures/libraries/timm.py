@@ -45,7 +45,10 @@ def _preparation(config: dict[str, Any]) -> Preparation | None:
     (_, height, width), share, mode = config["input_size"], config["crop_pct"], config["crop_mode"]
     if height != width or config["interpolation"] not in INTERPOLATIONS:
         return None
-    resize = {"center": math.floor(height / share), "squash": SQUASH if share == 1 else None}
-    if resize.get(mode) is None:
-        return None
-    return Preparation(height, resize[mode], config["interpolation"])
+    if mode == "squash" and share == 1:
+        return Preparation(height, SQUASH, config["interpolation"])
+    return (
+        Preparation(height, math.floor(height / share), config["interpolation"])
+        if mode == "center"
+        else None
+    )
