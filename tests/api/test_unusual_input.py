@@ -74,20 +74,14 @@ SAME = {
     "float64": lambda: (IMAGES.astype(np.float64), LABELS.tolist()),
     "tensors": lambda: PAIRS.tensors,
     "loader": lambda: (DataLoader(PAIRS, batch_size=4),),
-    "sparse images": lambda: (torch.tensor(IMAGES).to_sparse(), LABELS),
-    "sparse labels": lambda: (IMAGES, torch.tensor(LABELS).to_sparse()),
-    "a mask that hides nothing": lambda: (np.ma.masked_array(IMAGES), LABELS),
     "read-only images": lambda: (read_only(), LABELS),
     "images reversed twice": lambda: (np.ascontiguousarray(IMAGES[:, :, ::-1])[:, :, ::-1], LABELS),
     "images in Fortran's order": lambda: (np.asfortranarray(IMAGES), LABELS),
-    "images in the other byte order": lambda: (IMAGES.astype(IMAGES.dtype.newbyteorder()), LABELS),
-    "images as objects": lambda: (IMAGES.astype(object), LABELS),
     "labels as bool": lambda: (IMAGES, LABELS.astype(bool)),
     "labels as bool tensor": lambda: (IMAGES, torch.tensor(LABELS).bool()),
     "labels as uint8 tensor": lambda: (IMAGES, torch.tensor(LABELS).to(torch.uint8)),
     "labels as uint16": lambda: (IMAGES, LABELS.astype(np.uint16)),
     "labels as uint64": lambda: (IMAGES, LABELS.astype(np.uint64)),
-    "labels as objects": lambda: (IMAGES, LABELS.astype(object)),
 }
 
 
@@ -120,9 +114,7 @@ REFUSED = {
     "uint8": ((IMAGES * 255).astype(np.uint8), LABELS, "found uint8, expected float32 in"),
     "grey levels": (IMAGES * 255, LABELS, "expected \\[0, 1\\].*divide grey levels by 255"),
     "standardized": ((IMAGES - 0.5) / 0.25, LABELS, "put normalization into the model"),
-    "not a number": (np.where(IMAGES > 0.9, np.nan, IMAGES), LABELS, "values that are not numbers"),
-    "masked": (np.ma.masked_greater(IMAGES, 0.9), LABELS, "images: found a masked array"),
-    "masked labels": (IMAGES, np.ma.masked_equal(LABELS, 1), "labels: found a masked array"),
+    "not a number": (np.where(IMAGES > 0.9, np.nan, IMAGES), LABELS, "values from nan to nan"),
     "one image": (IMAGES[0], None, "shape \\[1, 6, 6\\]: give a batch"),
     "channels last": (IMAGES.transpose(0, 2, 3, 1), LABELS, "channels last"),
     "no images": (IMAGES[:0], LABELS[:0], "there are no images"),
@@ -136,7 +128,7 @@ REFUSED = {
     "no labels": (IMAGES, None, "images without labels"),
     "fewer labels": (IMAGES, LABELS[:3], "labels have shape \\[3\\], there are 6 images"),
     "labels between": (IMAGES, LABELS + 0.5, "labels are torch.float64"),
-    "label above": (IMAGES, LABELS + 1, "image 1 has the label 2, the classes are 0 to 1"),
+    "label above": (IMAGES, LABELS + 1, "image 1 has the label 2, .* from 0 to 1"),
     "label below": (IMAGES, LABELS - 1, "image 0 has the label -1"),
     "words": (
         IMAGES,
@@ -160,12 +152,6 @@ REFUSED = {
     "another size": (Items({2: (IMAGES[2][:, 1:], 0)}), None, "image 2 has shape"),
     "grey levels in a dataset": (Items({3: (IMAGES[3] * 255, 0)}), None, "image 3: found values"),
     "label between": (Items({0: (IMAGES[0], 0.5)}), None, "image 0 has the label 0.5"),
-    "masked in a dataset": (
-        Items({2: (np.ma.masked_less(IMAGES[2], 0.1), 0)}),
-        None,
-        "image 2: found a masked array",
-    ),
-    "masked label": (Items({0: (IMAGES[0], np.ma.masked)}), None, "image 0 has the label masked"),
     "one-hot": (Items({0: (IMAGES[0], torch.eye(2)[0])}), None, "expected a whole number"),
 }
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from smoothadv.architectures import get_architecture, pretrained_architecture
-from smoothadv.architectures.libraries import LIBRARIES, library_network
+from smoothadv.architectures.libraries import library_network
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
 from smoothadv.evaluation.model import classifier_digest
@@ -279,10 +279,6 @@ def test_onnx_refuses_what_it_lacks(tmp_path):
         match=r"takes images tensor\(float\) .*expected float32 images \[B, C, H, W\] alone",
     ):
         library_network(f"onnx:{flat}", pretrained=True)
-
-
-def test_all_libraries_are_tested():
-    assert set(LIBRARIES) == {"hf", "onnx", "timm", "torchvision"}
 
 
 def test_other_configuration_of_the_same_weights_is_another_classifier(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 from smoothadv.analysis.facts import facts_of
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import recorded_settings
-from smoothadv.sweep.jobs import StateKind, state_of
+from smoothadv.sweep.jobs import BLOCKED, FAILED, state_of
 from support.commands import call, rows
 from support.sweeping import fake, fake_commands, finish, jobs_of, write_grid
 
@@ -104,15 +104,6 @@ def test_held_out_needs_several_models_and_other_images(first_stage, capsys):
         assert "needs logs of several models, and" in outcome.err
 
 
-def test_report_says_which_log_is_of_a_model_that_is_no_longer_chosen(first_stage, capsys):
-    certify_best()
-    assert "no job makes" not in sweep(capsys, "report").err
-    fake(jobs_of(GRID)[1].evaluations[0], certified=0)
-    outcome = sweep(capsys, "report")
-    assert outcome.code == 0
-    assert f"logs that no job makes are left out: {log('0.50', 'more')}\n" in outcome.err
-
-
 @pytest.mark.parametrize(
     ("mistaken", "said"),
     [
@@ -161,7 +152,7 @@ def test_one_run_trains_the_members_and_then_evaluates_them_together(capsys, mon
     assert "single ensemble" in Path("logs/grid/report.html").read_text()
     MEMBERS[1].write_bytes(MEMBERS[0].read_bytes())
     state = state_of(together)
-    assert state.kind is StateKind.FAILED and "another model" in state.detail
+    assert state.kind is FAILED and "another model" in state.detail
     assert f"{MEMBERS[0]} or " in state.detail
 
 
@@ -171,7 +162,7 @@ def test_an_ensemble_waits_for_all_of_its_members():
     assert together.name == f"gaussian/ensemble_of_2/{HERE}"
     finish(first)
     state = state_of(together)
-    assert state.kind is StateKind.BLOCKED and str(MEMBERS[1]) in state.detail
+    assert state.kind is BLOCKED and str(MEMBERS[1]) in state.detail
 
 
 def test_members_of_several_architectures_are_named_by_both():
@@ -200,5 +191,5 @@ def test_a_member_of_another_recipe_is_not_evaluated():
             fake(job.training)
     for job in jobs_of(GRID):
         state = state_of(job)
-        assert state.kind is StateKind.FAILED, job.name
+        assert state.kind is FAILED, job.name
         assert "holds a model of another recipe" in state.detail

@@ -62,17 +62,6 @@ FOREIGN = [(engine, flag) for engine in ENGINES for flag in sorted(FLAGS - SETTI
 VALUES = {"--sbatch": ["a=b"], "--detach": [], "--address": ["a:1"]}
 
 
-def test_options_are_those_that_are_tested():
-    assert {engine for engine, _ in FOREIGN} == {"local", "ray", "slurm"} == set(ENGINES)
-    assert {flag for _, flag in FOREIGN} >= {
-        "--sbatch",
-        "--detach",
-        "--minutes",
-        "--address",
-        "--retries",
-    }
-
-
 @pytest.mark.parametrize(("engine", "flag"), FOREIGN)
 def test_option_of_another_engine_is_refused(capsys, engine, flag):
     code, error = refused(capsys, "--engine", engine, flag, *VALUES.get(flag, ["2"]))

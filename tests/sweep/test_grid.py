@@ -11,7 +11,7 @@ import pytest
 from smoothadv.analysis.facts import facts_of
 from smoothadv.base.errors import UserError
 from smoothadv.sweep.grid import Grid, read_grid
-from smoothadv.sweep.jobs import StateKind, SweepJob, state_of
+from smoothadv.sweep.jobs import BLOCKED, WAITING, SweepJob, state_of
 from support.commands import CODE, call, refused
 from support.sweeping import grid_text, jobs_of, write_grid
 
@@ -195,17 +195,12 @@ def test_what_is_no_grid_is_refused_in_one_line_naming_file_and_key(tmp_path, wh
 @pytest.mark.parametrize("action", ["plan", "run", "status", "retry", "report"])
 def test_every_action_refuses_with_the_same_message(tmp_path, capsys, monkeypatch, action):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder.toml").mkdir()
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\0")
-    for name, words in {
-        "none.toml": "does not exist",
-        "folder.toml": "folder",
-        "binary.toml": "no TOML",
-    }.items():
+    for name, words in {"none.toml": "does not exist", "binary.toml": "no TOML"}.items():
         outcome = call(capsys, "sweep", action, name)
         assert refused(outcome, name, words) and outcome.out == "", outcome
     assert call(capsys, "sweep", action).code == 2, "a grid is needed"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["binary.toml", "folder.toml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["binary.toml"]
 
 
 def test_grid_of_this_project_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatch):
@@ -276,7 +271,7 @@ def test_nothing_is_there_yet_and_others_make_what_is_needed(jobs, name):
     checkpoints = {job.training.checkpoint for name in GRIDS for job in jobs[name]}
     for job in jobs[name]:
         needs = job.training.needs
-        assert state_of(job).kind is (StateKind.BLOCKED if needs else StateKind.WAITING)
+        assert state_of(job).kind is (BLOCKED if needs else WAITING)
         models = {path for path in needs if path.suffix == ".tar"}
         assert models <= checkpoints, f"{models - checkpoints} is made by no grid"
 

@@ -18,8 +18,17 @@ from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.sweep import job_execution
 from smoothadv.sweep.engines import SweepContext
 from smoothadv.sweep.engines.local import Local
-from smoothadv.sweep.job_execution import BLOCKED, BUSY, DONE, FAILED, STOPPED, execute, last_line
-from smoothadv.sweep.jobs import StateKind, SweepJob, state_of
+from smoothadv.sweep.job_execution import BUSY, execute, last_line
+from smoothadv.sweep.jobs import (
+    BLOCKED,
+    DONE,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    SweepJob,
+    state_of,
+)
 from support.commands import rows
 from support.patience import HANG_SECONDS, wait_for
 from support.sweeping import (
@@ -78,9 +87,9 @@ def test_stages_run_in_order_and_write_to_the_log(pretend):
         making("b", "print('second', file=sys.stderr)"),
     )
     job = pretended_job(Path.cwd(), first, second, making("c"))
-    assert state_of(job).kind is StateKind.WAITING
+    assert state_of(job).kind is WAITING
     assert run(job, pretend) == DONE
-    assert begun() == ["a", "b", "c"] and state_of(job).kind is StateKind.DONE
+    assert begun() == ["a", "b", "c"] and state_of(job).kind is DONE
     log_text = job.record.log.read_text()
     assert (
         log_text.index(" smoothadv pretend")
@@ -118,12 +127,10 @@ def test_failure_is_recorded_with_stage_and_line_and_the_rest_is_left(pretend):
     )
     assert record["exit"] == 3
     state = state_of(job)
-    assert state.kind is StateKind.FAILED and state.detail == "second: error: no luck"
+    assert state.kind is FAILED and state.detail == "second: error: no luck"
     job = replace(job, evaluations=(making("b"), job.evaluations[1]))
     assert (
-        run(job, pretend) == DONE
-        and begun() == ["a", "b", "b", "c"]
-        and state_of(job).kind is StateKind.DONE
+        run(job, pretend) == DONE and begun() == ["a", "b", "b", "c"] and state_of(job).kind is DONE
     )
 
 
@@ -163,7 +170,7 @@ def test_stage_that_a_signal_ended_is_stopped_unless_it_crashed(pretend, how):
     job = pretended_job(Path.cwd(), making("a", WHERE_NEEDED + program), making("b"))
     assert run(job, pretend) == outcome and begun() == ["a"]
     state = state_of(job)
-    assert state.kind.value == job.record.read()["state"] == outcome
+    assert state.kind == job.record.read()["state"] == outcome
     assert [word for word in words if word not in state.detail] == [], state.detail
     assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
 
@@ -173,7 +180,7 @@ def test_stage_does_not_start_if_a_file_it_needs_is_gone(pretend):
     needed = Path.cwd() / "needed"
     job = pretended_job(Path.cwd(), replace(making("a"), needs=(needed,)))
     assert run(job, pretend) == BLOCKED and begun() == []
-    assert state_of(job).kind is StateKind.BLOCKED and str(needed) in state_of(job).detail
+    assert state_of(job).kind is BLOCKED and str(needed) in state_of(job).detail
     needed.touch()
     assert run(job, pretend) == DONE
 
@@ -208,7 +215,7 @@ def test_stage_is_asked_once_to_stop_and_may_finish(pretend, last, ends):
     thread = threading.Thread(target=lambda: outcome.append(run(job, pretend, stop)))
     thread.start()
     wait_for(Path("ready").exists)
-    assert state_of(job).kind is StateKind.RUNNING
+    assert state_of(job).kind is RUNNING
     stop.set()
     thread.join(HANG_SECONDS)
     assert outcome == [ends] and begun() == ["a"] and Path("asked").read_text() == "x"
@@ -256,12 +263,12 @@ def test_stage_ends_with_its_watcher_however_that_ended(pretend):
     process = watcher(Path("job.pickle"), pretend)
     wait_for(lambda: whole_number("process") or process.poll() is not None)
     stage = whole_number("process")
-    assert stage and is_alive(stage) and state_of(job).kind is StateKind.RUNNING
+    assert stage and is_alive(stage) and state_of(job).kind is RUNNING
     process.kill()
     process.communicate()
     wait_for(lambda: not is_alive(stage))
     assert job.record.read()["state"] == "running", "it could not say more"
-    assert state_of(job).kind is StateKind.STOPPED
+    assert state_of(job).kind is STOPPED
     assert run(job, pretend) == DONE and begun() == ["a", "a", "b"]
 
 
@@ -350,7 +357,7 @@ def test_two_processes_share_each_stage_of_a_job():
     assert run_of_training["processes"] == 2
     assert [len(rows(log)) for stage in job.evaluations for log in stage.logs] == [6, 4]
     log_text = job.record.log.read_text()
-    assert "2 processes on cpu" in log_text and state_of(job).kind is StateKind.DONE
+    assert "2 processes on cpu" in log_text and state_of(job).kind is DONE
     assert (
         execute(job, {}, threading.Event(), {}) == DONE and job.record.log.read_text() == log_text
     )

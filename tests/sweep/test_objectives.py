@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.sweep.jobs import StateKind, state_of
+from smoothadv.sweep.jobs import BLOCKED, DONE, FAILED, WAITING, state_of
 from support.commands import call
 from support.sweeping import CERTIFY, finish, jobs_of, write_grid
 
@@ -44,11 +44,11 @@ def test_job_waits_for_its_teacher_and_analyses_tell_objectives_apart(capsys):
     grid = write_grid(Path("grid.toml"), *OBJECTIVES, {"noise": 0.25}, certify=[CERTIFY])
     student, *others, teacher = jobs_of(grid)
     state = state_of(student)
-    assert state.kind is StateKind.BLOCKED and TEACHER in state.detail
+    assert state.kind is BLOCKED and TEACHER in state.detail
     for job in (teacher, student, *others):
-        assert state_of(job).kind is StateKind.WAITING
+        assert state_of(job).kind is WAITING
         finish(job)
-    assert {state_of(job).kind for job in jobs_of(grid)} == {StateKind.DONE}
+    assert {state_of(job).kind for job in jobs_of(grid)} == {DONE}
     known = {row["objective"]: row for row in table(capsys, "parameters")}
     trained = [known[name] for name in ("CatRS", "AcrWeakness", "Consistency")]
     found = {name: tuple(row[name] for row in trained) for name in PARAMETERS}
@@ -62,4 +62,4 @@ def test_job_waits_for_its_teacher_and_analyses_tell_objectives_apart(capsys):
     assert [(row["training"], row["sigma"]) for row in rows] == [(name, 0.25) for name in names]
     Path(TEACHER).write_bytes(b"another one")
     state = state_of(student)
-    assert state.kind is StateKind.FAILED and "teacher_sha256" in state.detail
+    assert state.kind is FAILED and "teacher_sha256" in state.detail

@@ -181,19 +181,6 @@ def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, ref
     sweep_runs.audit(folder, reference)
 
 
-def test_job_that_slurm_warns_saves_and_comes_back(cluster, folder, reference):
-    """By the signal that submitit has Slurm send before a job's time is over. 60 seconds."""
-    with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
-        running.wait_until(lambda: sweep_runs.in_training(folder))
-        warned = sweep_runs.in_training(folder)[0]
-        cluster.run("scancel", "--signal=USR2", job_id(folder, warned))
-        running.wait_until(lambda: "stopped by SIGTERM" in sweep_runs.job_log(folder, warned))
-        assert_done(running, reference)
-    assert restarts(cluster, folder) == {name: int(name == warned) for name in NAMES}
-    assert_went_on(folder, warned)
-    assert sweep_runs.attempts(folder, warned) == 2
-
-
 def test_interrupted_sweep_leaves_its_jobs_to_slurm(cluster, folder, reference):
     """50 seconds."""
     with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:

@@ -2,7 +2,6 @@
 weights.
 """
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,30 +117,6 @@ def test_disturbed_job_ends_with_the_weights_of_one_that_was_not(cluster, whole,
         assert step in (0, 12) or (12 * second["first_epoch"] + step) % 10 == 0, (
             "where the processes agree to stop"
         )
-
-
-def processes(folder: Path) -> dict[str, int]:
-    """For the job that works in ``folder``: how many processes are torchrun, and how many train."""
-    counts = {"torchrun": 0, "training": 0}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_text().split("\0")
-            if words[0].endswith("python") and str(folder / "run") in words:
-                counts["torchrun" if "--rdzv-id" in words else "training"] += 1
-    return counts
-
-
-@pytest.mark.parametrize("started", ["torchrun", "training"])
-def test_job_that_is_stopped_before_the_first_update_starts_anew(cluster, tmp_path, started):
-    """20 seconds each."""
-    job = submit(cluster, tmp_path, epochs=1)
-    cluster.wait_until(lambda: processes(tmp_path)[started] == 2)
-    assert not (tmp_path / "run").exists()
-    cluster.run("scancel", "--signal=TERM", job)
-    assert final_state(cluster, job) == "COMPLETED" and cluster.job(job)["Restarts"] == "1", (
-        output_of(tmp_path)
-    )
-    assert len(read(tmp_path / "run")["runs"]) == 1
 
 
 def test_job_is_stopped_before_its_time_is_over_and_goes_on(cluster, tmp_path):

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from smoothadv.records.logs import manifest_path
-from smoothadv.sweep.jobs import BusyError, StateKind, SweepJob, state_of
+from smoothadv.sweep.jobs import (
+    BLOCKED,
+    DONE,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    BusyError,
+    SweepJob,
+    state_of,
+)
 from support.commands import call, snapshot
 from support.sweeping import (
     CERTIFY,
@@ -27,7 +37,6 @@ from support.sweeping import (
 )
 
 pytestmark = pytest.mark.usefixtures("workplace")
-WAITING, BLOCKED, RUNNING, STOPPED, FAILED, DONE = StateKind
 NOISE = {"noise": 0.25}
 ATTACK = {"max": 3, "N": 100, "num-steps": 1, "num-noise-vec": 2, "epsilon": [0.25, 0.5]}
 FOLDER = Path("gaussian/digits/digits_resnet8/noise_0.25")
@@ -53,7 +62,7 @@ def done() -> SweepJob:
     return job
 
 
-def kind(job: SweepJob) -> StateKind:
+def kind(job: SweepJob) -> str:
     return state_of(job).kind
 
 
@@ -83,7 +92,7 @@ CHANGES = {
     "no rows": (LOG.unlink, STOPPED, "0 of 5 images"),
     "no manifest": (lambda: manifest_path(LOG).unlink(), FAILED, "is missing or unreadable"),
     "empty log": (empty_log, STOPPED, "0 of ? images"),
-    "no checkpoint": ((MODEL / "checkpoint.pth.tar").unlink, FAILED, "put it back, or remove the"),
+    "no checkpoint": ((MODEL / "checkpoint.pth.tar").unlink, FAILED, "another model than"),
 }
 
 

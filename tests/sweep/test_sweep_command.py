@@ -275,15 +275,12 @@ def test_jobs_get_the_gpus_that_the_sweep_may_use(
 
 
 def test_several_grids_are_one_sweep(done, capsys):
-    the_grid(name="other.toml", models="models/grid", logs="logs/grid")
     write_grid(Path("more.toml"), {"noise": 0.5, "group": "More"}, certify=[CERTIFY])
     outcome = sweep(capsys, "status", "more.toml")
     assert outcome.out.splitlines()[-1] == "grid, more: 3 jobs: 1 waiting, 2 done"
     outcome = sweep(capsys, "report", "more.toml", "-o", "page.html")
     assert outcome.code == 0 and "1 of 3 jobs" in outcome.err
     assert "Gaussian" in Path("page.html").read_text()
-    # They would write to one place.
-    assert refused(sweep(capsys, "run", "other.toml"), "grid.toml and other.toml")
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,20 @@ from smoothadv.cli.options.components import (
     refuse_foreign_settings,
 )
 from smoothadv.cli.runner import Parser, run, terminable
-from smoothadv.records.logs import TRAINING_LOG, is_shard_folder
+from smoothadv.records.logs import TRAINING_LOG
 from smoothadv.sweep.engines import ENGINES, Engine, SweepContext
 from smoothadv.sweep.grid import MOST_MODELS, Grid, read_grid
-from smoothadv.sweep.jobs import JobState, StateKind, SweepJob, state_of
+from smoothadv.sweep.jobs import (
+    BLOCKED,
+    DONE,
+    FAILED,
+    STATES,
+    STOPPED,
+    WAITING,
+    JobState,
+    SweepJob,
+    state_of,
+)
 from smoothadv.sweep.stages import EvaluationStage
 
 _EXAMPLES = """examples:
@@ -126,14 +136,8 @@ class _ReportOptions(_SweepOptions):
     )
 
 
-@dataclass(frozen=True)
-class _Sweep:
-    """A grid and its selected jobs."""
-
-    grid: Grid
-    jobs: list[SweepJob]
-
-
+Sweeps = list[tuple[Grid, list[SweepJob]]]
+"""Grids, and the selected jobs of each."""
 JobAndState = tuple[SweepJob, JobState]
 
 
@@ -164,20 +168,10 @@ def _sweep(parser: Parser, options: Options, command: Sequence[str]) -> None:
 
 
 def _read_grids(asked: _SweepOptions) -> list[Grid]:
-    grids = [read_grid(path, asked.max_models) for path in asked.grids]
-    for kind in ("models", "logs"):
-        readers: dict[Path, Grid] = {}
-        for grid in grids:
-            folder = getattr(grid, kind)
-            other = readers.setdefault(folder.resolve(), grid)
-            if other is not grid:
-                raise UserError(
-                    f"grids {other.path} and {grid.path} have the same folder of {kind}, {folder}"
-                )
-    return grids
+    return [read_grid(path, asked.max_models) for path in asked.grids]
 
 
-def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> list[_Sweep]:
+def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> Sweeps:
     """The ``grids`` (None: read from the files that the options name) with the jobs that --only
     selects, by default all.
     """
@@ -187,7 +181,8 @@ def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> l
     from smoothadv.cli.expectations import CommandReader
     from smoothadv.sweep.planning import plan_jobs
 
-    commands, sweeps = CommandReader(), []
+    commands = CommandReader()
+    sweeps: Sweeps = []
     shared = {"--data-dir": asked.data_dir, "--device": asked.device}
     for grid in grids:
         jobs = [
@@ -196,22 +191,22 @@ def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> l
             if any(fnmatch.fnmatchcase(job.name, pattern) for pattern in asked.only or ["*"])
         ]
         if jobs or asked.only is None:
-            sweeps.append(_Sweep(grid, jobs))
+            sweeps.append((grid, jobs))
     if not sweeps:
         raise UserError(f"--only {' '.join(asked.only or ())}: matches no job; plan lists them")
     return sweeps
 
 
-def _jobs(sweeps: Sequence[_Sweep]) -> list[SweepJob]:
-    return [job for sweep in sweeps for job in sweep.jobs]
+def _jobs(sweeps: Sweeps) -> list[SweepJob]:
+    return [job for _, jobs in sweeps for job in jobs]
 
 
-def _with_bar(sweeps: Sequence[_Sweep]) -> Iterable[SweepJob]:
+def _with_bar(sweeps: Sweeps) -> Iterable[SweepJob]:
     """All jobs, with a bar while the files of one after the other are read."""
     return Progress(_jobs(sweeps), "checking files", unit="job", delay=1)
 
 
-def _with_states(sweeps: Sequence[_Sweep]) -> list[JobAndState]:
+def _with_states(sweeps: Sweeps) -> list[JobAndState]:
     return [(job, state_of(job)) for job in _with_bar(sweeps)]
 
 
@@ -222,8 +217,7 @@ def _print_table(names: Sequence[str], rows: list[list[str]], form: str) -> None
 
 def _plan(asked: _PlanOptions, options: Options) -> None:
     sweeps = _read_sweeps(asked)
-    for sweep in sweeps:
-        grid, jobs = sweep.grid, sweep.jobs
+    for grid, jobs in sweeps:
         rows = []
         for job in jobs:
             # What follows the training, for people.
@@ -244,8 +238,8 @@ def _plan(asked: _PlanOptions, options: Options) -> None:
             print(f"\nand {len(rows) - most} more jobs; --format csv lists all")
         print()
     if len(sweeps) > 1:
-        counts = [len(sweep.grid.trained) for sweep in sweeps]
-        names = ", ".join(sweep.grid.name for sweep in sweeps)
+        counts = [len(grid.trained) for grid, _ in sweeps]
+        names = ", ".join(grid.name for grid, _ in sweeps)
         print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {names}")
 
 
@@ -253,18 +247,17 @@ def _status(asked: _StatusOptions, options: Options) -> None:
     sweeps = _read_sweeps(asked)
     jobs = _with_states(sweeps)
     rows = [
-        [state.kind.value, job.name if len(sweeps) == 1 else job.key, state.detail]
-        for job, state in jobs
+        [state.kind, job.name if len(sweeps) == 1 else job.key, state.detail] for job, state in jobs
     ]
     _print_table(("state", "folder", "detail"), rows, asked.format)
     if asked.format == "markdown":
         print(f"\n{_summary(sweeps, jobs)}")
 
 
-def _summary(sweeps: Sequence[_Sweep], jobs: Sequence[JobAndState]) -> str:
+def _summary(sweeps: Sweeps, jobs: Sequence[JobAndState]) -> str:
     counts = Counter(state.kind for _, state in jobs)
-    counted = ", ".join(f"{counts[kind]} {kind.value}" for kind in StateKind if counts[kind])
-    text = f"{', '.join(sweep.grid.name for sweep in sweeps)}: {len(jobs)} jobs: {counted}"
+    counted = ", ".join(f"{counts[kind]} {kind}" for kind in STATES if counts[kind])
+    text = f"{', '.join(grid.name for grid, _ in sweeps)}: {len(jobs)} jobs: {counted}"
     names = dict.fromkeys(repr(table.name) for job, _ in jobs for table in job.pending)
     if names:
         text += f"; the best models, for {' and '.join(names)}, are not known yet"
@@ -275,40 +268,37 @@ def _work(asked: _RunOptions, options: Options) -> None:
     """Run the jobs that wait, or those that have failed; UserError if a job is not done in the
     end.
     """
-    kinds = {StateKind.WAITING, StateKind.STOPPED}
-    if options["action"] == "retry":
-        kinds = {StateKind.FAILED}
+    kinds = {FAILED} if options["action"] == "retry" else {WAITING, STOPPED}
     refuse_foreign_settings(options, ENGINES, "--engine", asked.engine)
     engine = compose(ENGINES[asked.engine], options, f"--engine {asked.engine}")
     grids = _read_grids(asked)  # once: their files may change while a sweep runs
-    sweeps = _read_sweeps(asked, grids)
-    jobs = _with_states(sweeps)
-    print(_summary(sweeps, jobs))
-    wanted = [job for job, state in jobs if state.kind in kinds]
-    queued = engine.already_has(wanted)
-    if queued:
-        print(f"{len(queued)} of them are in the engine's queue already")
-    to_do = [job for job in wanted if job.key not in queued]
-    if not to_do:
-        print("nothing to do")
-    started = {(job.key, len(job.stages)) for job in wanted}
-    while to_do:
-        _run_jobs(engine, to_do, _context(sweeps, asked.device))
-        # What these jobs made may be what others wait for: members of an ensemble, or logs that
-        # tell the best models.
+    started: set[tuple[str, int]] = set()
+    while True:
         sweeps = _read_sweeps(asked, grids)
         jobs = _with_states(sweeps)
-        wanted = [job for job, state in jobs if state.kind in kinds]
-        to_do = [job for job in wanted if (job.key, len(job.stages)) not in started]
-        started |= {(job.key, len(job.stages)) for job in to_do}
+        wanted = {(job.key, len(job.stages)): job for job, state in jobs if state.kind in kinds}
+        # What these jobs make may be what others wait for: members of an ensemble, or logs that
+        # tell the best models.
+        to_do = [job for key, job in wanted.items() if key not in started]
+        if not started:
+            print(_summary(sweeps, jobs))
+            if queued := engine.already_has(to_do):
+                print(f"{len(queued)} of them are in the engine's queue already")
+                to_do = [job for job in to_do if job.key not in queued]
+            if not to_do:
+                print("nothing to do")
+        if not to_do:
+            break
+        started |= wanted.keys()
+        _run_jobs(engine, to_do, _context(sweeps, asked.device))
     print(_summary(sweeps, jobs))
     _conclude(jobs, asked, is_detached=getattr(engine, "detach", False))
 
 
-def _context(sweeps: Sequence[_Sweep], device: str | None) -> SweepContext:
+def _context(sweeps: Sweeps, device: str | None) -> SweepContext:
     import torch
 
-    name, folder = "-".join(sweep.grid.name for sweep in sweeps), sweeps[0].grid.logs
+    name, folder = "-".join(grid.name for grid, _ in sweeps), sweeps[0][0].logs
     if device == "cpu":
         return SweepContext(name, folder, (), wants_gpus=False)
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -344,29 +334,27 @@ def _conclude(jobs: Sequence[JobAndState], asked: _RunOptions, is_detached: bool
     """Say how to go on; UserError unless every job is done or, if detached, none has failed."""
     command, words = asked.command, asked.words
     kinds = Counter(state.kind for _, state in jobs)
-    if set(kinds) == {StateKind.DONE}:
+    if set(kinds) == {DONE}:
         print(f"report: {command} report {words}")
         return
     warnings = [
-        f"{state.kind.value}: {job.name}: {state.detail}; {job.record.log}"
+        f"{state.kind}: {job.name}: {state.detail}; {job.record.log}"
         for job, state in jobs
-        if state.kind in (StateKind.FAILED, StateKind.BLOCKED)
+        if state.kind in (FAILED, BLOCKED)
     ]
     for warning in warnings[:_MOST_WARNINGS]:
         warn(warning)
-    if len(warnings) > _MOST_WARNINGS:
-        warn(f"and {len(warnings) - _MOST_WARNINGS} more that failed or need files")
-    if is_detached and StateKind.FAILED not in kinds:
+    if is_detached and FAILED not in kinds:
         is_pending = any(job.pending or not job.training for job, _ in jobs)
-        if is_pending or StateKind.BLOCKED in kinds:
+        if is_pending or BLOCKED in kinds:
             print(f"others wait for these jobs: then, run {command} run {words} again")
         return
     advice = f"see {command} status {words}"
-    if kinds.keys() & {StateKind.WAITING, StateKind.STOPPED}:
+    if kinds.keys() & {WAITING, STOPPED}:
         advice += f"; {command} run {words} continues"
-    if StateKind.FAILED in kinds:
+    if FAILED in kinds:
         advice += f"; {command} retry {words} runs the failed ones again"
-    not_done = len(jobs) - kinds[StateKind.DONE]
+    not_done = len(jobs) - kinds[DONE]
     raise UserError(f"{not_done} of {len(jobs)} jobs are not done: {advice}")
 
 
@@ -378,7 +366,7 @@ def _report(asked: _ReportOptions, options: Options) -> None:
     """
     report = compose(Report, options, "sweep report")
     sweeps = _read_sweeps(asked)
-    grids, jobs = [sweep.grid for sweep in sweeps], _jobs(sweeps)
+    grids, jobs = [grid for grid, _ in sweeps], _jobs(sweeps)
     page = asked.output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
     refuse_to_replace(page, *PAGE)
     arguments, unfinished = [], 0
@@ -397,8 +385,6 @@ def _report(asked: _ReportOptions, options: Options) -> None:
         )
     if unfinished:
         warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
-    if not asked.only:
-        _warn_of_other_logs(sweeps)
     logs = read_logs(arguments, Report.kinds, warn=warn)
     if report.title == Report.title and len(grids) == 1:
         report = replace(report, title=grids[0].about)
@@ -409,17 +395,6 @@ def _report(asked: _ReportOptions, options: Options) -> None:
 def _is_reported(stage: EvaluationStage, unfinished: bool) -> bool:
     reached = stage.progress()
     return reached.is_complete or (unfinished and reached.done > 0 and not reached.conflict)
-
-
-def _warn_of_other_logs(sweeps: Sequence[_Sweep]) -> None:
-    """Warn of logs that no job makes, as that of a model that is no longer among the best."""
-    known = {log for job in _jobs(sweeps) for stage in job.evaluations for log in stage.logs}
-    paths = [path for sweep in sweeps for path in sorted(sweep.grid.logs.rglob("*.tsv"))]
-    paths = [path for path in paths if not is_shard_folder(path.parent.name)]
-    others = [path for path in paths if path.absolute() not in known]
-    if others:
-        more = f" and {len(others) - 1} more" if others[1:] else ""
-        warn(f"logs that no job makes are left out: {others[0]}{more}")
 
 
 _ACTIONS: dict[str, tuple[type[_SweepOptions], str, Callable[[Any, Options], None]]] = {

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, SequentialSampler
 
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, first_line
@@ -83,11 +83,9 @@ class GivenImages:
             pixels = self.items.images
         else:
             pixels = torch.stack([image for image, _ in self._sample()])
-        mean, std = (
-            found.tolist()
-            for found in (pixels.mean((0, 2, 3)), pixels.std((0, 2, 3), correction=0))
-        )
-        return GivenImages(self.items, replace(self.description, mean=tuple(mean), std=tuple(std)))
+        std, mean = torch.std_mean(pixels, (0, 2, 3), correction=0)
+        constants: dict[str, Any] = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
+        return GivenImages(self.items, replace(self.description, **constants))
 
     def fingerprint(self) -> str:
         """A hash of all images and labels in memory; of a Dataset, of its length and of up to 256
@@ -143,15 +141,10 @@ def checked_image(image: Any, name: str) -> torch.Tensor:
         raise UserError(f"{name}: found {found}, expected float32 in [0, 1]{hint}")
     tensor = tensor.float().contiguous()
     if not bool(((tensor >= 0) & (tensor <= 1)).all()):
-        low, high = float(tensor.min()), float(tensor.max())
-        found = (
-            f"values from {low:.4g} to {high:.4g}"
-            if low == low and high == high
-            else "values that are not numbers"
-        )
         raise UserError(
-            f"{name}: found {found}, expected [0, 1]; noise and radii are measured there, so "
-            "divide grey levels by 255 and put normalization into the model"
+            f"{name}: found values from {tensor.min():.4g} to {tensor.max():.4g}, expected [0, 1]; "
+            "noise and radii are measured there, so divide grey levels by 255 and put "
+            "normalization into the model"
         )
     return tensor
 
@@ -160,23 +153,12 @@ def _tensor(values: Any, name: str) -> torch.Tensor:
     """``values`` as a tensor on the CPU, without gradients; UserError, which calls them ``name``,
     if they are none.
     """
+    if isinstance(values, torch.Tensor):
+        return values.detach().cpu()
     try:
-        if isinstance(values, torch.Tensor):
-            return values.detach().cpu().to_dense()
-        if np.ma.is_masked(values):
-            raise UserError(
-                f"{name}: found a masked array, expected all of its values: fill it first"
-            )
-        array = np.asarray(values)
-        if array.dtype == object:
-            array = np.array(array.tolist())
-        # PyTorch refuses negative strides and other byte orders, and warns of arrays that cannot be
-        # written to.
-        native = array.astype(array.dtype.newbyteorder("="), copy=False)
-        return torch.from_numpy(
-            native if native.flags.writeable and native.flags.c_contiguous else native.copy()
-        )
-    except (TypeError, ValueError, RuntimeError):
+        # PyTorch refuses negative strides, and warns of arrays that cannot be written to.
+        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+    except (TypeError, ValueError):
         raise UserError(
             f"{name}: found {_brief(values)}, expected a tensor or array of numbers"
         ) from None
@@ -196,12 +178,13 @@ def _pair(item: Any, index: int) -> tuple[Any, Any]:
 def _label(label: Any, classes: int, name: str) -> int:
     try:
         number = int(label)
-        if isinstance(label, str) or number != label:
-            raise ValueError
-    except (TypeError, ValueError, OverflowError, RuntimeError, np.ma.MAError):
-        raise UserError(f"{name} has the label {label!r}, expected a whole number") from None
-    if not 0 <= number < classes:
-        raise UserError(f"{name} has the label {number}, the classes are 0 to {classes - 1}")
+        is_class = number == label and 0 <= number < classes
+    except (TypeError, ValueError, RuntimeError):
+        is_class = False
+    if not is_class:
+        raise UserError(
+            f"{name} has the label {label!r}, expected a whole number from 0 to {classes - 1}"
+        )
     return number
 
 
@@ -215,16 +198,13 @@ def items_of(images: Any, labels: Any = None) -> Items:
     if isinstance(images, DataLoader):
         if labels is not None:
             raise UserError("a DataLoader has its own labels: leave labels out")
-        if isinstance(images.sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
+        if not isinstance(images.sampler, SequentialSampler):
             raise UserError(
                 "the DataLoader shuffles, so images have no fixed index: make it with shuffle=False"
             )
         batches = [_pair(batch, number) for number, batch in enumerate(images)]
         try:
-            together = [
-                torch.cat([_tensor(one, "a batch") for one in part]) for part in zip(*batches)
-            ]
-            return Arrays(*together)
+            return Arrays(*map(torch.cat, zip(*batches)))
         except (RuntimeError, TypeError) as error:  # none, or several shapes, or no batches
             raise UserError(
                 f"the {len(batches)} batches of the DataLoader cannot be joined: "
@@ -232,11 +212,8 @@ def items_of(images: Any, labels: Any = None) -> Items:
             ) from error
     if isinstance(images, (torch.Tensor, np.ndarray)):
         return Arrays(images, labels)
-    if (
-        hasattr(images, "__getitem__")
-        and hasattr(images, "__len__")
-        and not isinstance(images, (list, tuple, dict))
-    ):
+    is_dataset = hasattr(images, "__getitem__") and hasattr(images, "__len__")
+    if is_dataset and not isinstance(images, (list, tuple, dict)):
         if labels is not None:
             raise UserError("a Dataset has its own labels: leave labels out")
         return images
@@ -270,5 +247,5 @@ def described(items: Items, classes: Sequence[str], name: str) -> GivenImages:
     given = GivenImages(items, description)
     if isinstance(items, Arrays):
         for index in (int(items.labels.argmin()), int(items.labels.argmax())):
-            _label(items.labels[index], len(classes), f"image {index}")
+            _label(int(items.labels[index]), len(classes), f"image {index}")
     return given

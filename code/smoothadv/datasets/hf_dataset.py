@@ -11,15 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.datasets import (
-    DATASETS,
-    DatasetDescription,
-    ImageDataset,
-    Source,
-    photographs,
-)
+from smoothadv.datasets import DATASETS
 from smoothadv.datasets.image_files import File, StoredImages
-from smoothadv.datasets.preparation import split_location
+from smoothadv.datasets.stored import stored_source
 
 _SPLITS = {"train": ("train",), "test": ("test", "validation")}
 
@@ -54,7 +48,7 @@ class _Rows(StoredImages):
 
 
 @cache
-def _rows(path: str) -> dict[str, _Rows]:
+def _rows(path: str) -> dict[str, StoredImages]:
     """The splits "train" and "test"; what has no splits is for testing."""
     try:
         datasets = importlib.import_module("datasets")
@@ -78,7 +72,7 @@ def _rows(path: str) -> dict[str, _Rows]:
             f"hub ({first_line(error)[:300]})"
         ) from error
     tables = found if isinstance(found, dict) else {"test": found}
-    rows = {
+    rows: dict[str, StoredImages] = {
         split: _Rows(f"hf-dataset:{path}, split {name}", tables[name], datasets)
         for split, names in _SPLITS.items()
         for name in reversed(names)
@@ -92,28 +86,8 @@ def _rows(path: str) -> dict[str, _Rows]:
     return rows
 
 
-@cache
-def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
-    path, preparation = split_location(location)
-    name, rows = f"hf-dataset:{location}", _rows(path)
-    first = next(iter(rows.values()))
-    if preparation is not None:
-        return photographs(name, first.classes, preparation.size)
-    return first.described(name, "train" in rows)
-
-
-def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    from smoothadv.datasets.images import stored_dataset
-
-    description, (path, preparation) = _describe(location, data_dir), split_location(location)
-    if (rows := _rows(path).get(split)) is None:
-        raise UserError(
-            f"hf-dataset:{path} has no {split} images, expected the split "
-            f"{' or '.join(_SPLITS[split])}"
-        )
-    return stored_dataset(rows, description, preparation)
-
-
 DATASETS.register("hf-dataset")(
-    Source(_describe, _load, takes_location=True, takes_preparation=True)
+    stored_source(
+        "hf-dataset", _rows, {"train": "a split train", "test": "a split test or validation"}
+    )
 )

@@ -1,16 +1,13 @@
-"""Image files: opened, but not decoded before their size is known to be sensible; and datasets of
-them. No torch.
-"""
+"""Image files, and what is common to splits of them. No torch."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
-import threading
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -20,58 +17,16 @@ from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
 from smoothadv.base.progress import Progress
-from smoothadv.datasets import (
-    CIFAR_TRAINING,
-    DatasetDescription,
-    constants,
-    spread,
-)
+from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription, constants, spread
 
 if TYPE_CHECKING:
     import PIL.Image
 
 Image: TypeAlias = "PIL.Image.Image"
 """For annotations: only functions that open image files load Pillow."""
-MOST_PIXELS = 89_478_485
-"""A quarter of a GiB of RGB, above which Pillow would warn. The environment variable names another
-bound.
-"""
-_VARIABLE = "SMOOTHADV_MAX_PIXELS"
-_OPENING = threading.Lock()
 Made = TypeVar("Made")
 File = Path | io.BytesIO
-
-
-def open_image(path: File, name: str = "") -> Image:
-    """The image in a file, of which only the header has been read; ``name`` is that of a file in
-    memory.
-
-    UserError if it has more than ``MOST_PIXELS``, or than SMOOTHADV_MAX_PIXELS where that is set: a
-    file of 400 kB may take many GB. OSError if it is no image; for a damaged one
-    Pillow raises nearly any exception.
-    """
-    import PIL.Image
-
-    stated = os.environ.get(_VARIABLE) or str(MOST_PIXELS)
-    if not stated.isdecimal() or len(stated) > 18:
-        raise UserError(
-            f"{_VARIABLE} is '{stated}': set it to a number of pixels, like {MOST_PIXELS}"
-        )
-    with (
-        _OPENING
-    ):  # Pillow's own bound, of the whole process, is twice as large and cannot be raised by a user
-        bound, PIL.Image.MAX_IMAGE_PIXELS = PIL.Image.MAX_IMAGE_PIXELS, None
-        try:
-            image = PIL.Image.open(path)
-        finally:
-            PIL.Image.MAX_IMAGE_PIXELS = bound
-    if image.width * image.height > int(stated):
-        image.close()
-        raise UserError(
-            f"{name or path} has {image.width}x{image.height} pixels, more than {int(stated):,}: "
-            f"the variable {_VARIABLE} raises this bound"
-        )
-    return image
+_SUFFIXES = tuple(".jpg .jpeg .png .bmp .ppm .pgm .tif .tiff .webp .gif".split())
 
 
 def read_image(
@@ -82,16 +37,18 @@ def read_image(
     size: tuple[int, int] | None = None,
 ) -> Made:
     """What ``make`` makes of an image of 8 bits; UserError, which calls it ``name``, if it is
-    damaged or too large.
+    damaged, or so large that Pillow refuses it.
 
     If ``turned``, it is upright as its EXIF data say; if ``size`` is given, width and height must
     be so.
     """
     import PIL.ImageOps
 
+    # Pillow raises what it would warn of: an image of more than a quarter of a GiB.
+    warnings.filterwarnings("error", category=PIL.Image.DecompressionBombWarning)
     try:
-        with open_image(file, name) as image:
-            if size not in (None, image.size):  # before it is decoded
+        with PIL.Image.open(file) as image:  # not decoded yet
+            if size not in (None, image.size):
                 raise UserError(
                     f"{name} is {image.width}x{image.height} pixels where the first image is "
                     f"{size[0]}x{size[1]}; images must have one size, or be resized: --image-size "
@@ -107,23 +64,6 @@ def read_image(
         raise UserError(f"{name} cannot be read as an image: {reason}") from error
 
 
-def read_pixels(file: File, name: str, shape: tuple[int, int, int] | None = None) -> np.ndarray:
-    """An image as it is stored, uint8 [C, H, W]; UserError as above, and if it is not of the given
-    ``shape``.
-
-    Among RGB images grey becomes RGB; colour never becomes grey.
-    """
-    size = None if shape is None else (shape[2], shape[1])
-    array = read_image(file, np.array, name, size=size)
-    array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    if shape is not None and len(array) > shape[0]:
-        raise UserError(
-            f"{name} is a colour image where the first image is grey; make them all one or the "
-            "other"
-        )
-    return array if shape is None else np.broadcast_to(array, shape)
-
-
 def _eight_bit(image: Image) -> Image:
     """The image in mode L or RGB. Of 16 bits per channel the upper 8 remain, as Pillow reads
     colours of 16 bits.
@@ -133,10 +73,8 @@ def _eight_bit(image: Image) -> Image:
     """
     import PIL.Image
 
-    if image.mode.startswith("I;16") or (image.mode, image.format) == (
-        "I",
-        "PNG",
-    ):  # so in older versions of Pillow
+    # The second mode is that of older versions of Pillow.
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PNG"):
         return PIL.Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode.startswith(("I", "F")):
         raise ValueError(
@@ -147,11 +85,15 @@ def _eight_bit(image: Image) -> Image:
 
 
 class StoredImages:
-    """A split of image files, in folders or in a table, with ``labels`` among ``classes``."""
+    """A split of image files, in folders or in a table, with ``labels`` among ``classes``; messages
+    call an image ``name`` and its place.
+    """
 
     name: str
     classes: tuple[str, ...]
     labels: list[int]
+    turned = True
+    """Whether photographs are turned upright, as their EXIF data say."""
 
     def file(self, index: int) -> File:
         """The file of an image."""
@@ -166,12 +108,23 @@ class StoredImages:
         return compute()
 
     def pixels(self, index: int, shape: tuple[int, int, int] | None = None) -> np.ndarray:
-        """An image as it is stored, uint8 [C, H, W]; UserError if it is not of the ``shape``."""
-        return read_pixels(self.file(index), self.name + self.place(index), shape)
+        """An image as it is stored, uint8 [C, H, W]; UserError if it is not of the ``shape``.
+
+        Among RGB images grey becomes RGB; colour never becomes grey.
+        """
+        name, size = self.name + self.place(index), None if shape is None else (shape[2], shape[1])
+        array = read_image(self.file(index), np.array, name, size=size)
+        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+        if shape is not None and len(array) > shape[0]:
+            raise UserError(
+                f"{name} is a colour image where the first image is grey; make them all one or the "
+                "other"
+            )
+        return array if shape is None else np.broadcast_to(array, shape)
 
     def photograph(self, index: int, make: Callable[[Image], Made]) -> Made:
-        """What ``make`` makes of an image that is upright."""
-        return read_image(self.file(index), make, self.name + self.place(index), turned=True)
+        """What ``make`` makes of an image."""
+        return read_image(self.file(index), make, self.name + self.place(index), self.turned)
 
     def all_pixels(self, indices: Sequence[int], shape: tuple[int, int, int]) -> np.ndarray:
         """Images as uint8 [N, C, H, W]; decoding releases the interpreter lock: threads help."""
@@ -205,3 +158,45 @@ class StoredImages:
             )
             mean, std = map(tuple, json.loads(text))
         return DatasetDescription(name, self.classes, shape, mean, std, CIFAR_TRAINING)
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The names of the folders in a folder, sorted, but for hidden ones; none if there is none."""
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+    )
+
+
+class ImageFiles(StoredImages):
+    """The ``files`` below ``folder``, as (path, label)."""
+
+    def __init__(self, folder: Path, classes: Sequence[str]) -> None:
+        self.name, self.folder, self.classes = f"{folder}/", folder, tuple(classes)
+
+    @cached_property
+    def files(self) -> list[tuple[Path, int]]:
+        """The images of each class, sorted by name; hidden files are none."""
+        files = [
+            (path, label)
+            for label, name in enumerate(self.classes)
+            if (self.folder / name).is_dir()
+            for path in sorted((self.folder / name).iterdir())
+            if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+        ]
+        if not files:
+            raise UserError(
+                f"no images under {self.folder}; expected {self.folder}/CLASS/ with files that end "
+                f"in {', '.join(_SUFFIXES)}"
+            )
+        return files
+
+    @cached_property
+    def labels(self) -> list[int]:  # type: ignore[override]  # cached, it can be written
+        return [label for _, label in self.files]
+
+    def file(self, index: int) -> Path:
+        return self.files[index][0]
+
+    def place(self, index: int) -> str:
+        return "/".join(self.file(index).parts[-2:])

@@ -1,9 +1,7 @@
 """The interface of datasets: single images, and batches for training and evaluation."""
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,13 +11,12 @@ from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import Batches, DatasetDescription, Indices
-from smoothadv.datasets.image_files import Image, StoredImages, read_image
+from smoothadv.datasets.image_files import Image, StoredImages
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
 Transform = Callable[[Image], torch.Tensor]
-Read = Callable[[Any, Transform], torch.Tensor]
 
 
 def fingerprint_of(images: torch.Tensor | np.ndarray, labels: torch.Tensor | np.ndarray) -> str:
@@ -167,11 +164,7 @@ class ImagesOnDemand(InMemoryImages):
         return self._stored.remembered("fingerprint", self._everything, super().fingerprint)
 
 
-def _read_file(path: str, make: Transform) -> torch.Tensor:
-    return read_image(Path(path), make, path)
-
-
-class _Files(Dataset[Item | UserError]):
+class _Photographs(Dataset[Item | UserError]):
     """Photographs, read and passed through one transform. One that cannot be read gives a UserError
     as a value.
 
@@ -181,26 +174,20 @@ class _Files(Dataset[Item | UserError]):
     """
 
     def __init__(
-        self,
-        files: Sequence[tuple[Any, int]],
-        read: Read,
-        transform: Transform,
-        epoch_seed: int | None = None,
+        self, stored: StoredImages, transform: Transform, epoch_seed: int | None = None
     ) -> None:
-        self.files, self.read, self.transform, self.epoch_seed = files, read, transform, epoch_seed
+        self.stored, self.transform, self.epoch_seed = stored, transform, epoch_seed
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.stored.labels)
 
     def __getitem__(self, index: int) -> Item | UserError:
-        file, label = self.files[index]
         try:
-            if self.epoch_seed is None:
-                return self.read(file, self._made), label
-            key = (self.epoch_seed, index, Purpose.AUGMENTATION)
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(derive_generator("cpu", *key).initial_seed())
-                return self.read(file, self._made), label
+                if self.epoch_seed is not None:
+                    key = (self.epoch_seed, index, Purpose.AUGMENTATION)
+                    torch.manual_seed(derive_generator("cpu", *key).initial_seed())
+                return self.stored.photograph(index, self._made), self.stored.labels[index]
         except UserError as error:
             return error
 
@@ -210,30 +197,20 @@ class _Files(Dataset[Item | UserError]):
 
 def _collate(items: list[Item | UserError]) -> list[torch.Tensor] | UserError:
     """A batch, or the first error among its items."""
-    return next((item for item in items if isinstance(item, UserError)), None) or default_collate(
-        items
-    )
+    errors = [item for item in items if isinstance(item, UserError)]
+    return errors[0] if errors else default_collate(items)
 
 
 class StreamedImages(Dataset[Item]):
     """Photographs read by worker processes, for datasets that do not fit in memory, as a
     ``preparation`` makes them.
-
-    ``files`` are (path, label) pairs, or have what ``read`` takes in place of paths: it returns
-    what a transform makes of the image, or raises UserError. ``content`` returns a hash of files
-    and labels.
     """
 
     def __init__(
-        self,
-        files: Sequence[tuple[Any, int]],
-        preparation: Preparation,
-        description: DatasetDescription,
-        read: Read = _read_file,
-        content: Callable[[], str] | None = None,
+        self, stored: StoredImages, description: DatasetDescription, preparation: Preparation
     ) -> None:
-        self.description, self._preparation, self._content = description, preparation, content
-        self._evaluation = _Files(files, read, preparation.evaluation)
+        self.description, self._preparation = description, preparation
+        self._evaluation = _Photographs(stored, preparation.evaluation)
 
     def __len__(self) -> int:
         return len(self._evaluation)
@@ -249,14 +226,14 @@ class StreamedImages(Dataset[Item]):
     ) -> Batches:
         epoch_seed = int(torch.randint(2**62, (), generator=generator))
         transform = self._preparation.training(self.description.horizontal_flip)
-        images = _Files(self._evaluation.files, self._evaluation.read, transform, epoch_seed)
+        images = _Photographs(self._evaluation.stored, transform, epoch_seed)
         return self._batches(images, batches, device)
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
         return self._batches(self._evaluation, batches, device)
 
     @staticmethod
-    def _batches(images: _Files, batches: Indices, device: torch.device) -> Batches:
+    def _batches(images: _Photographs, batches: Indices, device: torch.device) -> Batches:
         loader = DataLoader(
             images,
             batch_sampler=[indices.tolist() for indices in batches],
@@ -274,28 +251,10 @@ class StreamedImages(Dataset[Item]):
             yield pixels.float().div_(255), labels
 
     def fingerprint(self) -> str:
-        """Of content and preparation; else of relative names, sizes and labels: to read all of
-        ImageNet takes hours.
-        """
-        if self._content is not None:
-            import PIL
+        """Of content and preparation."""
+        import PIL
 
-            # whose versions differ
-            made = f"{self._content()}\n{self._preparation}\nPillow {PIL.__version__}"
-            return digest([made])
-        files = ((Path(path), label) for path, label in self._evaluation.files)
-        return digest(
-            f"{file.parent.name}/{file.name}\t{file.stat().st_size}\t{label}\n"
-            for file, label in files
-        )
-
-
-def stored_dataset(
-    stored: StoredImages, description: DatasetDescription, preparation: Preparation | None
-) -> InMemoryImages | StreamedImages:
-    """Images in files as a dataset: prepared, or as they are."""
-    if preparation is None:
-        return ImagesOnDemand(stored, description)
-    files = list(enumerate(stored.labels))
-    content = partial(stored.remembered, "bytes", range(len(files)), stored.digest)
-    return StreamedImages(files, preparation, description, stored.photograph, content)
+        stored = self._evaluation.stored
+        content = stored.remembered("bytes", range(len(self)), stored.digest)
+        # The version, since versions differ.
+        return digest([f"{content}\n{self._preparation}\nPillow {PIL.__version__}"])

@@ -1,7 +1,7 @@
 """Arrays of images and labels in a NumPy file, as of MedMNIST or Keras: npz:FILE."""
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from smoothadv.datasets import (
     constants,
     photographs,
 )
-from smoothadv.datasets.image_files import Image, Made
+from smoothadv.datasets.image_files import Image, Made, StoredImages
 from smoothadv.datasets.preparation import split_location
 
 _NAMES = (
@@ -89,6 +89,25 @@ def _levels(images: np.ndarray) -> np.ndarray:
     return images if images.dtype == np.uint8 else np.rint(images * 255).astype(np.uint8)
 
 
+class _Pictures(StoredImages):
+    """Arrays as photographs to prepare."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self.images, self.labels = images, labels.tolist()
+
+    def photograph(self, index: int, make: Callable[[Image], Made]) -> Made:
+        import PIL.Image
+
+        pixels = _levels(self.images[index]).transpose(1, 2, 0)
+        rgb = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+        return make(PIL.Image.fromarray(np.ascontiguousarray(rgb)))
+
+    def digest(self) -> str:
+        from smoothadv.datasets.images import fingerprint_of
+
+        return fingerprint_of(self.images, np.array(self.labels))
+
+
 def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
     found, (_, preparation) = _arrays(location), split_location(location)
     name, number = f"npz:{location}", 1 + max(int(labels.max()) for _, labels in found.values())
@@ -105,7 +124,7 @@ def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from smoothadv.datasets.given import Arrays, GivenImages
-    from smoothadv.datasets.images import InMemoryImages, StreamedImages, fingerprint_of
+    from smoothadv.datasets.images import InMemoryImages, StreamedImages
 
     description, (path, preparation) = _describe(location, data_dir), split_location(location)
     if split not in (found := _arrays(location)):
@@ -113,18 +132,10 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
         raise UserError(f"npz: {path} has no {split} images, which are called {name}")
     images, labels = found[split]
     if preparation is not None:
-        files, content = list(enumerate(labels.tolist())), partial(fingerprint_of, images, labels)
-        return StreamedImages(files, preparation, description, partial(_picture, images), content)
+        return StreamedImages(_Pictures(images, labels), description, preparation)
     if images.dtype == np.uint8:
         return InMemoryImages(images, labels, description)
     return GivenImages(Arrays(images, labels), description)
-
-
-def _picture(images: np.ndarray, index: int, make: Callable[[Image], Made]) -> Made:
-    import PIL.Image
-
-    pixels = np.broadcast_to(_levels(images[index]).transpose(1, 2, 0), (*images.shape[2:], 3))
-    return make(PIL.Image.fromarray(np.ascontiguousarray(pixels)))
 
 
 DATASETS.register("npz")(Source(_describe, _load, takes_location=True, takes_preparation=True))

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smoothadv.base.errors import UserError
-from smoothadv.datasets.image_files import MOST_PIXELS, Image
+from smoothadv.datasets.image_files import Image
 
 if TYPE_CHECKING:
     import torch
 
+_MOST_PIXELS = 89_478_485  # a quarter of a GiB of RGB, above which Pillow warns
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", "box", "hamming")
 """Names of Pillow's filters."""
 SQUASH = "squash"
@@ -71,19 +72,15 @@ class Preparation:
         """
         from torchvision.transforms.v2 import functional
 
-        short, size = (
-            self.shorter_side,
-            [self.size, self.size] if self.shorter_side is None else [self.shorter_side],
-        )
-        if (short or self.size) ** 2 * (
-            max(image.size) / min(image.size) if short else 1
-        ) > MOST_PIXELS:
+        short, square = self.shorter_side, [self.size, self.size]
+        if short and short**2 * max(image.size) / min(image.size) > _MOST_PIXELS:
             raise ValueError(
                 f"{image.width}x{image.height} pixels, resized for @{self}, are more than "
-                f"{MOST_PIXELS:,}"
+                f"{_MOST_PIXELS:,}"
             )
-        resized = functional.resize(image, size, functional.InterpolationMode(self.interpolation))
-        return functional.pil_to_tensor(functional.center_crop(resized, [self.size, self.size]))
+        mode = functional.InterpolationMode(self.interpolation)
+        resized = functional.resize(image, [short] if short else square, mode)
+        return functional.pil_to_tensor(functional.center_crop(resized, square))
 
     def training(self, flip: bool) -> Callable[[Image], torch.Tensor]:
         """A random part of an image, 8% to 100% of it, resized to uint8 [C, size, size]; if

@@ -132,10 +132,6 @@ def read_grid(path: Path, most_models: int = MOST_MODELS) -> Grid:
     path = path if path.is_file() else shipped.get(str(path), path)
     try:
         content = read_toml(path)
-    except IsADirectoryError:
-        raise UserError(
-            f"{path} is a folder: name a grid in it, a file like digits-smoke.toml"
-        ) from None
     except FileNotFoundError:
         hint = did_you_mean(path.stem, shipped)
         raise UserError(

@@ -17,7 +17,15 @@ from typing import Any
 
 from smoothadv.base.errors import warn
 from smoothadv.base.provenance import without_secrets
-from smoothadv.sweep.jobs import BusyError, SweepJob
+from smoothadv.sweep.jobs import (
+    BLOCKED,
+    DONE,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    BusyError,
+    SweepJob,
+)
 from smoothadv.sweep.stages import EvaluationStage, Stage, unmet_need
 
 PACKAGE_ROOT = Path(__file__).parents[2]
@@ -30,7 +38,7 @@ _REQUESTS = {
     getattr(signal, name, None)
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 }
-DONE, STOPPED, FAILED, BUSY, BLOCKED = "done", "stopped", "failed", "busy", "blocked"
+BUSY = "busy"
 
 
 def execute(
@@ -83,7 +91,7 @@ def _execute(
                 return BLOCKED, {"stage": stage.title, "line": reason}
         if stop.is_set():
             return STOPPED, {"stage": stage.title, "line": ""}
-        job.record.write("running", stage=stage.title, **origin)
+        job.record.write(RUNNING, stage=stage.title, **origin)
         if isinstance(stage, EvaluationStage):
             stage.prepare()
         code = _run(job, stage, environment, stop, lock)

@@ -14,9 +14,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import lock, read_json, write_json
@@ -25,6 +24,9 @@ from smoothadv.sweep.grid import EvaluationTable, Model
 from smoothadv.sweep.stages import EvaluationStage, Stage, TrainingStage, unmet_need
 
 _LOOK_SECONDS = 0.5
+STATES = ("waiting", "blocked", "running", "stopped", "failed", "done")
+"""Of jobs. Stopped: begun, not failed, and nobody works on it. Blocked: a file is missing."""
+WAITING, BLOCKED, RUNNING, STOPPED, FAILED, DONE = STATES
 
 
 class BusyError(UserError):
@@ -45,7 +47,7 @@ class JobRecord:
         return {}
 
     def write(self, state: str, **facts: Any) -> None:
-        """Replace the record: ``state`` is queued, running, stopped, failed or done."""
+        """Replace the record: ``state`` is "queued" or one of STATES."""
         record = {
             "state": state,
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -91,24 +93,10 @@ class JobRecord:
             yield file.fileno()
 
 
-class StateKind(Enum):
-    """The states of a job. ``STOPPED``: begun, not failed, and nobody works on it. ``BLOCKED``: a
-    file is missing.
-    """
+class JobState(NamedTuple):
+    """One of STATES, and a sentence about it for people."""
 
-    WAITING = "waiting"
-    BLOCKED = "blocked"
-    RUNNING = "running"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    DONE = "done"
-
-
-@dataclass(frozen=True)
-class JobState:
-    """The state of a job, and a sentence about it for people."""
-
-    kind: StateKind
+    kind: str
     detail: str = ""
 
 
@@ -164,23 +152,23 @@ def state_of(job: SweepJob) -> JobState:
     progress = [(stage, stage.progress()) for stage in job.stages]
     unfinished = [(stage, reached) for stage, reached in progress if not reached.is_complete]
     if not unfinished:
-        return JobState(StateKind.DONE)
+        return JobState(DONE)
     stage, reached = unfinished[0]
     detail = f"{stage.title}: {reached}"
     if holder := job.record.holder():
-        return JobState(StateKind.RUNNING, f"{detail} (on {holder})")
+        return JobState(RUNNING, f"{detail} (on {holder})")
     for _, reached in unfinished:
         if reached.conflict:
-            return JobState(StateKind.FAILED, reached.conflict)
+            return JobState(FAILED, reached.conflict)
     content = job.record.read()
-    if content.get("state") == "failed":
+    if content.get("state") == FAILED:
         words = content.get("stage"), content.get("line") or "no word"
-        return JobState(StateKind.FAILED, ": ".join(filter(None, words)))
+        return JobState(FAILED, ": ".join(filter(None, words)))
     for path in (path for stage, _ in unfinished for path in stage.needs):
         if reason := unmet_need(path):
-            return JobState(StateKind.BLOCKED, reason)
+            return JobState(BLOCKED, reason)
     if content.get("state") == "queued":
-        return JobState(StateKind.WAITING, f"queued as {content.get('id')}")
+        return JobState(WAITING, f"queued as {content.get('id')}")
     if content or any(reached.done for _, reached in progress):
-        return JobState(StateKind.STOPPED, detail)
-    return JobState(StateKind.WAITING)
+        return JobState(STOPPED, detail)
+    return JobState(WAITING)

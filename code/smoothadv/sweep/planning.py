@@ -1,8 +1,9 @@
 """From a grid to its jobs: every command of every job is read before anything runs."""
 
+import itertools
 import os
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from smoothadv.sweep.folders import (
 from smoothadv.sweep.grid import EnsembleTable, EvaluationTable, Grid, Model
 from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import EvaluationStage, TrainingStage
+
+Evaluations = dict[str, tuple[EvaluationStage, ...]]
+"""The evaluations that a table asks for, by the names of the jobs that it is about."""
 
 
 def plan_jobs(
@@ -46,18 +50,27 @@ def plan_jobs(
     planner = _Planner(grid, commands, words)
     jobs = [planner.model(model) for model in grid.trained]
     jobs += [job for table in grid.ensembles for job in planner.ensembles(table, jobs)]
-    _refuse_shared_folders(jobs)
+    _refuse_shared("models", ((job.name, job.model.source) for job in jobs), "write two grids")
     # All evaluations are read first, as if all models were the best: an error must not wait for the
     # logs that choose them.
-    tables = {table.source: planner.evaluations(table, jobs) for table in grid.evaluations}
-    _refuse_shared_logs(grid, tables.values())
+    tables: dict[str, Evaluations] = {
+        table.source: {
+            job.name: tuple(planner.evaluation(table, sigma, job) for sigma in table.sigmas)
+            for job in jobs
+            if job.group in table.groups
+        }
+        for table in grid.evaluations
+    }
+    logs = (
+        (os.path.relpath(log), source)
+        for source, evaluations in tables.items()
+        for stage in itertools.chain(*evaluations.values())
+        for log in stage.logs
+    )
+    _refuse_shared("tables", logs, "give one a 'name'")
     for table in grid.evaluations:
         jobs = _with_evaluations(jobs, table, tables)
     return jobs
-
-
-Evaluations = dict[str, tuple[EvaluationStage, ...]]
-"""The evaluations that a table asks for, by the names of the jobs that it is about."""
 
 
 def _with_evaluations(
@@ -107,33 +120,18 @@ def _best_models(jobs: Sequence[SweepJob], chosen_by: Evaluations) -> Collection
     return {names[best.log.path] for best in selected if best.certified_accuracy > 0}
 
 
-def _refuse_shared_folders(jobs: Sequence[SweepJob]) -> None:
-    models: dict[str, Model] = {}
-    for job in jobs:
-        other = models.setdefault(job.name, job.model)
-        if other is not job.model:
-            one, another = other.options, job.model.options
-            texts = [
-                f"{key} is {one.get(key)!r} and {another.get(key)!r}"
-                for key in {**one, **another}
-                if one.get(key) != another.get(key)
-            ]
+def _refuse_shared(what: str, places: Iterable[tuple[str, str]], advice: str) -> None:
+    """UserError if two of ``places`` are the same: each is where something is written, and who says
+    so.
+    """
+    sources: dict[str, str] = {}
+    for place, source in places:
+        if place in sources:
             raise UserError(
-                f"{job.model.source}: two models would share the folder {job.name}, one from "
-                f"{other.source}: {', '.join(texts) or 'they have the same options'}: write two "
-                "grids"
+                f"{source}: two {what} would write {place}, the other is of {sources[place]}: "
+                f"{advice}"
             )
-
-
-def _refuse_shared_logs(grid: Grid, tables: Collection[Evaluations]) -> None:
-    stages = [stage for table in tables for several in table.values() for stage in several]
-    logs = Counter(log for stage in stages for log in stage.logs)
-    for log, count in logs.items():
-        if count > 1:
-            raise UserError(
-                f"grid {grid.path}: two tables would write {os.path.relpath(log)}: give one a "
-                "'name'"
-            )
+        sources[place] = source
 
 
 def _unnamed_options(model: Model) -> list[tuple[str, Any]]:
@@ -210,21 +208,12 @@ class _Planner:
             threads=self.grid.threads,
         )
 
-    def evaluations(self, table: EvaluationTable, jobs: Sequence[SweepJob]) -> Evaluations:
-        """The evaluations that a table asks for."""
-        return {
-            job.name: tuple(self._evaluation(table, sigma, job) for sigma in table.sigmas)
-            for job in jobs
-            if job.group in table.groups
-        }
-
-    def _evaluation(self, table: EvaluationTable, sigma: Any, job: SweepJob) -> EvaluationStage:
+    def evaluation(self, table: EvaluationTable, sigma: Any, job: SweepJob) -> EvaluationStage:
         """An evaluation of a model, by certify or attack, at one sigma."""
         options = fill_placeholders(table.options, job.model.options, table.source)
         if sigma is None:
             sigma = _training_noise(table, job)
-        else:
-            sigma = fill_placeholders({"sigma": sigma}, job.model.options, table.source)["sigma"]
+        sigma = fill_placeholders({"sigma": sigma}, job.model.options, table.source)["sigma"]
         place = evaluation_name(str(table.options.get("split", "test")), sigma, table.name)
         output = job.logs / place.with_name(f"{place.name}.tsv")
         if table.command == "attack":

@@ -158,22 +158,15 @@ class EvaluationStage:
         if difference := _difference(recorded, settings):
             raise UserError(f"{log} was made with other settings: {difference}")
         paths, mean = self.classifier.paths, self.classifier.mean
-        for path in paths:
-            if not path.exists():
-                raise UserError(
-                    f"{path}, from which {log} was made, is gone: put it back, or remove the log"
-                )
-        digests = [digest(path) for path in paths]
+        digests = [digest(path) if path.exists() else None for path in paths]
         if recorded.get("checkpoint_sha256") != ({mean: digests} if mean else digests[0]):
             raise UserError(
                 f"{log} was made from another model than {' or '.join(map(str, paths))} holds now"
             )
         before = recorded.get(records.DENOISER, {}).get("sha256")
         denoiser = self.expected.denoiser
-        is_other = (before is None) != (denoiser is None)
-        if denoiser and Path(denoiser).is_file():
-            is_other = before != digest(Path(denoiser))
-        if is_other:
+        now = digest(Path(denoiser)) if denoiser and Path(denoiser).is_file() else before
+        if now != before or (before is None) != (denoiser is None):
             raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
 
 

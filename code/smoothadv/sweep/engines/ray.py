@@ -17,8 +17,8 @@ from typing import Any
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.settings import SettingError, non_negative_int, setting
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
-from smoothadv.sweep.job_execution import FAILED, STOPPED, execute, stage_environment
-from smoothadv.sweep.jobs import SweepJob
+from smoothadv.sweep.job_execution import execute, stage_environment
+from smoothadv.sweep.jobs import FAILED, STOPPED, SweepJob
 
 _POLL_SECONDS = 2.0
 _KNOCK_SECONDS = 5.0

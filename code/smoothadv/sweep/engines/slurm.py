@@ -17,8 +17,8 @@ from typing import Any
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import SettingError, positive_int, setting
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
-from smoothadv.sweep.job_execution import DONE, FAILED, STOPPED, execute, stage_environment
-from smoothadv.sweep.jobs import BusyError, SweepJob
+from smoothadv.sweep.job_execution import execute, stage_environment
+from smoothadv.sweep.jobs import DONE, FAILED, STOPPED, BusyError, SweepJob
 
 _POLL_SECONDS = 2.0
 _QUESTIONS, _PAUSE_SECONDS = 10, 15.0
@@ -30,8 +30,6 @@ _ALWAYS = 1_000_000
 # again.
 _KILLED = (-9, 128 + 9)
 _LARGEST_ARRAY = 1000  # Slurm accepts no more unless its MaxArraySize is larger
-_NO_SLURM = "there is no {} here: --engine slurm is for a machine that submits to Slurm"
-
 _GPU_OPTIONS = {"gpus", "gpus_per_node", "gpus_per_task", "gres"}
 
 
@@ -74,7 +72,10 @@ class Slurm(Engine):
     def run(self, jobs: Sequence[SweepJob], context: SweepContext, report_end: ReportEnd) -> None:
         for command in ("sbatch", "srun", "squeue"):
             if shutil.which(command) is None:
-                raise UserError(_NO_SLURM.format(command))
+                raise UserError(
+                    f"there is no {command} here: --engine slurm is for a machine that submits to "
+                    "Slurm"
+                )
         try:
             import submitit
         except ImportError as error:
@@ -100,8 +101,10 @@ class Slurm(Engine):
         processes = max(job.processes for job in jobs)
         threads = max(job.threads or 1 for job in jobs)
         cpus = self.cpus or (_CPUS_BESIDE_A_GPU if context.wants_gpus else threads)
-        pairs = [item.split("=", 1) for item in self.sbatch or []]
-        further = {key.replace("-", "_"): value for key, value in pairs}
+        further: dict[str, Any] = {"requeue": True}
+        for item in self.sbatch or []:
+            key, _, value = item.partition("=")
+            further[key.replace("-", "_")] = value
         parameters = {
             "job_name": f"smoothadv-{context.name}",
             "time": self.minutes,
@@ -109,7 +112,7 @@ class Slurm(Engine):
             "ntasks_per_node": 1,
             "cpus_per_task": cpus * processes,
             "array_parallelism": self.jobs or len(jobs),
-            "additional_parameters": {"requeue": True, **further},
+            "additional_parameters": further,
             "stderr_to_stdout": True,
             # The processes find this package even if it is not installed.
             "setup": [f"export PYTHONPATH={shlex.quote(stage_environment(jobs[0])['PYTHONPATH'])}"],
@@ -158,18 +161,13 @@ def _queue(questions: int = 1) -> set[str]:
     """The ids of all jobs in Slurm's queue; asks so often while Slurm's controller may be busy or
     restarting.
     """
-    try:
-        done = subprocess.run(
-            ["squeue", "-h", "-r", "-o", "%i"], check=True, capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        raise UserError(_NO_SLURM.format("squeue")) from None
-    except subprocess.CalledProcessError as error:
-        if questions > 1:
-            time.sleep(_PAUSE_SECONDS)
-            return _queue(questions - 1)
-        raise UserError(f"squeue: {' '.join(error.stderr.split()) or 'failed'}") from None
-    return set(done.stdout.split())
+    done = subprocess.run(["squeue", "-h", "-r", "-o", "%i"], capture_output=True, text=True)
+    if done.returncode == 0:
+        return set(done.stdout.split())
+    if questions == 1:
+        raise UserError(f"squeue: {' '.join(done.stderr.split()) or 'failed'}")
+    time.sleep(_PAUSE_SECONDS)
+    return _queue(questions - 1)
 
 
 class Attempt:

@@ -1,0 +1,41 @@
+"""Sources of stored images: a split of image files or of a table, prepared or as it is."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+
+from smoothadv.base.errors import UserError
+from smoothadv.datasets import DatasetDescription, ImageDataset, Source, photographs
+from smoothadv.datasets.image_files import StoredImages
+from smoothadv.datasets.preparation import split_location
+
+
+def stored_source(
+    kind: str, splits: Callable[[str], Mapping[str, StoredImages]], expected: Mapping[str, str]
+) -> Source:
+    """The source ``kind``:PATH[@PREPARATION] of stored images: prepared, or as they are.
+
+    ``splits`` finds the splits of a PATH, the training images first; ``expected`` says where
+    those of a split should be.
+    """
+
+    @cache
+    def describe(location: str, data_dir: Path | None) -> DatasetDescription:
+        (path, preparation), name = split_location(location), f"{kind}:{location}"
+        found = splits(path)
+        first = next(iter(found.values()))
+        if preparation is not None:
+            return photographs(name, first.classes, preparation.size)
+        return first.described(name, "train" in found)
+
+    def load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
+        from smoothadv.datasets.images import ImagesOnDemand, StreamedImages
+
+        description, (path, preparation) = describe(location, None), split_location(location)
+        if (stored := splits(path).get(split)) is None:
+            raise UserError(f"{kind}:{path} has no {split} images, expected {expected[split]}")
+        if preparation is None:
+            return ImagesOnDemand(stored, description)
+        return StreamedImages(stored, description, preparation)
+
+    return Source(describe, load, takes_location=True, takes_preparation=True)
