@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from smoothadv.analysis.facts import Facts
-from smoothadv.analysis.gap import Gap
+from smoothadv.analysis.empirical import Gap
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import tolerated_false_statements

@@ -12,7 +12,7 @@ from scipy import stats
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.plot import CertifiedAccuracyPlot
-from smoothadv.analysis.probabilities import Probabilities, with_bounds
+from smoothadv.analysis.tables import Probabilities, with_bounds
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import certified_radius, lower_confidence_bound
 

@@ -16,7 +16,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import FIELDS, Value, display
 from smoothadv.analysis.figure_style import SYMBOLS, Axes, Figure, Titled, add_title
 from smoothadv.analysis.logs import Log, Logs, group_by
-from smoothadv.analysis.radii import AtRadii, Radius
+from smoothadv.analysis.radii import AtRadii, Radius, refuse_contradictions
 from smoothadv.analysis.selection import Choosing, hyper_parameter, refuse_several
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import one_of, setting
@@ -62,59 +62,45 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
     )
 
     def __post_init__(self) -> None:
-        if self.rows == self.columns:
-            raise ValueError(
-                f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters"
-            )
-        if self.radii and self.measure != _CERTIFIED:
-            raise ValueError(
-                f"--radii is for --measure {_CERTIFIED}: leave it out, {self.measure} is one number"
-            )
-        if self.norm != "l2" and self.measure == _CLEAN:
-            raise ValueError(f"--norm is for radii: leave it out, {_CLEAN} has none")
-        if self.high_probability is not None and self.measure == _AVERAGE:
-            raise ValueError(
-                f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none"
-            )
+        refuse_contradictions(
+            {
+                f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters": (
+                    self.rows == self.columns
+                ),
+                f"--radii is for --measure {_CERTIFIED}: leave it out, {self.measure} is one "
+                "number": bool(self.radii) and self.measure != _CERTIFIED,
+                f"--norm is for radii: leave it out, {_CLEAN} has none": (
+                    self.norm != "l2" and self.measure == _CLEAN
+                ),
+                f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none": (
+                    self.high_probability is not None and self.measure == _AVERAGE
+                ),
+            }
+        )
 
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
         refuse_several(part, "a heat map", "images", "procedure")
-        cells, radii = self.cells(part), [Radius.of(0.0)]  # of clean accuracy, or of no radius
+        # A log that belongs to several groups counts once.
+        once = {log.path.resolve(): log for log in part}.values()
+        cells = group_by(once, lambda log: (log.facts.get(self.rows), log.facts.get(self.columns)))
+        if cells.keys() <= {(None, None)}:
+            raise UserError(
+                f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "
+                "over them"
+            )
+        radii = [Radius.of(0.0)]  # of clean accuracy, or of no radius
         if self.measure == _CERTIFIED:
             radii = self.chosen_radii(part, _MOST_PANELS)
         rows, columns = map(_ascending, zip(*cells))
         values = np.full((len(radii), len(rows), len(columns)), np.nan)
         for (row, column), group in cells.items():
-            values[:, rows.index(row), columns.index(column)] = self.best(group, radii)
-        scale = 1 if self.measure == _AVERAGE else 100
-        return self._draw(cells, scale * values, radii, rows, columns)
-
-    def cells(self, logs: Sequence[Log]) -> _Cells:
-        """The logs by their values of the rows' and the columns' hyper-parameter; UserError if none
-        states either.
-
-        A log that belongs to several groups counts once.
-        """
-        once = {log.path.resolve(): log for log in logs}.values()
-        found = group_by(once, lambda log: (log.facts.get(self.rows), log.facts.get(self.columns)))
-        if found.keys() <= {(None, None)}:
-            raise UserError(
-                f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "
-                "over them"
-            )
-        return found
-
-    def best(self, group: Sequence[Log], radii: Sequence[Radius]) -> np.ndarray:
-        """The largest value among the logs of a cell in each panel: float64, [panels]; accuracies
-        are fractions.
-        """
-        if self.measure == _AVERAGE:
-            return np.max(
-                [self.certified_by(log, [average_certified_radius(log.table)]) for log in group],
-                axis=0,
-            )
-        return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
+            best = [100 * self.accuracies(log, radii, models=len(group)) for log in group]
+            if self.measure == _AVERAGE:
+                averages = [average_certified_radius(log.table) for log in group]
+                best = [self.certified_by(log, [one]) for log, one in zip(group, averages)]
+            values[:, rows.index(row), columns.index(column)] = np.max(best, axis=0)
+        return self._draw(cells, values, radii, rows, columns)
 
     def _draw(
         self,

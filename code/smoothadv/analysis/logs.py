@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,7 +29,8 @@ class Log:
     folder or glob in which the log was found, "" for a log that was named itself. ``notes`` are
     sentences that a reader of its numbers should know. ``images`` is what people call the images
     that it is about, "" where all logs that were read are about the same ones; likewise
-    ``procedure``, of a prediction log only whether it is of the k most probable classes.
+    ``procedure``, of a prediction log only whether it is of the k most probable classes. People see
+    its ``title`` in place of its name, unless that is "".
     """
 
     name: str
@@ -41,6 +42,7 @@ class Log:
     images: str = ""
     procedure: str = ""
     group_is_named: bool = False
+    title: str = ""
 
     @property
     def procedure_type(self) -> type[Procedure] | None:
@@ -119,15 +121,10 @@ class Log:
 
     @property
     def label(self) -> Label:
-        """Its name; people also see its progress, its images and its procedure."""
-        return self.labelled(self.name)
-
-    def labelled(self, words: str) -> Label:
-        """Its label, in which people see ``words`` in place of its name."""
-        if self.progress:
-            words += f" ({self.progress})"
-        text = ", ".join(filter(None, (words, self.images, self.procedure)))
-        return Label(self.name, text, str(self.path))
+        """Its name; people see its ``title``, its progress, its images and its procedure."""
+        progress = f" ({self.progress})" if self.progress else ""
+        words = f"{self.title or self.name}{progress}", self.images, self.procedure
+        return Label(self.name, ", ".join(filter(None, words)), str(self.path))
 
 
 @dataclass(frozen=True)
@@ -158,13 +155,12 @@ class Logs:
         """The certification and prediction logs of the same ``images``, or the same ``procedure``,
         by its name.
         """
-        both = [*self.certification, *self.prediction]
+        names = [getattr(log, fact) for log in [*self.certification, *self.prediction]]
         return {
-            name: Logs(
-                [log for log in self.certification if getattr(log, fact) == name],
-                [log for log in self.prediction if getattr(log, fact) == name],
+            name: replace(
+                self.where(lambda log, name=name: getattr(log, fact) == name), training=[]
             )
-            for name in dict.fromkeys(getattr(log, fact) for log in both)
+            for name in dict.fromkeys(names)
         }
 
 

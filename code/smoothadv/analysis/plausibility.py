@@ -39,7 +39,7 @@ def check_certificates(log: Log) -> Log:
         log = _check_trials(log)
     elif log.facts.settings.get("method") in METHODS and set(GRID_COLUMNS) <= set(log.table):
         _check_looks(log)
-    sigma, n, alpha = log.facts.number("sigma"), log.facts.n, log.facts.alpha
+    sigma, n, alpha = log.facts.get("sigma"), log.facts.n, log.facts.alpha
     if sigma is None:
         notes.append("its sigma is unknown, so its radii could not be checked: --sigma states it")
     elif log.radii_follow_from_counts:
