@@ -16,16 +16,18 @@ from matplotlib.lines import Line2D
 from smoothadv.analysis.figure_style import line_styles
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
-from smoothadv.analysis.radii import AtRadii
+from smoothadv.analysis.radii import AtRadii, ErrorProbability
 from smoothadv.statistics.accuracy import (
     accuracy_curve,
     bootstrap_interval,
     certified_accuracies,
 )
+from smoothadv.statistics.bounds import binomial_interval
 from support import certified_logs
 from support.certified_logs import log, predicted, texts_around
 
 L2, LINF = r"$\ell_2$ radius (images in [0, 1])", r"$\ell_\infty$ radius (images in [0, 1])"
+RHO = ErrorProbability(0.001)
 LONG = (
     "PGD_2steps_multiNoiseSamples/8-multitrain/eps_255/cifar10/resnet110/noise_0.25/test/sigma_0.25"
 )
@@ -151,7 +153,7 @@ def test_plot_in_linf_shrinks_the_radii_by_the_root_of_the_pixels():
 
 def test_plot_of_high_probability_is_lower_by_the_deduction():
     certain = log("certain", [1.0] * 500, alpha=0.001)
-    (line,) = lines_of(CertifiedAccuracyPlot(high_probability=0.001)(Logs([certain]))).values()
+    (line,) = lines_of(CertifiedAccuracyPlot(high_probability=RHO)(Logs([certain]))).values()
     assert line.get_ydata() == pytest.approx([98.9141, 98.9141, 0], abs=1e-4)
 
 
@@ -177,8 +179,8 @@ def test_envelope_is_the_maximum_over_its_group_at_every_radius():
 
 def test_envelope_of_high_probability_divides_rho_among_the_models():
     group = [log(str(number), [1.0] * 500, "G", alpha=0.001) for number in range(4)]
-    (line,) = lines_of(EnvelopePlot(high_probability=0.001)(Logs(group))).values()
-    expected = AtRadii(high_probability=0.001).accuracies(group[0], [0], models=4)[0]
+    (line,) = lines_of(EnvelopePlot(high_probability=RHO)(Logs(group))).values()
+    expected = AtRadii(high_probability=RHO).accuracies(group[0], [0], models=4)[0]
     assert line.get_ydata()[0] == pytest.approx(100 * expected)
 
 
@@ -221,7 +223,7 @@ MANY_DRAWS = [prediction(f"{m}", 9, 0.25, "p", num_noise_vec=m) for m in (1, 8)]
 
 def test_accuracy_under_attack_is_dashed_against_the_certified_envelope():
     certified = [spread("a", 0.5, "p"), spread("b", 1.0, "p")]
-    figure = EmpiricalPlot()(Logs(certified, ATTACKED))
+    figure = EmpiricalPlot(confidence=0.9)(Logs(certified, ATTACKED))
     assert axis_titles(figure) == (L2, "accuracy (%)")
     assert dashed(figure) == {"p, under attack"} and entries(figure) == [
         "certified",
@@ -229,6 +231,10 @@ def test_accuracy_under_attack_is_dashed_against_the_certified_envelope():
     ]
     under_attack, envelope = lines_of(figure)["p, under attack"], lines_of(figure)["certified"]
     assert [list(axis) for axis in under_attack.get_data()] == [[0.25, 1.0], [90, 30]]
+    bars = [bar[:, 1] for bar in figure.axes[0].collections[0].get_segments()]
+    expected = [100 * np.array(binomial_interval(right, 10, 0.9)) for right in (9, 3)]
+    assert np.allclose(bars, expected)
+    assert not EmpiricalPlot()(Logs([], ATTACKED)).axes[0].collections
     radii, best = EnvelopePlot().envelope_curve(certified)
     assert np.array_equal(envelope.get_xdata(), radii) and np.allclose(
         envelope.get_ydata(), 100 * best
@@ -252,7 +258,7 @@ def test_certificates_of_another_method_are_called_so(groups, attacked, shown):
     certified = [spread(name, 1.0, name) for name in groups] or [
         replace(spread("q", 1.0), path=attacked[0].path)
     ]
-    by = ["num_noise_vec"] if attacked is MANY_DRAWS else None
+    by = ["num_noise_vec"] if attacked is MANY_DRAWS else ()
     assert entries(EmpiricalPlot(group_by=by)(Logs(certified, attacked))) == shown
 
 

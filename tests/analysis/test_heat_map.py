@@ -15,9 +15,11 @@ from matplotlib.text import Text
 
 from smoothadv.analysis.heat_map import MEASURES, HeatMap
 from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.radii import AtRadii
+from smoothadv.analysis.radii import AtRadii, ErrorProbability
 from smoothadv.base.errors import UserError
 from support import certified_logs
+
+RHO = ErrorProbability(0.001)
 
 
 def log(name: str, radii: list[float], examples: int = 4, **values) -> Log:
@@ -169,9 +171,9 @@ def test_high_probability_divides_rho_among_the_logs_of_a_cell():
         for number in range(4)
     ]
     alone = log("alone", [1.0] * 500, 500, sigma=0.25, epsilon=1.0, alpha=0.001)
-    figure = HeatMap(radii=[0.5], high_probability=0.001)(Logs([*certain, alone]))
+    figure = HeatMap(radii=[0.5], high_probability=RHO)(Logs([*certain, alone]))
     expected = [
-        AtRadii(high_probability=0.001).accuracies(alone, [0.5], models)[0] for models in (1, 4)
+        AtRadii(high_probability=RHO).accuracies(alone, [0.5], models)[0] for models in (1, 4)
     ]
     assert (
         cells_of(panels_of(figure)[0])
@@ -184,7 +186,7 @@ def test_high_probability_divides_rho_among_the_logs_of_a_cell():
 def test_a_log_in_two_groups_counts_once():
     one = log("same", [1.0] * 500, 500, group="All", sigma=0.5, epsilon=1.0, alpha=0.001)
     twice = [one, Log("again", one.path, "Ours", one.table, one.facts)]
-    maps = [HeatMap(radii=[0.5], high_probability=0.001)(Logs(logs)) for logs in ([one], twice)]
+    maps = [HeatMap(radii=[0.5], high_probability=RHO)(Logs(logs)) for logs in ([one], twice)]
     assert note_of(maps[0]) == note_of(maps[1]) and "one log per cell" in note_of(maps[0])
     assert cells_of(panels_of(maps[0])[0]) == cells_of(panels_of(maps[1])[0])
 

@@ -28,23 +28,6 @@ class Selected:
     certified_accuracy: float
 
 
-def upper_envelope(logs: Sequence[Log], accuracies: np.ndarray) -> list[Selected]:
-    """The log with the largest accuracy at each radius; of equal ones, that of larger clean
-    accuracy, or the first.
-
-    ``accuracies`` is [len(logs), number of radii]. The logs are selected on the images that measure
-    their accuracy: an envelope is optimistic, the more so the more logs it is selected from
-    (SmoothAdv, section 4).
-    """
-    clean = np.array([accuracy(log.table) for log in logs])
-    selected = []
-    for column in accuracies.T:
-        best = np.flatnonzero(column == column.max())
-        winner = best[clean[best].argmax()]
-        selected.append(Selected(logs[winner], float(column[winner])))
-    return selected
-
-
 @ANALYSES.register("envelope")
 @dataclass(frozen=True)
 class Envelope(Choosing, AtRadii, Analysis):
@@ -96,9 +79,20 @@ class Envelope(Choosing, AtRadii, Analysis):
         return Table(columns, rows, Table(columns_for_people, people))
 
     def select(self, group: Sequence[Log], radii: Sequence[Radius | float]) -> list[Selected]:
-        """The best log of the group at each radius."""
+        """The log with the largest accuracy at each radius; of equal ones, that of larger clean
+        accuracy, or the first.
+
+        The logs are selected on the images that measure their accuracy: an envelope is optimistic,
+        the more so the more logs it is selected from (SmoothAdv, section 4).
+        """
         accuracies = np.array([self.accuracies(log, radii, models=len(group)) for log in group])
-        return upper_envelope(group, accuracies)
+        clean = np.array([accuracy(log.table) for log in group])
+        selected = []
+        for column in accuracies.T:
+            best = np.flatnonzero(column == column.max())
+            winner = best[clean[best].argmax()]
+            selected.append(Selected(group[winner], float(column[winner])))
+        return selected
 
 
 @ANALYSES.register("held_out")

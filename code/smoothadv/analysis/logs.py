@@ -45,37 +45,30 @@ class Log:
     title: str = ""
 
     @property
-    def procedure_type(self) -> type[Procedure] | None:
+    def procedure_type(self) -> type[Procedure]:
         """The procedure that its manifest names; ``Exact`` where it names none, as of released
         logs.
 
-        None where the manifest names a procedure that is not registered here, and of a log with
-        rivals but no manifest.
+        ``Procedure``, of which nothing is known, where the manifest names one that is not
+        registered here, and of a log with rivals but no manifest.
         """
         method = self.facts.settings.get("method")
         if method is not None:
-            return PROCEDURES.get(method)
+            return PROCEDURES.get(method, Procedure)
         has_rivals = RIVAL in self.table or numbered(self.table.columns, RIVALS)
-        return None if has_rivals else Exact
-
-    @property
-    def is_one_sided(self) -> bool:
-        """Whether its procedure bounds p_A alone."""
-        return self.procedure_type is not None and self.procedure_type.one_sided
+        return Procedure if has_rivals else Exact
 
     @property
     def is_on_grid(self) -> bool:
         """Whether its radii are the largest of a grid that were certified, not the largest that
         could have been.
         """
-        by_procedure = self.procedure_type is not None and self.procedure_type.on_grid
-        return by_procedure or set(GRID_COLUMNS) <= set(self.table)
+        return self.procedure_type.on_grid or set(GRID_COLUMNS) <= set(self.table)
 
     @property
     def radii_follow_from_counts(self) -> bool:
         """Whether ``Procedure.radius_from`` the counts in each row must give its radius."""
-        procedure = self.procedure_type
-        is_fixed = procedure is not None and procedure.fixed_sample and not self.is_on_grid
+        is_fixed = self.procedure_type.fixed_sample and not self.is_on_grid
         return is_fixed and set(COUNT_COLUMNS) <= set(self.table)
 
     @property
@@ -98,7 +91,7 @@ class Log:
         if self.top_k > 1:
             return f"top-{self.top_k}"
         name = str(self.facts.settings.get("method"))
-        if self.is_one_sided:
+        if self.procedure_type.one_sided:
             name = "one-sided"
         elif RIVAL in self.table:
             name = "two-sided"

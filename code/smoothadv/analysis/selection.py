@@ -43,20 +43,19 @@ def matches(value: Value, wanted: str) -> bool:
     return round(float(value), digits) == float(wanted)
 
 
-def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
-    """The logs whose hyper-parameters meet all (name, value) ``conditions``; UserError if none
+def restrict(logs: Logs, conditions: Sequence[str]) -> Logs:
+    """The logs whose hyper-parameters meet all ``conditions``, like "sigma=0.25"; UserError if none
     does.
     """
+    pairs = [condition.partition("=") for condition in conditions]
     kept = logs.where(
-        lambda log: all(matches(log.facts.get(name), value) for name, value in conditions)
+        lambda log: all(matches(log.facts.get(name), value) for name, _, value in pairs)
     )
     if not kept.all:
-        wanted = " ".join(f"{name}={value}" for name, value in conditions)
-        name = conditions[0][0]
-        both = [*logs.certification, *logs.prediction]
-        found = sorted({display(name, log.facts.get(name)) for log in both})[:12]
-        found_text = ", ".join(found) or "unknown in all of them"
-        raise UserError(f"no log has {wanted}; {name} is {found_text}")
+        name, both = pairs[0][0], [*logs.certification, *logs.prediction]
+        found = ", ".join(sorted({display(name, log.facts.get(name)) for log in both})[:12])
+        wanted = " ".join(conditions)
+        raise UserError(f"no log has {wanted}; {name} is {found or 'unknown in all of them'}")
     return kept
 
 

@@ -189,9 +189,9 @@ def _bounds(log: Log) -> np.ndarray | None:
     if log.radii_follow_from_counts:
         alpha = facts.alpha * facts.settings.get("alpha_share", 1)
         bound = np.vectorize(lower_confidence_bound, otypes=[float])
-        trials = np.maximum(table["trials"], 1) if log.is_one_sided else facts.n
+        trials = np.maximum(table["trials"], 1) if log.procedure_type.one_sided else facts.n
         bounds = bound(table["successes"], trials, alpha)
-    elif log.is_one_sided and sigma is not None:
+    elif log.procedure_type.one_sided and sigma is not None:
         bounds = np.where(
             table["predict"] >= 0, special.ndtr(table["radius"].to_numpy() / sigma), 0.0
         )
