@@ -271,7 +271,7 @@ def test_manifests_are_neither_logs_nor_obstacles(workplace):
         logs, _ = read(*arguments)
         (read_log,) = logs.certification
         assert read_log.path == log and read_log.facts.get("N") == 1000
-    assert "is a manifest" in refusal(str(manifest_path(log)))[0]
+    assert "is no certification log" in refusal(str(manifest_path(log)))[0]
 
 
 def test_stated_values_win_for_every_log(tree):

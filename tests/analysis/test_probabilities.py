@@ -2,8 +2,6 @@
 0.
 """
 
-import math
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +9,6 @@ from scipy import stats
 
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.plot import CertifiedAccuracyPlot
 from smoothadv.analysis.tables import Probabilities, with_bounds
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import certified_radius, lower_confidence_bound
@@ -113,17 +110,3 @@ def test_logs_that_do_not_tell_their_bounds_are_named():
     with pytest.warns(UserWarning, match="told of sequential.tsv$"):
         (row,) = Probabilities()(Logs([log(), sequential])).rows
     assert row[0].name == "log.tsv"
-
-
-def test_plot_draws_the_share_of_images_above_each_bound_with_its_band():
-    figure = CertifiedAccuracyPlot(of="p_A", confidence=0.9, bands="dkw")(Logs([log()]))
-    (line, _), (band,) = figure.axes[0].lines[::-1], figure.axes[0].collections
-    bounds = sorted(filter(None, bounds_of(log())))
-    assert line.get_xdata() == pytest.approx([0, *bounds, bounds[-1]])
-    assert line.get_ydata() == pytest.approx([80, 80, 60, 40, 20, 0])
-    half = 100 * math.sqrt(math.log(20) / 10)
-    vertices = band.get_paths()[0].vertices
-    assert vertices[:, 1].max() == 100 and vertices[:, 0].max() == 1, (
-        "it reaches the end of the axis"
-    )
-    assert vertices[vertices[:, 0] == 1][:, 1].max() == pytest.approx(half)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis import report
-from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot
+from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
@@ -47,26 +47,6 @@ class TestUnfinished:
         )
         assert sections.count(f"begun ({PROGRESS})") >= 3, "all logs, provenance, hyper-parameters"
 
-    def test_best_is_chosen_without_it_unless_asked(self, analyze):
-        curves = EnvelopePlot()(read_logs(["logs"])).axes[0].lines
-        assert [curve.get_ydata()[0] for curve in curves] == [50]
-        log("logs/other.tsv", [0.5] * 3, sigma=1.0)
-        outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
-        assert outcome.code == 0 and "logs/other.tsv: 3 of 10" in outcome.err, (
-            "else it were of other images"
-        )
-
-    @pytest.mark.parametrize("analysis", ["envelope", "plot_envelope", "heat_map"])
-    def test_alone_it_is_refused_with_the_flag_that_takes_it(self, analyze, analysis):
-        files = [] if analysis == "envelope" else ["-o", "a"]
-        options = ["--columns", "alpha"] if analysis == "heat_map" else []
-        outcome = analyze(analysis, "logs/begun.tsv", *files, *options)
-        assert (
-            outcome.code == 1
-            and f"logs/begun.tsv: {PROGRESS}; --unfinished" in outcome.err.splitlines()[-1]
-        )
-        assert analyze(analysis, "logs/begun.tsv", *files, *options, "--unfinished").code == 0
-
 
 @pytest.mark.parametrize(
     "run",
@@ -105,32 +85,6 @@ def test_manifest_follows_what_certify_selects_but_not_what_it_refuses(
     assert certify(100, "--max", 2) == 0 and "unfinished" not in analyze("summary", "a.tsv").err
 
 
-def curves() -> list[str]:
-    """The names of the envelopes of all logs."""
-    return [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
-
-
-def test_a_few_images_or_another_dataset_win_no_envelope(workplace, analyze):
-    log("logs/ten.tsv", [0.5] * 7 + [0.0] * 3)
-    log("logs/ten2.tsv", [0.5] * 6 + [0.0] * 4)
-    log("logs/five.tsv", [0.5] * 5, run=FIVE)
-    log("logs/cifar.tsv", [0.5] * 8 + [0.0] * 2, dataset="cifar10", dataset_fingerprint="cd")
-    assert {*curves()} == {
-        "G, cifar10, 10 images",
-        "G, digits, 10 images",
-        "G, digits, 5 images",
-    }
-    outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
-    assert (
-        outcome.code == 1
-        and "digits, 5 images; digits, 10 images; name those of one," in outcome.err
-    )
-    assert (
-        analyze("heat_map", "logs/ten.tsv", "logs/ten2.tsv", "--columns", "alpha", "-o", "map").code
-        == 0
-    )
-
-
 def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, analyze):
     """Five images certified beside an attack on ten: attacked below certified accuracy."""
     log("certified/ten.tsv", [0.5] * 7 + [0.0] * 3)
@@ -161,53 +115,17 @@ def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, 
     assert drawn == [[100, 40], [70, 80]], "each attack with the certificates of its images"
 
 
-TWO_SIDED = {"method": "two-sided", "alpha_share": 0.9}
-
-
-@pytest.fixture
-def of_two_procedures(workplace) -> list[str]:
-    """The names of the procedures of four logs: two are one-sided, of which one is on a grid, and
-    two certify more.
-    """
-    log("logs/exact.tsv", [0.5] * 6 + [0.0] * 4, method="exact")
-    log("logs/adaptive.tsv", [0.5] * 7 + [0.0] * 3, method="adaptive")
-    log("logs/two.tsv", [0.5] * 9 + [0.0], **TWO_SIDED)
-    log("logs/two_top.tsv", [0.5] * 10, top_k=3, method="top-k", alpha_share=0.9)
-    return ["one-sided", "two-sided", "top-3"]
-
-
-def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures):
-    assert {*curves()} == {f"G, {name}" for name in of_two_procedures}
-
-
-@pytest.mark.parametrize(
-    "arguments", [["heat_map", "logs", "--columns", "N", "-o", "map"], ["examples", "logs"]]
-)
-def test_a_choice_of_the_procedure_is_asked_for(of_two_procedures, analyze, arguments):
-    outcome = analyze(*arguments)
-    found = (
-        f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one,"
-    )
-    assert outcome.code == 1 and found in outcome.err.splitlines()[-1]
-    assert analyze(*arguments, "--where", "method=exact").code == 0
-
-
-@pytest.mark.usefixtures("of_two_procedures")
+@pytest.mark.usefixtures("workplace")
 def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
-    for name, columns, cells in (
-        ("two", "\trival", "\t7"),
-        ("two_top", "\trival_1\trival_2", "\t7\t6"),
-    ):
-        lost = Path(f"logs/{name}.tsv")
+    expected = {"one-sided": "", "two-sided": "\trival", "top-2": "\trival_1\trival_2"}
+    for name, columns in expected.items():
+        lost = log(f"logs/{name}.tsv", [0.5] * 9 + [0.0])
         manifest_path(lost).unlink()
         header, *lines = lost.read_text().splitlines()
+        cells = "\t7" * columns.count("\t")
         lost.write_text("\n".join([header + columns, *(line + cells for line in lines)]) + "\n")
-    logs = [f"logs/{name}.tsv" for name in ("exact", "two", "two_top")]
-    assert [each.procedure for each in read_logs(logs).certification] == [
-        "one-sided",
-        "two-sided",
-        "top-2",
-    ]
+    logs = [f"logs/{name}.tsv" for name in expected]
+    assert [each.procedure for each in read_logs(logs).certification] == [*expected]
 
 
 @pytest.mark.parametrize(
