@@ -267,17 +267,11 @@ def _training_name(
     return " + ".join([name, *(extra for extra, is_there in extras.items() if is_there)])
 
 
-def released_epsilon(text: str) -> float:
-    """The l2 norm on [0, 1] images that a released name states: whole numbers count in 1/256, as
-    the code did.
-    """
-    return float(text) if "." in text else int(text) / 256
-
-
 _MEANING: dict[str, Callable[[str], Value]] = {
     **dict.fromkeys(("sigma", "noise", "alpha"), float),
     **dict.fromkeys(("num_steps", "num_noise_vec", "N"), int),
-    "epsilon": released_epsilon,
+    # An l2 norm on [0, 1] images; whole numbers count in 1/256, as the released code did.
+    "epsilon": lambda text: float(text) if "." in text else int(text) / 256,
     "dataset": lambda text: {"cifar": "cifar10"}.get(text, text),
     "objective": _FOLDERS.__getitem__,
     "gradient": {"_nogradtrick": "gradient-free", "base": "base classifier"}.__getitem__,

@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from smoothadv.analysis.selection import Choosing, hyper_parameter, refuse_sever
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import one_of, setting
 from smoothadv.statistics.accuracy import average_certified_radius
-
-if TYPE_CHECKING:
-    from matplotlib.collections import QuadMesh
 
 _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = (
     "certified_accuracy",
@@ -116,10 +113,8 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         figure, panels, beside = _panels(rows, columns, len(radii))
         for position, (panel, shares, radius) in enumerate(zip(panels, values, radii)):
             mesh = self._draw_panel(panel, shares, float(np.nanmax(values)) or 1.0)
-            rotation = _rotation(columns)
-            panel.set_xticks(
-                np.arange(len(columns)) + 0.5, columns, parse_math=False, rotation=rotation
-            )
+            places, how = np.arange(len(columns)) + 0.5, {"rotation": _rotation(columns)}
+            panel.set_xticks(places, columns, parse_math=False, **how)
             at_left = position % beside == 0
             texts = rows if at_left else [""] * len(rows)
             panel.set_yticks(np.arange(len(rows)) + 0.5, texts, parse_math=False)
@@ -141,7 +136,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         add_title(figure.suptitle, self.title)
         return figure
 
-    def _draw_panel(self, panel: Axes, values: np.ndarray, largest: float) -> QuadMesh:
+    def _draw_panel(self, panel: Axes, values: np.ndarray, largest: float) -> Any:
         """Coloured cells with their ``values`` [rows, columns] inside; those without a log (nan)
         are hatched.
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -148,12 +148,13 @@ class Logs:
         """The certification and prediction logs of the same ``images``, or the same ``procedure``,
         by its name.
         """
-        names = [getattr(log, fact) for log in [*self.certification, *self.prediction]]
+        both = [*self.certification, *self.prediction]
         return {
-            name: replace(
-                self.where(lambda log, name=name: getattr(log, fact) == name), training=[]
+            name: Logs(
+                [log for log in self.certification if getattr(log, fact) == name],
+                [log for log in self.prediction if getattr(log, fact) == name],
             )
-            for name in dict.fromkeys(names)
+            for name in dict.fromkeys(getattr(log, fact) for log in both)
         }
 
 

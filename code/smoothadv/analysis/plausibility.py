@@ -165,7 +165,7 @@ def _check_looks(log: Log) -> None:
     table, settings = log.table, log.facts.settings
     procedure = cast(type[GridProcedure], log.procedure_type)
     own = {field.name for field in dataclasses.fields(procedure)} & settings.keys()
-    common = [settings[name] for name in ("sigma", "N0", "N", "alpha")]
+    common = settings["sigma"], settings["N0"], settings["N"], settings["alpha"]
     is_look = np.zeros(len(table), bool)
     # Looks change little with the distance of the noise from a Gaussian, if at all.
     for distance in (0.0, _DISTANCE) if settings["sound"] else (0.0,):
@@ -217,12 +217,12 @@ def rounded_by(radii: np.ndarray) -> np.ndarray:
     """By how much each of a log's radii may have been rounded up, float64: released ones were
     rounded to nearest.
     """
-    some, unit = np.unique(radii[radii > 0]), 0.0
+    some, units = np.unique(radii[radii > 0]), np.zeros(len(radii))
     if all(float(f"{radius:.3g}") == radius for radius in some):
-        unit = 10.0 ** (np.floor(np.log10(np.where(radii > 0, radii, 1.0))) - 2)
+        units = 10.0 ** (np.floor(np.log10(np.where(radii > 0, radii, 1.0))) - 2)
     elif np.array_equal(some, np.round(some, 4)):
-        unit = 1e-4
-    return np.where(radii > 0, 0.5 * unit, 0.0)
+        units = np.full(len(radii), 1e-4)
+    return np.where(radii > 0, 0.5 * units, 0.0)
 
 
 def rounding_notes(log: Log) -> list[str]:

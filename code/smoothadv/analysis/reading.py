@@ -54,15 +54,16 @@ def read_logs(
     for entry in Progress(found.values(), "reading logs", unit="log", delay=1):
         try:
             kind = kind_of_log(entry.path)
-            if kind in kinds:
+            if kind is None:
+                # Of a file that only looks like a log, the reader reports the fault.
+                if entry.is_named or resembles_log(entry.path):
+                    logs.certification.append(_read(entry, "certification", stated or {}))
+            elif kind in kinds:
                 getattr(logs, kind).append(_read(entry, kind, stated or {}))
-            elif kind is None and (entry.is_named or resembles_log(entry.path)):
-                # It only looks like a log: the reader reports the fault.
-                logs.certification.append(_read(entry, "certification", stated or {}))
             elif entry.is_named:
                 needed = f"what is needed here is a {' or '.join(sorted(kinds))} log"
                 raise UserError(f"{entry.path} is a {kind} log; {needed}{_READ_BY.get(kind, '')}")
-            elif kind is not None:
+            else:
                 other_kinds.add(kind)
         except UserError as error:
             logs.left_out.append(str(error))

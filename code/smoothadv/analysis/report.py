@@ -83,13 +83,12 @@ class Report(Choosing, AtRadii, Analysis):
             certification += _with_short_names(alike.certification)
             prediction += _with_short_names(alike.prediction)
         logs = Logs(certification, prediction, logs.training, logs.left_out)
-        left_out = [f"left out: {reason}" for reason in logs.left_out]
         template = resources.files(__package__).joinpath("report.html.jinja")
         return environment.from_string(template.read_text(encoding="utf-8")).render(
             title=self.title,
             version=__version__,
             facts=_facts(logs),
-            warnings=[*comparison_warnings(logs), *left_out],
+            warnings=comparison_warnings(logs) + [f"left out: {one}" for one in logs.left_out],
             sections=list(self._sections(logs)),
             as_element=as_element,
             readings=readings,
@@ -98,7 +97,7 @@ class Report(Choosing, AtRadii, Analysis):
     def _made(
         self,
         caption: str,
-        analysis: type[Analysis],
+        analysis: Any,
         logs: Logs,
         is_optional: bool = False,
         **settings: Any,
