@@ -113,8 +113,12 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         figure, panels, beside = _panels(rows, columns, len(radii))
         for position, (panel, shares, radius) in enumerate(zip(panels, values, radii)):
             mesh = self._draw_panel(panel, shares, float(np.nanmax(values)) or 1.0)
-            places, how = np.arange(len(columns)) + 0.5, {"rotation": _rotation(columns)}
-            panel.set_xticks(places, columns, parse_math=False, **how)
+            panel.set_xticks(
+                np.arange(len(columns)) + 0.5,
+                columns,
+                parse_math=False,
+                rotation=_rotation(columns),
+            )
             at_left = position % beside == 0
             texts = rows if at_left else [""] * len(rows)
             panel.set_yticks(np.arange(len(rows)) + 0.5, texts, parse_math=False)
