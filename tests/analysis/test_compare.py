@@ -21,8 +21,8 @@ from smoothadv.analysis.radii import Radius
 from smoothadv.base.errors import UserError
 from support.certified_logs import log_of
 
-SHARES_OF = ["quantity", "examples", "first", "second", "difference"]
-COLUMNS = [*SHARES_OF, "low", "high", "only_first", "only_second", "p_value"]
+COLUMNS = ["quantity", "examples", "first", "second", "difference"]
+COLUMNS += ["low", "high", "only_first", "only_second", "p_value"]
 
 
 def log(
@@ -47,53 +47,6 @@ def rows_of(first: Log, second: Log, **settings_) -> list[dict]:
     table = Comparison(**settings_)(Logs([first, second]))
     assert [column.key for column in table.columns] == COLUMNS
     return [dict(zip(COLUMNS, row)) for row in table.plain_rows()]
-
-
-def test_counts_are_those_of_the_examples_that_both_hold():
-    """Of idx 0 to 3: at 0.5 the first is right on 0 and 3, the second on 0, 1 and 2."""
-    half, *_, average = rows_of(FIRST, SECOND, radii=[Radius.parse("0.5")])
-    assert (half["quantity"], half["examples"], half["first"], half["second"]) == (
-        "0.50",
-        4,
-        0.5,
-        0.75,
-    )
-    assert (half["difference"], half["only_first"], half["only_second"]) == (0.25, 1, 2)
-    assert half["p_value"] == pytest.approx(1.0), "two of three discordant pairs: 2 * (1 + 3) / 8"
-    assert half["low"] < 0.25 < half["high"]
-    assert average["first"] == pytest.approx(1.75 / 4) and average["second"] == pytest.approx(
-        2.25 / 4
-    )
-    assert average["difference"] == pytest.approx(0.125)
-    assert [average[name] for name in ("only_first", "only_second", "p_value")] == [None] * 3
-
-
-def test_abstentions_and_images_of_larger_radius_are_counted_in_pairs():
-    """As of two procedures on one model's votes: of idx 0 to 4 the second certifies two that
-    abstained, a third further and a fourth less; where both are wrong no radius counts."""
-    one, two = (
-        log(name, dict(enumerate(radii)))
-        for name, radii in (("one", [0.5, 0.25, 0, 0, None]), ("two", [0.4, 0.5, 0.2, 0, None]))
-    )
-    one.table.loc[[2, 3], ["predict", "correct"]] = -1, 0
-    two.table.loc[[3], "radius"] = 0.1
-    _, abstained, larger, _ = rows_of(one, two, radii=[Radius.parse("0.5")])
-    assert [abstained[name] for name in SHARES_OF] == ["abstained", 5, 2 / 5, 0.0, -2 / 5]
-    assert [larger[name] for name in SHARES_OF] == ["larger radius", 5, 1 / 5, 3 / 5, 2 / 5]
-    for row, counts in ((abstained, (2, 0)), (larger, (1, 3))):
-        assert (row["low"], row["high"]) == paired_difference_interval(*counts, 5, 0.95)
-        assert (row["only_first"], row["only_second"], row["p_value"]) == (
-            *counts,
-            mcnemar_p_value(*counts),
-        )
-    one.table["label_aware"] = 0
-    assert "abstained" not in {row["quantity"] for row in rows_of(one, two)}, (
-        "an image given up is no abstention"
-    )
-
-
-def test_default_radii_begin_with_the_clean_accuracy():
-    assert [row["quantity"] for row in rows_of(FIRST, SECOND)][:3] == ["0.00", "0.25", "0.50"]
 
 
 def test_swapping_the_logs_swaps_the_signs():
@@ -121,26 +74,6 @@ def test_logs_of_different_images_are_refused_by_an_example():
         pair_up(log("a", {3: 1.0, 4: 1.0}, {4: 7}), log("b", {4: 1.0}))
     with pytest.raises(UserError, match="^a and b have no example in common$"):
         pair_up(log("a", {0: 1.0}), log("b", {1: 1.0}))
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_only_two_logs_can_be_compared(number):
-    expected = "^compare takes two certification logs or two prediction logs, got {} and {}$"
-    with pytest.raises(UserError, match=expected.format(number, 0)):
-        Comparison()(Logs([FIRST] * number))
-    with pytest.raises(UserError, match=expected.format(0, number)):
-        Comparison()(Logs(prediction=[FIRST] * number))
-
-
-def test_predictions_are_compared_on_the_examples_that_both_hold():
-    """Of idx 0 to 3 the first is right on 0, 1 and 3, the second on 0, 1 and 2; radii count for
-    nothing.
-    """
-    (row,) = Comparison()(Logs(prediction=[FIRST, SECOND])).rows
-    low, high = paired_difference_interval(1, 1, 4, 0.95)
-    assert row == ["accuracy", 4, 0.75, 0.75, 0.0, low, high, 1, 1, pytest.approx(1.0)]
-    with pytest.raises(UserError, match="no --radii"):
-        Comparison(radii=[Radius.parse("0.5")])(Logs(prediction=[FIRST, SECOND]))
 
 
 def test_one_example_in_common_can_be_compared():

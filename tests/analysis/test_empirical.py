@@ -8,7 +8,6 @@ import pytest
 from smoothadv.analysis.empirical import Empirical, empirical_curve
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.table_formats import FORMATS
 from smoothadv.base.errors import UserError
 from support.certified_logs import predicted
 
@@ -29,8 +28,6 @@ def attacked(name: str, predictions: str, epsilon: float, **values) -> Log:
 
 
 CLEAN = predicted("clean", "RRRR")
-WEAK, STRONG = attacked("weak", "RRAW", 0.25), attacked("strong", "RRRW", 0.25)
-FAR = attacked("far", "RAWA", 1.0)
 
 
 def rows_of(logs: list[Log], **options) -> list[list]:
@@ -84,17 +81,6 @@ def test_attack_of_unknown_radius_is_refused_by_the_log():
         empirical_curve([CLEAN, predicted("lost", "RW", attack="PGD")])
 
 
-def test_hyper_parameters_make_groups_with_curves_of_their_own():
-    logs = [attacked(f"m{m} at {eps}", text, eps, num_noise_vec=m) for m, eps, text in
-            [(8, 0.5, "WWWR"), (1, 0.5, "RRRW"), (8, 0.25, "RRRW"), (1, 0.25, "RRRR")]]  # fmt: skip
-    places = [(m, eps) for m in (1, 8) for eps in (0.25, 0.5)]
-    expected = [
-        [f"m = {m}", eps, right, f"m{m} at {eps}"]
-        for (m, eps), right in zip(places, [1.0, 0.75, 0.75, 0.25])
-    ]
-    assert [row[:4] for row in rows_of(logs, group_by=["num_noise_vec"])] == expected
-
-
 def test_attack_on_the_base_classifier_is_called_so():
     """It has no m."""
     logs = [
@@ -103,18 +89,3 @@ def test_attack_on_the_base_classifier_is_called_so():
     ]
     names = [row[0] for row in rows_of(logs, group_by=["num_noise_vec"])]
     assert names == ["m = 4", "vanilla PGD (base classifier)"]
-
-
-def test_people_see_the_abstentions_of_the_same_logs_when_told():
-    logs = [WEAK, STRONG, FAR]
-    for options in ({}, {"confidence": 0.9}):
-        text = FORMATS["markdown"](
-            Empirical(show="abstention_rate", **options)(Logs(prediction=logs))
-        )
-        title, _, row = (
-            [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()
-        )
-        assert (title, row) == (
-            ["attack radius (l2), abstention rate", "0.25", "1.00"],
-            ["all", "0.0", "50.0"],
-        )

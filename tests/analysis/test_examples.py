@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import strategies as st
 
 from smoothadv.analysis.examples import Examples
 from smoothadv.analysis.logs import Log, Logs
@@ -58,29 +57,12 @@ def test_images_are_counted_over_all_logs_worst_first():
     assert rows_of([A, B, C]) == WORST_FIRST
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 100])
-def test_worst_and_best_are_the_two_ends(count):
-    assert rows_of([A, B, C], worst=count) == WORST_FIRST[:count]
-    assert rows_of([A, B, C], best=count) == WORST_FIRST[::-1][:count]
-
-
-def test_worst_and_best_together_are_refused():
-    """One of the two would silently be ignored."""
-    with pytest.raises((UserError, ValueError)):
-        Examples(worst=2, best=2)(Logs([A, B, C]))
-
-
 def test_logs_that_disagree_about_a_label_are_refused_by_the_example():
     with pytest.raises(
         UserError,
         match="^the logs are not on the same images: example 1 has label 1 in one log and 0",
     ):
         rows_of([A, log("other", {1: (0, 0.5)}, {1: 0})])
-
-
-outcomes = st.tuples(st.integers(-1, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0])).map(
-    lambda outcome: outcome if outcome[0] >= 0 else (-1, 0.0)
-)
 
 
 def test_report_shows_the_examples_beside_predictions_of_another_kind():

@@ -2,12 +2,11 @@
 from where; what released names stand for, and how values are shown to people."""
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.facts import display, facts_of, released_epsilon
+from smoothadv.analysis.facts import display, facts_of
 from smoothadv.records.logs import manifest_path
 from support.refusals import refusal
 
@@ -340,24 +339,6 @@ def test_training_by_any_objective_that_records_an_attack_is_named_after_both(
     }
     log = with_manifest(tmp_path, {"settings": {**SETTINGS, "training": {"objective": objective}}})
     assert facts_of("certification", log, {}).get("training") == training
-
-
-def test_another_value_keeps_everything_else(tmp_path):
-    parameters = facts_of("certification", with_manifest(tmp_path, {"settings": SETTINGS}), {})
-    other = parameters.replaced("alpha", 0.5, "guessed")
-    assert (other.get("alpha"), other.sources["alpha"]) == (0.5, "guessed")
-    assert other.manifest is parameters.manifest and parameters.get("alpha") == 0.01
-    assert {**other.values, "alpha": 0.01} == parameters.values
-    assert math.isclose(other.get("sigma"), 0.5) and other.get("gradient") is None
-
-
-@pytest.mark.parametrize(
-    "text, epsilon",
-    [("64", 0.25), ("127", 127 / 256), ("255", 255 / 256), ("512", 2.0), ("2048", 8.0), ("0", 0.0)]
-    + [("0.25", 0.25), ("2.0", 2.0), ("0.0", 0.0)],
-)
-def test_released_whole_numbers_count_in_parts_of_256(text, epsilon):
-    assert released_epsilon(text) == epsilon
 
 
 @pytest.mark.parametrize(

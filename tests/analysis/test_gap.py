@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from smoothadv.analysis.empirical import Gap
 from smoothadv.analysis.facts import Facts
-from smoothadv.analysis.gap import Gap
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import tolerated_false_statements
@@ -80,30 +80,6 @@ def rows_of(certification: list[Log], prediction: list[Log], **options) -> list[
 
 # Certified within 1, certified as something else, an abstention, and certified within 0.1.
 CERTIFICATES = certified([(0, 1, 1, 1.0), (1, 1, 2, 1.0), (2, 1, -1, 0.0), (3, 1, 1, 0.1)])
-
-
-def test_row_sets_certified_beside_attacked_accuracy():
-    (row,) = rows_of([CERTIFICATES], [attacked([(0, 1, 1), (1, 1, -1), (2, 1, 1), (3, 1, 0)], 0.5)])
-    interval = stats.binomtest(2, 4).proportion_ci(0.95)
-    ends = [pytest.approx(interval.low), pytest.approx(interval.high)]
-    assert [*row.values()] == ["attacked", 0.5, 4, 0.25, 0.5, *ends, 0.25, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("predictions", "count"),
-    [
-        (
-            [1, 2, 0, 0],
-            0,
-        ),  # the first two as certified, the third of no certificate, the fourth out of its reach
-        ([0, 2, 0, 0], 1),
-        ([0, 1, 0, 0], 2),  # the label itself contradicts a certificate of another class
-        ([-1, -1, -1, -1], 0),  # an abstention says nothing
-    ],
-)
-def test_contradiction_is_another_class_within_the_certified_radius(predictions, count):
-    log = attacked([(idx, 1, predict) for idx, predict in enumerate(predictions)], 0.5)
-    assert rows_of([CERTIFICATES], [log])[0]["contradictions"] == count
 
 
 @pytest.mark.parametrize(
@@ -261,18 +237,3 @@ def test_only_certification_log_is_taken_where_a_manifest_is_missing():
     for first, second in [(None, SETTINGS), (SETTINGS, None), (None, None)]:
         attack = attacked([(0, 1, 1)], 0.5, "elsewhere/attacked", first)
         assert len(rows_of([certified([(0, 1, 1, 1.0)], settings=second)], [attack])) == 1
-
-
-def test_logs_without_a_common_image_are_refused():
-    with pytest.raises(UserError, match="certified and attacked have no example in common"):
-        rows_of([CERTIFICATES], [attacked([(7, 1, 1)], 0.5)])
-
-
-@pytest.mark.parametrize(
-    "logs", [Logs(prediction=[attacked([(0, 1, 1)], 0.5)]), Logs(certification=[CERTIFICATES])]
-)
-def test_both_kinds_of_logs_are_needed(logs):
-    with pytest.raises(
-        UserError, match="gap needs a certification log and prediction logs under attack"
-    ):
-        Gap()(logs)

@@ -15,7 +15,6 @@ from matplotlib.text import Text
 
 from smoothadv.analysis.heat_map import MEASURES, HeatMap
 from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.radii import AtRadii
 from smoothadv.base.errors import UserError
 from support import certified_logs
 
@@ -91,23 +90,6 @@ def test_cells_are_those_of_the_oracle():
     assert note_of(figure) == "best of up to 2 logs per cell; hatched: no log; –: no ε stated"
 
 
-def test_any_two_hyper_parameters_can_be_chosen():
-    (panel,) = panels_of(HeatMap(rows="epsilon", columns="num_steps", radii=[0.5])(ORACLE))
-    assert cells_of(panel) == [["25.0", None, None], [None, "25.0", None], [None, "75.0", "25.0"]]
-    assert labels(panel.get_xticklabels()) == ["–", "2", "10"], "numbers, not texts, ascend"
-    assert (panel.get_ylabel(), panel.get_xlabel()) == ("ε", "T")
-    assert "no ε stated; –: no T stated" in note_of(
-        HeatMap(rows="epsilon", columns="num_steps")(ORACLE)
-    )
-    (panel,) = panels_of(
-        HeatMap(columns="arch", radii=[0.5])(Logs([log("a", [1.0], sigma=0.5, arch="$x_1$")]))
-    )
-    assert (
-        labels(panel.get_xticklabels()) == ["$x_1$"]
-        and not panel.get_xticklabels()[0].get_parse_math()
-    )
-
-
 def grid_of_logs(
     rows: int, columns: int, copies: int = 1, missing: bool = False, seed: int = 0
 ) -> list[Log]:
@@ -125,17 +107,6 @@ def grid_of_logs(
             }
             logs.append(log(f"{row} {column} {copy}", radii, 1000, **values))
     return logs
-
-
-def test_colours_share_a_scale_from_nothing_to_the_largest_value():
-    figure = HeatMap(radii=[0.2, 0.5])(ORACLE)
-    meshes = [panel.collections[0] for panel in panels_of(figure)]
-    assert {mesh.get_clim() for mesh in meshes} == {(0.0, 100.0)}, "also where 75 is the largest"
-    assert [mesh.get_array().filled(-1).tolist() for mesh in meshes] == [
-        [[75, -1, 50], [-1, 25, 100]],
-        [[25, -1, 25], [-1, 25, 75]],
-    ]
-    assert bar_of(figure).get_ylim() == (0, 100)
 
 
 def luminance(colour: tuple[float, ...]) -> float:
@@ -161,68 +132,6 @@ def test_colours_survive_grey_printing_and_texts_stand_out():
     assert colours == {"black", "white"}
     scale = [luminance(colour) for colour in colormaps[mesh.cmap.name](np.linspace(0, 1, 256))]
     assert np.all(np.diff(scale) > -1e-3) and scale[-1] - scale[0] > 0.7
-
-
-def test_high_probability_divides_rho_among_the_logs_of_a_cell():
-    certain = [
-        log(str(number), [1.0] * 500, 500, sigma=0.5, epsilon=1.0, alpha=0.001)
-        for number in range(4)
-    ]
-    alone = log("alone", [1.0] * 500, 500, sigma=0.25, epsilon=1.0, alpha=0.001)
-    figure = HeatMap(radii=[0.5], high_probability=0.001)(Logs([*certain, alone]))
-    expected = [
-        AtRadii(high_probability=0.001).accuracies(alone, [0.5], models)[0] for models in (1, 4)
-    ]
-    assert (
-        cells_of(panels_of(figure)[0])
-        == [[f"{100 * value:.1f}"] for value in expected]
-        == [["98.9"], ["98.8"]]
-    )
-    assert note_of(figure) == "best of up to 4 logs per cell; with probability 0.999"
-
-
-def test_a_log_in_two_groups_counts_once():
-    one = log("same", [1.0] * 500, 500, group="All", sigma=0.5, epsilon=1.0, alpha=0.001)
-    twice = [one, Log("again", one.path, "Ours", one.table, one.facts)]
-    maps = [HeatMap(radii=[0.5], high_probability=0.001)(Logs(logs)) for logs in ([one], twice)]
-    assert note_of(maps[0]) == note_of(maps[1]) and "one log per cell" in note_of(maps[0])
-    assert cells_of(panels_of(maps[0])[0]) == cells_of(panels_of(maps[1])[0])
-
-
-def test_linf_radii_are_l2_radii_over_the_root_of_the_pixels():
-    logs = Logs([log("a", [0.5, 1.0], sigma=0.5, epsilon=1.0, dimension=100)])
-    (panel,) = panels_of(HeatMap(radii=[0.06], norm="linf")(logs))
-    assert cells_of(panel) == [["25.0"]] and panel.get_title() == r"$\ell_\infty$ radius 0.06"
-    assert len(panels_of(HeatMap(norm="linf")(logs))) == 4, "1/255 to 8/255"
-    with pytest.raises(UserError, match="how many coordinates"):
-        HeatMap(norm="linf")(ORACLE)
-
-
-def test_measures_without_a_radius_have_one_panel():
-    """Average radii: a (0.5 + 0.2 + 0.2) / 4; of b 0.125 and of c 0.1; of e 0.375 and of f 0.025; d
-    2.9 / 4.
-    """
-    figure = HeatMap(measure="clean_accuracy")(ORACLE)
-    (panel,) = panels_of(figure)
-    assert (
-        cells_of(panel) == [["75.0", None, "50.0"], [None, "25.0", "100.0"]]
-        and panel.get_title() == ""
-    )
-    assert bar_of(figure).get_ylabel() == "clean accuracy (%)"
-    figure = HeatMap(measure="average_certified_radius")(ORACLE)
-    (panel,) = panels_of(figure)
-    assert (
-        cells_of(panel) == [["0.225", None, "0.125"], [None, "0.375", "0.725"]]
-        and panel.get_title() == ""
-    )
-    assert bar_of(figure).get_ylabel().replace("\n", " ") == r"average certified radius ($\ell_2$)"
-    assert panel.collections[0].get_clim() == pytest.approx((0, 0.725))
-    shrunk = Logs([log("a", [0.5, 1.0], sigma=0.5, epsilon=1.0, dimension=100)])
-    figure = HeatMap(measure="average_certified_radius", norm="linf")(shrunk)
-    assert (
-        cells_of(panels_of(figure)[0]) == [["0.0375"]]
-        and r"$\ell_\infty$" in bar_of(figure).get_ylabel()
-    )
 
 
 REFUSED = [
@@ -363,8 +272,3 @@ def test_long_names_can_be_read(panels, swap):
     panel = panels_of(figure)[0]
     found = [labels(panel.get_yticklabels()), labels(panel.get_xticklabels())][:: -1 if swap else 1]
     assert found == [sorted(trainings), ["100", "10,000", "1,000,000"]]
-
-
-def test_default_panels_are_few_where_a_table_has_quarters():
-    far = log("far", [3.8], sigma=1.0, epsilon=1.0, dataset="cifar10")
-    assert len(panels_of(HeatMap()(Logs([far])))) == 7 and len(HeatMap().chosen_radii([far])) == 15

@@ -2,8 +2,6 @@
 0.
 """
 
-import math
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,8 +9,7 @@ from scipy import stats
 
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.plot import CertifiedAccuracyPlot
-from smoothadv.analysis.probabilities import Probabilities, with_bounds
+from smoothadv.analysis.tables import Probabilities, with_bounds
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import certified_radius, lower_confidence_bound
 
@@ -113,38 +110,3 @@ def test_logs_that_do_not_tell_their_bounds_are_named():
     with pytest.warns(UserWarning, match="told of sequential.tsv$"):
         (row,) = Probabilities()(Logs([log(), sequential])).rows
     assert row[0].name == "log.tsv"
-
-
-def test_table_has_quantiles_and_shares_beside_the_average_radius():
-    table = Probabilities()(Logs([log()]))
-    row = dict(zip([column.key for column in table.columns], table.rows[0]))
-    bounds = bounds_of(log())
-    assert row["examples"] == 5
-    assert row["average_certified_radius"] == pytest.approx(log().table.radius[:3].sum() / 5)
-    assert [row[f"quantile_{share}"] for share in (0.1, 0.5, 0.9)] == [0.0, bounds[2], bounds[0]]
-    assert [row[f"at_least_{level}"] for level in (0.5, 0.9, 0.99, 0.999)] == [
-        3 / 5,
-        2 / 5,
-        1 / 5,
-        0,
-    ]
-
-
-def test_plot_draws_the_share_of_images_above_each_bound_with_its_band():
-    figure = CertifiedAccuracyPlot(of="p_A", confidence=0.9, bands="dkw")(Logs([log()]))
-    (line, _), (band,) = figure.axes[0].lines[::-1], figure.axes[0].collections
-    bounds = sorted(filter(None, bounds_of(log())))
-    assert line.get_xdata() == pytest.approx([0, *bounds, bounds[-1]])
-    assert line.get_ydata() == pytest.approx([80, 80, 60, 40, 20, 0])
-    half = 100 * math.sqrt(math.log(20) / 10)
-    vertices = band.get_paths()[0].vertices
-    assert vertices[:, 1].max() == 100 and vertices[:, 0].max() == 1, (
-        "it reaches the end of the axis"
-    )
-    assert vertices[vertices[:, 0] == 1][:, 1].max() == pytest.approx(half)
-
-
-@pytest.mark.parametrize("settings", [{"norm": "linf"}, {"high_probability": 0.01}])
-def test_plot_of_bounds_takes_no_settings_of_radii(settings):
-    with pytest.raises(ValueError, match="--of p_A draws no radii"):
-        CertifiedAccuracyPlot(of="p_A", **settings)

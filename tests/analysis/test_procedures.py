@@ -13,9 +13,7 @@ from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics import PROCEDURES, Procedure, Voting
 from support import refusals
 from support.procedure_logs import (
-    ADAPTIVE,
     ALLOWED,
-    AWARE,
     COLUMNS,
     EXACT,
     GRID,
@@ -40,22 +38,6 @@ def notes_of(path: str) -> str:
 
 def refusal(path: Path | str) -> str:
     return refusals.refusal(read_logs, [str(path)], names=path)
-
-
-def test_columns_of_the_procedures_are_read_as_whole_numbers():
-    grid, aware = (
-        read_certification_log(Path("grid/log.tsv")),
-        read_certification_log(Path("aware/log.tsv")),
-    )
-    assert grid.level.tolist() == [2, 1, 0, 3, -1] and grid.looks.tolist() == [7, 7, 7, 7, 0]
-    assert grid.samples.tolist() == [500, 500, 500, 500, 100] and grid.trials.tolist() == [
-        400
-    ] * 4 + [0]
-    assert aware.label_aware.tolist() == [0, 0, 0, 1, 1] and "label_aware" not in grid
-    assert {str(grid[name].dtype) for name in (*ADAPTIVE, "successes", "trials")} == {"int64"}
-    assert not {*ADAPTIVE, "label_aware"} & set(
-        read_certification_log(Path("exact/log.tsv")).columns
-    )
 
 
 @dataclass(frozen=True)
@@ -84,13 +66,6 @@ def test_radii_are_judged_by_the_procedure_that_the_manifest_names(monkeypatch):
     assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "cautious")))
     assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "a plug-in that is not there")))
     assert "counts do not certify" in refusal(put("mine.tsv", rows, "exact"))
-
-
-@pytest.mark.parametrize("column", [*ADAPTIVE, "label_aware", "trials"])
-def test_text_in_a_column_of_the_procedures_is_refused(column):
-    broken = [dict(entry) for entry in AWARE]
-    broken[1][column] = "many"
-    assert f"{column} is 'many' in row 2" in refusal(put("broken.tsv", broken, "adaptive"))
 
 
 def test_no_trials_are_for_abstentions_alone():

@@ -99,53 +99,6 @@ def test_title_says_percent_unless_the_whole_table_is(kind):
     ]
 
 
-TABLE = Table(
-    [
-        Column("log", "log", "text"),
-        Column("n", "examples", "count"),
-        Column("acc", "accuracy", "percent", True),
-    ],
-    [["a", 10_000, 0.75], ["b|c", 20, 0.5], ["d", 3, None]],
-)
-
-
-def test_markdown_as_a_whole():
-    assert FORMATS["markdown"](TABLE) == (
-        "| log  | examples | accuracy |\n"
-        "|------|---------:|---------:|\n"
-        "| a    |   10,000 | **75.0** |\n"
-        "| b\\|c |       20 |     50.0 |\n"
-        "| d    |        3 |        – |\n"
-    )
-
-
-def test_latex_as_a_whole():
-    assert FORMATS["latex"](TABLE) == (
-        "\\begin{tabular}{lrr}\n\\toprule\nlog & examples & accuracy \\\\\n\\midrule\n"
-        "a & 10,000 & \\textbf{75.0} \\\\\nb\\textbar{}c & 20 & 50.0 \\\\\nd & 3 & -- \\\\\n"
-        "\\bottomrule\n\\end{tabular}\n"
-    )
-
-
-def test_csv_and_json_as_a_whole():
-    assert FORMATS["csv"](TABLE) == "log,n,acc\na,10000,0.75\nb|c,20,0.5\nd,3,\n"
-    assert json.loads(FORMATS["json"](TABLE)) == [
-        dict(zip(["log", "n", "acc"], row)) for row in TABLE.rows
-    ]
-
-
-def test_people_and_programs_may_have_different_layouts():
-    table = Table(
-        [column("percent")], [[0.123456789]], for_people=Table([column("text")], [["for people"]])
-    )
-    for format in ("markdown", "latex"):
-        assert "for people" in FORMATS[format](table) and "12.3" not in FORMATS[format](table)
-    for format in ("csv", "json"):
-        assert "0.123456789" in FORMATS[format](table, 0) and "for people" not in FORMATS[format](
-            table
-        )
-
-
 def cells_of(line: str) -> list[str]:
     """The cells of a line of a pipe table, whose pipes have a backslash before them where they are
     text.

@@ -33,19 +33,6 @@ RELEASED = """idx\tlabel\tpredict\tradius\tcorrect\ttime
 MANIFEST = (
     '{"settings": {"sigma": 0.25, "N": 100000, "alpha": 0.001, "method": "exact"}, "runs": []}'
 )
-DIFFERENT_IMAGES = (
-    "warning: the logs are not all on the same test images (4 to 6 examples): they differ by "
-    "chance too\n"
-)
-SUMMARY_COLUMNS = [
-    "log",
-    "examples",
-    "clean_accuracy",
-    "average_certified_radius",
-    "abstention_rate",
-]
-OURS_ROW = [3 / 6, (0.25 + 0.61581565369520011 + 0.12499999999999999) / 6, 1 / 6]
-RELEASED_ROW = [3 / 4, (1.91 + 0.5 + 9.76e-05) / 4, 0.0]
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 There, a line ``$ ARGUMENTS`` is followed by the output of ``analyze ARGUMENTS`` in the folder that
 support.golden_folder fills, by its warnings or its error after ``! ``, and by its exit status after
-``= `` unless it is 0. ``SMOOTHADV_WRITE_GOLDEN=1`` writes the outputs anew.
+``= `` unless it is 0. Of a figure it has what ``support.drawn`` says of it.
+``SMOOTHADV_WRITE_GOLDEN=1`` writes the outputs anew.
 """
 
 import os
@@ -14,6 +15,7 @@ import pytest
 from smoothadv.analysis import ANALYSES
 from support import golden_folder
 from support.commands import call
+from support.drawn import describe
 
 GOLDEN = Path(__file__).parents[1] / "data/analyses.txt"
 SECTIONS = dict(part.split("\n", 1) for part in GOLDEN.read_text().split("\n$ ")[1:])
@@ -31,8 +33,12 @@ def folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("command", SECTIONS)
 def test_analyze_prints_what_is_stored(command, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
-    outcome = call(capsys, "analyze", *shlex.split(command))
-    printed = outcome.out + "".join(f"! {line}\n" for line in outcome.err.splitlines())
+    words, drawn = shlex.split(command), []
+    is_figure = ANALYSES[words[0]].makes == "figure"
+    monkeypatch.setattr("smoothadv.cli.analyze.save", lambda made, *_, **__: drawn.append(made))
+    outcome = call(capsys, "analyze", *words, *(["-o", "figure.svg"] if is_figure else []))
+    printed = "".join(map(describe, drawn)) if is_figure else outcome.out
+    printed += "".join(f"! {line}\n" for line in outcome.err.splitlines())
     printed += f"= {outcome.code}\n" if outcome.code else ""
     if "SMOOTHADV_WRITE_GOLDEN" in os.environ:
         start = f"\n$ {command}\n"
@@ -43,6 +49,5 @@ def test_analyze_prints_what_is_stored(command, folder, capsys, monkeypatch):
     assert printed.rstrip() == SECTIONS[command].rstrip()
 
 
-def test_every_table_is_stored():
-    tables = {name for name in ANALYSES if ANALYSES[name].makes == "table"}
-    assert tables <= {command.split()[0] for command in SECTIONS}
+def test_every_table_and_figure_is_stored():
+    assert {*ANALYSES} - {"report"} <= {command.split()[0] for command in SECTIONS}

@@ -87,6 +87,7 @@ FAILURES = [
         "compare takes two certification logs or two prediction logs, got 4 and 0",
     ),
     (["compare", "cohen", "--high-probability", "0.01"], "compare takes no --high-probability"),
+    (["compare", "attacked/N100/PGD_0.250", "--radii", "0.5"], "compare reads no --radii"),
     (
         ["plot_envelope", "cohen", "-o", "x", "--baseline", "X"],
         "no group is called 'X'; there are cohen",

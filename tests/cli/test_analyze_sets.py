@@ -5,10 +5,9 @@ to be what it is.
 from pathlib import Path
 
 import pytest
-from scipy import stats
 
 from smoothadv.analysis import report
-from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot
+from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
@@ -48,38 +47,6 @@ class TestUnfinished:
         )
         assert sections.count(f"begun ({PROGRESS})") >= 3, "all logs, provenance, hyper-parameters"
 
-    def test_best_is_chosen_without_it_unless_asked(self, analyze):
-        options = ["envelope", "logs", "--radii", 0.25, "--format", "json"]
-        (row,) = records(analyze(*options))
-        assert (row["certified_accuracy"], row["models"], row["examples"]) == (0.5, 1, 10)
-        both = {
-            row["examples"]: row["certified_accuracy"]
-            for row in records(analyze(*options, "--unfinished"))
-        }
-        assert both == {10: 0.5, 3: 1.0}, "its three images are no other log's"
-        curves = EnvelopePlot()(read_logs(["logs"])).axes[0].lines
-        assert [curve.get_ydata()[0] for curve in curves] == [50]
-        log("attacked/whole.tsv", [0.1] * 9 + [0.0], attack=0.25)
-        log("attacked/begun.tsv", [0.1] * 3, attack=0.25)
-        (row,) = records(analyze("empirical", "attacked", "--format", "json"))
-        assert row["empirical_accuracy"] == 0.9
-        log("logs/other.tsv", [0.5] * 3, sigma=1.0)
-        outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
-        assert outcome.code == 0 and "logs/other.tsv: 3 of 10" in outcome.err, (
-            "else it were of other images"
-        )
-
-    @pytest.mark.parametrize("analysis", ["envelope", "plot_envelope", "heat_map"])
-    def test_alone_it_is_refused_with_the_flag_that_takes_it(self, analyze, analysis):
-        files = [] if analysis == "envelope" else ["-o", "a"]
-        options = ["--columns", "alpha"] if analysis == "heat_map" else []
-        outcome = analyze(analysis, "logs/begun.tsv", *files, *options)
-        assert (
-            outcome.code == 1
-            and f"logs/begun.tsv: {PROGRESS}; --unfinished" in outcome.err.splitlines()[-1]
-        )
-        assert analyze(analysis, "logs/begun.tsv", *files, *options, "--unfinished").code == 0
-
 
 @pytest.mark.parametrize(
     "run",
@@ -118,37 +85,6 @@ def test_manifest_follows_what_certify_selects_but_not_what_it_refuses(
     assert certify(100, "--max", 2) == 0 and "unfinished" not in analyze("summary", "a.tsv").err
 
 
-def groups(outcome) -> dict[str, tuple[int, float]]:
-    return {row["group"]: (row["models"], row["certified_accuracy"]) for row in records(outcome)}
-
-
-ENVELOPE = ["envelope", "G=logs", "--radii", 0.25, "--format", "json"]
-
-
-def test_a_few_images_or_another_dataset_win_no_envelope(workplace, analyze):
-    log("logs/ten.tsv", [0.5] * 7 + [0.0] * 3)
-    log("logs/ten2.tsv", [0.5] * 6 + [0.0] * 4)
-    log("logs/five.tsv", [0.5] * 5, run=FIVE)
-    log("logs/cifar.tsv", [0.5] * 8 + [0.0] * 2, dataset="cifar10", dataset_fingerprint="cd")
-    assert groups(analyze(*ENVELOPE)) == {
-        "G, cifar10, 10 images": (1, 0.8),
-        "G, digits, 10 images": (2, 0.7),
-        "G, digits, 5 images": (1, 1.0),
-    }
-    assert "**" not in analyze(*ENVELOPE[:-2]).out, "none of them is the best of all"
-    labels = [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
-    assert sorted(labels) == sorted(groups(analyze(*ENVELOPE)))
-    outcome = analyze("heat_map", "logs", "--columns", "alpha", "-o", "map")
-    assert (
-        outcome.code == 1
-        and "digits, 5 images; digits, 10 images; name those of one," in outcome.err
-    )
-    assert (
-        analyze("heat_map", "logs/ten.tsv", "logs/ten2.tsv", "--columns", "alpha", "-o", "map").code
-        == 0
-    )
-
-
 def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, analyze):
     """Five images certified beside an attack on ten: attacked below certified accuracy."""
     log("certified/ten.tsv", [0.5] * 7 + [0.0] * 3)
@@ -179,104 +115,17 @@ def test_attacks_are_drawn_beside_certificates_of_their_images_alone(workplace, 
     assert drawn == [[100, 40], [70, 80]], "each attack with the certificates of its images"
 
 
-TWO_SIDED = {"method": "two-sided", "alpha_share": 0.9}
-
-
-@pytest.fixture
-def of_two_procedures(workplace) -> list[str]:
-    """The names of the procedures of four logs: two are one-sided, of which one is on a grid, and
-    two certify more.
-    """
-    log("logs/exact.tsv", [0.5] * 6 + [0.0] * 4, method="exact")
-    log("logs/adaptive.tsv", [0.5] * 7 + [0.0] * 3, method="adaptive")
-    log("logs/two.tsv", [0.5] * 9 + [0.0], **TWO_SIDED)
-    log("logs/two_top.tsv", [0.5] * 10, top_k=3, method="top-k", alpha_share=0.9)
-    return ["one-sided", "two-sided", "top-3"]
-
-
-def test_the_best_log_is_chosen_for_each_procedure_by_itself(of_two_procedures, analyze):
-    outcome = analyze(*ENVELOPE)
-    expected = dict(
-        zip([f"G, {name}" for name in of_two_procedures], [(2, 0.7), (1, 0.9), (1, 1.0)])
-    )
-    assert groups(outcome) == expected
-    assert (
-        "warning: logs of several procedures are kept apart (one-sided; two-sided; top-3)"
-        in outcome.err
-    )
-    assert "differ in procedure: adaptive, exact, top-k, two-sided" in outcome.err
-    labels = [line.get_label() for line in EnvelopePlot()(read_logs(["G=logs"])).axes[0].lines]
-    assert sorted(labels) == sorted(expected)
-    for arguments in (ENVELOPE[:-2], ["summary", "logs"], ["table", "logs"]):
-        assert "**" not in analyze(*arguments).out, "none of them is the best of all"
-        assert " top-3" in analyze(*arguments).out, "people see the procedure"
-    found = records(analyze("summary", "logs", "--format", "json"))
-    assert {record["log"]: record["procedure"] for record in found} == {
-        "exact": "one-sided",
-        "adaptive": "one-sided",
-        "two": "two-sided",
-        "two_top": "top-3",
-    }
-
-
-@pytest.mark.parametrize(
-    "arguments", [["heat_map", "logs", "--columns", "N", "-o", "map"], ["examples", "logs"]]
-)
-def test_a_choice_of_the_procedure_is_asked_for(of_two_procedures, analyze, arguments):
-    outcome = analyze(*arguments)
-    found = (
-        f"needs logs of one procedure, not of {'; '.join(of_two_procedures)}; name those of one,"
-    )
-    assert outcome.code == 1 and found in outcome.err.splitlines()[-1]
-    assert analyze(*arguments, "--where", "method=exact").code == 0
-
-
-@pytest.mark.usefixtures("of_two_procedures")
+@pytest.mark.usefixtures("workplace")
 def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
-    for name, columns, cells in (
-        ("two", "\trival", "\t7"),
-        ("two_top", "\trival_1\trival_2", "\t7\t6"),
-    ):
-        lost = Path(f"logs/{name}.tsv")
+    expected = {"one-sided": "", "two-sided": "\trival", "top-2": "\trival_1\trival_2"}
+    for name, columns in expected.items():
+        lost = log(f"logs/{name}.tsv", [0.5] * 9 + [0.0])
         manifest_path(lost).unlink()
         header, *lines = lost.read_text().splitlines()
+        cells = "\t7" * columns.count("\t")
         lost.write_text("\n".join([header + columns, *(line + cells for line in lines)]) + "\n")
-    logs = [f"logs/{name}.tsv" for name in ("exact", "two", "two_top")]
-    assert [each.procedure for each in read_logs(logs).certification] == [
-        "one-sided",
-        "two-sided",
-        "top-2",
-    ]
-
-
-EXACT = tuple(stats.binomtest(4, 10).proportion_ci(0.975, method="exact"))
-
-
-def test_bands_for_all_radii_at_once_are_called_so(workplace, analyze):
-    """Of 10 images, 4 certified: sqrt(ln 40 / 20) to either side; or the exact interval at 0.05 /
-    2.
-    """
-    options = [
-        "table",
-        log("one.tsv", [0.5] * 4 + [0.0] * 6),
-        "--radii",
-        0,
-        0.5,
-        "--confidence",
-        0.95,
-        "--bands",
-    ]
-    for kind, ends, title in [
-        ("dkw", (0.0, 0.829469), "all radii"),
-        ("clopper-pearson", EXACT, "all these radii"),
-    ]:
-        (record,) = records(analyze(*options, kind, "--format", "json"))
-        assert (record["0.5_low"], record["0.5_high"]) == pytest.approx(ends, abs=1e-6)
-        assert f"l2 radius, 95% bands for {title} at once" in analyze(*options, kind).out
-        assert (
-            f"l2 radius, 95\\% bands for {title} at once"
-            in analyze(*options, kind, "--format", "latex").out
-        )
+    logs = [f"logs/{name}.tsv" for name in expected]
+    assert [each.procedure for each in read_logs(logs).certification] == [*expected]
 
 
 @pytest.mark.parametrize(

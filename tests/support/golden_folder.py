@@ -6,6 +6,7 @@ from smoothadv.records.logs import manifest_path
 from support.analyzed_folder import FIVE, ORACLE, SELECTION, certification, fill_folder, log
 from support.procedure_logs import GRID, put, put_one_of_each
 
+RUN = "epoch train_loss train_accuracy test_loss test_accuracy test_images"
 CLASSIFIER = {"checkpoint_sha256": "a", "sigma": 0.25, "run": {**SELECTION, "max": 4}}
 
 
@@ -27,6 +28,12 @@ def fill() -> None:
     log("unfinished/begun.tsv", [0.5] * 3)
     log("begun/whole.tsv", [0.1] * 9 + [0.0], attack=0.25)
     log("begun/begun.tsv", [0.1] * 3, attack=0.25)
+    # Trainings of which not every epoch was evaluated.
+    for name, evaluated in (("one", (2, 5)), ("two", (5,))):
+        tested = ["1.5 0.5 9" if epoch in evaluated else "nan nan 0" for epoch in range(6)]
+        rows = [f"{k} {2 - k / 10} {k / 10} {test}" for k, test in enumerate(tested)]
+        Path(f"runs/{name}").mkdir(parents=True)
+        Path(f"runs/{name}/log.txt").write_text("\n".join([RUN, *rows]).replace(" ", "\t") + "\n")
     # Sets of images: two models on ten, one on five of these, one on those of another dataset.
     log("sets/ten.tsv", [0.5] * 7 + [0.0] * 3)
     log("sets/ten2.tsv", [0.5] * 6 + [0.0] * 4)

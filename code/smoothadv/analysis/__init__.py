@@ -1,4 +1,4 @@
-"""From logs to numbers, tables and figures; one table or figure per file. Reads records, never
+"""From logs to numbers, tables and figures. Reads records, never
 imports torch.
 
 An analysis is a frozen dataclass derived from ``Analysis`` and registered in ``ANALYSES``; its

@@ -55,19 +55,17 @@ class Comparison(AtRadii, Analysis):
                 f"{sizes[1]:,}, are compared"
             )
         right = [pairs.correct_first.eq(1), pairs.correct_second.eq(1)]
+        quantity, rows = "predictions", [self._row("accuracy", *right)]
         if logs.certification:
-            heading = f"certified accuracy at {self.heading}"
-            return Table(self._columns(heading, both), self._of_certificates(both, pairs, right))
-        if self.radii:
+            quantity = f"certified accuracy at {self.heading}"
+            rows = self._of_certificates(both, pairs, right)
+        elif self.radii:
             raise UserError(
                 "compare reads no --radii where predictions are compared: each log is of one attack"
             )
-        return Table(self._columns("predictions", both), [self._row("accuracy", *right)])
-
-    def _columns(self, quantity: str, both: Sequence[Log]) -> list[Column]:
         level = f"{100 * self.confidence:g}%"
         first, second = (log.label.text for log in both)
-        return [
+        columns = [
             Column("quantity", quantity, "text"),
             Column("examples", "examples", "count"),
             *columns_of("fraction", first=first, second=second),
@@ -77,6 +75,7 @@ class Comparison(AtRadii, Analysis):
             *columns_of("count", only_first="only first", only_second="only second"),
             Column("p_value", "p (McNemar, exact)", "probability"),
         ]
+        return Table(columns, rows)
 
     def _of_certificates(
         self, both: Sequence[Log], pairs: DataFrame, right: Sequence[Any]

@@ -12,6 +12,7 @@ import numpy as np
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import attack_radius
 from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.radii import refuse_contradictions
 from smoothadv.analysis.selection import refuse_other_images, refuse_several
 from smoothadv.analysis.table_formats import Table, columns_of
 from smoothadv.base.errors import UserError, warn
@@ -36,8 +37,8 @@ class Examples(Analysis):
     )
 
     def __post_init__(self) -> None:
-        if self.worst is not None and self.best is not None:
-            raise ValueError("--worst and --best show different images: give one of them")
+        both = self.worst is not None and self.best is not None
+        refuse_contradictions({"--worst and --best show different images: give one of them": both})
 
     def __call__(self, logs: Logs) -> Table:
         refuse_several(logs.certification, "a mean over logs", "procedure")

@@ -53,8 +53,7 @@ FIELDS = {
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and
 num_noise_vec are those of the training; in a prediction log, those of the attack on its images."""
 _SETTINGS = ("dataset", "split", "arch", "sigma", "N", "alpha")
-# Where the settings of a training, and of an attack on images, have hyper-parameters.
-_OF_RECIPE = {
+_PLACES = {
     "objective.name": "objective",
     "objective.noise_sd": "noise",
     "objective.attack.name": "attack",
@@ -75,13 +74,12 @@ _OF_RECIPE = {
     "data_policy.resample_every": "resample_every",
     "optimizer": "optimizer",
     "teacher_draws": "teacher_draws",
-}
-_OF_ATTACK = {
     "attack.name": "attack",
     "attack.epsilon": "epsilon",
     "attack.num_steps": "num_steps",
     "restarts": "restarts",
 }
+"""Where a training, or an attack on images, records its hyper-parameters."""
 # What sweeps call the folders of objectives, beside "gaussian" and those of SmoothAdv.
 _FOLDERS = {
     "stability": "Stability",
@@ -119,25 +117,20 @@ class Facts:
     sources: dict[str, str] = field(default_factory=dict)
     manifest: dict[str, Any] | None = None
 
-    def get(self, name: str) -> Value:
+    def get(self, name: str) -> Any:
         return self.values.get(name)
-
-    def number(self, name: str) -> float | None:
-        """A hyper-parameter that is a number; None where it is unknown."""
-        value = self.values.get(name)
-        return value if isinstance(value, (int, float)) else None
 
     @property
     def n(self) -> int:
         """The number of draws per input, or the largest number: the published one where it is
         unknown.
         """
-        return int(self.number("N") or _PUBLISHED["N"])
+        return int(self.get("N") or _PUBLISHED["N"])
 
     @property
     def alpha(self) -> float:
         """The probability of a false statement per input: the published one where it is unknown."""
-        return self.number("alpha") or _PUBLISHED["alpha"]
+        return self.get("alpha") or _PUBLISHED["alpha"]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -156,10 +149,9 @@ class Facts:
     @property
     def dimension(self) -> int | None:
         """Number of coordinates of an image, on which l_inf radii depend; None if it is unknown."""
-        if stated := self.number("dimension"):
-            return int(stated)
         sizes = [math.prod(shape) for run in self.runs if (shape := run.get("image_shape"))]
-        return sizes[-1] if sizes else _DIMENSIONS.get(str(self.get("dataset")))
+        known = [_DIMENSIONS.get(self.get("dataset")), *sizes, self.get("dimension")]
+        return next(filter(None, reversed(known)), None)
 
 
 def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
@@ -170,90 +162,91 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
     alpha is the published one.
     """
     is_certification = kind == "certification"
-    values: dict[str, Value] = {}
-    sources: dict[str, str] = {}
+    facts = Facts(manifest=manifest_beside(path))
 
     def enter(found: Mapping[str, Value], source: str) -> None:
         for name, value in found.items():
             is_known = value not in (None, "") and (name, value) != ("sigma", 0)
-            if name not in values and is_known:
-                values[name], sources[name] = value, source
+            if name not in facts.values and is_known:
+                facts.values[name], facts.sources[name] = value, source
 
     enter(stated, "stated")
-    manifest = manifest_beside(path)
-    if manifest is not None:
-        settings = manifest["settings"]
+    if facts.manifest is not None:
+        settings = facts.settings
         if missing := [name for name in ("sigma", "N", "alpha") if name not in settings]:
             raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
         enter({name: settings.get(name) for name in _SETTINGS}, "manifest")
-        if denoiser := settings.get(DENOISER):
-            enter(
-                {"denoiser": f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"},
-                "manifest",
-            )
         read = _certification_facts if is_certification else _prediction_facts
         enter(read(settings), "manifest")
-        return Facts(values, sources, manifest)
+        if denoiser := settings.get(DENOISER):
+            name = f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
+            enter({"denoiser": name}, "manifest")
+        return facts
     # From the file upwards: the innermost folder that states a value is the closest to the log.
     for part in reversed(path.parts):
-        for pattern, meaning in _CERTIFICATION_PARTS if is_certification else _PREDICTION_PARTS:
+        for pattern in _CERTIFICATION_PARTS if is_certification else _PREDICTION_PARTS:
             if match := re.search(pattern, part):
-                enter(meaning(match), f"path {part}")
+                texts = match.groupdict(default="").items()
+                enter(
+                    {name: _MEANING.get(name, str)(text) for name, text in texts if text},
+                    f"path {part}",
+                )
     if path.parent.name in ("test", "train"):
         enter({"split": path.parent.name}, f"path {path.parent.name}")
     if is_certification:
-        enter(_training_facts(path, values), "path")
-        if "attack" in values:
-            enter({"num_noise_vec": 1}, "assumed")
-        enter(_PUBLISHED, "assumed")
-    return Facts(values, sources)
+        enter(_training_facts(path, facts), "path")
+        enter({"num_noise_vec": 1 if "attack" in facts.values else None, **_PUBLISHED}, "assumed")
+    return facts
 
 
 def _certification_facts(settings: dict[str, Any]) -> dict[str, Value]:
     recipes = settings.get("training") or {}  # one, or of an ensemble those of all members
     recipes = recipes if isinstance(recipes, list) else [recipes]
     first, *others = [_recipe_facts(flat(recipe or {})) for recipe in recipes]
-    return {
+    in_all = {
         name: value
         for name, value in first.items()
         if all(other.get(name) == value for other in others)
     }
+    return {**in_all, "method": settings.get("method")}
 
 
 def _recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
     """What the settings of a training tell, with keys like ``objective.attack.name``."""
-    facts = _those_of(_OF_RECIPE, recipe)
+    facts = _at_places(recipe)
     facts["teacher"] = str(recipe.get("teacher_sha256") or "")[:12]
-    objective, attack, noise = map(facts.get, ("objective", "attack", "noise"))
-    if objective:
+    if objective := facts.get("objective"):
         facts.setdefault("optimizer", "sgd")
-        attack = attack and f"{attack}{_beta(recipe, 'objective.attack')}"
+        attack, noise = facts.get("attack"), facts.get("noise")
         is_vanilla = bool(attack) and (bool(recipe.get("objective.base_attack")) or noise == 0)
         extras = {
             "pre-training": "pretrained_sha256" in recipe,
             "self-training": "pseudo_labelled_fingerprint" in recipe,
         }
+        attack = attack and f"{attack}{_beta(recipe, 'objective.attack')}"
         facts["training"] = _training_name(objective, attack, noise, is_vanilla, extras)
     return facts
 
 
 def _prediction_facts(settings: dict[str, Any]) -> dict[str, Value]:
-    known, is_base = flat(settings), settings.get("base_attack")
-    facts = _those_of(_OF_ATTACK, known)
-    gradient = _GRADIENTS.get(
-        str(known.get("attack.estimator.name", known.get("attack.estimator"))), ""
-    )
+    known, target = flat(settings), settings.get("target")
+    estimator = known.get("attack.estimator.name", known.get("attack.estimator"))
+    gradient, draws = _GRADIENTS.get(str(estimator), ""), settings.get("num_noise_vec")
     if known.get("attack.estimator.hard"):
         gradient += ", hard decisions"
-    facts["gradient"] = ("base classifier" if is_base else gradient) + _beta(known, "attack")
-    facts["num_noise_vec"] = None if is_base else settings.get("num_noise_vec")
-    target = settings.get("target")
-    return {**facts, "target": None if target is None else str(target)}
+    if settings.get("base_attack"):
+        gradient, draws = "base classifier", None
+    return {
+        **_at_places(known),
+        "gradient": gradient + _beta(known, "attack"),
+        "num_noise_vec": draws,
+        "target": None if target is None else str(target),
+    }
 
 
-def _those_of(places: dict[str, str], record: dict[str, Any]) -> dict[str, Value]:
-    """The hyper-parameters that a flat record has at these places."""
-    return {name: record[place] for place, name in places.items() if record.get(place) is not None}
+def _at_places(record: dict[str, Any]) -> dict[str, Value]:
+    """The hyper-parameters that a flat record has."""
+    return {name: record[place] for place, name in _PLACES.items() if record.get(place) is not None}
 
 
 def _beta(record: dict[str, Any], attack: str) -> str:
@@ -274,51 +267,43 @@ def _training_name(
     return " + ".join([name, *(extra for extra, is_there in extras.items() if is_there)])
 
 
-def released_epsilon(text: str) -> float:
-    """The l2 norm on [0, 1] images that a released name states: whole numbers count in 1/256, as
-    the code did.
-    """
-    return float(text) if "." in text else int(text) / 256
-
-
-def _one(name: str, convert: Callable[[str], Value]) -> Callable[[re.Match[str]], dict[str, Value]]:
-    return lambda match: {name: convert(match[1])}
-
-
-_SHARED_PARTS = [
-    (r"^(cifar10|imagenet32|imagenet|digits)$", _one("dataset", str)),
-    (r"^predict_(cifar|imagenet)_", lambda m: {"dataset": {"cifar": "cifar10"}.get(m[1], m[1])}),
-    (r"^((?:cifar_|digits_|imagenet32_)?resnet\d+)$", _one("arch", str)),
-    (r"(?:^|_)sigma_(\d+(?:\.\d+)?)(?![\deE]|\.\d)", _one("sigma", float)),
-    (r"(?:^|_)alpha_(0?\.\d+)", _one("alpha", float)),
-]
-_CERTIFICATION_PARTS = [
+_MEANING: dict[str, Callable[[str], Value]] = {
+    **dict.fromkeys(("sigma", "noise", "alpha"), float),
+    **dict.fromkeys(("num_steps", "num_noise_vec", "N"), int),
+    # An l2 norm on [0, 1] images; whole numbers count in 1/256, as the released code did.
+    "epsilon": lambda text: float(text) if "." in text else int(text) / 256,
+    "dataset": lambda text: {"cifar": "cifar10"}.get(text, text),
+    "objective": _FOLDERS.__getitem__,
+    "gradient": {"_nogradtrick": "gradient-free", "base": "base classifier"}.__getitem__,
+}
+"""What a text in a path stands for, by the hyper-parameter; others are the text itself."""
+_SHARED_PARTS = (
+    r"^(?P<dataset>cifar10|imagenet32|imagenet|digits)$",
+    r"^predict_(?P<dataset>cifar|imagenet)_",
+    r"^(?P<arch>(?:cifar_|digits_|imagenet32_)?resnet\d+)$",
+    r"(?:^|_)sigma_(?P<sigma>\d+(?:\.\d+)?)(?![\deE]|\.\d)",
+    r"(?:^|_)alpha_(?P<alpha>0?\.\d+)",
+)
+_CERTIFICATION_PARTS = (
     *_SHARED_PARTS,
-    (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("noise", float)),
-    (r"(?:^|_)eps_(\d+(?:\.\d+)?)", _one("epsilon", released_epsilon)),
-    (r"(?:^|_)(PGD|DDN)_(\d+)steps?", lambda m: {"attack": m[1], "num_steps": int(m[2])}),
-    (r"^(\d+)-multitrain$", _one("num_noise_vec", int)),
-    (f"^({'|'.join(_FOLDERS)})$", _one("objective", _FOLDERS.__getitem__)),
-]
-_PARTS, _DRAWS = r"(\d+(?:\.\d+)?)", r"_noise_[\d.]+_mtest_(\d+)"
-_PREDICTION_PARTS = [
+    r"(?:^|_)noise_(?P<noise>\d+(?:\.\d+)?)",
+    r"(?:^|_)eps_(?P<epsilon>\d+(?:\.\d+)?)",
+    r"(?:^|_)(?P<attack>PGD|DDN)_(?P<num_steps>\d+)steps?",
+    r"^(?P<num_noise_vec>\d+)-multitrain$",
+    f"^(?P<objective>{'|'.join(_FOLDERS)})$",
+)
+_PREDICTION_PARTS = (
     *_SHARED_PARTS,
-    (r"(?:^|_)noise_(\d+(?:\.\d+)?)", _one("sigma", float)),
-    (r"^N_?(\d+)", _one("N", int)),
-    (r"_nogradtrick$", lambda m: {"gradient": "gradient-free"}),
-    (r"^num_(\d+)$", lambda m: {"num_noise_vec": int(m[1])}),
-    (r"^base$", lambda m: {"gradient": "base classifier"}),
-    (r"^(PGD|DDN)_(\d+\.\d+)$", lambda m: {"attack": m[1], "epsilon": float(m[2])}),
+    r"(?:^|_)noise_(?P<sigma>\d+(?:\.\d+)?)",
+    r"^N_?(?P<N>\d+)",
+    r"(?P<gradient>_nogradtrick)$",
+    r"^num_(?P<num_noise_vec>\d+)$",
+    r"^(?P<gradient>base)$",
+    r"^(?P<attack>PGD|DDN)_(?P<epsilon>\d+\.\d+)$",
     # What the released predict.py itself writes counts in 1/256.
-    (
-        rf"^(PGD|DDN)_{_PARTS}(?:_base|{_DRAWS})$",
-        lambda m: {"attack": m[1], "epsilon": float(m[2]) / 256},
-    ),
-    (rf"^(?:PGD|DDN)_{_PARTS}_base$", lambda m: {"gradient": "base classifier"}),
-    (rf"^(?:PGD|DDN)_{_PARTS}{_DRAWS}$", lambda m: {"num_noise_vec": int(m[2])}),
-]
-
-
+    r"^(?P<attack>PGD|DDN)_(?P<epsilon>\d+)(?:\.0)?"
+    r"(?:_(?P<gradient>base)|_noise_[\d.]+_mtest_(?P<num_noise_vec>\d+))$",
+)
 _ATTACK_PART = re.compile(r"(?:PGD|DDN)_\d.*|num_\d+|base|N_?\d+.*|predictions")
 
 
@@ -331,20 +316,20 @@ def path_without_attack(path: Path) -> tuple[str, ...]:
     )
 
 
-def _training_facts(path: Path, values: dict[str, Value]) -> dict[str, Value]:
+def _training_facts(path: Path, facts: Facts) -> dict[str, Value]:
     """Objective and name of the training, from values that the path states and from its folders;
     none if they do not tell it.
     """
-    attack, is_vanilla = values.get("attack"), "without_noise" in path.parts
-    if not is_vanilla and "noise" not in values:
+    attack, is_vanilla = facts.get("attack"), "without_noise" in path.parts
+    if not is_vanilla and facts.get("noise") is None:
         return {}
-    objective = values.get("objective") or ("SmoothAdv" if attack else "Gaussian")
+    objective = facts.get("objective") or ("SmoothAdv" if attack else "Gaussian")
     folders = {"pre-training": "finetune_cifar_from_imagenet", "self-training": "self_training"}
     extras = {
         extra: any(part.startswith(start) for part in path.parts)
         for extra, start in folders.items()
     }
-    name = _training_name(objective, attack, values.get("noise"), is_vanilla, extras)
+    name = _training_name(objective, attack, facts.get("noise"), is_vanilla, extras)
     return {"objective": objective, "training": name}
 
 

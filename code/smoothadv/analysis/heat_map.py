@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -16,14 +16,11 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import FIELDS, Value, display
 from smoothadv.analysis.figure_style import SYMBOLS, Axes, Figure, Titled, add_title
 from smoothadv.analysis.logs import Log, Logs, group_by
-from smoothadv.analysis.radii import AtRadii, Radius
+from smoothadv.analysis.radii import AtRadii, Radius, refuse_contradictions
 from smoothadv.analysis.selection import Choosing, hyper_parameter, refuse_several
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import one_of, setting
 from smoothadv.statistics.accuracy import average_certified_radius
-
-if TYPE_CHECKING:
-    from matplotlib.collections import QuadMesh
 
 _CERTIFIED, _CLEAN, _AVERAGE = MEASURES = (
     "certified_accuracy",
@@ -62,59 +59,45 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
     )
 
     def __post_init__(self) -> None:
-        if self.rows == self.columns:
-            raise ValueError(
-                f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters"
-            )
-        if self.radii and self.measure != _CERTIFIED:
-            raise ValueError(
-                f"--radii is for --measure {_CERTIFIED}: leave it out, {self.measure} is one number"
-            )
-        if self.norm != "l2" and self.measure == _CLEAN:
-            raise ValueError(f"--norm is for radii: leave it out, {_CLEAN} has none")
-        if self.high_probability is not None and self.measure == _AVERAGE:
-            raise ValueError(
-                f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none"
-            )
+        refuse_contradictions(
+            {
+                f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters": (
+                    self.rows == self.columns
+                ),
+                f"--radii is for --measure {_CERTIFIED}: leave it out, {self.measure} is one "
+                "number": bool(self.radii) and self.measure != _CERTIFIED,
+                f"--norm is for radii: leave it out, {_CLEAN} has none": (
+                    self.norm != "l2" and self.measure == _CLEAN
+                ),
+                f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none": (
+                    self.high_probability is not None and self.measure == _AVERAGE
+                ),
+            }
+        )
 
     def __call__(self, logs: Logs) -> Figure:
         part = self.taking_part(logs.certification)
         refuse_several(part, "a heat map", "images", "procedure")
-        cells, radii = self.cells(part), [Radius.of(0.0)]  # of clean accuracy, or of no radius
+        # A log that belongs to several groups counts once.
+        once = {log.path.resolve(): log for log in part}.values()
+        cells = group_by(once, lambda log: (log.facts.get(self.rows), log.facts.get(self.columns)))
+        if cells.keys() <= {(None, None)}:
+            raise UserError(
+                f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "
+                "over them"
+            )
+        radii = [Radius.of(0.0)]  # of clean accuracy, or of no radius
         if self.measure == _CERTIFIED:
             radii = self.chosen_radii(part, _MOST_PANELS)
         rows, columns = map(_ascending, zip(*cells))
         values = np.full((len(radii), len(rows), len(columns)), np.nan)
         for (row, column), group in cells.items():
-            values[:, rows.index(row), columns.index(column)] = self.best(group, radii)
-        scale = 1 if self.measure == _AVERAGE else 100
-        return self._draw(cells, scale * values, radii, rows, columns)
-
-    def cells(self, logs: Sequence[Log]) -> _Cells:
-        """The logs by their values of the rows' and the columns' hyper-parameter; UserError if none
-        states either.
-
-        A log that belongs to several groups counts once.
-        """
-        once = {log.path.resolve(): log for log in logs}.values()
-        found = group_by(once, lambda log: (log.facts.get(self.rows), log.facts.get(self.columns)))
-        if found.keys() <= {(None, None)}:
-            raise UserError(
-                f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "
-                "over them"
-            )
-        return found
-
-    def best(self, group: Sequence[Log], radii: Sequence[Radius]) -> np.ndarray:
-        """The largest value among the logs of a cell in each panel: float64, [panels]; accuracies
-        are fractions.
-        """
-        if self.measure == _AVERAGE:
-            return np.max(
-                [self.certified_by(log, [average_certified_radius(log.table)]) for log in group],
-                axis=0,
-            )
-        return np.max([self.accuracies(log, radii, models=len(group)) for log in group], axis=0)
+            best = [100 * self.accuracies(log, radii, models=len(group)) for log in group]
+            if self.measure == _AVERAGE:
+                averages = [average_certified_radius(log.table) for log in group]
+                best = [self.certified_by(log, [one]) for log, one in zip(group, averages)]
+            values[:, rows.index(row), columns.index(column)] = np.max(best, axis=0)
+        return self._draw(cells, values, radii, rows, columns)
 
     def _draw(
         self,
@@ -130,9 +113,11 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         figure, panels, beside = _panels(rows, columns, len(radii))
         for position, (panel, shares, radius) in enumerate(zip(panels, values, radii)):
             mesh = self._draw_panel(panel, shares, float(np.nanmax(values)) or 1.0)
-            rotation = _rotation(columns)
             panel.set_xticks(
-                np.arange(len(columns)) + 0.5, columns, parse_math=False, rotation=rotation
+                np.arange(len(columns)) + 0.5,
+                columns,
+                parse_math=False,
+                rotation=_rotation(columns),
             )
             at_left = position % beside == 0
             texts = rows if at_left else [""] * len(rows)
@@ -155,7 +140,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         add_title(figure.suptitle, self.title)
         return figure
 
-    def _draw_panel(self, panel: Axes, values: np.ndarray, largest: float) -> QuadMesh:
+    def _draw_panel(self, panel: Axes, values: np.ndarray, largest: float) -> Any:
         """Coloured cells with their ``values`` [rows, columns] inside; those without a log (nan)
         are hatched.
         """

@@ -29,7 +29,8 @@ class Log:
     folder or glob in which the log was found, "" for a log that was named itself. ``notes`` are
     sentences that a reader of its numbers should know. ``images`` is what people call the images
     that it is about, "" where all logs that were read are about the same ones; likewise
-    ``procedure``, of a prediction log only whether it is of the k most probable classes.
+    ``procedure``, of a prediction log only whether it is of the k most probable classes. People see
+    its ``title`` in place of its name, unless that is "".
     """
 
     name: str
@@ -41,39 +42,33 @@ class Log:
     images: str = ""
     procedure: str = ""
     group_is_named: bool = False
+    title: str = ""
 
     @property
-    def procedure_type(self) -> type[Procedure] | None:
+    def procedure_type(self) -> type[Procedure]:
         """The procedure that its manifest names; ``Exact`` where it names none, as of released
         logs.
 
-        None where the manifest names a procedure that is not registered here, and of a log with
-        rivals but no manifest.
+        ``Procedure``, of which nothing is known, where the manifest names one that is not
+        registered here, and of a log with rivals but no manifest.
         """
         method = self.facts.settings.get("method")
         if method is not None:
-            return PROCEDURES.get(method)
+            return PROCEDURES.get(method, Procedure)
         has_rivals = RIVAL in self.table or numbered(self.table.columns, RIVALS)
-        return None if has_rivals else Exact
-
-    @property
-    def is_one_sided(self) -> bool:
-        """Whether its procedure bounds p_A alone."""
-        return self.procedure_type is not None and self.procedure_type.one_sided
+        return Procedure if has_rivals else Exact
 
     @property
     def is_on_grid(self) -> bool:
         """Whether its radii are the largest of a grid that were certified, not the largest that
         could have been.
         """
-        by_procedure = self.procedure_type is not None and self.procedure_type.on_grid
-        return by_procedure or set(GRID_COLUMNS) <= set(self.table)
+        return self.procedure_type.on_grid or set(GRID_COLUMNS) <= set(self.table)
 
     @property
     def radii_follow_from_counts(self) -> bool:
         """Whether ``Procedure.radius_from`` the counts in each row must give its radius."""
-        procedure = self.procedure_type
-        is_fixed = procedure is not None and procedure.fixed_sample and not self.is_on_grid
+        is_fixed = self.procedure_type.fixed_sample and not self.is_on_grid
         return is_fixed and set(COUNT_COLUMNS) <= set(self.table)
 
     @property
@@ -96,7 +91,7 @@ class Log:
         if self.top_k > 1:
             return f"top-{self.top_k}"
         name = str(self.facts.settings.get("method"))
-        if self.is_one_sided:
+        if self.procedure_type.one_sided:
             name = "one-sided"
         elif RIVAL in self.table:
             name = "two-sided"
@@ -119,15 +114,10 @@ class Log:
 
     @property
     def label(self) -> Label:
-        """Its name; people also see its progress, its images and its procedure."""
-        return self.labelled(self.name)
-
-    def labelled(self, words: str) -> Label:
-        """Its label, in which people see ``words`` in place of its name."""
-        if self.progress:
-            words += f" ({self.progress})"
-        text = ", ".join(filter(None, (words, self.images, self.procedure)))
-        return Label(self.name, text, str(self.path))
+        """Its name; people see its ``title``, its progress, its images and its procedure."""
+        progress = f" ({self.progress})" if self.progress else ""
+        words = f"{self.title or self.name}{progress}", self.images, self.procedure
+        return Label(self.name, ", ".join(filter(None, words)), str(self.path))
 
 
 @dataclass(frozen=True)

@@ -34,62 +34,51 @@ def check_certificates(log: Log) -> Log:
     radii show that the assumed one was not used; with notes: sentences on tolerated faults and on
     what could not be checked.
     """
-    notes = [*log.notes, *_notes(log)]
+    log = replace(log, notes=(*log.notes, *_notes(log)))
+    sigma = log.facts.get("sigma")
     if log.radii_follow_from_counts:
         log = _check_trials(log)
     elif log.facts.settings.get("method") in METHODS and set(GRID_COLUMNS) <= set(log.table):
         _check_looks(log)
-    sigma, n, alpha = log.facts.number("sigma"), log.facts.n, log.facts.alpha
     if sigma is None:
-        notes.append("its sigma is unknown, so its radii could not be checked: --sigma states it")
-    elif log.radii_follow_from_counts:
-        _check_radii_of_counts(log, sigma, cast(type[Procedure], log.procedure_type))
-    elif _has_other_alpha(log, sigma):
-        facts = log.facts.replaced("alpha", _OTHER_ALPHA, "inferred from the largest radius")
-        log = replace(log, facts=facts)
-        notes.append(
-            f"its largest radius, {log.table.radius.max():g}, is impossible for alpha = {alpha:g} "
-            f"at n = {n:,}; it is what alpha = {_OTHER_ALPHA:g} gives, so each of its certificates "
-            "may be false with that probability"
-        )
-    else:
-        _check_largest(log, sigma)
-    return replace(log, notes=tuple(notes))
+        note = "its sigma is unknown, so its radii could not be checked: --sigma states it"
+        return replace(log, notes=(*log.notes, note))
+    if not log.radii_follow_from_counts:
+        return _check_largest(log, sigma)
+    _check_radii_of_counts(log, sigma, log.procedure_type)
+    return log
 
 
-def _check_largest(log: Log, sigma: float) -> None:
+def _check_largest(log: Log, sigma: float) -> Log:
     """UserError if a radius is above the largest that any counts certify.
 
     Every procedure spends alpha or a part of it, so that none exceeds this. A published radius may
-    be rounded up.
+    be rounded up. Some logs released with Cohen et al. have several radii that are the largest at
+    alpha = 0.01: they get this alpha where alpha and n were merely assumed. A single such radius is
+    a fault like any other.
     """
-    n, alpha, sources = log.facts.n, log.facts.alpha, log.facts.sources
-    largest = maximum_radius(n, sigma, alpha)
-    above = log.table[log.table.radius > largest + _tolerance(log.table)]
-    if len(above):
-        known = [f"{name} {sources[name]}" for name in ("sigma", "N", "alpha") if name in sources]
-        raise UserError(
-            f"{log.path} holds a radius that cannot be certified, first at idx "
-            f"{above.idx.iloc[0]}: {above.radius.iloc[0]:g} is above {largest:.6g}, the largest "
-            f"for sigma {sigma:g}, n = {n:,} and alpha = {alpha:g} ({', '.join(known)}); --sigma, "
-            "--N and --alpha state others"
+    radii, facts, sources = log.table.radius, log.facts, log.facts.sources
+    largest = maximum_radius(facts.n, sigma, facts.alpha)
+    tolerance = np.maximum(rounded_by(radii.to_numpy()), 1e-9 * radii)
+    above = log.table[radii > largest + tolerance]
+    if above.empty:
+        return log
+    is_other = abs(radii.max() - maximum_radius(facts.n, sigma, _OTHER_ALPHA)) <= tolerance.max()
+    is_assumed = sources.get("N") == sources.get("alpha") == "assumed"
+    if is_assumed and is_other and radii.eq(radii.max()).sum() > 1:
+        note = (
+            f"its largest radius, {radii.max():g}, is impossible for alpha = {facts.alpha:g} "
+            f"at n = {facts.n:,}; it is what alpha = {_OTHER_ALPHA:g} gives, so each of its "
+            "certificates may be false with that probability"
         )
-
-
-def _has_other_alpha(log: Log, sigma: float) -> bool:
-    """Whether several radii are the largest that alpha = 0.01 allows, where alpha and n were merely
-    assumed.
-
-    Some logs released with Cohen et al. have such radii; a single one is a fault like any other.
-    """
-    facts, largest = log.facts, log.table.radius.max()
-    tolerance = _tolerance(log.table).max()
-    usual, other = (maximum_radius(facts.n, sigma, alpha) for alpha in (facts.alpha, _OTHER_ALPHA))
-    return (
-        facts.sources.get("N") == facts.sources.get("alpha") == "assumed"
-        and usual + tolerance < largest
-        and abs(largest - other) <= tolerance
-        and bool(log.table.radius.eq(largest).sum() > 1)
+        facts = facts.replaced("alpha", _OTHER_ALPHA, "inferred from the largest radius")
+        return replace(log, facts=facts, notes=(*log.notes, note))
+    known = [f"{name} {sources[name]}" for name in ("sigma", "N", "alpha") if name in sources]
+    raise UserError(
+        f"{log.path} holds a radius that cannot be certified, first at idx "
+        f"{above.idx.iloc[0]}: {above.radius.iloc[0]:g} is above {largest:.6g}, the largest "
+        f"for sigma {sigma:g}, n = {facts.n:,} and alpha = {facts.alpha:g} ({', '.join(known)}); "
+        "--sigma, --N and --alpha state others"
     )
 
 
@@ -121,20 +110,20 @@ def _check_trials(log: Log) -> Log:
     Returns the log with the n of its counts among its facts where n was assumed.
     """
     table, n = log.table, int(log.table["trials"].max())
-    if (table.predict >= 0).any():
-        if log.facts.sources.get("N") == "assumed":
-            log = replace(log, facts=log.facts.replaced("N", n, "column trials"))
-        if n != log.facts.n:
-            stated = f"n = {log.facts.n} ({log.facts.sources['N']})"
-            raise UserError(f"{log.path} holds {n} trials per example where {stated}")
-    if log.facts.sources.get("N") == "assumed":
+    is_certified, is_assumed = table.predict >= 0, log.facts.sources.get("N") == "assumed"
+    if is_assumed and not is_certified.any():
         return log
+    if is_assumed:
+        log = replace(log, facts=log.facts.replaced("N", n, "column trials"))
+    if is_certified.any() and n != log.facts.n:
+        stated = f"n = {log.facts.n} ({log.facts.sources['N']})"
+        raise UserError(f"{log.path} holds {n} trials per example where {stated}")
     fewer = table[(table.trials < log.facts.n) | (table.predict < 0)]
     at_best = fewer.assign(
         successes=log.facts.n - (fewer.trials - fewer.successes), trials=log.facts.n
     )
-    radii = _radii_of_counts(log, at_best, 1.0, cast(type[Procedure], log.procedure_type))
-    wrong = fewer[(fewer.predict >= 0) | ~np.isnan(radii)]
+    radii = _radii_of_counts(log, at_best, 1.0, log.procedure_type)
+    wrong = fewer[is_certified[fewer.index] | ~np.isnan(radii)]
     if len(wrong):
         trials, fault = wrong.trials.iloc[0], "abstains although its counts certify"
         if trials < log.facts.n:
@@ -177,7 +166,6 @@ def _check_looks(log: Log) -> None:
     procedure = cast(type[GridProcedure], log.procedure_type)
     own = {field.name for field in dataclasses.fields(procedure)} & settings.keys()
     common = settings["sigma"], settings["N0"], settings["N"], settings["alpha"]
-    drawn = (table.samples - settings["N0"]).to_numpy()
     is_look = np.zeros(len(table), bool)
     # Looks change little with the distance of the noise from a Gaussian, if at all.
     for distance in (0.0, _DISTANCE) if settings["sound"] else (0.0,):
@@ -188,7 +176,7 @@ def _check_looks(log: Log) -> None:
                 f"{log.path} is left in doubt: its manifest has settings that cannot be: {error}"
             ) from error
         looks = np.array([0, *made.looks, -1])
-        at_look = np.take(looks, table.looks, mode="clip") == drawn
+        at_look = np.take(looks, table.looks, mode="clip") == table.samples - settings["N0"]
         is_look |= at_look & np.isin(table.trials, looks)
     on_grid = np.isin(table.radius, settings["radii"])
     if RIVAL in table or settings["ladder"]:
@@ -196,11 +184,11 @@ def _check_looks(log: Log) -> None:
         on_grid |= np.minimum(step, 1 - step) < _MATCH
     by_one_look = TwoSided if RIVAL in table else Exact
     _check_radii_of_counts(log, settings["sigma"], by_one_look, smaller_are_fine=True)
-    fine = is_look & on_grid
-    if not fine.all():
+    wrong = table.idx[~(is_look & on_grid)]
+    if len(wrong):
         raise UserError(
             f"{log.path} holds counts of no look, or a radius not on the grid, first at idx "
-            f"{table.idx[~fine].iloc[0]}"
+            f"{wrong.iloc[0]}"
         )
 
 
@@ -225,23 +213,16 @@ def _check_radii_of_counts(
         )
 
 
-def _tolerance(table: DataFrame) -> np.ndarray:
-    """By how much each radius may exceed what was certified: it was rounded, or 1e-9 relative."""
-    radii = table["radius"].to_numpy()
-    return np.maximum(rounded_by(radii), 1e-9 * radii)
-
-
 def rounded_by(radii: np.ndarray) -> np.ndarray:
     """By how much each of a log's radii may have been rounded up, float64: released ones were
     rounded to nearest.
     """
-    some = np.unique(radii[radii > 0])
-    if len(some) and all(float(f"{radius:.3g}") == radius for radius in some):
-        magnitudes = np.floor(np.log10(np.where(radii > 0, radii, 1.0)))
-        return np.where(radii > 0, 0.5 * 10.0 ** (magnitudes - 2), 0.0)
-    if len(some) and np.array_equal(some, np.round(some, 4)):
-        return np.where(radii > 0, 0.5e-4, 0.0)
-    return np.zeros(len(radii))
+    some, units = np.unique(radii[radii > 0]), np.zeros(len(radii))
+    if all(float(f"{radius:.3g}") == radius for radius in some):
+        units = 10.0 ** (np.floor(np.log10(np.where(radii > 0, radii, 1.0))) - 2)
+    elif np.array_equal(some, np.round(some, 4)):
+        units = np.full(len(radii), 1e-4)
+    return np.where(radii > 0, 0.5 * units, 0.0)
 
 
 def rounding_notes(log: Log) -> list[str]:

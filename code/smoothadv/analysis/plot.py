@@ -3,7 +3,7 @@ of each group (plot_envelope, as in the paper's Figures 1, 2, 4, 5 and 6) beside
 attack (plot_empirical, as in its Figure 3), and training curves (plot_training)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -22,9 +22,9 @@ from smoothadv.analysis.figure_style import (
     new_figure,
 )
 from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.probabilities import with_bounds
 from smoothadv.analysis.radii import Bands, Norm, round_numbers
 from smoothadv.analysis.selection import Choosing, grouping, groups_of, refuse_several
+from smoothadv.analysis.tables import with_bounds
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import one_of, probability, setting
 from smoothadv.statistics.accuracy import accuracy, accuracy_curve, survival_curve
@@ -68,10 +68,10 @@ class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
             curves = [(log, *self._curve(log)) for log in logs.certification]
             labels = (self.axis_title, "certified accuracy (%)")
             end = 1.04 * max(corners[-1] for _, corners, _ in curves)
-        groups = {log.group for log, _, _ in curves if log.group_is_named}
-        by_group = len(groups) == len(curves)
+        # Where each log is a named group, by the names of the groups.
+        by_group = len({log.group for log, *_ in curves if log.group_is_named}) == len(curves)
         steps = [
-            (log.labelled(log.group if by_group else log.name).text, corners, shares)
+            (replace(log, title=log.group * by_group).label.text, corners, shares)
             for log, corners, shares in curves
         ]
         lines = draw_steps(axes, steps, line_styles(len(curves)))
@@ -100,7 +100,7 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
     """
 
     makes: ClassVar[str] = "figure"
-    group_by: list[str] | None = grouping("the curves, like sigma")
+    group_by: Sequence[str] = grouping("the curves, like sigma")
     baseline: str | None = setting(
         None,
         parse=str,
@@ -126,9 +126,9 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
         others = [log for log in part if log.group != self.baseline]
         if not others:
             raise UserError("there is nothing but the baseline to draw")
-        by = self.group_by or []
+        by = self.group_by
         solid = groups_of(others, by, name_group=bool(baseline))
-        dashed = groups_of(baseline, by if self.split_baseline else [], name_group=True)
+        dashed = groups_of(baseline, by if self.split_baseline else (), name_group=True)
         styles = line_styles(len(solid) + len(dashed))
         if self.split_baseline:
             like = {_key(group, by): style for group, style in zip(solid.values(), styles)}
@@ -167,7 +167,7 @@ class EmpiricalPlot(Titled, Choosing, Analysis):
 
     makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
-    group_by: list[str] | None = grouping("the dashed curves: num_noise_vec, N or gradient")
+    group_by: Sequence[str] = grouping("the dashed curves: num_noise_vec, N or gradient")
     confidence: float | None = setting(
         None,
         parse=probability,
@@ -190,7 +190,7 @@ class EmpiricalPlot(Titled, Choosing, Analysis):
         certified = groups_of(certification, [])
         groups = [{log.group for log in logs} for logs in (certification, predictions)]
         named = len(certified) > 1 or bool(groups[0] - groups[1] - {""})
-        attacked = groups_of(predictions, self.group_by or [], name_group=named)
+        attacked = groups_of(predictions, self.group_by, name_group=named)
         figure, (axes,) = new_figure()
         styles = line_styles(len(certified) + len(attacked))
         curves = {name: empirical_curve(group) for name, group in attacked.items()}

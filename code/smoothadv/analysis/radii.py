@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -31,6 +31,13 @@ def round_numbers(largest: float) -> np.ndarray:
     """
     per_unit = 10.0 ** -math.ceil(math.log10((largest or 1.0) / _MOST_ROUND_NUMBERS))
     return np.arange(math.floor(largest * per_unit) + 1) / per_unit
+
+
+def refuse_contradictions(faults: Mapping[str, bool]) -> None:
+    """ValueError with the first of these texts about settings that is so."""
+    for fault, is_so in faults.items():
+        if is_so:
+            raise ValueError(fault)
 
 
 @dataclass(frozen=True)
@@ -91,11 +98,6 @@ class ErrorProbability:
     exact: bool = False
 
     @classmethod
-    def of(cls, error: ErrorProbability | float) -> ErrorProbability:
-        """An error probability that may be a number."""
-        return error if isinstance(error, ErrorProbability) else cls(error)
-
-    @classmethod
     def parse(cls, text: str) -> ErrorProbability:
         return cls(probability(text.removeprefix("exact:")), text.startswith("exact:"))
 
@@ -110,7 +112,7 @@ class Norm:
         help="norm of the radii, l2 or linf: an l2 radius r certifies r / sqrt(d) in d pixels "
         "(SmoothAdv, section 4.1)",
     )
-    high_probability: ErrorProbability | float | None = setting(
+    high_probability: ErrorProbability | None = setting(
         None,
         parse=ErrorProbability.parse,
         help="RHO: lower the accuracies so that they hold with probability 1 - RHO over the "
@@ -135,7 +137,7 @@ class Norm:
         accuracies = certified_accuracies(log.table, self.l2_lengths(log, radii))
         if self.high_probability is None:
             return accuracies
-        error = ErrorProbability.of(self.high_probability)
+        error = self.high_probability
         deduction = certified_accuracy_deduction(
             len(log.table), log.facts.alpha, error.rho / models, error.exact
         )
@@ -154,9 +156,9 @@ class Norm:
         radius = "l2 radius" if self.norm == "l2" else "l_inf radius"
         if self.high_probability is None:
             return radius
-        error = ErrorProbability.of(self.high_probability)
-        bound = " (exact binomial)" if error.exact else ""
-        return f"{radius}, with probability {1 - Decimal(repr(error.rho)):f}{bound}"
+        bound = " (exact binomial)" if self.high_probability.exact else ""
+        certainty = 1 - Decimal(repr(self.high_probability.rho))
+        return f"{radius}, with probability {certainty:f}{bound}"
 
     @property
     def norm_symbol(self) -> str:
@@ -216,17 +218,20 @@ class Bands:
     )
 
     def __post_init__(self) -> None:
-        if self.confidence is not None and getattr(self, "high_probability", None) is not None:
-            raise ValueError(
+        has_no_band = self.confidence is None
+        is_lowered = getattr(self, "high_probability", None) is not None
+        refuse_contradictions(
+            {
                 "--confidence and --high-probability are of different kinds of chance: give one of "
-                "them"
-            )
-        if self.confidence is None and self.bands != "bootstrap":
-            raise ValueError(f"--bands {self.bands} needs --confidence LEVEL, like 0.95")
-        if self.bands == "clopper-pearson" and not getattr(self, "radii", None):
-            raise ValueError(
-                "--bands clopper-pearson needs --radii, chosen in advance; dkw is for all radii"
-            )
+                "them": is_lowered and not has_no_band,
+                f"--bands {self.bands} needs --confidence LEVEL, like 0.95": (
+                    has_no_band and self.bands != "bootstrap"
+                ),
+                "--bands clopper-pearson needs --radii, chosen in advance; dkw is for all radii": (
+                    self.bands == "clopper-pearson" and not getattr(self, "radii", None)
+                ),
+            }
+        )
 
     def ends(self, shares: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the bands around shares of ``examples``, each of their shape."""
@@ -236,9 +241,8 @@ class Bands:
     def band_note(self) -> str:
         """What a heading adds of bands that hold at several radii at once, "" of others."""
         where = {"dkw": "all radii", "clopper-pearson": "all these radii"}.get(self.bands)
-        if self.confidence is None or where is None:
-            return ""
-        return f", {100 * self.confidence:g}% bands for {where} at once"
+        level = 100 * (self.confidence or 0)
+        return f", {level:g}% bands for {where} at once" if level and where else ""
 
 
 def _dimension(log: Log) -> int:

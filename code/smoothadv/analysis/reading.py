@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from smoothadv.analysis.facts import Facts, Value, facts_of
-from smoothadv.analysis.logs import Log, Logs, sizes_of
+from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
 from smoothadv.analysis.plausibility import check_certificates
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.progress import Progress
@@ -24,17 +25,16 @@ _READ_BY = {
 }
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     path: Path
     group: str
-    is_named: bool  # it is a fault if it is no log; a file that a search found is skipped
     group_is_named: bool  # as NAME=LOG
+    is_named: bool = False  # it is a fault if it is no log; a file that a search found is skipped
 
 
 def read_logs(
     arguments: Sequence[str],
-    kinds: Iterable[str] = ("certification",),
+    kinds: Collection[str] = ("certification",),
     stated: Mapping[str, Value] | None = None,
     warn: Warn = lambda message: None,
 ) -> Logs:
@@ -48,24 +48,31 @@ def read_logs(
     logs, other_kinds = Logs(), set[str]()
     for argument in arguments:
         for entry in _find(argument, logs.left_out):
-            # A log may belong to several named groups, but is read once where it was merely named
-            # twice.
+            # A log may belong to several named groups, else it is read once.
             group = entry.group if entry.group_is_named else None
             found.setdefault((os.path.realpath(entry.path), group), entry)
     for entry in Progress(found.values(), "reading logs", unit="log", delay=1):
         try:
-            kind = _kind_to_read(entry, set(kinds), other_kinds)
-            if kind is not None:
+            kind = kind_of_log(entry.path)
+            if kind is None:
+                # Of a file that only looks like a log, the reader reports the fault.
+                if entry.is_named or resembles_log(entry.path):
+                    logs.certification.append(_read(entry, "certification", stated or {}))
+            elif kind in kinds:
                 getattr(logs, kind).append(_read(entry, kind, stated or {}))
+            elif entry.is_named:
+                needed = f"what is needed here is a {' or '.join(sorted(kinds))} log"
+                raise UserError(f"{entry.path} is a {kind} log; {needed}{_READ_BY.get(kind, '')}")
+            else:
+                other_kinds.add(kind)
         except UserError as error:
             logs.left_out.append(str(error))
     # Certificates of training images must not look like test accuracy beside others.
-    training = [log for log in logs.certification if log.facts.get("split") == "train"]
-    if len(training) < len(logs.certification):
-        for log in training:
+    by_split = group_by(logs.certification, lambda log: log.facts.get("split") == "train")
+    if len(by_split) > 1:
+        logs = replace(logs, certification=by_split[False])
+        for log in by_split[True]:
             logs.left_out.append(f"{log.path} certifies training images, the others do not")
-        certified = [log for log in logs.certification if log.facts.get("split") != "train"]
-        logs = replace(logs, certification=certified)
     if not logs.all and len(logs.left_out) == 1:
         raise UserError(logs.left_out[0])
     for reason in logs.left_out:
@@ -85,33 +92,25 @@ def _find(argument: str, left_out: list[str]) -> list[_Found]:
     group, equals, place = argument.partition("=")
     if not equals or not group or os.path.exists(argument) or glob.glob(argument, recursive=True):
         group, place = "", argument
-    is_grouped = bool(group)
     if os.path.isfile(place):
-        return [_Found(Path(place), group, True, is_grouped)]
-    is_folder = os.path.isdir(place)
-    matches = [place] if is_folder else sorted(glob.glob(place, recursive=True))
+        return [_Found(Path(place), group, bool(group), is_named=True)]
+    matches = [place] if os.path.isdir(place) else sorted(glob.glob(place, recursive=True))
     if not matches:
         raise UserError(f"{place} is no file, no folder and matches nothing")
-    files = []
+    files: list[Path] = []
     for match in map(Path, matches):
-        if not any(map(is_shard_folder, match.parts)):
-            files += _files_below(match, left_out) if match.is_dir() else [match]
-    if is_folder:
-        place = place.rstrip("/").removeprefix("./") or place
-    found = [
-        _Found(path, group or place, False, is_grouped) for path in files if not is_manifest(path)
+        files += _files_below(match, left_out) if match.is_dir() else [match]
+    if matches == [place]:
+        place = os.path.normpath(place)
+    return [
+        _Found(path, group or place, bool(group))
+        for path in files
+        if not is_manifest(path) and not any(map(is_shard_folder, path.parts))
     ]
-    # Other files are skipped; but if no match is a log, the fault of the first one must be
-    # reported.
-    if not is_folder and not any(kind_of_log(one.path) or resembles_log(one.path) for one in found):
-        found = [replace(entry, is_named=True) for entry in found[:1]]
-    return found
 
 
 def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
-    """All files that are not hidden, also behind links, each folder once; without shards, which are
-    no logs yet.
-    """
+    """All files that are not hidden, also behind links, each folder once."""
     files, visited, refused = [], set(), list[OSError]()
     found = os.walk(folder, followlinks=True, onerror=refused.append)
     for place, folders, names in Progress(
@@ -122,32 +121,11 @@ def _files_below(folder: Path, left_out: list[str]) -> list[Path]:
             folders.clear()
             continue
         visited.add(real)
-        folders[:] = [
-            name for name in folders if not name.startswith(".") and not is_shard_folder(name)
-        ]
+        folders[:] = [name for name in folders if not name.startswith(".")]
         files += [Path(place, name) for name in names if not name.startswith(".")]
     left_out += [f"{error.filename} cannot be listed: {error.strerror}" for error in refused]
     # A file that cannot be asked what it is stays: reading it gives the reason.
     return sorted(path for path in files if os.path.isfile(path) or not os.path.exists(path))
-
-
-def _kind_to_read(entry: _Found, kinds: set[str], other_kinds: set[str]) -> str | None:
-    """The kind of a log that is to be read, None if it is to be skipped; UserError if it was named
-    and is no log of these ``kinds``.
-    """
-    if is_manifest(entry.path):  # no search finds these
-        raise UserError(f"{entry.path} is a manifest, no log")
-    kind = kind_of_log(entry.path)
-    if kind is None:
-        # Of a file that only looks like a log, the reader reports the fault.
-        return "certification" if entry.is_named or resembles_log(entry.path) else None
-    if kind in kinds:
-        return kind
-    if entry.is_named:
-        needed = f"what is needed here is a {' or '.join(sorted(kinds))} log"
-        raise UserError(f"{entry.path} is a {kind} log; {needed}{_READ_BY.get(kind, '')}")
-    other_kinds.add(kind)
-    return None
 
 
 def _read(entry: _Found, kind: str, stated: Mapping[str, Value]) -> Log:
@@ -155,17 +133,14 @@ def _read(entry: _Found, kind: str, stated: Mapping[str, Value]) -> Log:
     table = READERS[kind](entry.path)
     facts = Facts() if kind == "training" else facts_of(kind, entry.path, stated)
     notes = tuple(table.attrs["notes"])
-    log = Log("", entry.path, entry.group, table, facts, notes, group_is_named=entry.group_is_named)
-    if kind == "certification":
-        if method := facts.settings.get("method"):
-            facts = facts.replaced("method", method, "manifest")
-        elif log.procedure_type is Exact and not log.is_on_grid:
-            facts = facts.replaced("method", "exact", "assumed")
-        return check_certificates(replace(log, facts=facts))
     if kind == "prediction" and facts.manifest is None and facts.get("attack") is None:
-        note = "its path names no attack: it is treated as predictions on clean images"
-        return replace(log, notes=(*notes, note))
-    return log
+        notes += ("its path names no attack: it is treated as predictions on clean images",)
+    log = Log("", entry.path, entry.group, table, facts, notes, group_is_named=entry.group_is_named)
+    if kind != "certification":
+        return log
+    if facts.get("method") is None and log.procedure_type is Exact and not log.is_on_grid:
+        log = replace(log, facts=facts.replaced("method", "exact", "assumed"))
+    return check_certificates(log)
 
 
 def _named(logs: Logs) -> Logs:
@@ -190,17 +165,12 @@ def _if_several(names: Iterable[str]) -> list[str]:
 
 
 def _with_names(logs: list[Log]) -> list[Log]:
-    """The logs with their names: paths without .tsv and without folders that all share; of one log,
-    the file's name.
-    """
-    if len(logs) == 1:
-        name = escape(logs[0].path.name, None)
-        return [replace(logs[0], name=name.removesuffix(".tsv") or name)]
+    """The logs with their names: paths without .tsv and without folders that all share."""
     paths = [
         Path(escape(str(log.path.absolute()), None).removesuffix(".tsv")).parts for log in logs
     ]
     in_all = set.intersection(*map(set, paths)) if logs else set[str]()
-    start = len(os.path.commonprefix(paths))
+    start = len(os.path.commonprefix([*paths, *(parts[:-1] for parts in paths)]))
     attempts = (
         ["/".join(part for part in parts if part not in in_all) for parts in paths],
         ["/".join(parts[start:]) for parts in paths],

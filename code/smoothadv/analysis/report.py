@@ -11,18 +11,15 @@ from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
-from smoothadv.analysis.empirical import Empirical
-from smoothadv.analysis.envelope import Envelope, Selected
+from smoothadv.analysis.empirical import Empirical, Gap
+from smoothadv.analysis.envelope import Envelope, HeldOut
 from smoothadv.analysis.examples import Examples, never_right
 from smoothadv.analysis.facts import FIELDS, display
-from smoothadv.analysis.figure_style import SYMBOLS, Figure, as_element, readings
-from smoothadv.analysis.gap import Gap
+from smoothadv.analysis.figure_style import SYMBOLS, as_element, readings
 from smoothadv.analysis.heat_map import HeatMap
-from smoothadv.analysis.held_out import HeldOut
 from smoothadv.analysis.logs import Log, Logs, sizes_of
 from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
-from smoothadv.analysis.probabilities import Probabilities
 from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.selection import Choosing, comparison_warnings, groups_of
 from smoothadv.analysis.table_formats import (
@@ -35,7 +32,7 @@ from smoothadv.analysis.table_formats import (
     plain,
     titles,
 )
-from smoothadv.analysis.tables import ParametersTable, Summary
+from smoothadv.analysis.tables import ParametersTable, Probabilities, Summary
 from smoothadv.base.errors import UserError
 from smoothadv.base.provenance import without_secrets
 from smoothadv.base.settings import setting
@@ -86,28 +83,42 @@ class Report(Choosing, AtRadii, Analysis):
             certification += _with_short_names(alike.certification)
             prediction += _with_short_names(alike.prediction)
         logs = Logs(certification, prediction, logs.training, logs.left_out)
-        left_out = [f"left out: {reason}" for reason in logs.left_out]
         template = resources.files(__package__).joinpath("report.html.jinja")
         return environment.from_string(template.read_text(encoding="utf-8")).render(
             title=self.title,
             version=__version__,
             facts=_facts(logs),
-            warnings=[*comparison_warnings(logs), *left_out],
+            warnings=comparison_warnings(logs) + [f"left out: {one}" for one in logs.left_out],
             sections=list(self._sections(logs)),
             as_element=as_element,
             readings=readings,
         )
 
-    def _like(self, analysis: Any, **settings: Any) -> Any:
-        """An analysis with those settings of the page that it has, but for its title."""
-        names = {field.name for field in fields(analysis)} & {field.name for field in fields(self)}
+    def _made(
+        self,
+        caption: str,
+        analysis: Any,
+        logs: Logs,
+        is_optional: bool = False,
+        **settings: Any,
+    ) -> list[Part]:
+        """What an analysis makes, with those settings of the page that it has, but for its title;
+        nothing where it ``is_optional`` and needs other logs, or logs of the same images (the page
+        warns of it).
+        """
+        names = {one.name for one in fields(analysis)} & {one.name for one in fields(self)}
         common = {name: getattr(self, name) for name in names - {"title"}}
-        return analysis(**{**common, **settings})
+        try:
+            return [_part(caption, analysis(**{**common, **settings})(logs))]
+        except UserError:
+            if is_optional:
+                return []
+            raise
 
     def _sections(self, logs: Logs) -> Iterator[Section]:
         certification = [*filter(self.takes, logs.certification)]
         chosen = "Chosen on some images, measured on others"
-        if parts := _if_possible(chosen, self._like(HeldOut), Logs(certification)):
+        if parts := self._made(chosen, HeldOut, Logs(certification), is_optional=True):
             yield Section("The best models on other images", parts)
         for name, alike in logs.by("images").items():
             # Below the name of the set, labels need not repeat it.
@@ -121,9 +132,9 @@ class Report(Choosing, AtRadii, Analysis):
         if logs.training:
             few, count = Logs(training=logs.training[:_MOST_CURVES]), len(logs.training)
             more = f" (the first {_MOST_CURVES} of {count})" if count > _MOST_CURVES else ""
-            parts = [_part("Training", TrainingPlot()(few))]
+            parts = self._made("Training", TrainingPlot, few)
             yield Section("Training", parts, f"Loss and accuracy by epoch{more}.")
-        yield _provenance(logs)
+        yield Section("Provenance", self._provenance(logs))
 
     def _about(self, logs: Logs, beside: Logs) -> Iterator[Section]:
         """What the logs of one image set say; ``beside`` has the predictions, and certificates to
@@ -131,15 +142,14 @@ class Report(Choosing, AtRadii, Analysis):
         """
         finished = logs.where(self.takes)
         if logs.certification:
-            yield self._certified_accuracy(logs)
+            yield Section("Certified accuracy", self._certified_accuracy(logs))
         if finished.certification:
-            yield self._best_of_groups(Logs(finished.certification))
+            yield Section("Best log by radius", self._best_of_groups(Logs(finished.certification)))
         if finished.prediction:
-            empirical = self._like(Empirical, confidence=0.95)
             parts = [
-                _part("Accuracy under attack", self._like(EmpiricalPlot)(finished)),
-                _part("By attack radius", empirical(finished)),
-                *_if_possible("Certified and attacked, on the same images", Gap(), beside),
+                *self._made("Accuracy under attack", EmpiricalPlot, finished),
+                *self._made("By attack radius", Empirical, finished, confidence=0.95),
+                *self._made("Certified and attacked, on the same images", Gap, beside, True),
             ]
             yield Section("Accuracy under attack", parts)
             found, cards = never_right(finished.prediction, _MOST_PICTURES)
@@ -151,74 +161,49 @@ class Report(Choosing, AtRadii, Analysis):
                 pictures = [{"kind": "pictures", "cards": cards}]
                 yield Section("Images that no model gets right under attack", pictures, text)
         if logs.certification:
-            parts = [
-                part
-                for procedure, alike in Logs(logs.certification).by("procedure").items()
-                for end in ("worst", "best")
-                for part in _if_possible(
-                    _titled(end.capitalize(), procedure),
-                    Examples(**{end: _EXAMPLES_SHOWN}),
-                    alike,
-                )
-            ]
+            parts = []
+            for procedure, alike in Logs(logs.certification).by("procedure").items():
+                for end in ("worst", "best"):
+                    caption = _titled(end.capitalize(), procedure)
+                    parts += self._made(caption, Examples, alike, True, **{end: _EXAMPLES_SHOWN})
             text = "" if parts else "Not shown: the logs are not on the same images."
             yield Section("Examples", parts, text)
 
-    def _certified_accuracy(self, logs: Logs) -> Section:
-        parts, count = [], len(logs.certification)
-        if count <= _MOST_CURVES:
-            bands: dict[str, Any] = {}
-            note = ""
-            if count <= 4 and self.high_probability is None:
-                bands = {"confidence": 0.95, "bands": "dkw"}
-                note = "; bands: 95 %, for all radii at once, over the choice of images"
-            plot = self._like(CertifiedAccuracyPlot, **bands)
-            parts.append(_part(f"Certified accuracy of each log{note}", plot(logs)))
-            shares = CertifiedAccuracyPlot(of="p_A", **bands)
-            parts += _if_possible("Images by their lower bound of p_A", shares, logs)
-        parts.append(_part("All logs", self._like(Summary)(logs)))
-        parts += _if_possible(
-            "Lower bounds of p_A, 0 if wrong, beside the average radius", Probabilities(), logs
-        )
-        if count == 2:
-            parts += _if_possible("The two on the same images", self._like(Comparison), logs)
-        return Section("Certified accuracy", parts)
-
-    def _best_of_groups(self, logs: Logs) -> Section:
-        certification = logs.certification
-        envelope = self._like(Envelope)
-        parts = [
-            _part(
-                "Best certified accuracy, with the clean accuracy of the selected log raised",
-                envelope(logs),
-            ),
-            _part(
-                "Abstention rate of the selected logs",
-                replace(envelope, show="abstention_rate")(logs),
-            ),
+    def _certified_accuracy(self, logs: Logs) -> list[Part]:
+        parts, bands, note = list[Part](), dict[str, Any](), ""
+        if len(logs.certification) <= 4 and self.high_probability is None:
+            bands = {"confidence": 0.95, "bands": "dkw"}
+            note = "; bands: 95 %, for all radii at once, over the choice of images"
+        if len(logs.certification) <= _MOST_CURVES:
+            caption = f"Certified accuracy of each log{note}"
+            parts += self._made(caption, CertifiedAccuracyPlot, logs, **bands)
+            caption = "Images by their lower bound of p_A"
+            bands |= {"of": "p_A", "norm": "l2", "high_probability": None}
+            parts += self._made(caption, CertifiedAccuracyPlot, logs, True, **bands)
+        caption = "Lower bounds of p_A, 0 if wrong, beside the average radius"
+        return [
+            *parts,
+            *self._made("All logs", Summary, logs),
+            *self._made(caption, Probabilities, logs, True),
+            *self._made("The two on the same images", Comparison, Logs(logs.certification), True),
         ]
+
+    def _best_of_groups(self, logs: Logs) -> list[Part]:
+        certification = logs.certification
+        caption = "Best certified accuracy, with the clean accuracy of the selected log raised"
+        parts = self._made(caption, Envelope, logs)
+        caption = "Abstention rate of the selected logs"
+        parts += self._made(caption, Envelope, logs, show="abstention_rate")
         drawn = 0
-        for words, by in (("by group", []), ("by sigma", ["sigma"])):
+        for words, by in (("by group", ()), ("by sigma", ("sigma",))):
             count = len(groups_of(certification, by))
             # More curves than the figure before, but fewer than one per log, which the first
             # section draws.
             if drawn < count < len(certification) and count <= _MOST_CURVES:
                 drawn = count
-                plot = self._like(EnvelopePlot, group_by=by)
-                parts.append(_part(f"Upper envelopes {words}", plot(logs)))
-        radii, differing = self.chosen_radii(certification), _differing(certification)
-        rows = [
-            [name, radius.text, best.certified_accuracy, *_described(best, differing)]
-            for name, group in groups_of(certification, []).items()
-            if len(group) > 1
-            for radius, best in zip(radii, envelope.select(group, radii))
-        ]
-        columns = [
-            *columns_of("text", group="group", radius=self.heading),
-            Column("certified_accuracy", "certified accuracy", "fraction"),
-            *columns_of("text", **{name: FIELDS[name] for name in differing}, model="model"),
-        ]
-        parts += [_part("Selected log at each radius", Table(columns, rows))] if rows else []
+                parts += self._made(f"Upper envelopes {words}", EnvelopePlot, logs, group_by=by)
+        if (selected := self._selected(certification)).rows:
+            parts.append(_part("Selected log at each radius", selected))
         for procedure, alike in logs.by("procedure").items():
             # A map of all logs, whatever their group, where both hyper-parameters vary; without
             # the largest radii, at which little is certified.
@@ -227,9 +212,40 @@ class Report(Choosing, AtRadii, Analysis):
                 radii = self.chosen_radii(some)
                 radii = radii[:: max(1, len(radii) // _MOST_MAPS)][:_MOST_MAPS]
                 caption = "Best certified accuracy by sigma and epsilon, of all logs"
-                figure = self._like(HeatMap, radii=radii)(alike)
-                parts.append(_part(_titled(caption, procedure), figure))
-        return Section("Best log by radius", parts)
+                parts += self._made(_titled(caption, procedure), HeatMap, alike, radii=radii)
+        return parts
+
+    def _selected(self, logs: Sequence[Log]) -> Table:
+        """A row per radius and group of several logs: the best one, and its hyper-parameters where
+        the logs differ.
+        """
+        radii, differing, rows = self.chosen_radii(logs), _differing(logs), list[list[Cell]]()
+        envelope = Envelope(self.norm, self.high_probability)
+        for name, group in groups_of(logs, ()).items():
+            for radius, best in zip(radii, envelope.select(group, radii) if len(group) > 1 else ()):
+                share, model = best.certified_accuracy, [best.log.label]
+                known = [(one, best.log.facts.get(one)) for one in differing]
+                values = [None if value is None else display(one, value) for one, value in known]
+                described = [*values, *model] if share else [None] * (len(differing) + 1)
+                rows.append([name, radius.text, share, *described])
+        columns = [
+            *columns_of("text", group="group", radius=self.heading),
+            Column("certified_accuracy", "certified accuracy", "fraction"),
+            *columns_of("text", **{name: FIELDS[name] for name in differing}, model="model"),
+        ]
+        return Table(columns, rows)
+
+    def _provenance(self, logs: Logs) -> list[Part]:
+        rows: list[list[Cell]] = []
+        for log in logs.all:
+            notes = [*log.notes, *(rounding_notes(log) if "radius" in log.table else [])]
+            made_by = "; then ".join(map(_made_by, log.facts.runs))
+            rows.append([log.label, str(log.path), made_by or None, "; ".join(notes) or None])
+        titles = {"log": "log", "file": "file", "made_by": "made by", "notes": "to keep in mind"}
+        parts = [_part("Where each log is from", Table(columns_of("text", **titles), rows))]
+        if logs.certification or logs.prediction:
+            parts += self._made("Hyper-parameters and how they are known", ParametersTable, logs)
+        return parts
 
 
 def _titled(*words: str) -> str:
@@ -268,17 +284,6 @@ def _with_short_names(logs: list[Log]) -> list[Log]:
     ]
 
 
-def _described(best: Selected, names: list[str]) -> list[Cell]:
-    """Hyper-parameters of the selected log as tables show them, and its name; None where nothing is
-    certified.
-    """
-    if best.certified_accuracy == 0:
-        return [None] * (len(names) + 1)
-    values = ((name, best.log.facts.get(name)) for name in names)
-    shown = (None if value is None else display(name, value) for name, value in values)
-    return [*shown, best.log.label]
-
-
 def _facts(logs: Logs) -> list[tuple[str, str]]:
     """The logs of the page in a few numbers."""
     kinds = ("certification", "prediction", "training")
@@ -290,30 +295,6 @@ def _facts(logs: Logs) -> list[tuple[str, str]]:
         texts = [f"{value:,}" if isinstance(value, int) else f"{value}" for value in values]
         facts += [(FIELDS[name], ", ".join(texts))] if texts else []
     return facts
-
-
-def _if_possible(caption: str, analysis: Analysis, logs: Logs) -> list[Part]:
-    """What an analysis makes; nothing where it needs other logs, or logs of the same images (the
-    page warns of it).
-    """
-    try:
-        made: Any = analysis(logs)
-    except UserError:
-        return []
-    return [_part(caption, made)]
-
-
-def _provenance(logs: Logs) -> Section:
-    columns = columns_of("text", log="log", file="file", made_by="made by", notes="to keep in mind")
-    rows: list[list[Cell]] = []
-    for log in logs.all:
-        notes = [*log.notes, *(rounding_notes(log) if "radius" in log.table else [])]
-        made_by = "; then ".join(map(_made_by, log.facts.runs))
-        rows.append([log.label, str(log.path), made_by or None, "; ".join(notes) or None])
-    parts = [_part("Where each log is from", Table(columns, rows))]
-    if logs.certification or logs.prediction:
-        parts.append(_part("Hyper-parameters and how they are known", ParametersTable()(logs)))
-    return Section("Provenance", parts)
 
 
 def _made_by(run: dict[str, Any]) -> str:
@@ -329,7 +310,7 @@ def _made_by(run: dict[str, Any]) -> str:
     return f"{' '.join(without_secrets(run.get('command', [])))} ({known})"
 
 
-def _part(caption: str, made: "Table | Figure") -> Part:
+def _part(caption: str, made: Any) -> Part:
     """A figure or a table for the template: every cell as HTML, its value to sort by, and the whole
     name of a log.
     """

@@ -3,17 +3,22 @@ equal.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis.facts import FIELDS, Value, display
 from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
-from smoothadv.analysis.table_formats import Cell, Column, Label, Table
+from smoothadv.analysis.table_formats import Cell, Column, Table
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import one_of, setting
 
 _FEWEST_TO_RECOGNISE = 20  # fewer rows may be equal by chance
+_SEVERAL_PROCEDURES = (
+    "logs of several procedures are kept apart ({}): some certify more from the same votes"
+)
+_SEVERAL_SIZES = "predictions are kept apart by the number of classes that may hold the label ({})"
 
 hyper_parameter = one_of(FIELDS)
 
@@ -21,7 +26,7 @@ hyper_parameter = one_of(FIELDS)
 def grouping(what: str) -> Any:
     """The setting of the hyper-parameters whose values separate ``what``, by default none."""
     text = f"hyper-parameters whose values separate {what}"
-    return setting(None, many=True, parse=hyper_parameter, help=text)
+    return setting((), many=True, parse=hyper_parameter, help=text)
 
 
 def matches(value: Value, wanted: str) -> bool:
@@ -38,21 +43,19 @@ def matches(value: Value, wanted: str) -> bool:
     return round(float(value), digits) == float(wanted)
 
 
-def restrict(logs: Logs, conditions: Sequence[tuple[str, str]]) -> Logs:
-    """The logs whose hyper-parameters meet all (name, value) ``conditions``; UserError if none
+def restrict(logs: Logs, conditions: Sequence[str]) -> Logs:
+    """The logs whose hyper-parameters meet all ``conditions``, like "sigma=0.25"; UserError if none
     does.
     """
+    pairs = [condition.partition("=") for condition in conditions]
     kept = logs.where(
-        lambda log: all(matches(log.facts.get(name), value) for name, value in conditions)
+        lambda log: all(matches(log.facts.get(name), value) for name, _, value in pairs)
     )
     if not kept.all:
-        wanted = " ".join(f"{name}={value}" for name, value in conditions)
-        name = conditions[0][0]
-        values = {
-            display(name, log.facts.get(name)) for log in [*logs.certification, *logs.prediction]
-        }
-        found = ", ".join(sorted(values)[:12]) or "unknown in all of them"
-        raise UserError(f"no log has {wanted}; {name} is {found}")
+        name, both = pairs[0][0], [*logs.certification, *logs.prediction]
+        found = ", ".join(sorted({display(name, log.facts.get(name)) for log in both})[:12])
+        wanted = " ".join(conditions)
+        raise UserError(f"no log has {wanted}; {name} is {found or 'unknown in all of them'}")
     return kept
 
 
@@ -60,45 +63,44 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
     """Reasons to hesitate before comparing the logs, if ``paired`` on common examples: sentences
     for people.
     """
-    sentences = []
-    for kind, some in (("", logs.certification), ("prediction ", logs.prediction)):
-        if different_examples(some, paired):
-            sentences.append(
-                f"the {kind}logs are not all on the same test images ({sizes_of(some)} examples): "
-                "they differ by chance too"
-            )
-    first: dict[tuple[object, ...], Log] = {}
-    for log in logs.certification:
-        rows = log.table[["idx", "predict", "radius"]].to_numpy().tobytes()
-        other = first.setdefault((log.group, rows), log)
-        if other is not log and len(log.table) >= _FEWEST_TO_RECOGNISE:
-            sentences.append(
-                f"{other.path} and {log.path} hold the same rows: one model is counted twice"
-            )
-    if names := several(logs.certification, "procedure"):
-        sentences.append(
-            f"logs of several procedures are kept apart ({names}): some certify more from the same "
-            "votes"
-        )
-    if names := several(logs.prediction, "procedure"):
-        sentences.append(
-            f"predictions are kept apart by the number of classes that may hold the label ({names})"
-        )
+    certification, prediction = logs.certification, logs.prediction
+    sentences = [
+        f"the {kind}logs are not all on the same test images ({sizes_of(some)} examples): "
+        "they differ by chance too"
+        for kind, some in (("", certification), ("prediction ", prediction))
+        if different_examples(some, paired)
+    ]
+    rows = ["idx", "predict", "radius"]
+    same_rows = group_by(certification, lambda log: (log.group, log.table[rows].values.tobytes()))
+    sentences += [
+        f"{first.path} and {log.path} hold the same rows: one model is counted twice"
+        for first, *others in same_rows.values()
+        for log in others
+        if len(log.table) >= _FEWEST_TO_RECOGNISE
+    ]
+    sentences += [
+        sentence.format(names)
+        for sentence, some in ((_SEVERAL_PROCEDURES, certification), (_SEVERAL_SIZES, prediction))
+        if (names := several(some, "procedure"))
+    ]
     for name in ("dataset", "N", "alpha", "method"):
-        values = {log.facts.get(name) for log in logs.certification} - {None}
+        values = {log.facts.get(name) for log in certification} - {None}
         if len(values) > 1:
             texts = ", ".join(display(name, value) for value in sorted(values, key=_sortable))
             sentences.append(f"the logs differ in {FIELDS[name]}: {texts}")
     sentences += [
         f"{log.path}: {log.progress}; the best log is chosen without it, unless by --unfinished"
-        for log in [*logs.certification, *logs.prediction]
+        for log in [*certification, *prediction]
         if log.progress
     ]
-    noted = [(note, log.path) for log in logs.all for note in log.notes]
-    for note, same in group_by(noted, lambda pair: pair[0]).items():
-        more = f" and {len(same) - 1} more" if len(same) > 1 else ""
-        sentences.append(f"{same[0][1]}{more}: {note}")
-    return sentences
+    paths: dict[str, list[Path]] = {}
+    for log in logs.all:
+        for note in log.notes:
+            paths.setdefault(note, []).append(log.path)
+    return sentences + [
+        f"{first}{f' and {len(others)} more' if others else ''}: {note}"
+        for note, (first, *others) in paths.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -172,14 +174,21 @@ def refuse_other_images(logs: Sequence[Log], what: str) -> None:
                 )
 
 
+def differ(first: Log, second: Log, *names: str) -> bool:
+    """Whether two logs are known to differ in one of these facts or settings."""
+    for name in names:
+        values = {log.facts.get(name) or log.facts.settings.get(name) for log in (first, second)}
+        if len(values - {None}) > 1:
+            return True
+    return False
+
+
 def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:
     """Whether the logs are of different examples; if ``paired`` on those in both, by manifests, of
     other data.
     """
     if paired:
-        manifests = [log.facts.manifest["settings"] for log in logs if log.facts.manifest]
-        data = {(some.get("split"), some.get("dataset_fingerprint")) for some in manifests}
-        return len(data) > 1
+        return any(differ(logs[0], log, "split", "dataset_fingerprint") for log in logs[1:])
     indices = {log.table.idx.to_numpy().tobytes() for log in logs}
     return bool(several(logs, "images")) or len(indices) > 1
 
@@ -205,21 +214,33 @@ def with_columns_of_logs(table: Table, logs: Sequence[Log], by: Sequence[str] = 
     return Table([*table.columns, *(Column(name, name, "text") for name in added)], rows, people)
 
 
-def labels_by(logs: Sequence[Log], by: Sequence[str]) -> list[tuple[Log, Label]]:
-    """The logs in the order of their groups and hyper-parameters ``by``, each with these as its
-    label, like "sigma = 0.12 | epsilon = 0.25"; after that its name where others of its group have
-    the same ones. Without ``by``, the logs as they are."""
-    if not by:
-        return [(log, log.label) for log in logs]
-    labelled = []
-    for group in groups_of(logs, by, name_group=True).values():
-        for log in group:
-            known = [name for name in by if log.facts.get(name) is not None]
-            words = " | ".join(_equation(name, log, set()) for name in known)
-            if not words or len(group) > 1:
-                words = ": ".join(filter(None, (words, log.name)))
-            labelled.append((log, log.labelled(words)))
-    return labelled
+@dataclass(frozen=True)
+class LabelBy:
+    """The names of the rows."""
+
+    label_by: Sequence[str] = setting(
+        (),
+        many=True,
+        parse=hyper_parameter,
+        help="hyper-parameters that order the rows of each group and, for people, name them in "
+        "place of paths, like sigma epsilon; csv and json have columns of them",
+    )
+
+    def ordered(self, logs: Sequence[Log]) -> list[Log]:
+        """The logs in the order of their groups and hyper-parameters, which are their titles, like
+        "sigma = 0.12 | epsilon = 0.25"; after that the name where others of the group have the same
+        ones. Without ``label_by``, the logs as they are."""
+        if not self.label_by:
+            return [*logs]
+        titled = []
+        for group in groups_of(logs, self.label_by, name_group=True).values():
+            for log in group:
+                known = [name for name in self.label_by if log.facts.get(name) is not None]
+                words = " | ".join(_equation(name, log, set()) for name in known)
+                if not words or len(group) > 1:
+                    words = ": ".join(filter(None, (words, log.name)))
+                titled.append(replace(log, title=words))
+        return titled
 
 
 def groups_of(

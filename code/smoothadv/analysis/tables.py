@@ -1,41 +1,31 @@
-"""Tables with a row per log: summary, table (as in the paper), parameters."""
+"""Tables with a row per log: summary, table (as in the paper), parameters, and the distribution of
+the bounds of p_A over the images, which an average radius hides.
+"""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from scipy import special
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import FIELDS, display
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.radii import AtRadii, Bands
-from smoothadv.analysis.selection import (
-    are_alike,
-    hyper_parameter,
-    labels_by,
-    with_columns_of_logs,
-)
-from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table
-from smoothadv.base.settings import setting
+from smoothadv.analysis.selection import LabelBy, are_alike, with_columns_of_logs
+from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
+from smoothadv.base.errors import UserError, warn
 from smoothadv.statistics.accuracy import (
     abstention_rate,
     accuracy,
     average_certified_radius,
 )
+from smoothadv.statistics.bounds import lower_confidence_bound
 
-
-@dataclass(frozen=True)
-class LabelBy:
-    """The names of the rows."""
-
-    label_by: list[str] | None = setting(
-        None,
-        many=True,
-        parse=hyper_parameter,
-        help="hyper-parameters that order the rows of each group and, for people, name them in "
-        "place of paths, like sigma epsilon; csv and json have columns of them",
-    )
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_LEVELS = (0.5, 0.9, 0.99, 0.999)
 
 
 @ANALYSES.register("summary")
@@ -46,8 +36,7 @@ class Summary(LabelBy, AtRadii, Analysis):
     """
 
     def __call__(self, logs: Logs) -> Table:
-        labelled = labels_by(logs.certification, self.label_by or [])
-        ordered = [log for log, _ in labelled]
+        ordered = self.ordered(logs.certification)
         radii = self.chosen_radii(ordered)
         average = Column("average_certified_radius", "average certified radius (l2)", "number")
         on_grid = Column(f"{average.key}_on_the_grid", f"{average.title} on the grid", "number")
@@ -61,20 +50,18 @@ class Summary(LabelBy, AtRadii, Analysis):
             Column("abstention_rate", "abstention rate", "fraction"),
             *(radius.column(are_alike(ordered)) for radius in radii),
         ]
-        rows: list[list[Cell]] = [
-            [
-                *(label, len(log.table), accuracy(log.table)),
-                *(
-                    average_certified_radius(log.table)
-                    if (one is on_grid) == log.is_on_grid
-                    else None
-                    for one in averages
-                ),
-                *(abstention_rate(log.table), *self.accuracies(log, radii).tolist()),
-            ]
-            for log, label in labelled
-        ]
-        return with_columns_of_logs(Table(columns, rows), ordered, self.label_by or [])
+        rows: list[list[Cell]] = []
+        for log in ordered:
+            own = on_grid if log.is_on_grid else average
+            radius = average_certified_radius(log.table)
+            rows.append(
+                [
+                    *(log.label, len(log.table), accuracy(log.table)),
+                    *(radius if one is own else None for one in averages),
+                    *(abstention_rate(log.table), *self.accuracies(log, radii).tolist()),
+                ]
+            )
+        return with_columns_of_logs(Table(columns, rows), ordered, self.label_by)
 
 
 @ANALYSES.register("table")
@@ -83,33 +70,29 @@ class CertifiedAccuracyTable(LabelBy, Bands, AtRadii, Analysis):
     """a row per log: certified accuracy at each radius, the best of a column in bold"""
 
     def __call__(self, logs: Logs) -> Table:
-        labelled = labels_by(logs.certification, self.label_by or [])
-        ordered = [log for log, _ in labelled]
+        ordered = self.ordered(logs.certification)
         radii = self.chosen_radii_from_0(ordered)
         first = Column("log", self.heading + self.band_note, "text")
         columns = [first, *(radius.column(are_alike(ordered)) for radius in radii)]
-        shares = [self.accuracies(log, radii) for log in ordered]
-        rows: list[list[Cell]] = [
-            [label, *some.tolist()] for (_, label), some in zip(labelled, shares)
-        ]
+        rows: list[list[Cell]] = []
+        people: list[list[Cell]] = []
+        for log in ordered:
+            shares = self.accuracies(log, radii)
+            rows.append([log.label, *shares.tolist()])
+            if self.confidence is not None:
+                band = np.transpose([shares, *self.ends(shares, len(log.table))]).tolist()
+                rows[-1] = [log.label, *itertools.chain(*band)]
+                cells = [Annotated(share, interval=(low, high)) for share, low, high in band]
+                people.append([log.label, *cells])
         table = Table(columns, rows)
         if self.confidence is not None:
-            bands = [
-                np.transpose([some, *self.ends(some, len(log.table))]).tolist()
-                for log, some in zip(ordered, shares)
-            ]
             triples = [
                 Column(f"{radius.key}{end}", radius.text, "percent")
                 for radius in radii
                 for end in ("", "_low", "_high")
             ]
-            full = [[row[0], *itertools.chain(*band)] for row, band in zip(rows, bands)]
-            people = [
-                [row[0], *(Annotated(share, interval=(low, high)) for share, low, high in band)]
-                for row, band in zip(rows, bands)
-            ]
-            table = Table([first, *triples], full, Table(columns, people))
-        return with_columns_of_logs(table, ordered, self.label_by or [])
+            table = Table([first, *triples], rows, Table(columns, people))
+        return with_columns_of_logs(table, ordered, self.label_by)
 
 
 @ANALYSES.register("parameters")
@@ -123,10 +106,9 @@ class ParametersTable(Analysis):
         both = [*logs.certification, *logs.prediction]
         known = [name for name in FIELDS if any(log.facts.get(name) is not None for log in both)]
         columns = [
-            Column("log", "log", "text"),
-            Column("examples", "examples", "count"),
-            *(Column(name, FIELDS[name], "text") for name in known),
-            Column("sources", "known from", "text"),
+            *columns_of("text", log="log"),
+            *columns_of("count", examples="examples"),
+            *columns_of("text", **{name: FIELDS[name] for name in known}, sources="known from"),
         ]
         rows: list[list[Any]] = [
             [log.label, len(log.table), *map(log.facts.get, known), _sources(log)] for log in both
@@ -143,3 +125,76 @@ def _sources(log: Log) -> str:
             kind, _, part = log.facts.sources[name].partition(" ")
             sources.setdefault(kind, []).append(f"{name} ({part})" if part else name)
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in sources.items())
+
+
+@ANALYSES.register("probabilities")
+@dataclass(frozen=True)
+class Probabilities(Analysis):
+    """a row per log: quantiles over the images of the lower bound of p_A, 0 if wrong, and shares of
+    images above a few levels, beside the average certified radius"""
+
+    def __call__(self, logs: Logs) -> Table:
+        bounded = with_bounds(logs.certification)
+        grids = ", of grids a lower bound" if any(log.is_on_grid for log, _ in bounded) else ""
+        columns = [
+            Column("log", "lower bound of p_A", "text"),
+            Column("examples", "examples", "count"),
+            Column("average_certified_radius", f"average certified radius (l2){grids}", "number"),
+            *(
+                Column(f"quantile_{share:g}", f"{100 * share:g}% quantile", "number")
+                for share in _QUANTILES
+            ),
+            *(
+                Column(f"at_least_{level:g}", f"at least {level:g}", "fraction")
+                for level in _LEVELS
+            ),
+        ]
+        rows: list[list[Cell]] = [
+            [
+                *(log.label, len(bounds), average_certified_radius(log.table)),
+                *np.quantile(bounds, _QUANTILES, method="inverted_cdf").tolist(),
+                *(float((bounds >= level).mean()) for level in _LEVELS),
+            ]
+            for log, bounds in bounded
+        ]
+        return with_columns_of_logs(Table(columns, rows), [log for log, _ in bounded])
+
+
+def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
+    """Logs, each with the lower bounds of p_A of its images, float64 [examples], where these are
+    known.
+
+    p_A is the probability of the class selected. Of a fixed sample, the bounds are
+    Clopper-Pearson's from the counts, at the share of alpha that the procedure spends on p_A. Where
+    counting stopped at a fixed number of misses, as in ``exact``, the partial counts give one too;
+    by another rule, the draws that were not made count as misses. Else, of one-sided procedures,
+    they are Phi(R / sigma), and 0 for abstentions. An image classified wrongly has 0: nothing is
+    proven of its true class. Warns of logs left out; UserError if none is left.
+    """
+    found = [(log, _bounds(log)) for log in logs]
+    known = [(log, bounds) for log, bounds in found if bounds is not None]
+    if len(known) < len(logs):
+        paths = ", ".join(str(log.path) for log, bounds in found if bounds is None)
+        reason = (
+            "the bounds of p_A, which need --sigma or counts of a fixed sample, cannot be told of"
+        )
+        if not known:
+            raise UserError(f"{reason} {paths}")
+        warn(f"{reason} {paths}")
+    return known
+
+
+def _bounds(log: Log) -> np.ndarray | None:
+    table, facts, sigma = log.table, log.facts, log.facts.get("sigma")
+    if log.radii_follow_from_counts:
+        alpha = facts.alpha * facts.settings.get("alpha_share", 1)
+        bound = np.vectorize(lower_confidence_bound, otypes=[float])
+        trials = np.maximum(table["trials"], 1) if log.procedure_type.one_sided else facts.n
+        bounds = bound(table["successes"], trials, alpha)
+    elif log.procedure_type.one_sided and sigma is not None:
+        bounds = np.where(
+            table["predict"] >= 0, special.ndtr(table["radius"].to_numpy() / sigma), 0.0
+        )
+    else:
+        return None
+    return np.where((table["predict"] >= 0) & (table["correct"] == 0), 0.0, bounds)

@@ -164,11 +164,13 @@ def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
     files = [] if component.makes == "table" else _files(name, component.makes, asked)
     for form, path in files:
         refuse_to_replace(path, *_REPLACED[form])
-    stated = {"sigma": asked.sigma, "N": asked.n, "alpha": asked.alpha}
-    logs = read_logs(asked.logs, component.kinds, {**stated, "dimension": asked.dimension}, warn)
-    logs = restrict(
-        logs, [(field, value) for field, _, value in (one.partition("=") for one in asked.where)]
-    )
+    stated = {
+        "sigma": asked.sigma,
+        "N": asked.n,
+        "alpha": asked.alpha,
+        "dimension": asked.dimension,
+    }
+    logs = restrict(read_logs(asked.logs, component.kinds, stated, warn), asked.where)
     for note in comparison_warnings(logs, component.pairs_examples):
         warn(note)
     made: Any = analysis(logs)
