@@ -142,6 +142,11 @@ REFUSED = {
         None,
         "the DataLoader shuffles",
     ),
+    "empty loader": (
+        DataLoader(TensorDataset(torch.tensor(IMAGES[:0]), torch.tensor(LABELS[:0]))),
+        None,
+        "the DataLoader has no batches",
+    ),
     "no batches": (
         DataLoader(PAIRS, batch_size=None),
         None,

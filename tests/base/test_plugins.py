@@ -104,7 +104,7 @@ def test_those_are_used_whose_names_or_components_take_part():
 
 TAKEN = OBJECTIVE.replace('"mine"', '"gaussian"')
 FAULTS = {
-    "exception": (OBJECTIVE + "\n1 / 0", "ZeroDivisionError"),
+    "exception": ("def f():\n    1 / 0\nf()", "ZeroDivisionError: division by zero (line 2)"),
     "import": ("import nothing_of_this_name", "No module named 'nothing_of_this_name'"),
     "syntax": ("x = (", "SyntaxError"),
     "exit": ("raise SystemExit(0)", "SystemExit"),

@@ -94,6 +94,11 @@ def test_field_that_is_not_as_it_must_be_is_named(tmp_path, changes, words):
     assert words in refusal(tmp_path / "file")
 
 
+def test_constants_may_be_tuples(tmp_path):
+    torch.save(content_of(mean=(0.25,), std=(0.5,)), tmp_path / "file")
+    assert load_classifier(tmp_path / "file", "digits")
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_weights_in_another_precision_are_loaded(tmp_path, dtype):
     torch.save(content_of(weight=torch.full(SHAPE, 0.5, dtype=dtype)), tmp_path / "file")

@@ -203,6 +203,7 @@ def test_resuming_with_another_recipe_is_refused(one_epoch, capsys, option, valu
 def test_finished_run_resumes_to_nothing(one_epoch, capsys):
     before = read(one_epoch)["epoch"], timeless(one_epoch / "log.txt")
     assert retrain(capsys, one_epoch, "--resume").code == 0
+    assert retrain(capsys, one_epoch, "--resume", "--optimizer", "sgd").code == 0, "as by default"
     assert (read(one_epoch)["epoch"], timeless(one_epoch / "log.txt")) == before
 
 

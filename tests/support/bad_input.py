@@ -136,6 +136,11 @@ CONTRADICTIONS = [
         USAGE,
         ["--no-grad-attack", "noise"],
     ),
+    (
+        [*TRAIN_PGD[:4], *PGD, "--no-grad-attack"],
+        USAGE,
+        ["give --noise"],
+    ),
     ([*PREDICT, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "--attack"]),
     ([*PREDICT, "--epsilon", "0.5"], USAGE, ["--epsilon", "--attack"]),
     ([*PREDICT, "--base-attack"], USAGE, ["--base-attack", "--attack"]),

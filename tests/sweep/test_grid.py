@@ -146,6 +146,8 @@ BAD = {
         ["[[certify]] 2", "'B'"],
     ),
     "unknown place": (grid_text({**NOISE, "recipe": "{nose}"}), ["[[sweep]] 1", "{nose}", "noise"]),
+    "no processes": ("processes = 0\n" + grid_text(NOISE), ["'processes'", "from 1", "0"]),
+    "true threads": ("threads = true\n" + grid_text(NOISE), ["'threads'", "from 1", "True"]),
     "no TOML": ("[[sweep]\n", ["no TOML", "line 1"]),
     "key twice": ("[[sweep]]\nnoise = 1\nnoise = 2", ["no TOML"]),
 }

@@ -299,6 +299,11 @@ BAD = {
         "[[certify]] 1",
         "--radii",
     ),
+    "more classes than there are": (
+        grid_text(PGD, certify=[{"method": "top-k", "top-k": 30}]),
+        "[[certify]] 1",
+        "--top-k 30",
+    ),
     "two splits": (
         grid_text(PGD, certify=[{"split": ["test", "train"]}]),
         "[[certify]] 1",

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -89,7 +90,10 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
     except (Exception, SystemExit) as error:
         sys.modules.pop(module, None)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        raise UserError(f"{failure}{kind}{first_line(error)}") from error
+        file, trace = called.partition(":")[0], traceback.extract_tb(error.__traceback__)
+        lines = [f" (line {one.lineno})" for one in trace if Path(one.filename).name == file]
+        where = "".join(lines[-1:])
+        raise UserError(f"{failure}{kind}{first_line(error)}{where}") from error
     return _loaded.setdefault(called, Plugin(called, source, sha256, is_installed, provides))
 
 

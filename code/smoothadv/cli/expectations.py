@@ -82,12 +82,12 @@ class CommandReader:
         """As ``Commands``."""
         with reading(source):
             spec = self._evaluation(words)
-        if isinstance(spec, CertifySpec):
-            procedure = make_procedure(spec, self._described(str(spec.dataset), spec.data_dir))
-            assert spec.log is not None, "a command names its log"
-            records = {spec.log: {**spec.identity(*archs), **procedure_record(procedure)}}
-        else:
-            records = {log: one.identity(*archs) for log, one in specs_by_log(spec).items()}
+            if isinstance(spec, CertifySpec):
+                procedure = make_procedure(spec, self._described(str(spec.dataset), spec.data_dir))
+                assert spec.log is not None, "a command names its log"
+                records = {spec.log: {**spec.identity(*archs), **procedure_record(procedure)}}
+            else:
+                records = {log: one.identity(*archs) for log, one in specs_by_log(spec).items()}
         return EvaluationExpectation(
             logs=tuple(log.absolute() for log in records),
             settings=tuple(records.values()),

@@ -203,6 +203,8 @@ def items_of(images: Any, labels: Any = None) -> Items:
                 "the DataLoader shuffles, so images have no fixed index: make it with shuffle=False"
             )
         batches = [_pair(batch, number) for number, batch in enumerate(images)]
+        if not batches:
+            raise UserError("the DataLoader has no batches")
         try:
             return Arrays(*map(torch.cat, zip(*batches)))
         except (RuntimeError, TypeError) as error:  # none, or several shapes, or no batches

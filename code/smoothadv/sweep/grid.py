@@ -35,7 +35,7 @@ _KINDS_IN_LISTS: dict[str, type] = {
     "plugins": str,
     **dict.fromkeys(("sweep", "ensemble", "certify", "attack"), dict),
 }
-_WORDS = {str: "text", int: "whole number", dict: "table"}
+_WORDS = {str: "text", int: "whole number from 1", dict: "table"}
 # Options that the sweep itself, or its command line, gives to every command.
 _NEVER = tuple(
     "outdir outfile checkpoint resume overwrite data-dir device shard debug help plugin "
@@ -170,7 +170,8 @@ def _check_keys(path: Path, content: Options) -> None:
         if key not in kinds:
             raise UserError(f"grid {path}: '{key}' is no part of a grid; known: {', '.join(kinds)}")
         values = value if key in _KINDS_IN_LISTS else [value]
-        if not isinstance(values, list) or not all(isinstance(one, kinds[key]) for one in values):
+        fits = isinstance(values, list) and all(type(one) is kinds[key] for one in values)
+        if not fits or (kinds[key] is int and value < 1):
             word = _WORDS[kinds[key]]
             kind = f"list of {word}s" if key in _KINDS_IN_LISTS else word
             raise UserError(f"grid {path}: '{key}' is to be a {kind}, found {value!r}")

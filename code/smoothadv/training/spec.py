@@ -168,6 +168,8 @@ class ScheduleSpec(Checked):
         """
         chosen = {name: value for name, value in vars(self).items() if value is not None}
         fields = {**dataclasses.asdict(description.defaults), **chosen}
+        if self.optimizer == "sgd":
+            del fields["optimizer"]  # as where none is named
         if fields.pop("split_updates"):
             if fields["batch"] < copies:
                 raise UsageError(

@@ -85,7 +85,7 @@ def in_256ths(setting: Setting) -> Setting:
 
 
 def compose_attack(
-    options: Options, noise_sd: float, default: str | None = None, **given: Any
+    options: Options, noise_sd: float | None, default: str | None = None, **given: Any
 ) -> GradientAttack:
     """The attack that the options and the fields ``given`` describe; a usage error where they
     contradict each other.
@@ -101,7 +101,7 @@ def compose_attack(
     return compose(ATTACKS[name], options, f"--attack {name}", estimator=estimator, **given)
 
 
-def _estimator(options: Options, noise_sd: float) -> GradientEstimator:
+def _estimator(options: Options, noise_sd: float | None) -> GradientEstimator:
     chosen = EvaluationAttackOptions(**given_settings(EvaluationAttackOptions, options))
     ways = [flag for flag in ("--no-grad-attack", "--hard-no-grad-attack") if flag in options]
     if ways and chosen.gradient is not None:
@@ -113,6 +113,8 @@ def _estimator(options: Options, noise_sd: float) -> GradientEstimator:
         raise UsageError(
             f"--beta is not read by {way}, but by the plug-in gradient: leave one of them out"
         )
+    if noise_sd is None:
+        raise UsageError(f"{way} estimates gradients from noise: give --noise, like 0.25")
     if chosen.gradient is not None:
         return ESTIMATORS[chosen.gradient][0](noise_sd)
     if noise_sd == 0:

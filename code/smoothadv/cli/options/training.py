@@ -216,7 +216,7 @@ def _objective(options: Options, objectives: Registry[type[Objective]]) -> Objec
     is_optional = field is not None and field.default is not dataclasses.MISSING
     given: dict[str, Any] = {}
     if field is not None and ("--attack" in options or not is_optional):
-        noise_sd = 0.0 if "--base-attack" in options else options.get("--noise", 0.0)
+        noise_sd = 0.0 if "--base-attack" in options else options.get("--noise")
         given[field.name] = compose_attack(options, noise_sd)
     else:
         of_attack = flags_of(AttackOptions, *ATTACKS.values()) - flags_of(kind)
