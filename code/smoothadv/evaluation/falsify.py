@@ -32,7 +32,7 @@ from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
     prepare,
-    recorded_settings,
+    settings_to_continue,
     warn_of_few_draws,
 )
 from smoothadv.evaluation.specs import FalsifySpec
@@ -229,7 +229,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
     warn_of_few_draws(spec, certificates.top_k)
     sound, recorded = bool(certificates.settings.get("sound")), certificates.settings.get("batch")
     if sound:  # votes in batches of another shape might be those of another function
-        batch = spec.batch or recorded_settings(spec, path).get("batch") or recorded
+        batch = spec.batch or settings_to_continue(spec, path).get("batch") or recorded
         if recorded not in (None, batch):
             raise UserError(
                 f"{spec.against} was made with --sound and --batch {recorded}, not {batch}"

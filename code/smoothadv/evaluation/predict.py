@@ -18,16 +18,15 @@ from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.base.devices import to_device, to_host
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.log import Example, LogSpec, write_log
+from smoothadv.evaluation.log import Example, LogPlan, write_log
 from smoothadv.evaluation.setup import (
     Evaluation,
-    check_top_k,
     prepare,
-    recorded_settings,
+    settings_to_continue,
     warn_of_few_draws,
 )
-from smoothadv.evaluation.specs import AttackedSpec, PredictSpec
-from smoothadv.noise import Purpose, RoundedGaussianNoise
+from smoothadv.evaluation.specs import AttackedSpec, PredictSpec, check_top_k
+from smoothadv.noise import Purpose
 from smoothadv.records.logs import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_columns
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN, Draws, prediction
@@ -58,11 +57,11 @@ def with_attack_batch(
         for part in evaluation.classifier.modules():
             if isinstance(part, OnnxNetwork):
                 part.refuse_gradients()
-    recorded = recorded_settings(spec, evaluation.log).get("attack_batch")
+    recorded = settings_to_continue(spec, evaluation.log).get("attack_batch")
     batch = spec.attack_batch or recorded or usual_batch
     if batch is None:
         batch = default_attack_batch(
-            evaluation.attacked,
+            evaluation.victim,
             description.image_shape,
             evaluation.device,
             spec.num_noise_vec,
@@ -86,10 +85,10 @@ class PredictionPolls:
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
-    def log(self, description: str, **further: Any) -> LogSpec:
-        """How the evaluation's log is made; ``further`` are fields of ``LogSpec``."""
+    def log(self, description: str, **further: Any) -> LogPlan:
+        """How the evaluation's log is made; ``further`` are fields of ``LogPlan``."""
         further = {"settings": {}, "attack": self.attack, **further}
-        return LogSpec(self.columns, make_polls=self, description=description, **further)
+        return LogPlan(self.columns, make_polls=self, description=description, **further)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -114,11 +113,11 @@ class PredictionPolls:
         aims = [self.aim(example) for example in examples]
         labels = torch.tensor([label for label, _ in aims], device=evaluation.device)
         epsilon = torch.tensor([epsilon for _, epsilon in aims], dtype=torch.float64)
-        targets = attack.choose_targets(evaluation.attacked, images, labels, indices)
+        targets = attack.choose_targets(evaluation.victim, images, labels, indices)
         adversarial = attack(
-            evaluation.attacked, images, labels, indices, epsilon=epsilon, targets=targets
+            evaluation.victim, images, labels, indices, epsilon=epsilon, targets=targets
         )
-        if isinstance(evaluation.noise, RoundedGaussianNoise):
+        if evaluation.noise.is_sound:
             adversarial = in_grey_levels(images, adversarial, epsilon)
         norms = l2_norm(adversarial.double() - images.double()).tolist()
         for row, example in enumerate(examples):

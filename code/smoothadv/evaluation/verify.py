@@ -13,10 +13,9 @@ from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.plugins import names_function
 from smoothadv.base.settings import settings_of
 from smoothadv.checkpoints import read_members
-from smoothadv.evaluation.certify import certification_log, make_procedure
+from smoothadv.evaluation.certify import plan_certification
 from smoothadv.evaluation.log import write_log
 from smoothadv.evaluation.model import is_named
-from smoothadv.evaluation.setup import prepare
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
 from smoothadv.records.logs import (
     DENOISER,
@@ -59,9 +58,7 @@ def verify(spec: VerifySpec) -> Verification:
     was, now = settings.get("device"), device_name(spec.device or default_device())
     if was not in (None, now):
         raise UserError(f"{spec.log} cannot be repeated here: device was {was!r}, now {now!r}")
-    evaluation = prepare(certify_spec, spec.log, certify_spec.sound)
-    procedure = make_procedure(certify_spec, evaluation.dataset.description)
-    plan = certification_log(evaluation, procedure)
+    evaluation, _, plan = plan_certification(certify_spec)
     if difference := differing_settings(settings, {**evaluation.settings, **plan.settings}):
         raise UserError(f"{spec.log} cannot be repeated here: {difference}")
     size, indices = len(evaluation.dataset), table.idx.tolist()
