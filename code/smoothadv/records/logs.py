@@ -122,11 +122,6 @@ shard_folder = partial(_beside, ending=_SHARDS)
 """The folder of a log's shards until they are merged."""
 
 
-def files_of(log: Path) -> tuple[Path, ...]:
-    """A log and the files beside it that belong to it, whether they exist or not."""
-    return log, manifest_path(log), examples_path(log), spool_path(log)
-
-
 def is_manifest(path: Path) -> bool:
     """Whether the file's name is that of a manifest."""
     return path.name.endswith(_MANIFEST)
