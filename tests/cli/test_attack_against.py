@@ -427,17 +427,15 @@ def test_radii_that_were_rounded_are_attacked_as_if_they_were_rounded_up(workpla
     certificates = read_certificates(SPEC)
     radii = [claim.radius for claim in certificates.claims.values()]
     assert radii == pytest.approx(least, rel=1e-12)
-    polls, example = (
-        CertificatePolls(None, None, certificates=certificates),
-        Example(0, torch.zeros(1, 8, 8), 1),
-    )
+    polls = CertificatePolls(None, None, certificates=certificates)
+    example = Example(0, torch.zeros(1, 8, 8), 1)
     for answer, norm, flipped in [
         (2, np.nextafter(radii[0], 0), 1),
         (2, radii[0], 0),
         (1, 0.0, 0),
         (-1, 0.0, 0),
     ]:
-        assert polls.outcome(example, answer, {"attack_norm": norm})["flipped"] == flipped
+        assert polls.judged(example, answer, norm)["flipped"] == flipped
 
 
 RECORD = (
@@ -452,7 +450,7 @@ RECORD = (
 )
 def test_certificates_of_anything_else_are_not_attacked(images, classes, changed):
     recorded = {name: f"one {name}" for name in RECORD}
-    certificates = Certificates(SPEC.against, [4], {4: Claim(0, 1, 0.1)}, ALPHA, 1.0, recorded)
+    certificates = Certificates(SPEC.against, [4], {4: Claim(0, 1, 0.1)}, ALPHA, recorded)
 
     def check(images: int, classes: int, **settings: object) -> None:
         dataset = mock.MagicMock(
@@ -482,7 +480,7 @@ def certified_and_flipped(seed: int) -> tuple[Certificates, pd.DataFrame]:
         {"idx": images, "certified": [claim.certified for claim in claims.values()]}
     )
     table = table.assign(label=0, predict=0, radius=0.01, attack_norm=0.0, flipped=table.certified)
-    return Certificates(SPEC.against, list(range(IMAGES)), claims, ALPHA, 0.999, None), table
+    return Certificates(SPEC.against, list(range(IMAGES)), claims, ALPHA, {}), table
 
 
 def test_a_log_that_holds_its_alpha_is_not_accused():

@@ -65,6 +65,10 @@ class LogPlan:
     attack: SmoothedAttack | None = None
     keeps_images: bool = False
 
+    @property
+    def attack_batch(self) -> int | None:
+        return None if self.attack is None else self.attack.batch
+
 
 def write_log(evaluation: Evaluation, plan: LogPlan) -> WrittenLog:
     """Write the missing rows of an evaluation's log, or of this process's share of it; without a
@@ -73,14 +77,12 @@ def write_log(evaluation: Evaluation, plan: LogPlan) -> WrittenLog:
     UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
     """
     settings = {**evaluation.settings, **plan.settings}
-    if plan.keeps_images:
-        settings[IMAGES] = True
-    attack_batch = None if plan.attack is None else plan.attack.batch
+    settings |= {IMAGES: True} if plan.keeps_images else {}
     log, shard, examples = evaluation.log, evaluation.spec.shard, evaluation.indices
     if log is None:
         memory = MemoryLog(plan.columns)
         _write_rows(evaluation, plan, memory, examples)
-        return WrittenLog(Path(), True, evaluation.batch, attack_batch, memory.rows)
+        return WrittenLog(Path(), True, evaluation.batch, plan.attack_batch, memory.rows)
     if evaluation.processes.size > 1:
         _write_by_all_processes(evaluation, plan, settings, log)
     else:
@@ -90,14 +92,13 @@ def write_log(evaluation: Evaluation, plan: LogPlan) -> WrittenLog:
         if shard is not None:
             settings = {**settings, "shard": shard.record(examples)}
             path, examples = shard.path(log), shard.of(examples)
-        existing = evaluation.spec.existing
-        writer = _open_log(evaluation, plan, settings, path, examples, existing)
+        writer = _open_log(evaluation, plan, settings, path, examples, evaluation.spec.existing)
         _write_rows(evaluation, plan, writer, examples)
     is_whole = shard is None and evaluation.processes.is_first
     if plan.keeps_images and is_whole:
         finish_images(log, evaluation.dataset.description.image_shape)
     evaluation.processes.wait()  # then every process can read the log
-    return WrittenLog(log, is_whole, evaluation.batch, attack_batch)
+    return WrittenLog(log, is_whole, evaluation.batch, plan.attack_batch)
 
 
 def _write_by_all_processes(
@@ -127,9 +128,8 @@ def _write_by_all_processes(
     if missing:
         shard = Shard(processes.rank, processes.size)
         # Where the log has rows already, shards without these are not to be merged as if complete.
-        own = {**settings, "shard": shard.record(examples)}
-        path, share = shard.path(log), shard.of(missing)
-        writer = _open_log(evaluation, plan, own, path, share, "overwrite")
+        own, share = {**settings, "shard": shard.record(examples)}, shard.of(missing)
+        writer = _open_log(evaluation, plan, own, shard.path(log), share, "overwrite")
         _write_rows(evaluation, plan, writer, share)
     processes.wait()
     if processes.is_first:
@@ -158,8 +158,7 @@ def _open_log(
     existing: str,
 ) -> LogWriter:
     run = {**evaluation.run_record, "images": len(evaluation.dataset), "batch": evaluation.batch}
-    if plan.attack is not None:
-        run["attack_batch"] = plan.attack.batch
+    run |= {} if plan.attack is None else {"attack_batch": plan.attack.batch}
     shape = evaluation.dataset.description.image_shape if plan.keeps_images else None
     return LogWriter(path, plan.columns, settings, run, existing, examples, shape)
 

@@ -69,9 +69,8 @@ def with_attack_batch(
         )
     batch = evaluation.processes.received(batch)
     record = {"attack": settings_record(spec.attack), "attack_batch": batch}
-    settings = {**evaluation.settings, **record}
-    attack = spec.smoothed_attack(evaluation.key.attack_seed, batch)
-    return dataclasses.replace(evaluation, settings=settings), attack
+    evaluation = dataclasses.replace(evaluation, settings={**evaluation.settings, **record})
+    return evaluation, spec.smoothed_attack(evaluation.key.attack_seed, batch)
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class PredictionPolls:
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
-    def log(self, description: str, **further: Any) -> LogPlan:
+    def plan(self, description: str, **further: Any) -> LogPlan:
         """How the evaluation's log is made; ``further`` are fields of ``LogPlan``."""
         further = {"settings": {}, "attack": self.attack, **further}
         return LogPlan(self.columns, make_polls=self, description=description, **further)
@@ -103,10 +102,8 @@ class PredictionPolls:
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
         evaluation, attack = self.evaluation, self.attack
         if attack is None:
-            yield from (
-                self._poll(example, to_device(example.image, evaluation.device), {})
-                for example in examples
-            )
+            for example in examples:
+                yield self._poll(example, to_device(example.image, evaluation.device), {})
             return
         images = torch.stack([example.image for example in examples]).to(evaluation.device)
         indices = [example.index for example in examples]
@@ -132,8 +129,8 @@ class PredictionPolls:
         """
         return example.label, 0.0 if self.attack is None else self.attack.attack.epsilon
 
-    def outcome(self, example: Example, predicted: int, columns: dict[str, Any]) -> dict[str, Any]:
-        """Further columns of the row of an example, which has ``columns`` of its attack."""
+    def judged(self, example: Example, predicted: int, attack_norm: float) -> dict[str, Any]:
+        """Further columns of the row of an example for which this class was predicted."""
         return {}
 
     @torch.inference_mode()
@@ -154,13 +151,17 @@ class PredictionPolls:
         ``predict`` is the label to be left if that is among the predicted classes, else the first
         of them; ``base`` returns the base classifier's class, for which no draw should wait.
         """
-        spec, (wanted, _) = self.evaluation.spec, self.aim(example)
+        spec, (label, _) = self.evaluation.spec, self.aim(example)
         classes = yield from prediction.predict(spec.n, spec.alpha, self.top_k)
-        columns["basePredict"] = int(base())
-        predicted = wanted if wanted in classes else [*classes, ABSTAIN][0]
-        top_classes = dict(zip(class_columns(self.top_k), classes or [ABSTAIN] * self.top_k))
-        further = {**columns, **self.outcome(example, predicted, columns)}
-        return {"abstain": int(not classes), "predict": predicted, **top_classes, **further}
+        predicted = label if label in classes else [*classes, ABSTAIN][0]
+        return {
+            "abstain": int(not classes),
+            "predict": predicted,
+            "basePredict": int(base()),
+            **dict(zip(class_columns(self.top_k), classes or [ABSTAIN] * self.top_k)),
+            **columns,
+            **self.judged(example, predicted, columns.get("attack_norm", 0.0)),
+        }
 
 
 def predict(spec: PredictSpec) -> WrittenLog:
@@ -168,6 +169,5 @@ def predict(spec: PredictSpec) -> WrittenLog:
     evaluation = prepare(spec, spec.log)
     check_top_k(spec.top_k, evaluation.dataset.description)
     warn_of_few_draws(spec, spec.top_k)
-    evaluation, attack = with_attack_batch(evaluation)
-    polls = PredictionPolls(evaluation, attack, spec.top_k)
-    return write_log(evaluation, polls.log("predicting"))
+    polls = PredictionPolls(*with_attack_batch(evaluation), spec.top_k)
+    return write_log(polls.evaluation, polls.plan("predicting"))
