@@ -225,7 +225,7 @@ def train(
     spec = TrainSpec(
         dataset=_training_images(model, images, labels, test, test_labels, num_classes),
         model=model,
-        outdir=outdir,
+        outdir=outdir,  # type: ignore[arg-type]  # the specification checks it
         objective=objective,
         schedule=ScheduleSpec(**chosen, **single),
         existing=existing,

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from smoothadv.datasets import get_dataset
-from smoothadv.records.writer import WrittenLog
 from support.commands import call, header, refused, rows, run_process, script, timeless
 from support.image_files import save_image
 from support.sharding import manifest_of
@@ -109,30 +108,6 @@ def test_label_aware_marks_the_wrong_selections_that_it_skips(certify, workplace
     assert 0 < len(skipped) < EXAMPLES and set(skipped) == {"0"}
     drawn = [{**one, "label_aware": "0"} for one in plain]
     assert all(row == one for row, one in zip(aware, drawn) if row["label_aware"] == "0")
-
-
-@pytest.mark.parametrize(("method", "draws"), [("exact", 100_000), ("adaptive", 125_000)])
-def test_default_number_of_draws_is_that_of_the_method(
-    checkpoint, workplace, capsys, monkeypatch, method, draws
-):
-    """No vote is counted: what would be written into the manifest is looked at."""
-    given = {}
-    nothing = WrittenLog(workplace / "log.tsv", is_whole=False, batch=1, attack_batch=None)
-    written = "smoothadv.evaluation.certify.write_log"
-    monkeypatch.setattr(
-        written, lambda evaluation, plan: given.update(evaluation.settings) or nothing
-    )
-    positional = ["digits", checkpoint, SIGMA, "log.tsv", "--device", "cpu"]
-    assert call(capsys, "certify", *positional, "--method", method).code == 0
-    assert (given["N"], given["N0"], given["method"]) == (draws, 100, method)
-
-
-@pytest.mark.parametrize("method", ["exact", "adaptive"])
-def test_batch_size_does_not_change_the_log(log_of, method):
-    """Nor which images share a batch, which depends on it."""
-    options = ["--method", method, "--N", 150, "--N0", 30, "--max", 8]
-    logs = [log_of(*options, "--batch", batch) for batch in (1, 7, 200)]
-    assert logs[0] == logs[1] == logs[2]
 
 
 @pytest.mark.parametrize("method", ["exact", "adaptive"])

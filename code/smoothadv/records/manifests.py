@@ -103,8 +103,8 @@ def manifest_fault(manifest: Any) -> str:
     """What is impossible in a manifest: no settings and runs, or a value of another form; "" if
     nothing is.
     """
-    content = manifest if fits(manifest, "object") else {}
-    settings, runs = content.get("settings"), content.get("runs")
+    content = {"settings": None, "runs": None, **(manifest if fits(manifest, "object") else {})}
+    settings, runs = content["settings"], content["runs"]
     if not fits(settings, "object") or not fits(runs, "list of object"):
         return "holds no settings and runs"
     for part, forms in [(settings, SETTINGS), *((run, RUN) for run in runs)]:
