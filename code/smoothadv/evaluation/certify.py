@@ -53,7 +53,7 @@ def plan_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, LogPla
         columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *[_SOUND_COLUMN] * noise.is_sound),
         settings=procedure.record(),
         make_polls=polls,
-        description="certifying",
+        activity="certifying",
         title=f"certified at {spec.sigma:g}:",
         scores=lambda row: bool(row["correct"]) and float(row["radius"]) >= spec.sigma,
     )

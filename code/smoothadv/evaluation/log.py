@@ -51,15 +51,15 @@ class LogPlan:
     ``make_polls`` makes one poll for each of some examples. The outcome of a poll is a dict with
     the ``columns`` of the row, except idx, label, correct and time: ``correct`` is 1 where
     ``predict`` equals the label, ``time`` is this example's share of the wall-clock time as
-    H:MM:SS.ffffff. ``settings`` are added to those of the evaluation. ``description``, ``title``
-    and ``scores`` are those of the progress bar. ``attack`` is the attack in ``make_polls``, if
+    H:MM:SS.ffffff. ``settings`` are added to those of the evaluation. ``activity``, ``title`` and
+    ``scores`` are those of the progress bar. ``attack`` is the attack in ``make_polls``, if
     there is one. ``keeps_images`` saves the images on which the votes are counted.
     """
 
     columns: tuple[str, ...]
     settings: dict[str, Any]
     make_polls: Callable[[list[Example]], Iterable[Poll]]
-    description: str
+    activity: str
     title: str = "correct"
     scores: Callable[[Row], bool] = lambda row: bool(row["correct"])
     attack: SmoothedAttack | None = None
@@ -175,7 +175,7 @@ def _write_rows(
     bar = Progress(
         total=len(examples),
         initial=len(log.done),
-        desc=plan.description,
+        desc=plan.activity,
         unit="example",
         quiet=not evaluation.processes.is_first,
     )

@@ -84,10 +84,10 @@ class PredictionPolls:
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
-    def plan(self, description: str, **further: Any) -> LogPlan:
+    def plan(self, activity: str, **further: Any) -> LogPlan:
         """How the evaluation's log is made; ``further`` are fields of ``LogPlan``."""
         further = {"settings": {}, "attack": self.attack, **further}
-        return LogPlan(self.columns, make_polls=self, description=description, **further)
+        return LogPlan(self.columns, make_polls=self, activity=activity, **further)
 
     @property
     def columns(self) -> tuple[str, ...]:
