@@ -20,7 +20,6 @@ def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
     log.
     """
     warn_of_few_draws(spec)
-    refuse_file_as_folder(spec.outdir)
     specs = specs_by_log(spec)
     first = next((path for path in specs if path.exists()), next(iter(specs)))
     evaluation = prepare(spec, None if spec.outdir is None else first)
@@ -46,12 +45,6 @@ def specs_by_log(spec: AttackSpec) -> dict[Path, AttackSpec]:
         one = dataclasses.replace(spec, attack=attack, epsilons=(epsilon,))
         specs[attacked_log(spec.outdir or Path(), epsilon)] = one
     return specs
-
-
-def refuse_file_as_folder(outdir: Path | None) -> None:
-    """UserError where the folder for the logs is a file."""
-    if outdir is not None and outdir.is_file():
-        raise UserError(f"{outdir} is a file: name a folder for the logs")
 
 
 def chosen_images(only: Sequence[int], known: Collection[int], complaint: str) -> list[int]:

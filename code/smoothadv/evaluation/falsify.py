@@ -26,7 +26,7 @@ from smoothadv.base import plugins
 from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.attack import chosen_images, refuse_file_as_folder
+from smoothadv.evaluation.attack import chosen_images
 from smoothadv.evaluation.log import Example, write_log
 from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
@@ -219,7 +219,6 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
 
     ``verdict`` judges a whole log.
     """
-    refuse_file_as_folder(spec.outdir)
     path = None if spec.outdir is None else spec.outdir / records.FALSIFICATION_LOG
     certificates = read_certificates(spec)
     warn_of_few_draws(spec, certificates.top_k)

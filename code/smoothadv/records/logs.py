@@ -111,13 +111,11 @@ def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
 
 
 manifest_path = partial(_beside, ending=_MANIFEST)
-"""The path of a log's manifest."""
 examples_path = partial(_beside, ending=".npz", instead_of=".tsv")
 """The path of the adversarial examples of a finished log."""
 spool_path = partial(_beside, ending=".examples")
 """The path of the adversarial examples while their log is written."""
 pictures_folder = partial(_beside, ending=".pictures", instead_of=".tsv")
-"""The folder of the pictures of a log's adversarial examples."""
 shard_folder = partial(_beside, ending=_SHARDS)
 """The folder of a log's shards until they are merged."""
 
