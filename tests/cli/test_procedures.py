@@ -2,7 +2,6 @@
 and combined.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from smoothadv.api import torch_settings_kept
 from smoothadv.datasets import get_dataset
 from support.commands import call, header, refused, rows, run_process, script, timeless
 from support.image_files import save_image
@@ -141,22 +141,13 @@ def test_precision_is_recorded_and_makes_a_slightly_different_classifier(
 
 
 @pytest.fixture
-def restored_kernels() -> Iterator[None]:
+def restored_kernels(monkeypatch) -> Iterator[None]:
     """--sound restricts the whole process to deterministic kernels; the tests that follow shall not
     notice.
     """
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
-    )
-    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    yield
-    torch.use_deterministic_algorithms(before[0])
-    torch.utils.deterministic.fill_uninitialized_memory = before[1]
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
-    if workspace is None:
-        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with torch_settings_kept():
+        yield
 
 
 @pytest.fixture
