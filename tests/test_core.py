@@ -5,13 +5,10 @@ Random checks have a false-alarm probability of 1e-6 over the seeds
 (``support.statistical_checks``).
 """
 
-import math
-
 import pytest
 import torch
 from scipy.stats import norm
 
-from smoothadv.base.errors import NonFiniteError
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.statistics.bounds import certified_radius, maximum_radius
@@ -166,11 +163,6 @@ def test_the_class_is_selected_by_the_first_n0_draws_alone():
     assert (certificate.successes, certificate.trials) == (0, 1_000 - 550 + 1)
 
 
-def test_the_smaller_class_is_selected_among_ties():
-    certificate = Smooth(ByDraw(15), 2, 0.25).certificate(image(0.5), 30, 100, ALPHA, 100)
-    assert certificate.successes == 0
-
-
 def test_the_same_stream_gives_the_same_certificate():
     smooth = smooth_linear(0.5)
     first, again, other = (
@@ -231,16 +223,6 @@ def test_the_classifier_votes_in_eval_mode():
     before = network[0].running_mean.clone()
     Smooth(network, 2, 0.25).predict(torch.rand(1, 4, 4), 20, ALPHA, 10)
     assert torch.equal(network[0].running_mean, before)
-
-
-def test_logits_of_another_shape_or_that_are_not_finite_are_refused():
-    """For the cases see tests/voting/test_voting.py."""
-    for logits, error in (
-        (torch.ones(10, 3), "2 classes"),
-        (torch.full((10, 2), math.nan), "not finite"),
-    ):
-        with pytest.raises((ValueError, NonFiniteError), match=error):
-            Smooth(lambda images, logits=logits: logits, 2, 0.25).predict(image(0.5), 10, ALPHA, 10)
 
 
 @pytest.mark.parametrize(

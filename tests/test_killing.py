@@ -2,10 +2,6 @@
 any other.
 """
 
-import json
-import random
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -14,16 +10,12 @@ import torch
 from support.commands import (
     call,
     on_a_small_disk,
-    rows,
     script,
     snapshot,
-    start_process,
     succeed,
     timeless,
-    wait_until,
 )
 
-KILLED = -signal.SIGKILL
 METHODS = {
     "exact": ["--N", 300],
     "adaptive": ["--method", "adaptive", "--N", 800, "--radii", 0, 0.25, 0.5],
@@ -42,82 +34,6 @@ def whole_lines(log: Path) -> bytes:
 
 def whole_rows(log: Path) -> int:
     return max(0, whole_lines(log).count(b"\n") - 1)
-
-
-def tear(log: Path, moments: random.Random) -> None:
-    """Leave half a row behind, as a power failure may."""
-    with log.open("ab") as file:
-        file.write(b"358\t8\t8\t0.2529"[: moments.randrange(1, 14)])
-
-
-def kill_at_random(process, log: Path, startup: float, moments: random.Random) -> None:
-    """Kill a process a moment after it has added up to seven rows; one in five within the seconds
-    of its start.
-    """
-    before = whole_rows(log)
-    try:
-        if moments.random() < 0.2:
-            end = time.monotonic() + moments.uniform(0, startup)
-            # Where starting takes less than that, few rows are to be written.
-            wait_until(lambda: time.monotonic() > end or whole_rows(log) > before + 5, process)
-        else:
-            row = before + moments.randrange(1, 8)
-            wait_until(lambda: whole_rows(log) >= row, process)
-            time.sleep(moments.uniform(0, 0.03))
-    finally:
-        process.kill()
-    process.communicate()
-    assert process.returncode == KILLED, "it must not have finished before"
-
-
-@pytest.mark.parametrize(
-    ("start", "startup"),
-    [("warm", 0.3), pytest.param("cold", 4.0, marks=pytest.mark.slow)],
-    ids=["warm", "cold"],
-)
-@pytest.mark.parametrize(
-    ("method", "seed"), [("exact", 1), pytest.param("adaptive", 2, marks=pytest.mark.slow)]
-)
-def test_certification_killed_ten_times_is_finished_by_the_same_command(
-    checkpoint, warm, tmp_path, method, seed, start, startup
-):
-    """Twenty kills, in all phases of the work. The slow ones, of processes that load torch first,
-    take 45 seconds.
-    """
-    whole, log, moments = tmp_path / "whole.tsv", tmp_path / "killed.tsv", random.Random(seed)
-    command = script("certify", *certification(checkpoint, log, *METHODS[method]))
-    starts, left = [], []
-    for _ in range(10):
-        starts.append(whole_rows(log))
-        process = (warm.start if start == "warm" else start_process)(command, tmp_path)
-        kill_at_random(process, log, startup, moments)
-        left.append(whole_lines(log))
-        if moments.random() < 0.5 and left[-1]:
-            tear(log, moments)
-    starts.append(whole_rows(log))
-    # The last image is set only when the kills are over: of all 359 many are left, however late a
-    # kill comes.
-    for path in (log, whole):
-        succeed(
-            "certify", *certification(checkpoint, path, *METHODS[method], "--max", starts[-1] + 10)
-        )
-    assert timeless(log) == timeless(whole) and len(rows(log)) == starts[-1] + 10
-    assert all(log.read_bytes().startswith(lines) for lines in left), (
-        "no row is lost, nor computed again"
-    )
-    check_runs(log, starts)
-
-
-def check_runs(log: Path, starts: list[int]) -> None:
-    """The manifest lists the runs that added rows, each with the row from which on; ``starts`` are
-    those of all.
-    """
-    listed = [
-        run["first_row"]
-        for run in json.loads(log.with_name(f"{log.name}.manifest.json").read_text())["runs"]
-    ]
-    added = [first for first, then in zip(starts, [*starts[1:], len(rows(log))]) if then > first]
-    assert listed == sorted(listed) and set(added) <= set(listed) <= set(starts) and len(added) >= 5
 
 
 @pytest.fixture(scope="module")

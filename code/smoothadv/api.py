@@ -219,42 +219,15 @@ def train(
         )
     known = ScheduleSpec.__dataclass_fields__
     chosen = {**checked("schedule", {} if schedule is None else schedule, None, Mapping)}
-    if unknown := sorted(chosen.keys() - known.keys(), key=str):
+    if unknown := [name for name in chosen if name not in known]:
         raise UserError(f"schedule: found {unknown[0]!r}, expected {', '.join(known)}")
-    if twice := sorted(chosen.keys() & settings.keys()):
-        raise TypeError(f"train() got {twice[0]!r} as a keyword and in schedule")
-    chosen |= {name: settings.pop(name) for name in known if name in settings}
-    if test is None and test_labels is not None:
-        raise UserError(
-            "test_labels without test: give the images that they are of, or leave them out"
-        )
-    if not isinstance(model, (str, torch.nn.Module)):
-        raise UserError(
-            f"the model is a {type(model).__name__}: give a torch.nn.Module or name an architecture"
-        )
-    sources: str | tuple[ImageDataset, ImageDataset]
-    if isinstance(images, str):
-        if not (labels is None and test is None and test_labels is None):
-            raise UserError(
-                f"the dataset '{images}' has labels and test images of its own: leave them out"
-            )
-        sources = images
-    else:
-        training = dataset_of(model, images, labels, num_classes, "images")
-        if isinstance(model, str) and isinstance(training, GivenImages):
-            training = training.with_constants()  # for the input layer
-        tested = (
-            training
-            if test is None
-            else dataset_of(model, test, test_labels, num_classes, "images")
-        )
-        sources = training, tested
+    single = {name: settings.pop(name) for name in known if name in settings}
     spec = TrainSpec(
-        dataset=sources,
+        dataset=_training_images(model, images, labels, test, test_labels, num_classes),
         model=model,
-        outdir=_path("outdir", outdir),
+        outdir=outdir,  # type: ignore[arg-type]  # the specification checks it
         objective=objective,
-        schedule=ScheduleSpec(**chosen),
+        schedule=ScheduleSpec(**chosen, **single),
         existing=existing,
         command=called_from("train"),
         **settings,
@@ -268,6 +241,39 @@ def train(
         to_logits = _trained_on_logits(model, description)
     with to_logits, progress_hidden(checked("quiet", quiet, None)):
         return train_as_specified(spec, (lambda line: None) if quiet else print)
+
+
+def _training_images(
+    model: str | torch.nn.Module,
+    images: Any,
+    labels: Any,
+    test: Any,
+    test_labels: Any,
+    num_classes: int | None,
+) -> str | tuple[ImageDataset, ImageDataset]:
+    """The name of a dataset, or the images to train and to test on; UserError where they cannot
+    be had.
+    """
+    if not isinstance(model, (str, torch.nn.Module)):
+        raise UserError(
+            f"the model is a {type(model).__name__}: give a torch.nn.Module or name an architecture"
+        )
+    if isinstance(images, str):
+        if not (labels is None and test is None and test_labels is None):
+            raise UserError(
+                f"the dataset '{images}' has labels and test images of its own: leave them out"
+            )
+        return images
+    if test is None and test_labels is not None:
+        raise UserError(
+            "test_labels without test: give the images that they are of, or leave them out"
+        )
+    training = dataset_of(model, images, labels, num_classes, "images")
+    if isinstance(model, str) and isinstance(training, GivenImages):
+        training = training.with_constants()  # for the input layer
+    if test is None:
+        return training, training
+    return training, dataset_of(model, test, test_labels, num_classes, "images")
 
 
 def _spec(
@@ -372,13 +378,3 @@ def _trained_on_logits(network: torch.nn.Module, description: DatasetDescription
         yield
     finally:
         hook.remove()
-
-
-def _path(name: str, value: Any) -> Path:
-    """A path that a caller handed over as ``name``; UserError where it is none, or names
-    nothing.
-    """
-    path = checked(name, value, Path)
-    if not path.name:
-        raise UserError(f"{name}: found {str(value)!r}, expected the name of a file or folder")
-    return path

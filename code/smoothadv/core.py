@@ -19,7 +19,7 @@ from smoothadv.statistics.bounds import check_alpha
 from smoothadv.statistics.prediction import predict
 from smoothadv.voting.counter import Poll, VoteCounter
 
-Outcome = TypeVar("Outcome")
+Answer = TypeVar("Answer")
 _NO_LABEL = -2
 _LARGEST_VALUE = 16.0
 """A larger value in x shows grey levels of 0 to 255, but noise and radii are measured on [0, 1]."""
@@ -113,10 +113,10 @@ class Smooth:
     def _run(
         self,
         x: torch.Tensor,
-        voting: Generator[Draws, np.ndarray, Outcome],
+        voting: Generator[Draws, np.ndarray, Answer],
         batch_size: int,
         stream: NoiseStream,
-    ) -> Outcome:
+    ) -> Answer:
         if isinstance(self.base_classifier, torch.nn.Module):
             self.base_classifier.eval()
         counter = VoteCounter(

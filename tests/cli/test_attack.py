@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy import stats
 
 from smoothadv.datasets import get_dataset
@@ -192,32 +191,6 @@ def test_manifest_tells_everything_that_decides_the_numbers(attack, workplace):
     )
 
 
-def test_pictures_are_of_the_first_images_and_can_be_opened(finished):
-    for folder in finished.glob("*.pictures"):
-        assert sorted(path.name for path in folder.iterdir()) == [
-            "00000.png",
-            "00001.png",
-            "00002.png",
-        ]
-        for path in folder.iterdir():
-            with Image.open(path) as picture:
-                picture.load()
-                # Three panels of 8 x 8 pixels, each enlarged 16 times, with something around them.
-                assert (
-                    picture.mode == "RGB"
-                    and 3 * 128 < picture.width < 500
-                    and 128 < picture.height < 250
-                )
-                assert len(picture.getcolors(2**20)) > 10
-
-
-def test_more_pictures_than_images_are_as_many_as_there_are(attack, workplace):
-    outcome = attack("out", "--only", 7, 3, 7, "--max", -1, "--png", 100)
-    assert outcome.code == 0 and "2 pictures" in outcome.out
-    pictures = sorted(path.name for path in (workplace / "out/epsilon_0.5.pictures").iterdir())
-    assert pictures == ["00003.png", "00007.png"]
-
-
 def test_only_the_images_named_are_attacked_and_as_among_others(attack, finished, workplace):
     assert attack("out", "--only", 11, 4, "--max", -1).code == 0
     log = workplace / "out/epsilon_0.5.tsv"
@@ -226,15 +199,6 @@ def test_only_the_images_named_are_attacked_and_as_among_others(attack, finished
         archive(log)["adversarial"].tobytes()
         == archive(finished / log.name)["adversarial"][[4, 11]].tobytes()
     )
-
-
-def test_the_same_command_again_changes_nothing(attack, workplace):
-    options = ["--epsilon", 0.5, 1, "--png", 2]
-    first = attack("out", *options)
-    before = snapshot(workplace)
-    again = attack("out", *options)
-    assert again.code == 0 and again.out == first.out and again.err == ""
-    assert snapshot(workplace) == before
 
 
 def test_missing_pictures_are_made_and_those_of_an_earlier_attack_do_not_stay(attack, workplace):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from smoothadv.base.files import lock
 from smoothadv.voting.classifier import VotingClassifier
 from support import fragile_models
 from support.attack_runs import LINEAR, SIGMA, archive, assert_same_attack
@@ -58,34 +57,6 @@ def attack(checkpoint, workplace, capsys) -> Callable:
     return lambda *options: call(
         capsys, "attack", "digits", checkpoint, SIGMA, "out", *USUAL, *options
     )
-
-
-def test_stopped_between_its_last_row_and_the_end_it_is_finished_without_work(
-    attack, workplace, whole, monkeypatch
-):
-    def stop(*arguments, **arrays):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "savez_compressed", stop)
-        assert attack().code == 130
-    log = (workplace / LOG).read_bytes()
-    stop_at_pass(monkeypatch, 1, AssertionError("nothing is left to be computed"))
-    assert attack().code == 0
-    assert (workplace / LOG).read_bytes() == log
-    assert_same_attack(workplace / LOG, whole)
-
-
-def test_finished_log_whose_archive_is_damaged_or_lost_is_refused(attack, workplace, whole):
-    attack()
-    path = workplace / "out/epsilon_0.5.npz"
-    path.write_bytes(path.read_bytes()[:-30])
-    for words in (["out/epsilon_0.5.npz"], ["epsilon_0.5.npz", "missing", "--overwrite"]):
-        before = snapshot(workplace)
-        assert refused(attack("--max", 12), *words) and snapshot(workplace) == before
-        path.unlink(missing_ok=True)
-    assert attack("--overwrite").code == 0
-    assert_same_attack(workplace / LOG, whole)
 
 
 def test_overwriting_that_is_stopped_never_leaves_old_images_to_new_rows(
@@ -181,16 +152,6 @@ def test_less_memory_for_one_size_does_not_stand_in_the_way_of_the_next(
     assert attack("--epsilon", 0.25, 0.75, 0.5).code == 0, (
         "finished with different ones, and nothing to do"
     )
-
-
-def test_overwriting_leaves_a_log_alone_that_is_being_written(attack, workplace):
-    """So are its images, which lie beside it."""
-    attack("--max", 4)
-    before = snapshot(workplace)
-    with (workplace / LOG).open("ab") as file:
-        lock(file, workplace / LOG)
-        assert refused(attack("--overwrite"), "being written by another process")
-    assert snapshot(workplace) == before
 
 
 def test_no_memory_for_a_single_copy_is_one_line(attack, workplace, monkeypatch):

@@ -11,7 +11,7 @@ from scipy import stats
 
 import smoothadv
 from smoothadv.records.readers import read_certification_log
-from support.commands import call, header, refused, rows, snapshot, succeed, timeless
+from support.commands import call, header, refused, rows, succeed, timeless
 from support.sharding import manifest_of
 
 RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
@@ -109,13 +109,6 @@ def test_manifest_says_what_made_the_log(log, checkpoint):
 def test_log_may_have_any_name(certify, workplace, name):
     assert certify(name, "--max", 1).code == 0
     assert header(workplace / name)[:6] == RELEASED_COLUMNS
-
-
-def test_resuming_on_fewer_images_than_there_are_is_refused(certify, workplace):
-    certify("out.tsv", "--max", 3)
-    before = snapshot(workplace)
-    assert refused(certify("out.tsv", "--resume", "--max", 1), "example 1")
-    assert snapshot(workplace) == before
 
 
 def test_released_checkpoint_certifies_like_ours_once_its_input_layer_is_told(

@@ -2,7 +2,6 @@
 and combined.
 """
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -12,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from smoothadv.api import torch_settings_kept
 from smoothadv.datasets import get_dataset
-from smoothadv.records.writer import WrittenLog
 from support.commands import call, header, refused, rows, run_process, script, timeless
 from support.image_files import save_image
 from support.sharding import manifest_of
@@ -111,30 +110,6 @@ def test_label_aware_marks_the_wrong_selections_that_it_skips(certify, workplace
     assert all(row == one for row, one in zip(aware, drawn) if row["label_aware"] == "0")
 
 
-@pytest.mark.parametrize(("method", "draws"), [("exact", 100_000), ("adaptive", 125_000)])
-def test_default_number_of_draws_is_that_of_the_method(
-    checkpoint, workplace, capsys, monkeypatch, method, draws
-):
-    """No vote is counted: what would be written into the manifest is looked at."""
-    given = {}
-    nothing = WrittenLog(workplace / "log.tsv", is_whole=False, batch=1, attack_batch=None)
-    written = "smoothadv.evaluation.certify.write_log"
-    monkeypatch.setattr(
-        written, lambda evaluation, plan: given.update(evaluation.settings) or nothing
-    )
-    positional = ["digits", checkpoint, SIGMA, "log.tsv", "--device", "cpu"]
-    assert call(capsys, "certify", *positional, "--method", method).code == 0
-    assert (given["N"], given["N0"], given["method"]) == (draws, 100, method)
-
-
-@pytest.mark.parametrize("method", ["exact", "adaptive"])
-def test_batch_size_does_not_change_the_log(log_of, method):
-    """Nor which images share a batch, which depends on it."""
-    options = ["--method", method, "--N", 150, "--N0", 30, "--max", 8]
-    logs = [log_of(*options, "--batch", batch) for batch in (1, 7, 200)]
-    assert logs[0] == logs[1] == logs[2]
-
-
 @pytest.mark.parametrize("method", ["exact", "adaptive"])
 def test_summary_says_where_radii_are_on_a_grid(certify, workplace, method):
     outcome = certify("log.tsv", "--method", method)
@@ -166,22 +141,13 @@ def test_precision_is_recorded_and_makes_a_slightly_different_classifier(
 
 
 @pytest.fixture
-def restored_kernels() -> Iterator[None]:
+def restored_kernels(monkeypatch) -> Iterator[None]:
     """--sound restricts the whole process to deterministic kernels; the tests that follow shall not
     notice.
     """
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
-    )
-    cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    yield
-    torch.use_deterministic_algorithms(before[0])
-    torch.utils.deterministic.fill_uninitialized_memory = before[1]
-    torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = cudnn
-    if workspace is None:
-        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with torch_settings_kept():
+        yield
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 import smoothadv
 from smoothadv.base.errors import UserError
@@ -56,17 +55,6 @@ def test_a_log_holds_the_label_and_the_counts_behind_each_radius(run, workplace,
     assert summary.code == 0 and {"two-sided", "top-3"} <= set(
         summary.out.replace("|", " ").split()
     )
-
-
-def test_a_log_is_continued_and_another_k_refused(run, workplace):
-    certify = ("certify", "log.tsv", "--method", "top-k", "--top-k")
-    run(*certify, 2, "--max", 7)
-    begun = timeless(workplace / "log.tsv")
-    assert run(*certify, 2).code == 0
-    continued = timeless(workplace / "log.tsv")
-    assert len(continued) == EXAMPLES and continued[:7] == begun
-    other = run(*certify, 3)
-    assert other.code == 1 and "top_k was 2, now 3" in other.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("attack", [[], ["--attack", "PGD", "--epsilon", 1.5, "--num-steps", 4]])
@@ -188,10 +176,3 @@ def test_from_python(checkpoint):
     )
     with pytest.raises(UserError, match="--top-k 1000000000: give a number below"):
         smoothadv.predict(model, "digits", top_k=10**9, **common)
-
-
-def test_the_usual_k_is_compared_with_the_number_of_classes():
-    images, labels = torch.rand(3, 1, 2, 2), torch.arange(3)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    with pytest.raises(UserError, match="--top-k 3: give a number below that of the classes, 3"):
-        smoothadv.certify(model, images, labels, sigma=SIGMA, n=N, method="top-k", device="cpu")

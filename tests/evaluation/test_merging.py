@@ -181,20 +181,6 @@ def test_processes_that_left_no_row_leave_no_log(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_manifest_that_does_not_tell_the_shape_of_images_is_refused(tmp_path):
-    paths = [Shard(index, 2).path(tmp_path / "log.tsv") for index in range(2)]
-    for index, path in enumerate(paths):
-        settings = {**SETTINGS, "shard": Shard(index, 2).record(range(4))}
-        write_rows(path, range(index, 4, 2), settings=settings)
-        content = json.loads(manifest_path(path).read_text())
-        for run in content["runs"]:
-            run.pop("image_shape")
-        manifest_path(path).write_text(json.dumps(content))
-    message = refusals.refusal(merge, tmp_path / "log.tsv", paths)
-    assert "have no adversarial example" in message
-    assert not (tmp_path / "log.tsv").exists()
-
-
 def test_images_that_lie_in_another_order_are_found_again(tmp_path):
     """As those of an attack that was killed while shards were gathered."""
     log = tmp_path / "log.tsv"

@@ -31,16 +31,6 @@ def certificates(procedure: Procedure) -> list[Certificate]:
     return found
 
 
-def test_the_names_say_which_procedure_is_which():
-    assert {
-        name: (PROCEDURES[name].on_grid, PROCEDURES[name].fixed_sample)
-        for name in ("exact", "adaptive")
-    } == {
-        "exact": (False, True),
-        "adaptive": (True, False),
-    }
-
-
 @every_procedure
 def test_only_a_procedure_on_a_grid_returns_few_radii(name):
     found = certificates(PROCEDURES[name](SMOOTHING))

@@ -146,9 +146,10 @@ def test_options():
         "label_aware": 1,
     }
     assert aware.columns == ("samples", "level", "looks", "rival", "label_aware")
-    assert Sequential(SMALL, radii=(0.25,)).settings == {**aware.settings}
+    assert Sequential(SMALL, radii=(0.25,)).record() == {**aware.record(), "label_aware": False}
     other = Sequential(dataclasses.replace(SMALL, noise_distance=1e-3), radii=(0.25,))
-    assert other.settings != aware.settings and 0 < other.largest_radius <= aware.largest_radius
+    assert other.record()["tables_sha256"] != aware.record()["tables_sha256"]
+    assert 0 < other.largest_radius <= aware.largest_radius
     # The distance enters each hypothesis, and again where two of them are combined.
     look = len(other.looks) - 1
     votes = np.array([650, 60] + [29] * 10)

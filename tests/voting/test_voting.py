@@ -215,11 +215,6 @@ def test_polls_are_asked_for_only_when_there_is_room(batch, draws, depth):
     assert len(at_passes) <= -(-(20 * draws) // batch) + depth - 1
 
 
-def test_without_polls_nothing_is_run():
-    recorder = Recorder(CLASSIFIER)
-    assert list(counter_of(recorder, 8).run([])) == [] == recorder.batches
-
-
 def test_images_of_several_shapes_are_refused():
     other = replace(asking(1, Draws(3)), image=torch.zeros(1, 4, 1))
     with pytest.raises(ValueError, match="images of shapes"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import options_of
@@ -19,7 +18,7 @@ from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import Parser, run
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
 from smoothadv.records.readers import read_certification_log
-from smoothadv.statistics import PROCEDURES, Procedure
+from smoothadv.statistics import PROCEDURES
 
 _EXAMPLES = """examples:
   python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv --skip 20
@@ -60,36 +59,27 @@ def spec_of(options: Options, command: Sequence[str]) -> CertifySpec:
 
 
 def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
+    """Certify, and print one line with the results in the log; where radii lie on a grid, the
+    accuracies at the grid's radii.
+    """
     spec = spec_of(options, command)
-    # Imports torch, for which a usage error need not wait.
+    # Import torch, or SciPy, for which a usage error need not wait.
     from smoothadv.evaluation.certify import certify
+    from smoothadv.statistics import accuracy
 
     use_threads(spec)
     log, procedure = certify(spec)
-    if is_finished(log, spec.shard, "certify"):
-        _summarise(log.path, procedure)
-
-
-def _summarise(log: Path, procedure: Procedure) -> None:
-    """Print one line with the results in the log; where radii lie on a grid, the accuracies at the
-    grid's radii.
-    """
-    from smoothadv.statistics.accuracy import (
-        average_certified_radius,
-        certified_accuracy,
-        default_radii,
-    )
-
-    table = read_certification_log(log)
+    if not is_finished(log, spec.shard, "certify"):
+        return
+    table = read_certification_log(log.path)
     grid = [radius for radius in getattr(procedure, "radii", ()) if radius > 0]
-    radii = grid or default_radii([table])
-    accuracies = ", ".join(
-        f"{certified_accuracy(table, radius):.1%} at {radius:g}" for radius in [0.0, *radii][:6]
-    )
+    radii = [0.0, *(grid or accuracy.default_radii([table]))][:6]
+    accuracies = zip(radii, accuracy.certified_accuracies(table, radii))
+    listed = ", ".join(f"{share:.1%} at {radius:g}" for radius, share in accuracies)
     on_the_grid = " on the grid of radii" if procedure.on_grid else ""
     print(
-        f"{log}: {len(table)} examples, certified accuracy {accuracies}; "
-        f"average certified radius{on_the_grid} {average_certified_radius(table):.3f}"
+        f"{log.path}: {len(table)} examples, certified accuracy {listed}; average certified "
+        f"radius{on_the_grid} {accuracy.average_certified_radius(table):.3f}"
     )
 
 

@@ -16,7 +16,6 @@ from smoothadv.cli.options.training import spec_of, with_recipes
 from smoothadv.cli.runner import Parser, reading
 from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
 from smoothadv.evaluation.attack import specs_by_log
-from smoothadv.evaluation.certify import make_procedure, procedure_record
 from smoothadv.evaluation.costs import passes_per_image, prepare_passes, takes_gradients
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
 from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation, Work
@@ -83,9 +82,9 @@ class CommandReader:
         with reading(source):
             spec = self._evaluation(words)
             if isinstance(spec, CertifySpec):
-                procedure = make_procedure(spec, self._described(str(spec.dataset), spec.data_dir))
+                procedure = spec.procedure(self._described(str(spec.dataset), spec.data_dir))
                 assert spec.log is not None, "a command names its log"
-                records = {spec.log: {**spec.identity(*archs), **procedure_record(procedure)}}
+                records = {spec.log: {**spec.identity(*archs), **procedure.record()}}
             else:
                 records = {log: one.identity(*archs) for log, one in specs_by_log(spec).items()}
         return EvaluationExpectation(
@@ -94,7 +93,7 @@ class CommandReader:
             skip=spec.skip,
             limit=spec.limit,
             denoiser=spec.denoiser,
-            may_stop_early=isinstance(spec, CertifySpec) and not spec.procedure.fixed_sample,
+            may_stop_early=isinstance(spec, CertifySpec) and not spec.procedure_type.fixed_sample,
         )
 
     def work(self, words: Sequence[str], archs: Sequence[str], processes: int) -> list[Work]:

@@ -20,7 +20,6 @@ def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
     log.
     """
     warn_of_few_draws(spec)
-    refuse_file_as_folder(spec.outdir)
     specs = specs_by_log(spec)
     first = next((path for path in specs if path.exists()), next(iter(specs)))
     evaluation = prepare(spec, None if spec.outdir is None else first)
@@ -34,8 +33,8 @@ def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
         log = None if spec.outdir is None else path
         continued = dataclasses.replace(evaluation, spec=one).continuing(log)
         polls = PredictionPolls(*with_attack_batch(continued, usual_batch))
-        description = f"attacking, epsilon {one.attack.epsilon:g}"
-        yield write_log(polls.evaluation, polls.log(description, keeps_images=True))
+        plan = polls.plan(f"attacking, epsilon {one.attack.epsilon:g}", keeps_images=True)
+        yield write_log(polls.evaluation, plan)
 
 
 def specs_by_log(spec: AttackSpec) -> dict[Path, AttackSpec]:
@@ -46,12 +45,6 @@ def specs_by_log(spec: AttackSpec) -> dict[Path, AttackSpec]:
         one = dataclasses.replace(spec, attack=attack, epsilons=(epsilon,))
         specs[attacked_log(spec.outdir or Path(), epsilon)] = one
     return specs
-
-
-def refuse_file_as_folder(outdir: Path | None) -> None:
-    """UserError where the folder for the logs is a file."""
-    if outdir is not None and outdir.is_file():
-        raise UserError(f"{outdir} is a file: name a folder for the logs")
 
 
 def chosen_images(only: Sequence[int], known: Collection[int], complaint: str) -> list[int]:

@@ -26,13 +26,13 @@ from smoothadv.base import plugins
 from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.attack import chosen_images, refuse_file_as_folder
+from smoothadv.evaluation.attack import chosen_images
 from smoothadv.evaluation.log import Example, write_log
 from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
     prepare,
-    recorded_settings,
+    settings_to_continue,
     warn_of_few_draws,
 )
 from smoothadv.evaluation.specs import FalsifySpec
@@ -68,16 +68,14 @@ class Certificates:
     """The certificates of a log, ``claims``, by index; ``images`` are the indices of all its rows,
     also of abstentions.
 
-    Each image got a false certificate with probability at most ``alpha``. Attacks stay within
-    ``fraction`` of each radius. ``settings`` are the manifest's, {} without one. A class is
-    certified to stay among the ``top_k`` first.
+    Each image got a false certificate with probability at most ``alpha``. ``settings`` are the
+    manifest's, {} without one. A class is certified to stay among the ``top_k`` first.
     """
 
     path: Path
     images: list[int]
     claims: dict[int, Claim]
     alpha: float
-    fraction: float
     settings: dict[str, Any]
     top_k: int = 1
 
@@ -164,7 +162,6 @@ def read_certificates(spec: FalsifySpec) -> Certificates:
         images=log.table.idx.tolist(),
         claims=claims,
         alpha=log.facts.alpha,
-        fraction=spec.fraction,
         settings={} if manifest is None else manifest["settings"],
         top_k=log.top_k,
     )
@@ -191,13 +188,12 @@ class CertificatePolls(PredictionPolls):
                 f"{self.certificates.path} certifies something else: image {example.index} has "
                 f"class {claim.label} there, {example.label} in {dataset}"
             )
-        return claim.certified, self.certificates.fraction * claim.radius
+        assert isinstance(self.evaluation.spec, FalsifySpec)
+        return claim.certified, self.evaluation.spec.fraction * claim.radius
 
-    def outcome(self, example: Example, predicted: int, columns: dict[str, Any]) -> dict[str, Any]:
+    def judged(self, example: Example, predicted: int, attack_norm: float) -> dict[str, Any]:
         claim = self.certificates.claims[example.index]
-        flipped = (
-            predicted not in (ABSTAIN, claim.certified) and columns["attack_norm"] < claim.radius
-        )
+        flipped = predicted not in (ABSTAIN, claim.certified) and attack_norm < claim.radius
         return {"certified": claim.certified, "radius": claim.radius, "flipped": int(flipped)}
 
 
@@ -223,13 +219,12 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
 
     ``verdict`` judges a whole log.
     """
-    refuse_file_as_folder(spec.outdir)
     path = None if spec.outdir is None else spec.outdir / records.FALSIFICATION_LOG
     certificates = read_certificates(spec)
     warn_of_few_draws(spec, certificates.top_k)
     sound, recorded = bool(certificates.settings.get("sound")), certificates.settings.get("batch")
     if sound:  # votes in batches of another shape might be those of another function
-        batch = spec.batch or recorded_settings(spec, path).get("batch") or recorded
+        batch = spec.batch or settings_to_continue(spec, path).get("batch") or recorded
         if recorded not in (None, batch):
             raise UserError(
                 f"{spec.against} was made with --sound and --batch {recorded}, not {batch}"
@@ -243,16 +238,13 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         indices = chosen_images(spec.only, indices, f"{spec.against} certifies no image")
     evaluation, attack = with_attack_batch(dataclasses.replace(evaluation, indices=indices))
     polls = CertificatePolls(evaluation, attack, certificates.top_k, certificates=certificates)
-    against = {
-        "sha256": file_digest(spec.against),
-        "fraction": spec.fraction,
-        "alpha": certificates.alpha,
-    }
-    # Each image has its own epsilon.
-    settings = {"attack": {**settings_record(spec.attack), "epsilon": None}, "against": against}
-    plan = polls.log(
+    sha256, alpha = file_digest(spec.against), certificates.alpha
+    plan = polls.plan(
         f"attacking {escape(spec.against.name, 70)}",
-        settings=settings,
+        settings={
+            "attack": {**settings_record(spec.attack), "epsilon": None},  # each image has its own
+            "against": {"sha256": sha256, "fraction": spec.fraction, "alpha": alpha},
+        },
         title="falsified",
         scores=lambda row: bool(row["flipped"]),
         keeps_images=True,
@@ -277,7 +269,7 @@ def verdict(
     chance = certificates.alpha + spec.alpha
     tolerated = tolerated_false_statements(len(certificates.images), chance, spec.false_alarm)
     sentence = (
-        f"{named or path}: {len(table)} certificates attacked at {certificates.fraction:.10g} of "
+        f"{named or path}: {len(table)} certificates attacked at {spec.fraction:.10g} of "
         f"their radii, {len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; of "
         f"{len(certificates.images)} images up to {tolerated} flips are credible at alpha "
         f"{certificates.alpha:g} + {spec.alpha:g}"

@@ -53,15 +53,15 @@ def _picture(example: dict[str, Any]) -> Image.Image:
     panels = [_panel(pixels) for pixels in (example["image"], example["adversarial"], magnified)]
     width, height = panels[0].size
     canvas = Image.new("RGB", (3 * width + 4 * _MARGIN, height + 2 * _MARGIN + _CAPTION), "white")
-    for number, panel in enumerate(panels):
-        canvas.paste(panel, (_MARGIN + number * (width + _MARGIN), _MARGIN))
     predicted = "abstains" if example["predict"] == -1 else f"predicts {example['predict']}"
     factor = f"x{0.5 / largest:.3g}" if largest else "none"
     title = f"image {example['idx']}, class {example['label']}"
     lines = [title, predicted, f"{factor}, l2 {np.linalg.norm(perturbation):.3f}"]
     draw = ImageDraw.Draw(canvas)
-    for number, line in enumerate(lines):
-        draw.text((_MARGIN + number * (width + _MARGIN), height + 2 * _MARGIN), line, fill="black")
+    for number, (panel, line) in enumerate(zip(panels, lines)):
+        left = _MARGIN + number * (width + _MARGIN)
+        canvas.paste(panel, (left, _MARGIN))
+        draw.text((left, height + 2 * _MARGIN), line, fill="black")
     return canvas
 
 

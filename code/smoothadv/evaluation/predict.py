@@ -18,16 +18,15 @@ from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.base.devices import to_device, to_host
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.log import Example, LogSpec, write_log
+from smoothadv.evaluation.log import Example, LogPlan, write_log
 from smoothadv.evaluation.setup import (
     Evaluation,
-    check_top_k,
     prepare,
-    recorded_settings,
+    settings_to_continue,
     warn_of_few_draws,
 )
-from smoothadv.evaluation.specs import AttackedSpec, PredictSpec
-from smoothadv.noise import Purpose, RoundedGaussianNoise
+from smoothadv.evaluation.specs import AttackedSpec, PredictSpec, check_top_k
+from smoothadv.noise import Purpose
 from smoothadv.records.logs import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_columns
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN, Draws, prediction
@@ -58,11 +57,11 @@ def with_attack_batch(
         for part in evaluation.classifier.modules():
             if isinstance(part, OnnxNetwork):
                 part.refuse_gradients()
-    recorded = recorded_settings(spec, evaluation.log).get("attack_batch")
+    recorded = settings_to_continue(spec, evaluation.log).get("attack_batch")
     batch = spec.attack_batch or recorded or usual_batch
     if batch is None:
         batch = default_attack_batch(
-            evaluation.attacked,
+            evaluation.victim,
             description.image_shape,
             evaluation.device,
             spec.num_noise_vec,
@@ -70,9 +69,8 @@ def with_attack_batch(
         )
     batch = evaluation.processes.received(batch)
     record = {"attack": settings_record(spec.attack), "attack_batch": batch}
-    settings = {**evaluation.settings, **record}
-    attack = spec.smoothed_attack(evaluation.key.attack_seed, batch)
-    return dataclasses.replace(evaluation, settings=settings), attack
+    evaluation = dataclasses.replace(evaluation, settings={**evaluation.settings, **record})
+    return evaluation, spec.smoothed_attack(evaluation.key.attack_seed, batch)
 
 
 @dataclass(frozen=True)
@@ -86,10 +84,10 @@ class PredictionPolls:
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
-    def log(self, description: str, **further: Any) -> LogSpec:
-        """How the evaluation's log is made; ``further`` are fields of ``LogSpec``."""
+    def plan(self, activity: str, **further: Any) -> LogPlan:
+        """How the evaluation's log is made; ``further`` are fields of ``LogPlan``."""
         further = {"settings": {}, "attack": self.attack, **further}
-        return LogSpec(self.columns, make_polls=self, description=description, **further)
+        return LogPlan(self.columns, make_polls=self, activity=activity, **further)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -104,21 +102,19 @@ class PredictionPolls:
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
         evaluation, attack = self.evaluation, self.attack
         if attack is None:
-            yield from (
-                self._poll(example, to_device(example.image, evaluation.device), {})
-                for example in examples
-            )
+            for example in examples:
+                yield self._poll(example, to_device(example.image, evaluation.device), {})
             return
         images = torch.stack([example.image for example in examples]).to(evaluation.device)
         indices = [example.index for example in examples]
         aims = [self.aim(example) for example in examples]
         labels = torch.tensor([label for label, _ in aims], device=evaluation.device)
         epsilon = torch.tensor([epsilon for _, epsilon in aims], dtype=torch.float64)
-        targets = attack.choose_targets(evaluation.attacked, images, labels, indices)
+        targets = attack.choose_targets(evaluation.victim, images, labels, indices)
         adversarial = attack(
-            evaluation.attacked, images, labels, indices, epsilon=epsilon, targets=targets
+            evaluation.victim, images, labels, indices, epsilon=epsilon, targets=targets
         )
-        if isinstance(evaluation.noise, RoundedGaussianNoise):
+        if evaluation.noise.is_sound:
             adversarial = in_grey_levels(images, adversarial, epsilon)
         norms = l2_norm(adversarial.double() - images.double()).tolist()
         for row, example in enumerate(examples):
@@ -133,8 +129,8 @@ class PredictionPolls:
         """
         return example.label, 0.0 if self.attack is None else self.attack.attack.epsilon
 
-    def outcome(self, example: Example, predicted: int, columns: dict[str, Any]) -> dict[str, Any]:
-        """Further columns of the row of an example, which has ``columns`` of its attack."""
+    def judged(self, example: Example, predicted: int, attack_norm: float) -> dict[str, Any]:
+        """Further columns of the row of an example for which this class was predicted."""
         return {}
 
     @torch.inference_mode()
@@ -155,13 +151,17 @@ class PredictionPolls:
         ``predict`` is the label to be left if that is among the predicted classes, else the first
         of them; ``base`` returns the base classifier's class, for which no draw should wait.
         """
-        spec, (wanted, _) = self.evaluation.spec, self.aim(example)
+        spec, (label, _) = self.evaluation.spec, self.aim(example)
         classes = yield from prediction.predict(spec.n, spec.alpha, self.top_k)
-        columns["basePredict"] = int(base())
-        predicted = wanted if wanted in classes else [*classes, ABSTAIN][0]
-        top_classes = dict(zip(class_columns(self.top_k), classes or [ABSTAIN] * self.top_k))
-        further = {**columns, **self.outcome(example, predicted, columns)}
-        return {"abstain": int(not classes), "predict": predicted, **top_classes, **further}
+        predicted = label if label in classes else [*classes, ABSTAIN][0]
+        return {
+            "abstain": int(not classes),
+            "predict": predicted,
+            "basePredict": int(base()),
+            **dict(zip(class_columns(self.top_k), classes or [ABSTAIN] * self.top_k)),
+            **columns,
+            **self.judged(example, predicted, columns.get("attack_norm", 0.0)),
+        }
 
 
 def predict(spec: PredictSpec) -> WrittenLog:
@@ -169,6 +169,5 @@ def predict(spec: PredictSpec) -> WrittenLog:
     evaluation = prepare(spec, spec.log)
     check_top_k(spec.top_k, evaluation.dataset.description)
     warn_of_few_draws(spec, spec.top_k)
-    evaluation, attack = with_attack_batch(evaluation)
-    polls = PredictionPolls(evaluation, attack, spec.top_k)
-    return write_log(evaluation, polls.log("predicting"))
+    polls = PredictionPolls(*with_attack_batch(evaluation), spec.top_k)
+    return write_log(polls.evaluation, polls.plan("predicting"))

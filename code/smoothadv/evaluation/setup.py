@@ -18,10 +18,10 @@ import torch
 from smoothadv.base.cpus import MOST_THREADS
 from smoothadv.base.devices import default_device, device_name, device_of_process
 from smoothadv.base.distributed import Processes, join_processes
-from smoothadv.base.errors import NonFiniteError, UsageError, UserError, first_line, warn
+from smoothadv.base.errors import NonFiniteError, UserError, first_line, warn
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
-from smoothadv.datasets import DatasetDescription, ImageDataset
+from smoothadv.datasets import ImageDataset
 from smoothadv.evaluation.model import BaseClassifier, classifier_digest, load_model
 from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.specs import EvaluationSpec
@@ -69,17 +69,17 @@ class Evaluation:
     """An evaluation ``spec`` with all that it needs, to write ``log``; None keeps the rows in
     memory.
 
-    ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``attacked``
-    the form that is attacked. ``noise`` makes the noise of each image, keyed by ``key``;
-    ``indices`` select the images to evaluate. ``settings`` decide the numbers in the log,
-    ``run`` describes this process. ``processes`` share the work.
+    ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``victim`` the
+    form that is attacked. ``noise`` makes the noise of each image, keyed by ``key``; ``indices``
+    select the images to evaluate. ``settings`` decide the numbers in the log, ``run_record`` is
+    what the manifest says of this process. ``processes`` share the work.
     """
 
     spec: EvaluationSpec
     log: Path | None
     classifier: torch.nn.Module
     voter: VotingClassifier
-    attacked: VotingClassifier
+    victim: VotingClassifier
     noise: Noise
     key: NoiseKey
     dataset: ImageDataset
@@ -87,7 +87,7 @@ class Evaluation:
     device: torch.device
     batch: int
     settings: dict[str, Any]
-    run: dict[str, Any]
+    run_record: dict[str, Any]
     processes: Processes
 
     def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:
@@ -97,7 +97,7 @@ class Evaluation:
             self.dataset.description.num_classes,
             batch or self.batch,
             self.device,
-            keep_batch=isinstance(self.noise, RoundedGaussianNoise) and self.voter.integers is None,
+            keep_batch=self.noise.is_sound and self.voter.integers is None,
             dtype=self.voter.dtype,
         )
 
@@ -121,23 +121,23 @@ class Evaluation:
         """
         if self.voter.integers is not None:
             return self.voter.integers.probe
-        if batch == self.batch and LOGITS in self.run:
-            return self.run[LOGITS]
+        if batch == self.batch and LOGITS in self.run_record:
+            return self.run_record[LOGITS]
         counter = self.counter(batch, consensus=False)
         digest = counter.logits_digest(self.dataset.description.image_shape)
         return digest if counter.batch == batch else None
 
     def continuing(self, log: Path | None) -> Evaluation:
         """The same evaluation for ``log``, with the batch with which it was begun, if it was."""
-        batch = self.spec.batch or recorded_settings(self.spec, log).get("batch") or self.batch
+        batch = self.spec.batch or settings_to_continue(self.spec, log).get("batch") or self.batch
         digest = self.logits_digest(batch)
         settings = {**self.settings, "batch": batch, LOGITS: digest}
-        is_exact = isinstance(self.noise, RoundedGaussianNoise) and self.voter.integers is not None
         # The gradients of an attack are float32.
-        if is_exact and getattr(self.spec, "attack", None) is None:
+        is_attacked = getattr(self.spec, "attack", None) is not None
+        if self.noise.is_sound and self.voter.integers is not None and not is_attacked:
             settings = {name: value for name, value in settings.items() if name not in _MACHINE}
-        run = {**self.run, LOGITS: digest}
-        return replace(self, log=log, batch=batch, settings=settings, run=run)
+        run_record = {**self.run_record, LOGITS: digest}
+        return replace(self, log=log, batch=batch, settings=settings, run_record=run_record)
 
 
 def warn_of_few_draws(spec: EvaluationSpec, top_k: int = 1) -> None:
@@ -150,16 +150,6 @@ def warn_of_few_draws(spec: EvaluationSpec, top_k: int = 1) -> None:
         )
 
 
-def check_top_k(top_k: int, description: DatasetDescription) -> None:
-    """UsageError unless there are more classes than ``top_k``: any class is among the k most
-    probable of k.
-    """
-    if top_k >= max(2, description.num_classes):
-        raise UsageError(
-            f"--top-k {top_k}: give a number below that of the classes, {description.num_classes}"
-        )
-
-
 def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Evaluation:
     """Load all that an evaluation needs; UserError where model, images and settings do not fit
     together.
@@ -167,27 +157,13 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     ``log`` is the log to be written (None: none): if it exists already, its batch is used again.
     ``sound`` as in ``CertifySpec``.
     """
-    recorded, attack = recorded_settings(spec, log), getattr(spec, "attack", None)
-    if sound:
-        make_deterministic()
-    # A setting of the log, which nobody needs to repeat.
-    threads = recorded.get("threads")
-    if threads is not None and threads <= MOST_THREADS and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads)
-    if attack is not None:  # before the digest of the logits
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    processes = join_processes()
-    # Before the processes connect: they would wait for one that has ended.
-    if processes.size > 1 and spec.shard is not None:
-        raise UserError(
-            "--shard is not read under torchrun, which shares the examples out by itself: leave it "
-            "out"
-        )
+    recorded, processes = settings_to_continue(spec, log), join_processes()
+    device = _configured_device(spec, log, sound, recorded, processes)
     spec, dataset, base = load_model(spec)
     processes, indices = processes.connect(), spec.chosen_indices(len(dataset))
     if processes.is_first:
         each = spec.n + getattr(spec, "n0", 0)
-        if attack is not None:
+        if (attack := getattr(spec, "attack", None)) is not None:
             repeats = spec.num_noise_vec * spec.restarts  # type: ignore[attr-defined]
             each += attack.num_steps * repeats
         work = f"{len(indices):,} images, each {each:,} times with noise"
@@ -201,34 +177,58 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
         spec.seed,
     )
     noise = (RoundedGaussianNoise if sound else GaussianNoise)(spec.sigma, spec.seed, key=key)
+    voter, victim = _forms(spec, base, dataset, device, processes.is_first)
+    batch = spec.batch or recorded.get("batch")
+    if batch is None:
+        shape, is_shard = dataset.description.image_shape, spec.shard is not None
+        batch = default_batch(voter, shape, device, of_total=is_shard, noise=noise)
+    if spec.compile:
+        voter = CompiledClassifier(voter)
     evaluation = Evaluation(
         spec=spec,
         log=log,
-        **_engine(spec, log, base, dataset, noise, recorded, processes),
+        classifier=base.module,
+        voter=voter,
+        victim=victim,
         noise=noise,
         key=key,
         dataset=dataset,
         indices=indices,
+        device=device,
+        batch=processes.received(batch),
         settings={},
-        run={},
+        run_record={},
         processes=processes,
     )
-    settings, run = _record(base, evaluation)
-    evaluation = replace(evaluation, settings=settings, run=run).continuing(log)
-    _check_classifier(evaluation, sound)
+    settings, run_record = _record(base, evaluation)
+    evaluation = replace(evaluation, settings=settings, run_record=run_record).continuing(log)
+    _check_classifier(evaluation)
     return evaluation
 
 
-def _engine(
+def _configured_device(
     spec: EvaluationSpec,
     log: Path | None,
-    base: BaseClassifier,
-    dataset: ImageDataset,
-    noise: Noise,
+    sound: bool,
     recorded: dict[str, Any],
     processes: Processes,
-) -> dict[str, Any]:
-    """The device, the forms of the classifier and the batch, as fields of the evaluation."""
+) -> torch.device:
+    """The device of an evaluation, once PyTorch is set as it and the log ``recorded`` need;
+    UserError where it cannot do what is asked for.
+    """
+    if processes.size > 1 and spec.shard is not None:
+        raise UserError(
+            "--shard is not read under torchrun, which shares the examples out by itself: leave it "
+            "out"
+        )
+    if sound:
+        make_deterministic()
+    # A setting of the log, which nobody needs to repeat.
+    threads = recorded.get("threads")
+    if threads is not None and threads <= MOST_THREADS and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
+    if getattr(spec, "attack", None) is not None:  # before the digest of the logits
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     local_rank = processes.local_rank if processes.size > 1 else None
     device = device_of_process(spec.device or default_device(), local_rank)
     # The batch of another device may not fit into the memory here.
@@ -237,35 +237,32 @@ def _engine(
         raise UserError(
             f"cannot resume {log} with other settings: {difference}; --overwrite starts anew"
         )
+    if sound and spec.compile and device.type != "cpu":
+        raise UserError(
+            "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"
+        )
+    return device
+
+
+def _forms(
+    spec: EvaluationSpec,
+    base: BaseClassifier,
+    dataset: ImageDataset,
+    device: torch.device,
+    warns: bool,
+) -> tuple[VotingClassifier, VotingClassifier]:
+    """The forms of a classifier, which is moved to the device, that vote and that are attacked."""
     classifier = base.module.to(device)
     example = dataset[0][0] if len(dataset) else None
     voter = optimized_for_inference(classifier, device, example, spec.precision)
     if example is not None and "checkpoint_sha256" not in base.settings:
-        name = base.name or type(spec.model).__name__
-        _check_module(voter, example, name, processes.is_first)
-    batch = spec.batch or recorded.get("batch")
-    if batch is None:
-        shape, is_shard = dataset.description.image_shape, spec.shard is not None
-        batch = default_batch(voter, shape, device, of_total=is_shard, noise=noise)
-    attacked = voter
-    if spec.precision == "fp16":  # the gradients of confident predictions underflow in it
-        attacked = optimized_for_inference(classifier, device, example)
-    if spec.compile:
-        if isinstance(noise, RoundedGaussianNoise) and device.type != "cpu":
-            raise UserError(
-                "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by "
-                "speed"
-            )
-        if processes.is_first:
-            print("compiling the classifier first, which may take a minute", file=sys.stderr)
-        voter = CompiledClassifier(voter)
-    return {
-        "classifier": classifier,
-        "voter": voter,
-        "attacked": attacked,
-        "device": device,
-        "batch": processes.received(batch),
-    }
+        _check_module(voter, example, base.name or type(spec.model).__name__, warns)
+    if spec.compile and warns:
+        print("compiling the classifier first, which may take a minute", file=sys.stderr)
+    if spec.precision != "fp16":
+        return voter, voter
+    # The gradients of confident predictions underflow in fp16.
+    return voter, optimized_for_inference(classifier, device, example)
 
 
 @torch.inference_mode()
@@ -321,9 +318,9 @@ def _record(base: BaseClassifier, evaluation: Evaluation) -> tuple[dict[str, Any
     if device.type == "cuda" and spec.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
     kernels, is_attacked = kernels_on(device), getattr(spec, "attack", None) is not None
-    if kernels is not None and (isinstance(noise, GaussianNoise) or is_attacked):
+    if kernels is not None and (not noise.is_sound or is_attacked):
         settings["noise_kernel"] = kernels.VERSION
-    if isinstance(noise, RoundedGaussianNoise) and device.type == "cpu":
+    if noise.is_sound and device.type == "cpu":
         # --sound certifies the executed program, whose rounding these may change.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
@@ -340,7 +337,7 @@ def _record(base: BaseClassifier, evaluation: Evaluation) -> tuple[dict[str, Any
     return settings, run
 
 
-def recorded_settings(spec: EvaluationSpec, log: Path | None) -> dict[str, Any]:
+def settings_to_continue(spec: EvaluationSpec, log: Path | None) -> dict[str, Any]:
     """The settings that the log to be continued, or else one of its shards, records; {} if none."""
     settings: dict[str, Any] = {}
     if log is not None and spec.existing == "resume":
@@ -349,11 +346,12 @@ def recorded_settings(spec: EvaluationSpec, log: Path | None) -> dict[str, Any]:
     return settings
 
 
-def _check_classifier(evaluation: Evaluation, sound: bool) -> None:
-    """UserError if ``sound``, else a warning, where logits depend on the process or on the other
+def _check_classifier(evaluation: Evaluation) -> None:
+    """UserError with --sound, else a warning, where logits depend on the process or on the other
     images of a batch.
     """
-    digest, processes = evaluation.run[LOGITS], evaluation.processes
+    digest, processes = evaluation.run_record[LOGITS], evaluation.processes
+    sound = evaluation.noise.is_sound
     if processes.received(digest) != digest:
         difference = (
             f"process {processes.rank} rounds the logits differently than process 0: {LOGITS} is "

@@ -35,10 +35,10 @@ from smoothadv.base.settings import (
     settings_of,
     up_to_a_million,
 )
-from smoothadv.datasets import SPLITS
+from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.evaluation.shards import Shard
-from smoothadv.statistics import PROCEDURES, Procedure
+from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 
 if TYPE_CHECKING:
     from smoothadv.attacks import SmoothedAttack
@@ -202,7 +202,7 @@ class EvaluationSpec(RunSpec):
             {"dataset": self.dataset_name, "architecture": arch, "denoiser": arch}
             for arch in architectures
         ]
-        components = [getattr(self, name, None) for name in ("procedure", "attack")]
+        components = [getattr(self, name, None) for name in ("procedure_type", "attack")]
         return plugins.digests(one for names in kinds for one in plugins.used(names, components))
 
     def identity(self, *architectures: str) -> dict[str, Any]:
@@ -216,6 +216,16 @@ class EvaluationSpec(RunSpec):
         """The indices of the images to evaluate, of a dataset of this size."""
         indices = range(0, size, self.skip)
         return indices if self.limit is None else indices[: self.limit]
+
+
+def check_top_k(top_k: int, description: DatasetDescription) -> None:
+    """UsageError unless there are more classes than ``top_k``: any class is among the k most
+    probable of k.
+    """
+    if top_k >= max(2, description.num_classes):
+        raise UsageError(
+            f"--top-k {top_k}: give a number below that of the classes, {description.num_classes}"
+        )
 
 
 def _certification_draws() -> str:
@@ -257,20 +267,38 @@ class CertifySpec(EvaluationSpec):
 
     def __post_init__(self) -> None:
         if self.n is None:
-            self._set(n=self.procedure.default_n)
+            self._set(n=self.procedure_type.default_n)
         super().__post_init__()
-        fields = {field.name for field in dataclasses.fields(self.procedure)} - {"smoothing"}
-        for name in self.settings or {}:
-            if name not in fields:
-                known = ", ".join(sorted(fields)) or "none"
-                raise UserError(
-                    f"settings of method '{self.method}': found {name!r}, expected {known}"
-                )
+        self.procedure()  # refuses its numbers before anything is loaded
 
     @property
-    def procedure(self) -> type[Procedure]:
+    def procedure_type(self) -> type[Procedure]:
         """The class of the certification procedure."""
         return PROCEDURES[self.method]
+
+    def procedure(
+        self, description: DatasetDescription | None = None, noise_distance: float = 0.0
+    ) -> Procedure:
+        """The certification procedure for images of this description, under noise at this distance
+        from a Gaussian; UsageError where it refuses its settings.
+        """
+        known = {field.name for field in dataclasses.fields(self.procedure_type)} - {"smoothing"}
+        given = dict(self.settings or {})
+        if unknown := [name for name in given if name not in known]:
+            expected = ", ".join(sorted(known)) or "none"
+            raise UserError(
+                f"settings of method '{self.method}': found {unknown[0]!r}, expected {expected}"
+            )
+        if description is not None and "radii" in known:
+            given.setdefault("radii", description.radii)
+        try:
+            smoothing = Smoothing(self.sigma, self.n0, self.n, self.alpha, noise_distance)
+            procedure = self.procedure_type(smoothing, **given)
+        except (ValueError, TypeError) as error:
+            raise UsageError(str(error)) from error
+        if description is not None:
+            check_top_k(getattr(procedure, "top_k", 1), description)
+        return procedure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,6 +446,8 @@ class _OutdirSpec(AttackedSpec):
         super().__post_init__()
         if self.only is not None and (self.skip != 1 or self.limit is not None):
             raise UsageError("--only is not read with --skip or --max: leave one of them out")
+        if self.outdir is not None and self.outdir.is_file():
+            raise UserError(f"{self.outdir} is a file: name a folder for the logs")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,13 @@ from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.plugins import names_function
 from smoothadv.base.settings import settings_of
 from smoothadv.checkpoints import read_members
-from smoothadv.evaluation.certify import certification_log, make_procedure
+from smoothadv.evaluation.certify import plan_certification
 from smoothadv.evaluation.log import write_log
 from smoothadv.evaluation.model import is_named
-from smoothadv.evaluation.setup import prepare
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
 from smoothadv.records.logs import (
     DENOISER,
+    differing_fields,
     differing_settings,
     read_manifest_file,
     settings_and_logits,
@@ -53,15 +53,14 @@ def verify(spec: VerifySpec) -> Verification:
     table, manifest = read_certification_log(spec.log), read_manifest_file(spec.log)
     if (fault := log_fault(manifest)) and manifest["settings"].get("method", "exact") in METHODS:
         raise UserError(f"{spec.log} is left in doubt: its manifest {fault}")
-    recorded = settings_and_logits(manifest)
-    settings = {name: value for name, value in recorded.items() if name != "shard"}
+    settings = settings_and_logits(manifest)
+    settings.pop("shard", None)
     certify_spec = _certification(spec, manifest)
-    was, now = settings.get("device"), device_name(spec.device or default_device())
-    if was not in (None, now):
-        raise UserError(f"{spec.log} cannot be repeated here: device was {was!r}, now {now!r}")
-    evaluation = prepare(certify_spec, spec.log, certify_spec.sound)
-    procedure = make_procedure(certify_spec, evaluation.dataset.description)
-    plan = certification_log(evaluation, procedure)
+    device = device_name(spec.device or default_device())
+    if settings.get("device") not in (None, device):
+        difference = f"device was {settings['device']!r}, now {device!r}"
+        raise UserError(f"{spec.log} cannot be repeated here: {difference}")
+    evaluation, _, plan = plan_certification(certify_spec)
     if difference := differing_settings(settings, {**evaluation.settings, **plan.settings}):
         raise UserError(f"{spec.log} cannot be repeated here: {difference}")
     size, indices = len(evaluation.dataset), table.idx.tolist()
@@ -73,9 +72,11 @@ def verify(spec: VerifySpec) -> Verification:
     seed = random.SystemRandom().randrange(2**32) if spec.seed is None else spec.seed
     chosen = sorted(random.Random(seed).sample(indices, min(spec.rows, len(indices))))
     again = write_log(dataclasses.replace(evaluation, log=None, indices=chosen), plan)
-    before, after = read_fields(spec.log), {row["idx"]: row for row in again.rows or ()}
-    texts = {index: _difference(before[index], after[index]) for index in chosen}
-    differences = {index: text for index, text in texts.items() if text}
+    before, differences = read_fields(spec.log), dict[int, str]()
+    for row in again.rows or ():
+        was, now = before[row["idx"]], {name: str(value) for name, value in row.items()}
+        if text := differing_fields({**was, "time": ""}, {**now, "time": ""}):
+            differences[row["idx"]] = text
     return Verification(len(chosen), len(indices), seed, differences, missing)
 
 
@@ -103,11 +104,10 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
         raise UserError(
             f"{spec.log} is of code in a file, which is not run unasked: add --classifier {model}"
         )
-    denoiser = None
+    denoiser = spec.denoiser
     if DENOISER in settings:
-        denoiser = next((run[DENOISER] for run in runs if run.get(DENOISER)), None)
-        denoiser = spec.denoiser or denoiser
-    elif spec.denoiser is not None:
+        denoiser = denoiser or next((run[DENOISER] for run in runs if run.get(DENOISER)), None)
+    elif denoiser is not None:
         raise UserError(f"{spec.log} is of a classifier without a denoiser: leave --denoiser out")
     recorded = {
         one.field: settings[one.records]
@@ -149,12 +149,3 @@ def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None
         layer for layer, content in zip(layers, contents) if content.get("input_layer") is None
     )
     return next(unrecorded, None)
-
-
-def _difference(before: dict[str, str], row: dict[str, Any]) -> str:
-    """What differs beside the time, "" if nothing does."""
-    now = {name: str(value) for name, value in row.items()}
-    names = [
-        name for name in {**before, **now} if name != "time" and before.get(name) != now.get(name)
-    ]
-    return ", ".join(f"{name} was {before.get(name)}, now {now.get(name)}" for name in names)

@@ -15,6 +15,7 @@ import math
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from types import ModuleType
+from typing import ClassVar
 
 import torch
 
@@ -34,6 +35,8 @@ class RoundedGaussianNoise(Noise):
     sigma): a function of Y, so that a classifier of it is one of Y. The same integers come out on
     every device.
     """
+
+    is_sound: ClassVar[bool] = True
 
     @cached_property
     def clip(self) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, cached_property
 from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -115,6 +116,8 @@ class Noise(ABC):
     order of examples, the device or an interruption.
     """
 
+    is_sound: ClassVar[bool] = False
+    """Whether certificates under this noise hold for the executed arithmetic."""
     sigma: float
     seed: int
     key: NoiseKey | None = field(default=None, kw_only=True)

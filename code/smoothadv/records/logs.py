@@ -111,20 +111,13 @@ def _beside(log: Path, *, ending: str, instead_of: str = "") -> Path:
 
 
 manifest_path = partial(_beside, ending=_MANIFEST)
-"""The path of a log's manifest."""
 examples_path = partial(_beside, ending=".npz", instead_of=".tsv")
 """The path of the adversarial examples of a finished log."""
 spool_path = partial(_beside, ending=".examples")
 """The path of the adversarial examples while their log is written."""
 pictures_folder = partial(_beside, ending=".pictures", instead_of=".tsv")
-"""The folder of the pictures of a log's adversarial examples."""
 shard_folder = partial(_beside, ending=_SHARDS)
 """The folder of a log's shards until they are merged."""
-
-
-def files_of(log: Path) -> tuple[Path, ...]:
-    """A log and the files beside it that belong to it, whether they exist or not."""
-    return log, manifest_path(log), examples_path(log), spool_path(log)
 
 
 def is_manifest(path: Path) -> bool:

@@ -103,17 +103,11 @@ def manifest_fault(manifest: Any) -> str:
     """What is impossible in a manifest: no settings and runs, or a value of another form; "" if
     nothing is.
     """
-    parts = (
-        [manifest.get("settings"), manifest.get("runs")]
-        if fits(manifest, "object")
-        else [None, None]
-    )
-    if not fits(parts[0], "object") or not fits(parts[1], "list of object"):
+    content = {"settings": None, "runs": None, **(manifest if fits(manifest, "object") else {})}
+    settings, runs = content["settings"], content["runs"]
+    if not fits(settings, "object") or not fits(runs, "list of object"):
         return "holds no settings and runs"
-    for part, forms in [
-        (manifest["settings"], SETTINGS),
-        *((run, RUN) for run in manifest["runs"]),
-    ]:
+    for part, forms in [(settings, SETTINGS), *((run, RUN) for run in runs)]:
         for name, value in part.items():
             if name in forms and not fits(value, forms[name]):
                 expected = " ".join(WORDS.get(word, word) for word in forms[name].split())
@@ -135,28 +129,19 @@ def log_fault(manifest: dict[str, Any]) -> str:
     if settings.get("method") not in METHODS:
         return f"names no method, one of {', '.join(METHODS)}"
     own = METHODS[settings["method"]][0].split()
-    others = {name for names, _ in METHODS.values() for name in names.split()}.difference(own) | {
-        "attack",
-        "against",
-    }
-    foreign = [name for name in settings if name not in SETTINGS or name in others]
-    known, needed = {**settings, **run}, f"{NEEDED} images skip max image_shape".split()
-    lacking = [name for name in [*needed, *own] if name not in known]
-    if lacking or foreign:
-        return (
-            f"lacks {lacking[0]!r}" if lacking else f"states {foreign[0]!r}, which no such log has"
-        )
+    of_methods = {name for names, _ in METHODS.values() for name in names.split()}
+    allowed = {*SETTINGS}.difference(of_methods, ["attack", "against"]).union(own)
+    needed = [*NEEDED.split(), "images", "skip", "max", "image_shape", *own]
+    if lacking := [name for name in needed if name not in {**settings, **run}]:
+        return f"lacks {lacking[0]!r}"
+    if foreign := [name for name in settings if name not in allowed]:
+        return f"states {foreign[0]!r}, which no such log has"
     whole, radii = images_of({}, run), settings.get("radii", [0])
-    part = {
-        "index": 0,
-        "count": 1,
-        "examples": [whole.start, whole.stop, whole.step],
-        **settings.get("shard", {}),
-    }
-    lengths, (index, count) = (
-        {len(part), len(settings.get("shard", part))},
-        (part["index"], part["count"]),
-    )
+    selection = [whole.start, whole.stop, whole.step]
+    usual = {"index": 0, "count": 1, "examples": selection}
+    shard = settings.get("shard", usual)
+    part = {**usual, **shard}
+    index, count = part["index"], part["count"]
     contradictions = {
         "noise that is not that of its sound": settings["noise"]
         != "Rounded" * settings["sound"] + "GaussianNoise",
@@ -164,25 +149,21 @@ def log_fault(manifest: dict[str, Any]) -> str:
         or any(a >= b for a, b in zip(radii, radii[1:])),
         "an N above 4000000000": settings["N"] > 4 * 10**9,
         "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
-        "an impossible shard": lengths != {3}
+        "an impossible shard": not len(part) == len(shard) == 3
         or not fits([index, count], "list of whole 0 to 1000000000")
         or index >= count,
-        "a shard of other images": part["examples"] != [whole.start, whole.stop, whole.step],
+        "a shard of other images": part["examples"] != selection,
     }
     return next((f"has {fault}" for fault, holds in contradictions.items() if holds), "")
 
 
-def columns_of(settings: dict[str, Any]) -> list[str]:
+def certification_columns(settings: dict[str, Any]) -> list[str]:
     """The columns of a certification log of one of METHODS, in their order."""
     own = METHODS[settings["method"]][1]
     columns = f"idx label predict radius correct time successes trials {own}".split()
-    rivals = [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
-    return (
-        columns
-        + rivals
-        + ["label_aware"] * settings.get("label_aware", False)
-        + ["squared_radius"] * settings["sound"]
-    )
+    columns += [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
+    columns += ["label_aware"] * settings.get("label_aware", False)
+    return columns + ["squared_radius"] * settings["sound"]
 
 
 def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, Any]:
@@ -192,24 +173,18 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
     So much follows from the counts and the manifest without statistics, but for radii beyond what
     any counts show.
     """
-    classes, n, grid = settings["num_classes"], settings["N"], settings.get("radii")
-    idx, label, predict, radius, correct, _, successes, trials = (
-        row.get(name) for name in columns_of(settings)[:8]
+    idx, label, predict, radius, successes, trials = (
+        row[name] for name in ("idx", "label", "predict", "radius", "successes", "trials")
     )
-    claims, rivals = (
-        predict >= 0,
-        [row[name] for name in columns_of(settings) if name.startswith("rival")],
-    )
-    others, order, m = (
-        trials - successes - sum(rivals),
-        [trials - successes, *rivals],
-        row.get("squared_radius", 0),
-    )
+    classes, n, claims = settings["num_classes"], settings["N"], predict >= 0
+    rivals = [row[name] for name in certification_columns(settings) if name.startswith("rival")]
+    others, order = trials - successes - sum(rivals), [trials - successes, *rivals]
+    squared = row.get("squared_radius", 0)
     # All draws are successes; the sum of the bounds on the rivals of a set adds Phi^-1(1 - 1 / k) <
     # 5 at most.
-    z = -NormalDist().inv_cdf(min(1 - 2**-53, -math.expm1(math.log(settings["alpha"]) / n))) + 5 * (
-        "top_k" in settings
-    )
+    z = -NormalDist().inv_cdf(min(1 - 2**-53, -math.expm1(math.log(settings["alpha"]) / n)))
+    z += 5 * ("top_k" in settings)
+    is_decided = (trials > 0) if "radii" in settings else (trials == n)
     checks = {
         "its image is not among those selected": (images.start <= idx)
         & (idx < images.stop)
@@ -218,7 +193,7 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         & (label < classes)
         & (-1 <= predict)
         & (predict < classes),
-        "correct is not whether predict is the label": correct == (predict == label),
+        "correct is not whether predict is the label": row["correct"] == (predict == label),
         "an abstention has predict -1 and radius 0": (radius >= 0) & (claims | (radius == 0)),
         "no draws show so large a radius": radius <= settings["sigma"] * max(0, z) * (1 + 1e-9),
         # The pigeonhole principle: of the other classes, none has more votes than the last of the
@@ -232,30 +207,31 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         "its class does not lead the rival": (claims & (rivals != []) & (settings["alpha"] <= 0.5))
         <= (successes > sum(rivals[-1:])),
         "it is a certificate of no trials, or of a number that decides nothing": claims
-        <= ((trials == n) if grid is None else (trials > 0)),
-        "squared_radius is not below (255 R)^2": ((0 <= m) & (m < (255 * radius) ** 2)) | (m == 0),
+        <= is_decided,
+        "squared_radius is not below (255 R)^2": ((0 <= squared) & (squared < (255 * radius) ** 2))
+        | (squared == 0),
     }
-    if grid is not None:
-        drawn, looks, aware = (
-            row["samples"] - settings["N0"],
-            row["looks"],
-            row.get("label_aware", 0),
+    return {**checks, **(grid_checks(row, settings) if "radii" in settings else {})}
+
+
+def grid_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """As ``row_checks``, of procedures that look several times at the votes."""
+    label, predict, trials, looks = (row[name] for name in "label predict trials looks".split())
+    drawn, claims, aware = row["samples"] - settings["N0"], predict >= 0, row.get("label_aware", 0)
+    return {
+        "trials, samples and looks disagree": (trials <= drawn)
+        & (drawn <= settings["N"])
+        & (claims | (trials == drawn))
+        & (0 <= looks)
+        & (looks <= drawn)
+        & ((looks > 0) == (drawn > 0)),
+        "level is not that of its radius": row["level"] + 1
+        == claims * sum((r <= 1.0 * row["radius"]) * 1 for r in settings["radii"]),
+        "label_aware is not whether its class was wrong": (
+            (claims & settings["label_aware"]) <= (predict == label)
         )
-        checks |= {
-            "trials, samples and looks disagree": (trials <= drawn)
-            & (drawn <= n)
-            & (claims | (trials == drawn))
-            & (0 <= looks)
-            & (looks <= drawn)
-            & ((looks > 0) == (drawn > 0)),
-            "level is not that of its radius": row["level"] + 1
-            == claims * sum((r <= 1.0 * radius) * 1 for r in grid),
-            "label_aware is not whether its class was wrong": (
-                (claims & settings["label_aware"]) <= (predict == label)
-            )
-            & (((aware == 1) & (drawn == 0)) | (aware == 0)),
-        }
-    return checks
+        & (((aware == 1) & (drawn == 0)) | (aware == 0)),
+    }
 
 
 # Here ends it.

@@ -23,7 +23,7 @@ from smoothadv.base.errors import UserError, escape, first_line
 from smoothadv.records import logs as records
 from smoothadv.records.manifests import (
     METHODS,
-    columns_of,
+    certification_columns,
     images_of,
     log_fault,
     prediction_checks,
@@ -200,8 +200,14 @@ def _read_examples(
                 "are not"
             )
     idx, label, predict = columns["idx"], columns["label"], columns["predict"]
-    columns["correct"] = (predict == label).astype(np.int64)
-    _check_correct(path, idx, texts["correct"], columns["correct"], notes)
+    hits = columns["correct"] = (predict == label).astype(np.int64)
+    correct = [{"true": "1", "false": "0"}.get(text.lower(), text) for text in texts["correct"]]
+    wrong, total = np.array([*map(str, hits)]) != correct, hits.cumsum()
+    # Only a number above 1 distinguishes a running total from 0s and 1s that are wrong.
+    if wrong.any() and total[-1] > 1 and correct == [*map(str, total)]:
+        notes.append("its 'correct' is a running total; label and predict were compared instead")
+    else:
+        _refuse(path, idx, "a 'correct' that disagrees with label and predict", wrong)
     _refuse(path, idx, "an example that is there twice", pd.Series(idx).duplicated().to_numpy())
     negative = (idx < 0) | (label < 0) | (predict < -1)
     _refuse(path, idx, "an index or a label below 0, or a prediction below -1", negative)
@@ -230,7 +236,7 @@ def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -
     elif fault := log_fault(manifest):
         raise UserError(f"{path} is left in doubt: its manifest {fault}")
     else:
-        expected = columns_of(settings)
+        expected = certification_columns(settings)
     if sorted(expected) != sorted(texts):
         raise UserError(
             f"{path} has not the columns that its manifest tells of, "
@@ -240,22 +246,6 @@ def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -
     if is_prediction:
         return prediction_checks(row, settings)
     return row_checks(row, settings, images_of(settings, manifest["runs"][-1]))
-
-
-def _check_correct(
-    path: Path, idx: np.ndarray, texts: list[str], hits: np.ndarray, notes: list[str]
-) -> None:
-    """UserError unless the ``texts`` in the column ``correct`` agree with label and predict, in
-    some dialect.
-    """
-    texts = [{"true": "1", "false": "0"}.get(text.lower(), text) for text in texts]
-    wrong = np.array([text != str(hit) for text, hit in zip(texts, hits)])
-    total = np.cumsum(hits)
-    # Only a number above 1 distinguishes a running total from 0s and 1s that are wrong.
-    if wrong.any() and total[-1] > 1 and texts == list(map(str, total.tolist())):
-        notes.append("its 'correct' is a running total; label and predict were compared instead")
-    else:
-        _refuse(path, idx, "a 'correct' that disagrees with label and predict", wrong)
 
 
 def _frame(columns: dict[str, np.ndarray], notes: list[str], by: str = "idx") -> DataFrame:

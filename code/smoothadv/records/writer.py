@@ -50,8 +50,20 @@ class WrittenLog:
     rows: Sequence[Row] | None = None
 
     def table(self, read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
-        """The rows, as ``read`` returns those of a file."""
-        return read(self.path) if self.rows is None else _table_of_rows(self.rows)
+        """The rows, as ``read`` returns those of a file: sorted by idx, with a column int64 or
+        float64 for each column of numbers.
+        """
+        if self.rows is None:
+            return read(self.path)
+        import pandas as pd
+
+        if not self.rows:
+            raise UserError("there are no images, so there are no rows")
+        frame = pd.DataFrame(list(self.rows)).drop(columns=["time", "basePredict"], errors="ignore")
+        frame = frame.astype({name: "float64" for name in frame if name in REAL_COLUMNS})
+        frame["correct"] = frame.pop("correct")
+        frame.attrs["notes"] = []
+        return frame.select_dtypes("number").sort_values("idx", kind="stable", ignore_index=True)
 
 
 def read_rows(content: bytes) -> tuple[str, dict[int, str]]:
@@ -233,18 +245,3 @@ class MemoryLog:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def _table_of_rows(rows: Sequence[Row]) -> pd.DataFrame:
-    """The rows of a ``MemoryLog`` as the readers of logs return them: sorted by idx, with a column
-    int64 or float64 for each column of numbers.
-    """
-    import pandas as pd
-
-    if not rows:
-        raise UserError("there are no images, so there are no rows")
-    frame = pd.DataFrame(list(rows)).drop(columns=["time", "basePredict"], errors="ignore")
-    frame = frame.astype({name: "float64" for name in frame if name in REAL_COLUMNS})
-    frame["correct"] = frame.pop("correct")
-    frame.attrs["notes"] = []
-    return frame.select_dtypes("number").sort_values("idx", kind="stable", ignore_index=True)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smoothadv.base.registry import Registry, discover
-from smoothadv.base.settings import Checked
+from smoothadv.base.settings import Checked, settings_record
 from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics.bounds import certified_radius, check_alpha, check_sigma
 
@@ -101,7 +101,7 @@ class Procedure(Checked, ABC):
     pleases.
     """
 
-    default_n: ClassVar[int]
+    default_n: ClassVar[int] = 100_000
     """--N where the user names none."""
     on_grid: ClassVar[bool] = False
     """Whether radii are decided on a grid only: each is then a lower bound on what the same draws
@@ -153,12 +153,10 @@ class Procedure(Checked, ABC):
         """The columns that the procedure adds to a log: the keys of ``Certificate.details``."""
         return ()
 
-    @property
-    def settings(self) -> dict[str, str]:
-        """What decides the numbers in addition to the fields; it is recorded with the settings of a
-        log.
-        """
-        return {}
+    def record(self) -> dict[str, Any]:
+        """The procedure's part of the settings that a log records: all that decides its numbers."""
+        fields = settings_record(self)
+        return {name: fields[name] for name in fields if name not in ("name", "smoothing")}
 
     @cached_property
     def largest_radius(self) -> float | None:
@@ -188,7 +186,6 @@ class FixedSample(Procedure):
     are partial.
     """
 
-    default_n: ClassVar[int] = 100_000
     fixed_sample: ClassVar[bool] = True
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -67,9 +67,9 @@ class Adaptive(GridProcedure):
             )
         return last > self.smoothing.n or successes <= self._futility[row, look]
 
-    @property
-    def settings(self) -> dict[str, str]:
-        return {"tables_sha256": digest([self.looks, self._efficacy, self._futility])}
+    def record(self) -> dict[str, Any]:
+        tables = digest([self.looks, self._efficacy, self._futility])
+        return {**super().record(), "tables_sha256": tables}
 
     @cached_property
     def _grid(self) -> np.ndarray:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import special
@@ -58,11 +58,9 @@ class Sequential(GridProcedure):
         super().__post_init__()
         check_share(self.alpha_share, self.smoothing.alpha)
 
-    @property
-    def settings(self) -> dict[str, str]:
-        return {
-            "tables_sha256": digest([self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY])])
-        }
+    def record(self) -> dict[str, Any]:
+        tables = digest([self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY])])
+        return {**super().record(), "tables_sha256": tables}
 
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
         others = int(votes.sum()) - strongest_rival(votes, candidate)

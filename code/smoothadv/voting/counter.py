@@ -102,11 +102,8 @@ class _OpenPoll:
             # Count exactly up to the vote that decides: otherwise the counts would depend on the
             # batch.
             numbers = range(1, len(votes) + 1)
-            votes = votes[
-                : numbers[
-                    bisect_left(numbers, True, key=lambda number: is_settled(counts_after(number)))
-                ]
-            ]
+            place = bisect_left(numbers, True, key=lambda number: is_settled(counts_after(number)))
+            votes = votes[: numbers[place]]
         self.counts = counts_after(len(votes))
         if decided or self.counts.sum() == self.request.count:
             self._proceed(self.counts)
@@ -145,13 +142,9 @@ class VoteCounter:
     ) -> None:
         if batch < 1:
             raise ValueError(f"the batch must be at least 1, got {batch}")
-        self.classifier, self.num_classes, self.batch, self.device = (
-            classifier,
-            num_classes,
-            batch,
-            device,
-        )
-        self.keep_batch, self.on_smaller_batch, self.dtype = keep_batch, on_smaller_batch, dtype
+        self.classifier, self.num_classes, self.batch = classifier, num_classes, batch
+        self.keep_batch, self.on_smaller_batch = keep_batch, on_smaller_batch
+        self.device, self.dtype = device, dtype
         self.on_batch: Callable[[int], None] = lambda draws: None
         self._buffer: torch.Tensor | None = None
         # An accelerator works on the next batch while the votes of this one are counted.
@@ -170,7 +163,7 @@ class VoteCounter:
         last = time.perf_counter()
         while True:
             while len(in_flight) < self._depth and (shares := self._plan(open_polls, waiting)):
-                votes = within_memory(partial(self._votes, shares), self._halve)
+                votes = within_memory(partial(self._forward, shares), self._halve)
                 in_flight.append((shares, to_host(votes)))
             idle = not in_flight
             if in_flight:
@@ -210,12 +203,6 @@ class VoteCounter:
                 filled += count
         return shares
 
-    def _votes(self, shares: list[_Share]) -> torch.Tensor:
-        """The votes of a plan, int32 [draws]; in several passes where the batch was halved."""
-        rows = shares[-1].stop
-        parts = [self._forward(shares, start) for start in range(0, rows, self.batch)]
-        return torch.cat(parts)[:rows]
-
     @torch.inference_mode()
     def logits_digest(self, image_shape: tuple[int, ...]) -> str:
         """A SHA-256, in hexadecimal, of the logits for a fixed batch of images [C, H, W] of random
@@ -226,9 +213,8 @@ class VoteCounter:
         """
 
         def logits() -> torch.Tensor:
-            generator = derive_generator(
-                "cpu", Purpose.SELF_CHECK
-            )  # on the CPU, so that all devices get equal images
+            # On the CPU, so that all devices get equal images.
+            generator = derive_generator("cpu", Purpose.SELF_CHECK)
             buffer = self._batch_buffer(image_shape)
             for rows in buffer.split(_PROBED_AT_ONCE):
                 grey = torch.randint(0, 256, rows.shape, generator=generator, dtype=torch.uint8)
@@ -238,34 +224,32 @@ class VoteCounter:
         return digest([within_memory(logits, self._halve).numpy()])
 
     @torch.inference_mode()
-    def _forward(self, shares: list[_Share], start: int) -> torch.Tensor:
-        """The votes of a batch, the rows of a plan from ``start`` on, padded: int32 [batch];
-        num_classes marks no vote.
+    def _forward(self, shares: list[_Share]) -> torch.Tensor:
+        """The votes of a plan, int32 [draws]; num_classes marks no vote. The last batch is padded;
+        there are several where the batch was halved.
         """
-        image = shares[0].owner.image
+        image, votes = shares[0].owner.image, []
         buffer = self._batch_buffer(image.shape)
-        batch = []
-        for share in shares:
-            low, high = max(share.start, start), min(share.stop, start + self.batch)
-            if low < high:
-                owner = share.owner
+        for start in range(0, shares[-1].stop, self.batch):
+            batch = []
+            for share in shares:
+                low, high = max(share.start, start), min(share.stop, start + self.batch)
+                owner, first = share.owner, share.first + low - share.start
                 if owner.image.shape != image.shape:
                     raise ValueError(
                         f"images of shapes {tuple(image.shape)} and {tuple(owner.image.shape)}"
                     )
-                batch.append(
-                    Rows(
-                        owner.poll.stream, owner.image, share.first + low - share.start, high - low
-                    )
+                if low < high:
+                    batch.append(Rows(owner.poll.stream, owner.image, first, high - low))
+            shares[0].owner.poll.stream.noise.fill(buffer, batch)
+            logits = self.classifier(buffer)
+            if logits.shape != (len(buffer), self.num_classes):
+                raise ValueError(
+                    f"the base classifier returned shape {tuple(logits.shape)} for {len(buffer)} "
+                    f"images and {self.num_classes} classes"
                 )
-        shares[0].owner.poll.stream.noise.fill(buffer, batch)
-        logits = self.classifier(buffer)
-        if logits.shape != (len(buffer), self.num_classes):
-            raise ValueError(
-                f"the base classifier returned shape {tuple(logits.shape)} for {len(buffer)} "
-                f"images and {self.num_classes} classes"
-            )
-        return logits.argmax(1).where(logits.isfinite().all(1), self.num_classes).int()
+            votes.append(logits.argmax(1).where(logits.isfinite().all(1), self.num_classes))
+        return torch.cat(votes)[: shares[-1].stop].int()
 
     def _batch_buffer(self, image_shape: tuple[int, ...]) -> torch.Tensor:
         shape = (self.batch, *image_shape)
