@@ -33,8 +33,8 @@ def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
         log = None if spec.outdir is None else path
         continued = dataclasses.replace(evaluation, spec=one).continuing(log)
         polls = PredictionPolls(*with_attack_batch(continued, usual_batch))
-        plan = polls.plan(f"attacking, epsilon {one.attack.epsilon:g}", keeps_images=True)
-        yield write_log(polls.evaluation, plan)
+        content = polls.content(f"attacking, epsilon {one.attack.epsilon:g}", keeps_images=True)
+        yield write_log(polls.evaluation, content)
 
 
 def specs_by_log(spec: AttackSpec) -> dict[Path, AttackSpec]:

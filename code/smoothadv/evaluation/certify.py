@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothadv.base.errors import warn
-from smoothadv.evaluation.log import Example, LogPlan, write_log
+from smoothadv.evaluation.log import Example, LogContent, write_log
 from smoothadv.evaluation.setup import Evaluation, prepare
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
@@ -25,7 +25,7 @@ def certify(spec: CertifySpec) -> tuple[WrittenLog, Procedure]:
     """Write the missing rows of the log ``spec.log``, as ``write_log``; returns the procedure,
     too.
     """
-    evaluation, procedure, plan = plan_certification(spec)
+    evaluation, procedure, content = prepare_certification(spec)
     if procedure.largest_radius is None:
         least = procedure.least_draws(spec.alpha)
         enough = "a larger --N" if least is None else f"at least --N {least}"
@@ -33,10 +33,10 @@ def certify(spec: CertifySpec) -> tuple[WrittenLog, Procedure]:
             f"--N {spec.n} can certify nothing at --alpha {spec.alpha:g}, every image will "
             f"abstain: {enough} is needed"
         )
-    return write_log(evaluation, plan), procedure
+    return write_log(evaluation, content), procedure
 
 
-def plan_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, LogPlan]:
+def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, LogContent]:
     """All that certifying needs, the procedure, and how the log is made."""
     evaluation = prepare(spec, spec.log, spec.sound)
     noise, description = evaluation.noise, evaluation.dataset.description
@@ -49,7 +49,7 @@ def plan_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, LogPla
             stream = noise.stream(example.index, evaluation.device)
             yield Poll(example.image, stream, _row(procedure, example.label, noise.is_sound))
 
-    plan = LogPlan(
+    content = LogContent(
         columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *[_SOUND_COLUMN] * noise.is_sound),
         settings=procedure.record(),
         make_polls=polls,
@@ -57,7 +57,7 @@ def plan_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, LogPla
         title=f"certified at {spec.sigma:g}:",
         scores=lambda row: bool(row["correct"]) and float(row["radius"]) >= spec.sigma,
     )
-    return evaluation, procedure, plan
+    return evaluation, procedure, content
 
 
 def _row(

@@ -239,7 +239,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
     evaluation, attack = with_attack_batch(dataclasses.replace(evaluation, indices=indices))
     polls = CertificatePolls(evaluation, attack, certificates.top_k, certificates=certificates)
     sha256, alpha = file_digest(spec.against), certificates.alpha
-    plan = polls.plan(
+    content = polls.content(
         f"attacking {escape(spec.against.name, 70)}",
         settings={
             "attack": {**settings_record(spec.attack), "epsilon": None},  # each image has its own
@@ -249,7 +249,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         scores=lambda row: bool(row["flipped"]),
         keeps_images=True,
     )
-    return write_log(evaluation, plan), certificates
+    return write_log(evaluation, content), certificates
 
 
 def verdict(

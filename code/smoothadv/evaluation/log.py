@@ -45,7 +45,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class LogPlan:
+class LogContent:
     """How a log is made: its columns, and how examples become rows.
 
     ``make_polls`` makes one poll for each of some examples. The outcome of a poll is a dict with
@@ -70,21 +70,21 @@ class LogPlan:
         return None if self.attack is None else self.attack.batch
 
 
-def write_log(evaluation: Evaluation, plan: LogPlan) -> WrittenLog:
+def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
     """Write the missing rows of an evaluation's log, or of this process's share of it; without a
     path, keep them in memory.
 
     UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
     """
-    settings = {**evaluation.settings, **plan.settings}
-    settings |= {IMAGES: True} if plan.keeps_images else {}
+    settings = {**evaluation.settings, **content.settings}
+    settings |= {IMAGES: True} if content.keeps_images else {}
     log, shard, examples = evaluation.log, evaluation.spec.shard, evaluation.indices
     if log is None:
-        memory = MemoryLog(plan.columns)
-        _write_rows(evaluation, plan, memory, examples)
-        return WrittenLog(Path(), True, evaluation.batch, plan.attack_batch, memory.rows)
+        memory = MemoryLog(content.columns)
+        _write_rows(evaluation, content, memory, examples)
+        return WrittenLog(Path(), True, evaluation.batch, content.attack_batch, memory.rows)
     if evaluation.processes.size > 1:
-        _write_by_all_processes(evaluation, plan, settings, log)
+        _write_by_all_processes(evaluation, content, settings, log)
     else:
         path, shards = log, shards_of(log)
         if shards or shard is not None:
@@ -92,17 +92,17 @@ def write_log(evaluation: Evaluation, plan: LogPlan) -> WrittenLog:
         if shard is not None:
             settings = {**settings, "shard": shard.record(examples)}
             path, examples = shard.path(log), shard.of(examples)
-        writer = _open_log(evaluation, plan, settings, path, examples, evaluation.spec.existing)
-        _write_rows(evaluation, plan, writer, examples)
+        writer = _open_log(evaluation, content, settings, path, examples, evaluation.spec.existing)
+        _write_rows(evaluation, content, writer, examples)
     is_whole = shard is None and evaluation.processes.is_first
-    if plan.keeps_images and is_whole:
+    if content.keeps_images and is_whole:
         finish_images(log, evaluation.dataset.description.image_shape)
     evaluation.processes.wait()  # then every process can read the log
-    return WrittenLog(log, is_whole, evaluation.batch, plan.attack_batch)
+    return WrittenLog(log, is_whole, evaluation.batch, content.attack_batch)
 
 
 def _write_by_all_processes(
-    evaluation: Evaluation, plan: LogPlan, settings: dict[str, Any], log: Path
+    evaluation: Evaluation, content: LogContent, settings: dict[str, Any], log: Path
 ) -> None:
     """Write the log together: each process a shard of the examples that the log lacks, which the
     first process then moves into the log.
@@ -122,15 +122,15 @@ def _write_by_all_processes(
                 _begin_anew(log, evaluation.spec.existing)
             gather(log, settings)
             if log.exists():
-                _open_log(evaluation, plan, settings, log, examples, "resume").close()
+                _open_log(evaluation, content, settings, log, examples, "resume").close()
     done = read_rows(log.read_bytes())[1] if log.exists() else {}
     missing = [index for index in examples if index not in done] if done else examples
     if missing:
         shard = Shard(processes.rank, processes.size)
         # Where the log has rows already, shards without these are not to be merged as if complete.
         own, share = {**settings, "shard": shard.record(examples)}, shard.of(missing)
-        writer = _open_log(evaluation, plan, own, shard.path(log), share, "overwrite")
-        _write_rows(evaluation, plan, writer, share)
+        writer = _open_log(evaluation, content, own, shard.path(log), share, "overwrite")
+        _write_rows(evaluation, content, writer, share)
     processes.wait()
     if processes.is_first:
         gather(log, settings)
@@ -151,20 +151,20 @@ def _begin_anew(log: Path, existing: str) -> None:
 
 def _open_log(
     evaluation: Evaluation,
-    plan: LogPlan,
+    content: LogContent,
     settings: dict[str, Any],
     path: Path,
     examples: Sequence[int],
     existing: str,
 ) -> LogWriter:
     run = {**evaluation.run_record, "images": len(evaluation.dataset), "batch": evaluation.batch}
-    run |= {} if plan.attack is None else {"attack_batch": plan.attack.batch}
-    shape = evaluation.dataset.description.image_shape if plan.keeps_images else None
-    return LogWriter(path, plan.columns, settings, run, existing, examples, shape)
+    run |= {} if content.attack is None else {"attack_batch": content.attack.batch}
+    shape = evaluation.dataset.description.image_shape if content.keeps_images else None
+    return LogWriter(path, content.columns, settings, run, existing, examples, shape)
 
 
 def _write_rows(
-    evaluation: Evaluation, plan: LogPlan, log: LogWriter | MemoryLog, examples: Sequence[int]
+    evaluation: Evaluation, content: LogContent, log: LogWriter | MemoryLog, examples: Sequence[int]
 ) -> None:
     """Append the missing rows to a log, in the order of ``examples``, and close it.
 
@@ -175,7 +175,7 @@ def _write_rows(
     bar = Progress(
         total=len(examples),
         initial=len(log.done),
-        desc=plan.activity,
+        desc=content.activity,
         unit="example",
         quiet=not evaluation.processes.is_first,
     )
@@ -184,7 +184,7 @@ def _write_rows(
     def say_how_fast(counted: int) -> None:
         nonlocal draws
         draws += counted
-        share = f"{plan.title} {hits / rows:.1%}, " if rows else ""
+        share = f"{content.title} {hits / rows:.1%}, " if rows else ""
         rate = draws / max(bar.format_dict["elapsed"], 1e-9)
         bar.set_postfix_str(f"{share}{rate:,.0f} draws/s", refresh=False)
         bar.update(0)
@@ -195,11 +195,11 @@ def _write_rows(
         evaluation.voter.use_fast_form(partial(check_exact, counter))
 
     counter.on_batch, counter.on_smaller_batch = say_how_fast, vote_in_smaller_batches
-    if plan.attack is not None:  # it may have to halve its batch, too
-        plan.attack.on_smaller_batch = lambda batch: log.amend({"attack_batch": batch})
+    if content.attack is not None:  # it may have to halve its batch, too
+        content.attack.on_smaller_batch = lambda batch: log.amend({"attack_batch": batch})
     missing = (index for index in examples if index not in log.done)
     with contextlib.closing(log), contextlib.closing(bar):
-        for result in counter.run(_polls(evaluation, plan, missing)):
+        for result in counter.run(_polls(evaluation, content, missing)):
             example, adversarial = result.tag
             row = {
                 "idx": example.index,
@@ -210,20 +210,20 @@ def _write_rows(
             }
             images = () if adversarial is None else (example.image.numpy(), adversarial().numpy())
             log.append(row, images)
-            rows, hits = rows + 1, hits + plan.scores(row)
+            rows, hits = rows + 1, hits + content.scores(row)
             bar.update(1)
 
 
-def _polls(evaluation: Evaluation, plan: LogPlan, missing: Iterator[int]) -> Iterator[Poll]:
+def _polls(evaluation: Evaluation, content: LogContent, missing: Iterator[int]) -> Iterator[Poll]:
     """The polls of the examples with these indices, each with its example and its image as tag."""
     # An image's index decides its place in a pass. In one pass's worth of images, several have the
     # same place, and other places have no image: a third of the pass would be computed for nothing.
-    group = 1 if plan.attack is None else plan.attack.examples_per_pass
+    group = 1 if content.attack is None else content.attack.examples_per_pass
     group = group * _PASSES if group > 1 else group
     while indices := list(itertools.islice(missing, group)):
         examples = [Example(index, *evaluation.dataset[index]) for index in indices]
-        for example, poll in zip(examples, plan.make_polls(examples)):
-            image = to_host(poll.image) if plan.keeps_images else None
+        for example, poll in zip(examples, content.make_polls(examples)):
+            image = to_host(poll.image) if content.keeps_images else None
             yield replace(poll, tag=(example, image))
 
 

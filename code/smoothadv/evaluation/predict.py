@@ -18,7 +18,7 @@ from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.base.devices import to_device, to_host
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.log import Example, LogPlan, write_log
+from smoothadv.evaluation.log import Example, LogContent, write_log
 from smoothadv.evaluation.setup import (
     Evaluation,
     prepare,
@@ -84,10 +84,10 @@ class PredictionPolls:
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
-    def plan(self, activity: str, **further: Any) -> LogPlan:
-        """How the evaluation's log is made; ``further`` are fields of ``LogPlan``."""
+    def content(self, activity: str, **further: Any) -> LogContent:
+        """How the evaluation's log is made; ``further`` are fields of ``LogContent``."""
         further = {"settings": {}, "attack": self.attack, **further}
-        return LogPlan(self.columns, make_polls=self, activity=activity, **further)
+        return LogContent(self.columns, make_polls=self, activity=activity, **further)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -170,4 +170,4 @@ def predict(spec: PredictSpec) -> WrittenLog:
     check_top_k(spec.top_k, evaluation.dataset.description)
     warn_of_few_draws(spec, spec.top_k)
     polls = PredictionPolls(*with_attack_batch(evaluation), spec.top_k)
-    return write_log(polls.evaluation, polls.plan("predicting"))
+    return write_log(polls.evaluation, polls.content("predicting"))

@@ -13,7 +13,7 @@ from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.plugins import names_function
 from smoothadv.base.settings import settings_of
 from smoothadv.checkpoints import read_members
-from smoothadv.evaluation.certify import plan_certification
+from smoothadv.evaluation.certify import prepare_certification
 from smoothadv.evaluation.log import write_log
 from smoothadv.evaluation.model import is_named
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
@@ -60,8 +60,8 @@ def verify(spec: VerifySpec) -> Verification:
     if settings.get("device") not in (None, device):
         difference = f"device was {settings['device']!r}, now {device!r}"
         raise UserError(f"{spec.log} cannot be repeated here: {difference}")
-    evaluation, _, plan = plan_certification(certify_spec)
-    if difference := differing_settings(settings, {**evaluation.settings, **plan.settings}):
+    evaluation, _, content = prepare_certification(certify_spec)
+    if difference := differing_settings(settings, {**evaluation.settings, **content.settings}):
         raise UserError(f"{spec.log} cannot be repeated here: {difference}")
     size, indices = len(evaluation.dataset), table.idx.tolist()
     run = {"skip": 1, "max": None, **(manifest["runs"] or [{}])[-1], "images": size}
@@ -71,7 +71,7 @@ def verify(spec: VerifySpec) -> Verification:
     missing = sorted({*expected}.difference(indices))
     seed = random.SystemRandom().randrange(2**32) if spec.seed is None else spec.seed
     chosen = sorted(random.Random(seed).sample(indices, min(spec.rows, len(indices))))
-    again = write_log(dataclasses.replace(evaluation, log=None, indices=chosen), plan)
+    again = write_log(dataclasses.replace(evaluation, log=None, indices=chosen), content)
     before, differences = read_fields(spec.log), dict[int, str]()
     for row in again.rows or ():
         was, now = before[row["idx"]], {name: str(value) for name, value in row.items()}
