@@ -120,7 +120,7 @@ def test_fault_is_one_line_that_names_the_plugin(text, words):
         plugins.load(written("bad.py", text))
     assert words in str(error.value) and "\n" not in str(error.value)
     assert plugins.loaded() == ()
-    OBJECTIVES._components.pop("mine", None)
+    OBJECTIVES.pop("mine", None)
     assert plugins.load(written("bad.py")).provides, "once it is mended, it can be loaded"
 
 

@@ -202,10 +202,6 @@ class Setting:
         return self.flags[0] if self.flags else ""
 
     @property
-    def required(self) -> bool:
-        return self.default is MISSING
-
-    @property
     def description(self) -> str:
         """The help text, with the names to choose from and the unit."""
         text = self.help() if callable(self.help) else self.help
@@ -351,27 +347,6 @@ def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[A
     return tuple(checked(name, value, parse) for value in values)
 
 
-def check_settings(component: Any) -> None:
-    """Replace the settings of a dataclass by what ``checked`` makes of them, but for their
-    defaults.
-
-    To be called in ``__post_init__``.
-    """
-    for field in dataclasses.fields(component):
-        value, how = getattr(component, field.name), field.metadata.get("setting")
-        is_none = value is None and "None" in str(field.type)
-        if how is None or value is field.default or is_none:
-            continue
-        name = field.name
-        if how.many:
-            read: Any = checked_list(name, value, how.check)
-            if not read and how.many is True:
-                raise SettingError(f"{name}: found {value!r}, expected a list of one or several")
-        else:
-            read = checked(name, value, how.check, how.kind)
-        object.__setattr__(component, field.name, read)
-
-
 class Checked:
     """A frozen dataclass whose settings are checked when it is made, before its own
     ``__post_init__``.
@@ -382,13 +357,27 @@ class Checked:
         if (own := vars(cls).get("__post_init__")) is not None:
 
             def checked_first(self: Any) -> None:
-                check_settings(self)
+                Checked.__post_init__(self)
                 own(self)
 
             cls.__post_init__ = checked_first  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        """Replace the settings, but for their defaults, by what ``checked`` makes of them."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            name, value, how = field.name, getattr(self, field.name), field.metadata.get("setting")
+            is_none = value is None and "None" in str(field.type)
+            if how is None or value is field.default or is_none:
+                continue
+            if how.many:
+                read: Any = checked_list(name, value, how.check)
+                if not read and how.many is True:
+                    raise SettingError(
+                        f"{name}: found {value!r}, expected a list of one or several"
+                    )
+            else:
+                read = checked(name, value, how.check, how.kind)
+            object.__setattr__(self, name, read)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -407,7 +396,7 @@ def takes(*specs: type) -> Callable[[Function], Function]:
         inspect.Parameter(
             one.field,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.required else one.default,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
         )
         for one in settings
     ]

@@ -97,14 +97,14 @@ def read_checkpoint(path: str | Path, denoiser: bool = False) -> dict[str, Any]:
         if not denoiser:
             found = "a denoiser: name it with --denoiser"
         raise UserError(f"checkpoint {path} is {found}")
-    kind, recorded = DENOISERS.kind if denoiser else ARCHITECTURES.kind, content.get("plugins")
+    kind, recorded = DENOISERS.kind if denoiser else ARCHITECTURES.kind, content.get("plugins", [])
     try:
         if not is_module(content) and INTEGER not in content:
             (DENOISERS.require if denoiser else require_architecture)(arch)
     except UnknownNameError as error:
         reason = plugins.missing(kind, arch, recorded) or str(error)
         raise UserError(f"checkpoint {path}: {reason}") from error
-    for plugin in plugins.changed_provider(kind, arch, recorded):
+    for plugin in plugins.changed({one["name"]: one["sha256"] for one in recorded}):
         warn(f"checkpoint {path} was trained with another version of the plug-in {plugin.name}")
     return content
 

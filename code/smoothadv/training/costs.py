@@ -51,7 +51,7 @@ def votes_per_image(spec: TrainSpec, schedule: Schedule) -> int:
     """How many noisy copies of each training image are classified outside of updates: by a teacher,
     or to choose images.
     """
-    votes, policy = spec.votes_of_teacher, spec.data_policy
+    votes, policy = spec.teacher_draws or 0, spec.policy
     if policy is not None:
         for epoch in range(schedule.epochs):
             votes += policy.drop_draws * policy.drops_before(epoch)

@@ -86,7 +86,7 @@ def compose(component: type, options: Options, name: str, **given: Any) -> Any:
     """
     values = {**given_settings(component, options), **given}
     for setting in options_of(component):
-        if setting.required and setting.field not in values:
+        if setting.default is MISSING and setting.field not in values:
             raise UsageError(f"{name} needs {setting.flag}: {setting.description}")
     try:
         return component(**values)
