@@ -111,8 +111,7 @@ def estimator_of(loss: _Loss, log_weight: _Loss | None = None) -> GradientEstima
     ) -> Estimate:
         with torch.enable_grad():
             points = points.detach().requires_grad_()
-            copies = (points.unsqueeze(1) + noise).flatten(0, 1)
-            logits = model(copies).unflatten(0, noise.shape[:2])
+            logits = noisy_logits(model, points, noise)
             gradient = differentiated(loss(logits, labels).sum(), points)
         logits = logits.detach()
         return Estimate(gradient, logits, log_weight and partial(log_weight, logits, labels))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.attacks.noise_attacks import from_targets
 from smoothadv.base.settings import perturbation_size, positive_int, setting
-from smoothadv.objectives import OBJECTIVES, Batch, Outcome
+from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss
 from smoothadv.objectives.bases import CopiesObjective, resolve, weight
 
 _PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
@@ -61,7 +61,7 @@ class CatRS(CopiesObjective):
         )
         return replace(batch, noise=noise)
 
-    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         """The loss of the noisy copies, and of those with attacked noise."""
         if not len(batch.targets):
             raise ValueError("CAT-RS needs a teacher's shares of votes: Batch.targets")
@@ -70,7 +70,7 @@ class CatRS(CopiesObjective):
         counted = (batch.uniforms < confidence).sum(1).clamp(min=1)
         others = noisy_logits(model, batch.images, attacked.noise)
         loss, terms = self.combined(logits, others, batch.labels, batch.targets, counted)
-        return Outcome.of_logits(loss, terms, logits, batch.labels)
+        return BatchLoss.of_logits(loss, terms, logits, batch.labels)
 
     def combined(
         self,

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.base.settings import positive_noise_level, setting
-from smoothadv.objectives import OBJECTIVES, Batch, Objective, Outcome, mean_cross_entropy
+from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss, Objective, mean_cross_entropy
 from smoothadv.objectives.bases import resolve, weight
 
 _PAPER = {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}
@@ -37,12 +37,12 @@ class Stability(Objective):
     def __post_init__(self) -> None:
         resolve(self, regularization=_PAPER)
 
-    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         clean = model(batch.images)
         noisy = model(batch.images + batch.noise[:, 0])
         logits = torch.stack([noisy, clean], dim=1)
         loss, terms = self.criterion(logits, batch.labels)
-        return Outcome.of_logits(loss, terms, logits[:, :1], batch.labels)
+        return BatchLoss.of_logits(loss, terms, logits[:, :1], batch.labels)
 
     def criterion(
         self, logits: torch.Tensor, labels: torch.Tensor

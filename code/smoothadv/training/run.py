@@ -34,7 +34,7 @@ from smoothadv.training.schedule import (
 )
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import Teacher, count_votes
-from smoothadv.training.update import NOT_EVALUATED, Address, Update, means, no_sums
+from smoothadv.training.update import COUNTS, NOT_EVALUATED, Address, Update, means
 
 # Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10
@@ -86,7 +86,8 @@ class TrainingRun:
         self.weights: np.ndarray | None = None
         self.steps = len(self._steps_of(0))
         self.history: list[dict[str, float]] = []
-        self.sums = no_sums(self.device, len(self.objective.TERMS))
+        sums = 1 + len(COUNTS) + len(self.objective.TERMS)
+        self.sums = torch.zeros(sums, dtype=torch.float64, device=self.device)
         self.first_step, self.seconds = 0, 0.0
         self._restore()
         processes.share_state(self.model)
@@ -145,7 +146,7 @@ class TrainingRun:
         before = int((done + self.first_step / self.steps) * per_epoch)
         images = epochs * per_epoch
         progress = TrainingProgress(images, before, epochs, report, not is_first, curves)
-        with noted_signals() as self.signals, progress:
+        with noted_signals() as self.signals, contextlib.closing(progress):
             progress.draw(self.history)
             for epoch in range(done, epochs):
                 row = self._epoch(epoch, progress)
@@ -205,7 +206,7 @@ class TrainingRun:
         if (epoch + 1) % tests.every and epoch + 1 < schedule.epochs:
             return NOT_EVALUATED
         self.processes.share_buffers(self.model)
-        self.update.refresh_attacked()
+        self.update.refresh_folded()
         # An attack on so many images takes the memory of an update.
         at_a_time = (schedule.micro_batch or schedule.batch) * self.processes.size
         address = Address(self.seed, epoch, self.steps)
@@ -243,13 +244,13 @@ class TrainingRun:
         """
         self.model.eval()
         self.processes.share_buffers(self.model)
-        self.update.refresh_attacked()
+        self.update.refresh_folded()
         key = (self.seed, epoch, draws, Purpose.TRAINING_VOTES)
         noise = GaussianNoise(self.objective.noise_sd, derive_generator("cpu", *key).initial_seed())
         is_alone = self.processes.size == 1  # several would have to agree to stop
         with self.execution.autocast(self.device):
             return count_votes(
-                self.update.attacked_uncompiled,
+                self.update.folded_uncompiled,
                 self.setup.training,
                 indices,
                 draws,

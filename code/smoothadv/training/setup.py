@@ -34,7 +34,6 @@ from smoothadv.exact.training import trained_integers
 from smoothadv.noise import derive_generator
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.run import TrainingRun, TrainingSetup
-from smoothadv.training.schedule import layer_groups
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import load_teacher
 
@@ -62,7 +61,13 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     processes = join_processes()
     local_rank = processes.local_rank if processes.size > 1 else None
     device = device_of_process(spec.device or default_device(), local_rank)
-    spec.execution.require(device)
+    for_gpus = {
+        "--sync-bn": spec.execution.synchronized_norm,
+        "--cuda-graph": spec.execution.cuda_graph,
+    }
+    for flag, is_asked_for in for_gpus.items():
+        if is_asked_for and device.type != "cuda":
+            raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
     # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with
     # other weights.
     torch.backends.cudnn.deterministic = True
@@ -119,7 +124,6 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
             f"--batch is {schedule.batch} images for {processes.size} processes: take more"
         )
     description, input_layer, model, started_from = _model(spec, images)
-    layer_groups(model, schedule.layer_decay)  # before there is a folder
     teacher = None
     if spec.teacher is not None:
         of_teacher = spec.input_layer if spec.objective.DENOISES else None
