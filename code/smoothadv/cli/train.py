@@ -10,7 +10,7 @@ from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
 from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.options.training import add_training, spec_of, with_recipes
+from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
 from smoothadv.cli.runner import Parser, run
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT
 from smoothadv.training.setup import train
@@ -31,15 +31,6 @@ _DESCRIPTION = (
     "Train a classifier on Gaussian-augmented images (Cohen et al., 2019), or for another "
     "--objective."
 )
-
-
-def training_parser(name: str, description: str, examples: str, arguments: Sequence[str]) -> Parser:
-    """The parser of a training command; --released-behaviour in ``arguments`` changes the unit of
-    --epsilon.
-    """
-    parser = Parser(prog=name, description=description, epilog=examples)
-    add_training(parser, name, arguments)
-    return parser
 
 
 def train_command(
