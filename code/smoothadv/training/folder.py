@@ -19,7 +19,6 @@ from smoothadv.checkpoints import (
     misfit,
     network_keys,
     read_checkpoint,
-    require_resumable,
     save_checkpoint,
 )
 from smoothadv.exact.training import state_fields
@@ -98,7 +97,6 @@ class RunFolder:
                 f"cannot resume {self.path}: its checkpoint was not written by smoothadv; name "
                 "another folder"
             )
-        require_resumable(saved, self.checkpoint)
         if difference := differing_fields(saved["recipe"], self.recipe):
             raise UserError(
                 f"cannot resume {self.path} with another recipe: {difference}; --overwrite "
