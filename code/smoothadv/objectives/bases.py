@@ -90,9 +90,7 @@ class AttackedObjective(Objective):
         # Without noise all copies are identical, so that one suffices.
         noise = None if self.base_attack or self.noise_sd == 0 else batch.noise
         given = model, batch.images, batch.labels, noise, generator
-        if isinstance(batch.epsilon, torch.Tensor):
-            return replace(batch, images=self.attack(*given, epsilon=batch.epsilon))
-        return replace(batch, images=replace(self.attack, epsilon=batch.epsilon)(*given))
+        return replace(batch, images=self.attack(*given, epsilon=batch.epsilon))
 
 
 def weight() -> Any:

@@ -83,13 +83,19 @@ class TrainingRun:
         self.objective, self.seed, self.execution = spec.objective, spec.seed, spec.execution
         self.model = self.execution.prepare(setup.model, setup.device)
         self.optimizer = optimizer_of(schedule, self.model, setup.device)
-        self.weights: np.ndarray | None = None
+        saved = processes.received(folder.saved) or {}
+        folder.saved = None  # it may be large
+        if saved:
+            folder.restore(saved, self.model, self.optimizer)
+        self.history: list[dict[str, float]] = saved.get("history", [])
+        self.first_step, self.seconds = saved.get("step", 0), saved.get("seconds", 0.0)
+        weights = saved.get("image_weights")
+        self.weights: np.ndarray | None = None if weights is None else weights.numpy()
         self.steps = len(self._steps_of(0))
-        self.history: list[dict[str, float]] = []
-        sums = 1 + len(COUNTS) + len(self.objective.TERMS)
-        self.sums = torch.zeros(sums, dtype=torch.float64, device=self.device)
-        self.first_step, self.seconds = 0, 0.0
-        self._restore()
+        sums = [0.0] * (1 + len(COUNTS) + len(self.objective.TERMS))
+        if processes.is_first:  # it continues from the sums over all processes
+            sums = saved.get("sums", sums)
+        self.sums = torch.tensor(sums, dtype=torch.float64, device=self.device)
         processes.share_state(self.model)
         some = range(min(2, len(setup.training)))
         share, _ = processes.share(torch.arange(schedule.batch))
@@ -109,22 +115,6 @@ class TrainingRun:
         self.signals: list[int] = []
         self.report: Callable[[str], None] = lambda line: None
         self.last_save = time.monotonic()
-
-    def _restore(self) -> None:
-        """Load the state of the run's checkpoint, in every process."""
-        saved = self.processes.received(self.folder.saved)
-        self.folder.saved = None  # it may be large
-        if saved is None:
-            return
-        self.folder.restore(saved, self.model, self.optimizer)
-        self.history, self.first_step = saved["history"], saved["step"]
-        if "image_weights" in saved:
-            self.weights = saved["image_weights"].numpy()
-        if self.first_step:
-            self.seconds = saved["seconds"]
-            # The checkpoint has the sums over all processes: the first one continues from them.
-            if self.processes.is_first:
-                self.sums += torch.tensor(saved["sums"], dtype=torch.float64, device=self.device)
 
     def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
         """Train, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per
