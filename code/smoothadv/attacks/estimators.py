@@ -180,11 +180,6 @@ def expected_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     It is the expectation of the loss; SmoothAdv, section 2.2, argues for the loss of the
     expectation.
     """
-    return mean_cross_entropy(logits, labels)
-
-
-def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The mean over copies of -log softmax(logits)[label]: [B, m, K] and [B] give [B]."""
     return -log_true_probability(logits, labels).mean(dim=1)
 
 

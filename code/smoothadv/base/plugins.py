@@ -133,16 +133,6 @@ def digests(plugins: Iterable[Plugin]) -> dict[str, dict[str, str]]:
     return {"plugins": found} if found else {}
 
 
-def words() -> list[str]:
-    """The options that load the same plug-ins again; installed ones need none."""
-    return [
-        word
-        for plugin in _loaded.values()
-        if not plugin.is_installed
-        for word in ("--plugin", plugin.source)
-    ]
-
-
 def missing(kind: str, name: str, recorded: Iterable[Mapping[str, Any]] | None) -> str:
     """Which plug-in of a checkpoint's record provides ``name`` and is not loaded, as a sentence; ""
     if none.

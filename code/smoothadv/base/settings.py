@@ -195,11 +195,8 @@ class Setting:
     records: str
     default: Any
     field: str = ""
-
-    @property
-    def flag(self) -> str:
-        """The main flag, or the name of a positional argument; "" if commands have no option."""
-        return self.flags[0] if self.flags else ""
+    flag: str = ""
+    """The main flag, or the name of a positional argument; "" if commands have no option."""
 
     @property
     def description(self) -> str:
@@ -284,7 +281,12 @@ def settings_of(spec: type) -> list[Setting]:
         if "setting" in field.metadata:
             how: Setting = field.metadata["setting"]
             flags = tuple(flag or "--" + field.name.replace("_", "-") for flag in how.flags)
-            found.append(dataclasses.replace(how, field=field.name, flags=flags))
+            names: dict[str, Any] = {
+                "field": field.name,
+                "flags": flags,
+                "flag": "".join(flags[:1]),
+            }
+            found.append(dataclasses.replace(how, **names))
     return found
 
 
@@ -440,17 +442,15 @@ def describe(component: Any) -> str:
     False.
     """
 
-    def text(record: Any) -> str:
-        if not isinstance(record, dict):
-            return str(record)
-        fields = [
-            f"{field}={text(value)}"
-            for field, value in record.items()
-            if field != "name" and value is not None and value is not False
-        ]
-        return f"{record['name']}({', '.join(fields)})"
-
-    return text(settings_record(component))
+    record: Any = settings_record(component)
+    if not isinstance(record, dict):
+        return str(record)
+    fields = [
+        f"{field}={describe(getattr(component, field))}"
+        for field, value in record.items()
+        if field != "name" and value is not None and value is not False
+    ]
+    return f"{record['name']}({', '.join(fields)})"
 
 
 def settings_record(component: Any) -> dict[str, Any]:

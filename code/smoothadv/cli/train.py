@@ -60,7 +60,9 @@ def _certify_command(spec: TrainSpec) -> str:
     words += [spec.dataset_name, classifier, sigma, log, *denoiser]
     if spec.data_dir:
         words += ["--data-dir", str(spec.data_dir)]
-    return shlex.join([*words, *plugins.words()])
+    for plugin in plugins.loaded():
+        words += [] if plugin.is_installed else ["--plugin", plugin.source]
+    return shlex.join(words)
 
 
 make_parser = partial(training_parser, "train", _DESCRIPTION, _EXAMPLES)

@@ -121,7 +121,14 @@ class Objective(Checked, ABC):
     "accuracy" if it may be missing and is for the log only."""
     DENOISES: ClassVar[bool] = False
     """Whether the model is a denoiser, and the teacher the classifier behind it."""
+    BY_NOISE: ClassVar[Mapping[str, Mapping[float, Any]]] = {}
+    """Settings with the paper's values by noise level: the nearest one takes the place of None."""
     noise_sd: float
+
+    def __post_init__(self) -> None:
+        for name, values in self.BY_NOISE.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, nearest(values, self.noise_sd))
 
     @property
     def policy(self) -> DataPolicy | None:
@@ -251,6 +258,11 @@ def first_logits(model: nn.Module) -> Iterator[list[torch.Tensor]]:
         yield found
     finally:
         hook.remove()
+
+
+def nearest(values: Mapping[float, Any], noise_sd: float) -> Any:
+    """The value for the noise level that is nearest to ``noise_sd``."""
+    return values[min(values, key=lambda level: abs(level - noise_sd))]
 
 
 def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -91,5 +91,5 @@ class DenoisedStability(Denoising):
         if batch.teacher is None or logits is None:
             raise ValueError("stability needs a classifier: Batch.teacher")
         with torch.no_grad():
-            wanted = batch.teacher(batch.images).argmax(1)
-        return F.cross_entropy(logits.float(), wanted)
+            classes = batch.teacher(batch.images).argmax(1)
+        return F.cross_entropy(logits.float(), classes)

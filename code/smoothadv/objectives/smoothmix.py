@@ -13,9 +13,7 @@ from smoothadv.attacks.geometry import per_example, project_ball
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.settings import non_negative_float, positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss, mean_cross_entropy
-from smoothadv.objectives.bases import CopiesObjective, resolve
-
-_PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
+from smoothadv.objectives.bases import CopiesObjective
 
 
 @OBJECTIVES.register("smoothmix")
@@ -34,6 +32,7 @@ class SmoothMix(CopiesObjective):
 
     TERMS = ("cross_entropy", "mixup")
     UNIFORMS = "image"
+    BY_NOISE = {"mix_step_size": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}}
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     mix_steps: int = setting(4, parse=positive_int, help="T, the steps of SmoothMix's attack")
     mix_step_size: float = setting(
@@ -48,9 +47,6 @@ class SmoothMix(CopiesObjective):
     one_step_adversary: bool = setting(
         False, help="train SmoothMix on the first step of its attack, not on the image"
     )
-
-    def __post_init__(self) -> None:
-        resolve(self, mix_step_size=_PAPER)
 
     def epsilon(self, epoch: float) -> float:
         return self.mix_steps * self.mix_step_size

@@ -10,9 +10,7 @@ from torch.nn import functional as F
 
 from smoothadv.base.settings import positive_noise_level, setting
 from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss, Objective, mean_cross_entropy
-from smoothadv.objectives.bases import resolve, weight
-
-_PAPER = {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}
+from smoothadv.objectives.bases import weight
 
 
 @OBJECTIVES.register("stability")
@@ -27,15 +25,13 @@ class Stability(Objective):
     """
 
     TERMS = ("cross_entropy", "stability")
+    BY_NOISE = {"regularization": {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}}
     noise_sd: float = setting(
         flag="--noise",
         parse=positive_noise_level,
         help="standard deviation of the Gaussian noise on images in [0, 1]",
     )
     regularization: float = weight()
-
-    def __post_init__(self) -> None:
-        resolve(self, regularization=_PAPER)
 
     def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         clean = model(batch.images)

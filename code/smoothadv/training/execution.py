@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from smoothadv.attacks.estimators import frozen
-from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import Checked, positive_float, setting
 from smoothadv.voting import folding
 from smoothadv.voting.classifier import call_compiled, let_compiler_choose_alike
@@ -68,21 +67,6 @@ class Execution(Checked):
         help="launch all kernels of an update together, as a CUDA graph that was found to compute "
         "the same (default: on a GPU, without --compile and --sync-bn)",
     )
-
-    def __post_init__(self) -> None:
-        if self.synchronized_norm and self.cuda_graph:
-            raise UsageError(
-                "--sync-bn exchanges statistics in the midst of an update, where --cuda-graph "
-                "cannot: leave one out"
-            )
-
-    @property
-    def tries_graphs(self) -> bool:
-        """Whether to make updates as CUDA graphs, where there are such: never if processes wait
-        within for others.
-        """
-        may_try = not self.compile if self.cuda_graph is None else self.cuda_graph
-        return may_try and not self.synchronized_norm
 
     def prepare(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model on the device, channels last."""

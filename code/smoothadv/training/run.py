@@ -110,7 +110,10 @@ class TrainingRun:
             images_at_a_time=min(len(share), schedule.micro_batch or len(share)),
             teacher=setup.teacher,
         )
-        if self.execution.tries_graphs and has_cuda_graphs(setup.device):
+        tries_graphs, execution = self.execution.cuda_graph, self.execution
+        if tries_graphs is None:
+            tries_graphs = not execution.compile and not execution.synchronized_norm
+        if tries_graphs and has_cuda_graphs(setup.device):
             self.update.compute = GraphedUpdate(self.update)
         self.signals: list[int] = []
         self.report: Callable[[str], None] = lambda line: None

@@ -361,6 +361,8 @@ class TrainSpec(RunSpec):
             {
                 "--unlabelled-weight weighs the images of --use-unlabelled: name their file, or "
                 "leave it out": self.unlabelled_weight is not None and self.use_unlabelled is None,
+                "--sync-bn exchanges statistics in the midst of an update, where --cuda-graph "
+                "cannot: leave one out": execution.synchronized_norm and execution.cuda_graph,
                 "--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one "
                 "of them out": execution.synchronized_norm and has_micro_batch,
                 "--finetune-quantized needs a --pretrained-model of integers, and their exact "
