@@ -24,7 +24,6 @@ from smoothadv.cli.options.components import (
     compose,
     given_settings,
     group_of,
-    refuse_foreign_settings,
 )
 from smoothadv.cli.options.recipes import RELEASED, recipe_names, with_recipe
 from smoothadv.cli.options.shared import say_what_is_certified
@@ -167,7 +166,7 @@ def _readable(options: Options, objectives: Registry[type[Objective]]) -> set[st
     objective = objectives[options["--objective"]]
     field = attack_field(objective)
     flags = {one.flag for one in _spec_settings(objective.DENOISES)}
-    flags |= {"--objective", "--attack"} | flags_of(objective)
+    flags |= {"--objective"} | flags_of(objective)
     if field is not None and "--attack" in options:
         flags |= flags_of(ATTACKS[options["--attack"]], AttackOptions)
     elif field is not None and field.default is not dataclasses.MISSING:
@@ -211,21 +210,16 @@ def _objective(options: Options, objectives: Registry[type[Objective]]) -> Objec
     """
     name, kind = options["--objective"], objectives[options["--objective"]]
     field = attack_field(kind)
-    is_optional = field is not None and field.default is not dataclasses.MISSING
     given: dict[str, Any] = {}
-    if field is not None and ("--attack" in options or not is_optional):
+    if field is not None and ("--attack" in options or field.default is dataclasses.MISSING):
         noise_sd = 0.0 if "--base-attack" in options else options.get("--noise", 0.0)
         given[field.name] = compose_attack(options, noise_sd)
-    else:
-        of_attack = flags_of(AttackOptions, *ATTACKS.values()) - flags_of(kind)
-        if is_optional:
-            of_attack |= _WITH_ATTACK
-        if flags := [flag for flag in options if flag in of_attack]:
-            advice = "add --attack NAME" if is_optional else "leave it out"
-            raise UsageError(
-                f"{flags[0]} is not read by --objective {name}, which makes no attack: {advice}, "
-                "or take --objective smoothadv"
-            )
-    also = ATTACKS.values() if given else ()
-    refuse_foreign_settings(options, objectives, "--objective", name, also)
+    unread = flags_of(AttackOptions, *ATTACKS.values(), *objectives.values())
+    unread -= _readable(options, objectives)
+    if flags := [flag for flag in options if flag in unread]:
+        where = "" if given else " without --attack"
+        raise UsageError(
+            f"{flags[0]} is not read by --objective {name}{where}: leave it out, or take another "
+            "objective or attack"
+        )
     return compose(kind, options, f"--objective {name}", **given)
