@@ -153,12 +153,7 @@ def perturbation_size_in_256ths(text: str) -> float:
         raise SettingError(
             f"'{text}' counts in 1/256 here, as in the released code: write 64 for 0.25"
         )
-    value = number_of_256ths / 256
-    if value > _LARGEST_L2:
-        raise SettingError(
-            f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4"
-        )
-    return value
+    return number_of_256ths / 256
 
 
 def output_file(text: str) -> Path:
