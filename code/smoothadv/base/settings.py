@@ -190,8 +190,11 @@ class Setting:
     records: str
     default: Any
     field: str = ""
-    flag: str = ""
-    """The main flag, or the name of a positional argument; "" if commands have no option."""
+
+    @property
+    def flag(self) -> str:
+        """The main flag, or the name of a positional argument; "" if commands have no option."""
+        return "".join(self.flags[:1])
 
     @property
     def description(self) -> str:
@@ -276,12 +279,7 @@ def settings_of(spec: type) -> list[Setting]:
         if "setting" in field.metadata:
             how: Setting = field.metadata["setting"]
             flags = tuple(flag or "--" + field.name.replace("_", "-") for flag in how.flags)
-            names: dict[str, Any] = {
-                "field": field.name,
-                "flags": flags,
-                "flag": "".join(flags[:1]),
-            }
-            found.append(dataclasses.replace(how, **names))
+            found.append(dataclasses.replace(how, field=field.name, flags=flags))
     return found
 
 

@@ -131,8 +131,7 @@ def _of_denoiser(one: Setting) -> Setting:
         names = f"one of {', '.join(DENOISERS)}"
         return dataclasses.replace(one, parse=DENOISERS.require, help=names)
     if one.field == "teacher":
-        flag = "--classifier"
-        return dataclasses.replace(one, flags=(flag,), flag=flag, help=_CLASSIFIER)
+        return dataclasses.replace(one, flags=("--classifier",), help=_CLASSIFIER)
     return one
 
 
