@@ -11,7 +11,7 @@ import torch
 from smoothadv.architectures import get_architecture
 from smoothadv.base.distributed import Processes
 from smoothadv.datasets import DatasetDescription
-from smoothadv.objectives import OBJECTIVES, Objective, attack_field
+from smoothadv.objectives import Objective, attack_field
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import TrainSpec
@@ -108,5 +108,5 @@ def _update(
     execution = dataclasses.replace(execution, compile=False)  # compiling takes minutes
     example, classes = torch.rand(2, *description.image_shape), description.num_classes
     teacher = Teacher(model, torch.full((1, classes), 1 / classes, device=device))
-    objective, alone = OBJECTIVES["gaussian"](0.25), Processes()  # type: ignore[call-arg]
-    return Update(model, objective, optimizer, execution, alone, device, example, 1, teacher)
+    alone = Processes()
+    return Update(model, Objective(), optimizer, execution, alone, device, example, 1, teacher)
