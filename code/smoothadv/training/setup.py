@@ -76,22 +76,7 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
         with processes.first_goes_first():
             setup = _loaded(spec, processes, device)
         schedule = setup.schedule
-        this_run = {
-            "epochs": schedule.epochs,
-            # now, so that an image that cannot be read is named now
-            "test_fingerprint": setup.test.fingerprint(),
-            "device": device_name(device),
-            "processes": processes.size,
-            "launch": processes.launch,
-            "torch_threads": torch.get_num_threads(),
-            "arguments": {
-                name: value if value is None or isinstance(value, (int, float, str)) else str(value)
-                for name, value in spec.arguments.items()
-            },
-            **provenance(spec.command),
-        }
-        terms = [f"train_{name}" for name in spec.objective.TERMS]
-        folder = RunFolder(spec.outdir, *_records(setup), this_run, spec.existing, terms)
+        folder = _folder(setup)
         with processes.first_goes_first():
             if processes.is_first:
                 stack.enter_context(folder.opened())
@@ -184,9 +169,9 @@ def _model(spec: TrainSpec, description: DatasetDescription) -> _Model:
     return description, None if denoises else input_layer, network, started
 
 
-def _records(setup: TrainingSetup) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a reader of the checkpoint needs to use the model; and all that decides the weights, for
-    the reader and for a resumed run to be compared with.
+def _folder(setup: TrainingSetup) -> RunFolder:
+    """The folder of the run, with what a reader of the checkpoint needs to use the model, what
+    decides the weights, and what is known of this process.
     """
     spec, description, pseudo_labelled = setup.spec, setup.description, setup.pseudo_labelled
     facts = {
@@ -212,7 +197,22 @@ def _records(setup: TrainingSetup) -> tuple[dict[str, Any], dict[str, Any]]:
         recipe["teacher_sha256"] = setup.teacher.sha256
     if pseudo_labelled is not None:
         recipe["pseudo_labelled_fingerprint"] = pseudo_labelled.fingerprint()
-    return facts, recipe
+    this_run = {
+        "epochs": setup.schedule.epochs,
+        # now, so that an image that cannot be read is named now
+        "test_fingerprint": setup.test.fingerprint(),
+        "device": device_name(setup.device),
+        "processes": setup.processes.size,
+        "launch": setup.processes.launch,
+        "torch_threads": torch.get_num_threads(),
+        "arguments": {
+            name: value if value is None or isinstance(value, (int, float, str)) else str(value)
+            for name, value in spec.arguments.items()
+        },
+        **provenance(spec.command),
+    }
+    terms = [f"train_{name}" for name in spec.objective.TERMS]
+    return RunFolder(spec.outdir, facts, recipe, this_run, spec.existing, terms)
 
 
 def _announce(
