@@ -114,7 +114,7 @@ def test_imports_follow_the_picture():
         ("smoothadv.analysis.tables", "def late():\n    from smoothadv import checkpoints"),
         (
             "smoothadv.attacks.pgd",
-            "if TYPE_CHECKING:\n    from smoothadv.objectives import Outcome",
+            "if TYPE_CHECKING:\n    from smoothadv.objectives import BatchLoss",
         ),
         ("smoothadv.attacks.ddn", "from ..training import train"),
         ("smoothadv.datasets.digits", "from smoothadv.cli import options"),

@@ -59,8 +59,8 @@ class Cautious(OnGrid):
 
 
 def test_radii_are_judged_by_the_procedure_that_the_manifest_names(monkeypatch):
-    monkeypatch.setitem(PROCEDURES._components, "on-grid", OnGrid)
-    monkeypatch.setitem(PROCEDURES._components, "cautious", Cautious)
+    monkeypatch.setitem(PROCEDURES, "on-grid", OnGrid)
+    monkeypatch.setitem(PROCEDURES, "cautious", Cautious)
     rows = [{**entry, "radius": entry["radius"] / 2} for entry in EXACT]
     assert "its radii were decided on a grid" in notes_of(str(put("mine.tsv", rows, "on-grid")))
     assert "on a grid" not in notes_of(str(put("mine.tsv", rows, "cautious")))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.estimators import Estimate, Stein, plug_in
+from smoothadv.attacks.estimators import Estimate, plug_in
 from smoothadv.attacks.geometry import quantize
 from support.models import Recorder, linear_classifier
 from support.released import randomise_batch_norms
@@ -197,15 +197,6 @@ def test_every_iterate_but_the_last_needs_a_gradient_and_settled_examples_none(
     passes = [2 * len(x)] + [2 * left] * (gradients if left else 0)
     assert [len(batch) for batch in model.batches] == passes[: max(1, len(passes))]
     assert not any(model.differentiable[gradients:])
-
-
-@pytest.mark.parametrize("steps", [1, 2, 5])
-def test_gradient_free_attack_is_never_differentiated(steps):
-    x, noise = drawn(4, 8)
-    model = WatchingRecorder(network("convolutional"))
-    labels = voted(in_eval_mode(model.model), x, noise)
-    DDN(EPSILON, steps, estimator=Stein(0.1), initial_norm=INITIAL_NORM)(model, x, labels, noise)
-    assert not any(model.differentiable) and len(model.batches) == steps
 
 
 @pytest.mark.parametrize("label, adversarial", [(0, False), (1, True)])

@@ -8,20 +8,15 @@ inverse temperature (its appendix B).
 
 import math
 
-import mpmath
-import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import (
     PlugIn,
-    Stein,
     expected_loss,
     frozen,
-    mean_cross_entropy,
     plug_in,
     smoothed_loss,
     stein_gradient,
@@ -30,12 +25,10 @@ from smoothadv.attacks.geometry import unit
 from smoothadv.attacks.micro_batches import InParts
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.settings import settings_record
-from support.models import POINT, WEIGHT, linear_classifier, network_with_state, probit_classifier
+from support.models import network_with_state
 from support.slow_attacks import slow_expected_loss, slow_plug_in, smooth_network
 
 SIGMA = 0.5
-W = torch.tensor(WEIGHT, dtype=torch.float64)
-X = torch.tensor([POINT], dtype=torch.float64)
 LABEL = torch.tensor([1])
 
 
@@ -49,18 +42,6 @@ def test_loss_has_a_gradient_however_improbable_the_label_is(gap):
     weights = [1 / (1 + math.exp(-1)), 1 / (1 + math.e)]
     assert loss.item() == pytest.approx(gap - math.log((1 + math.exp(-1)) / 2), rel=1e-5)
     assert gradient[0, :, 1].tolist() == pytest.approx([-weight for weight in weights], rel=1e-3)
-
-
-def test_stein_gradient_treats_each_example_by_itself_in_any_shape():
-    generator = torch.Generator().manual_seed(0)
-    scores, noise = (
-        torch.rand(3, 4, generator=generator),
-        torch.randn(3, 4, 2, 5, 6, generator=generator),
-    )
-    expected = torch.stack(
-        [sum(scores[b, i] * noise[b, i] for i in range(4)) / (4 * SIGMA**2) for b in range(3)]
-    )
-    torch.testing.assert_close(stein_gradient(scores, noise, SIGMA), expected)
 
 
 def state_of(model: torch.nn.Module) -> list[bool]:
@@ -119,7 +100,7 @@ def two_copies() -> torch.Tensor:
 
 def test_losses_of_two_copies():
     for loss, value, gradient in [
-        (mean_cross_entropy, -(math.log(0.9) + math.log(0.1)) / 2, (-0.05, -0.45)),
+        (expected_loss.__wrapped__, -(math.log(0.9) + math.log(0.1)) / 2, (-0.05, -0.45)),
         (smoothed_loss, math.log(2), (-0.09, -0.09)),
     ]:
         logits = two_copies()
@@ -144,58 +125,6 @@ def test_it_is_the_mean_of_the_copies_own_gradients(shape, copies):
         assert same == (estimator is expected_loss or copies == 1), "one copy has but one loss"
     assert estimate.gradient.shape == x.shape and estimate.logits.shape == (3, copies, 4)
     assert not estimate.gradient.requires_grad and not estimate.logits.requires_grad
-
-
-def mirrored_noise(seed: int) -> torch.Tensor:
-    """Six draws [1, 6, 2] and their mirror images beside the line along W: sums over them lie on
-    that line.
-    """
-    draws = SIGMA * torch.randn(
-        6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-    along = (draws @ W / 25)[:, None] * W
-    return torch.cat([draws, 2 * along - draws])[None]
-
-
-@pytest.mark.parametrize("steps", [1, 3, 10])
-@pytest.mark.parametrize(
-    "estimator",
-    [plug_in, expected_loss, Stein(SIGMA), Stein(SIGMA, True)],
-    ids=["plug_in", "expected_loss", "stein", "hard"],
-)
-def test_every_estimator_moves_straight_away_from_a_linear_classifier(estimator, steps):
-    """v = -epsilon w / |w|: also where gradients come from noise, if that is symmetric about w."""
-    model, x = linear_classifier(bias=-3.3), torch.full((1, 2), 0.5, dtype=torch.float64)
-    for seed in range(3):
-        attacked = PGD(0.25, steps, estimator=estimator)(model, x, LABEL, mirrored_noise(seed))
-        torch.testing.assert_close(attacked - x, -0.25 * W[None] / 5, rtol=0, atol=1e-12)
-
-
-def mills_expectation() -> mpmath.mpf:
-    """E[phi(s) / Phi(s)] for s ~ N(4, (5 sigma)^2), to 20 digits: minus the gradient's coefficient
-    on w.
-    """
-    with mpmath.workdps(25):
-        spread = mpmath.mpf(5) * SIGMA
-
-        def integrand(s):
-            return mpmath.npdf(s) / mpmath.ncdf(s) * mpmath.npdf(s, 4, spread)
-
-        return mpmath.quad(integrand, [-30, -20, -10, -5, 0, 5, 10, 20, 30])
-
-
-def test_expected_gradient_of_a_smoothed_probit():
-    """By a million points at the midpoints of equally probable parts: accurate to 1e-6 in every
-    coordinate.
-    """
-    positions = torch.from_numpy(norm.ppf((np.arange(1_000_000) + 0.5) / 1_000_000))
-    noise = (SIGMA * positions[:, None] * W / 5)[None]
-    coefficient = float(mills_expectation())
-    assert coefficient == pytest.approx(0.1351, abs=5e-5)
-    gradient = expected_loss(probit_classifier(), X, LABEL, noise).gradient
-    assert gradient[0].tolist() == pytest.approx([-3 * coefficient, -4 * coefficient], abs=1e-6)
-    # The loss of the expectation has less than half of that.
-    assert plug_in(probit_classifier(), X, LABEL, noise).gradient[0, 0].item() > -1.5 * coefficient
 
 
 LABELS, COPIES = torch.tensor([0, 3, 2]), 7

@@ -11,15 +11,13 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from scipy.special import log_ndtr
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
-from smoothadv.attacks.estimators import Stein, plug_in, smoothed_loss, stein_gradient
+from smoothadv.attacks.estimators import Stein, plug_in, smoothed_loss
 from smoothadv.attacks.micro_batches import InParts
 from smoothadv.attacks.pgd import PGD
 from support.models import (
-    BIAS,
     DISTANCE,
     MARGIN,
     POINT,
@@ -76,22 +74,6 @@ def test_pixels_are_clipped_before_the_ball(steps):
         assert 1e-4 < abs(clipped_pgd(100)[0] - 0.05) < 1e-3
 
 
-# Stein's lemma on polynomials: a cubature that is exact up to the third moment.
-
-
-def test_stein_gradient_of_polynomials_is_exact():
-    points = SIGMA * math.sqrt(2) * torch.eye(2, dtype=torch.float64)
-    noise = torch.cat([points, -points])[None]
-    moved = X[:, None] + noise
-    close(stein_gradient(moved @ W + BIAS, noise, SIGMA)[0], WEIGHT, 1e-12)
-    a, b = (
-        torch.tensor([[1.0, 0.5], [0.5, -2.0]]).double(),
-        torch.tensor([0.3, -0.7], dtype=torch.float64),
-    )
-    scores = torch.einsum("bmi,ij,bmj->bm", moved, a, moved) + moved @ b
-    close(stein_gradient(scores, noise, SIGMA)[0], (2.8, -1.7), 1e-12)
-
-
 # The probit Phi(w.x + b), whose smoothed version is Phi((w.x + b) / t).
 
 T = mpmath.sqrt(1 + mpmath.mpf(25) / 4)
@@ -116,15 +98,6 @@ def estimates(estimator, noise: torch.Tensor) -> torch.Tensor:
     return estimator(probit_classifier(), X.expand(count, 2), LABEL.expand(count), noise).gradient
 
 
-def test_quadrature_agrees_with_the_table():
-    close([SMOOTHED, 3 * SLOPE, 4 * SLOPE], [0.931303, 0.147449, 0.196598], 5e-7)
-    close(
-        [-mpmath.log(SMOOTHED), -3 * SLOPE / SMOOTHED, -4 * SLOPE / SMOOTHED],
-        [0.071171, -0.158325, -0.2111],
-        6e-7,
-    )
-
-
 def quantile_noise(count: int) -> torch.Tensor:
     """Noise along W at the midpoints of equally probable parts: [1, count, 2]. Averages are right
     to 5e-7.
@@ -146,33 +119,6 @@ def test_loss_gradient_and_attack_on_a_smoothed_probit():
     probability = smoothed_loss(probit_classifier()(attacked + noise[0])[None], LABEL).neg().exp()
     close(probability, float(mpmath.ncdf((4 - mpmath.mpf("1.25")) / T)), 1e-7)
     close(probability, 0.846450, 6e-7)
-
-
-def plug_in_coefficient(copies: int) -> float:
-    """-E[sum phi(s_i) / sum Phi(s_i)] for s_i ~ N(4, 2.5^2), by the trapezoidal rule: here correct
-    to 12 digits.
-    """
-    z = np.linspace(-9, 9, 1_201)
-    weight = np.exp(-(z**2) / 2)
-    weight /= weight.sum()
-    s = 4 + 2.5 * z
-    density, probability = np.exp(-(s**2) / 2) / math.sqrt(2 * math.pi), np.exp(log_ndtr(s))
-    if copies == 1:
-        return float(-(weight * density / probability).sum())
-    ratio = (density[:, None] + density) / (probability[:, None] + probability)
-    return float(-(weight[:, None] * weight * ratio).sum())
-
-
-@pytest.mark.parametrize("copies, rounded", [(1, -0.135123), (2, -0.066855)])
-def test_plug_in_gradient_is_biased_by_exactly_so_much(copies, rounded):
-    nodes, weights = hermite(120)
-    pairs = torch.cartesian_prod(*[nodes] * copies).reshape(-1, copies)
-    weights = torch.cartesian_prod(*[weights] * copies).reshape(-1, copies).prod(1)
-    for estimator in (plug_in, InParts(plug_in, 1)):
-        mean = (weights[:, None] * estimates(estimator, along(pairs))).sum(0)
-        close(mean / W, [plug_in_coefficient(copies)] * 2, 1e-6)
-        close(mean / W, [rounded] * 2, 6e-7)
-    assert abs(plug_in_coefficient(copies) + float(SLOPE / SMOOTHED)) > 0.01, "which is the limit"
 
 
 @pytest.mark.parametrize("copies", [1, 2])

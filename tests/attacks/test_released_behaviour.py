@@ -124,19 +124,6 @@ def ddn_and_slow(
     return quick, slow_ddn_batch(model, x, labels, noise, epsilon, steps, **theirs)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 8])
-@pytest.mark.parametrize("evaluate_last", [False, True], ids=["", "last"])
-def test_ddn_annealed_past_the_end_is_that_of_the_pseudo_code(steps, evaluate_last):
-    shared = {"initial_norm": 0.3, "evaluate_last": evaluate_last}
-    quick, slow = ddn_and_slow(
-        3, steps, 0.5, {"anneal_past_end": True, **shared}, {"annealed_over": steps, **shared}
-    )
-    torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)
-    default, _ = ddn_and_slow(3, steps, 0.5, shared, shared)
-    # It makes no difference where only the first step, of length 1 in both, is looked at.
-    assert torch.allclose(quick, default, atol=1e-9) == (steps + evaluate_last <= 2)
-
-
 RELEASED = {"quantization_levels": 16, "result_levels": 16}
 
 
@@ -184,6 +171,15 @@ def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype)
             for epsilon in (0.25, 0.4)
         ),
         *(
+            (
+                *(3, steps, 0.5),
+                {"initial_norm": 0.3, "anneal_past_end": True, "evaluate_last": last},
+                {"initial_norm": 0.3, "annealed_over": steps, "evaluate_last": last},
+            )
+            for steps in (1, 2, 3, 8)
+            for last in (False, True)
+        ),
+        *(
             (5, steps, 0.4, {"initial_norm": 0.5, **levels}, {"initial_norm": 0.5, **levels})
             for steps in (1, 2, 8)
             for levels in (RELEASED, {"result_levels": 64}, {"quantization_levels": 16})
@@ -199,6 +195,6 @@ def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype)
     ],
 )
 def test_released_ddn_is_that_of_the_pseudo_code(seed, steps, epsilon, ours, theirs):
-    """It starts at epsilon, it rounds, and all at once."""
+    """It starts at epsilon, anneals past the end, rounds, and all at once."""
     quick, slow = ddn_and_slow(seed, steps, epsilon, ours, theirs)
     torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)

@@ -101,8 +101,6 @@ def test_an_input_layer_that_contradicts_every_record_is_refused(name):
     ("name", "words"),
     [
         ("a+nothing", "checkpoint nothing does not exist"),
-        ("a+twin", "ensemble a+twin: a and twin are the same checkpoint: name it once"),
-        ("b+b", "b and b are the same"),
         (
             "a+letters",
             "checkpoint letters does not fit dataset 'digits': it was trained with classes [a, b,",

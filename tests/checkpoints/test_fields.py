@@ -145,18 +145,7 @@ def train(folder: Path, epochs: int) -> None:
 
 
 MOMENTUM = torch.zeros(2, 1, 3, 3)
-WITHIN = {"epoch": 0, "history": [], "step": 1, "seconds": 1.0, "sums": [1.0] * 5}
 RESUMED = {
-    "no history": ({"history": "absent"}, "lacks history"),
-    "no runs": ({"runs": "absent"}, "lacks runs"),
-    "no optimizer": ({"optimizer": "absent"}, "lacks optimizer"),
-    "no step": ({"step": "absent"}, "lacks step"),
-    "no sums": ({**WITHIN, "sums": "absent"}, "lacks sums"),
-    "no seconds": ({**WITHIN, "seconds": None}, "lacks seconds"),
-    "sums of text": ({**WITHIN, "sums": "abcde"}, "its sums is 'abcde'"),
-    "a step that is text": ({**WITHIN, "step": "1"}, "its step is '1'"),
-    "history is text": ({"history": "abc"}, "its history is 'abc', expected a list"),
-    "history of another epoch": ({"epoch": 2}, "its history has 1 entries, expected 2"),
     "weights of another shape": ({"0.weight": torch.zeros(2, 1, 3, 2)}, "has shape [2, 1, 3, 2]"),
     "complex weights": (
         {"0.weight": MOMENTUM.to(torch.complex64)},
@@ -167,20 +156,12 @@ RESUMED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("changes, words", RESUMED.values(), ids=RESUMED)
-def test_run_with_a_doctored_checkpoint_is_not_resumed(run, tmp_path, changes, words):
+def test_run_with_weights_of_another_network_is_not_resumed(run, tmp_path, changes, words):
     folder = Path(shutil.copytree(run, tmp_path / "run"))
-    content = {**torch.load(folder / "checkpoint.pth.tar", weights_only=True), **changes}
-    content["state_dict"].update(
-        {name: content.pop(name) for name in list(content) if name == "0.weight"}
-    )
-    content = {
-        name: value
-        for name, value in content.items()
-        if not isinstance(value, str) or value != "absent"
-    }
+    content = torch.load(folder / "checkpoint.pth.tar", weights_only=True)
+    content["state_dict"] |= changes
     torch.save(content, folder / "checkpoint.pth.tar")
     with pytest.raises(UserError) as error:
         train(folder, 2)
     message = str(error.value)
     assert words in message and str(folder / "checkpoint.pth.tar") in message
-    assert "\n" not in message and len(message) < 600

@@ -11,7 +11,7 @@ import pytest
 
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.cli import train, train_pgd
-from smoothadv.cli.options.recipes import RELEASED, recipe_names, recipe_words
+from smoothadv.cli.options.recipes import RELEASED, recipe_names
 from smoothadv.cli.options.training import spec_of, with_recipes
 from smoothadv.objectives import OBJECTIVES, Objective
 from smoothadv.training.execution import Execution
@@ -118,44 +118,6 @@ def test_packaged_recipes_are_known_by_their_names():
     }
 
 
-# What of a recipe's option becomes which field of what is composed.
-FIELDS = {
-    "--epochs": ("schedule", "epochs", int),
-    "--batch": ("schedule", "batch", int),
-    "--lr": ("schedule", "learning_rate", float),
-    "--lr-schedule": ("schedule", "learning_rate_shape", str),
-    "--lr-step-size": ("schedule", "learning_rate_step", int),
-    "--lr-factor": ("schedule", "learning_rate_factor", float),
-    "--momentum": ("schedule", "momentum", float),
-    "--optimizer": ("schedule", "optimizer", str),
-    "--weight-decay": ("schedule", "weight_decay", float),
-    "--steps-per-epoch": ("schedule", "steps_per_epoch", int),
-    "--evaluate-images": ("evaluation", "images", int),
-    "--warmup": ("objective", "warmup", int),
-}
-
-
-@pytest.mark.parametrize("kind", COMMANDS)
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_line_of_a_recipe_has_its_effect(compose, name, kind):
-    """Independently of how the command reads the file."""
-    composed = compose(kind, "--recipe", name)
-    lines = [
-        line.split()
-        for line in (PACKAGED / f"{name}.txt").read_text().splitlines()
-        if line[0] != "#"
-    ]
-    assert lines and all(len(line) == 2 for line in lines)
-    for option, text in lines:
-        part, field, parse = FIELDS[option]
-        if option == "--warmup" and kind == "train":
-            assert not hasattr(composed.objective, field), (
-                "Gaussian augmentation has none, and the recipe still serves"
-            )
-        else:
-            assert getattr(getattr(composed, part), field) == parse(text), option
-
-
 PAPER = [
     ("paper-cifar10", (150, 256, 0.1, 50, 0.1), 10),
     ("paper-imagenet", (90, 400, 0.1, 30, 0.1), 10),
@@ -184,32 +146,6 @@ def test_paper_recipes_have_the_values_of_the_paper(compose, name, values, warmu
         assert kind == "train" or composed.objective.warmup == warmup
         rates = {schedule.learning_rate_at(epoch, 0, 1) for epoch in range(schedule.epochs)}
         assert len(rates) == -(-schedule.epochs // schedule.learning_rate_step)
-
-
-@pytest.mark.parametrize("kind", COMMANDS)
-def test_recipe_is_in_what_the_run_records(kind, workplace):
-    succeed(COMMANDS[kind][0], *DIGITS, *COMMANDS[kind][1], "--recipe", "paper-cifar10", *ONE_STEP)
-    content = json.loads((workplace / "run/args.json").read_text())
-    recipe = content["recipe"]
-    expected = {
-        "batch": 256,
-        "learning_rate": 0.1,
-        "learning_rate_step": 50,
-        "learning_rate_factor": 0.1,
-    }
-    expected |= {
-        "momentum": 0.9,
-        "weight_decay": 1e-4,
-        "steps_per_epoch": 1,
-        "learning_rate_shape": "step",
-    }
-    assert {name: recipe[name] for name in expected} == expected
-    assert kind == "train" or recipe["objective"]["warmup"] == 10
-    assert content["runs"][-1]["epochs"] == 1 == read(workplace / "run")["epoch"], (
-        "the command line wins"
-    )
-    assert json.loads(json.dumps(read(workplace / "run")["recipe"])) == recipe
-    assert "paper-cifar10" in content["runs"][-1]["command"]
 
 
 @pytest.mark.parametrize(
@@ -381,17 +317,6 @@ def test_released_behaviour_counts_in_256ths_and_is_recorded_option_by_option(
 def test_norm_on_unit_images_is_refused_where_256ths_are_counted(compose):
     """0.25 would be an attack of about 0.001."""
     assert_refused(compose("PGD", "--released-behaviour", "--epsilon", 0.25), "--epsilon", "1/256")
-
-
-def test_every_line_of_the_released_behaviour_is_looked_at_above():
-    settings = {
-        "--warmup-from-first-epoch",
-        "--random-if-flat",
-        "--init-norm-is-epsilon-DDN",
-        "--levels-DDN",
-    }
-    settings |= {"--result-levels-DDN", "--anneal-past-end-DDN", "--split-updates"}
-    assert {word for word in recipe_words(RELEASED) if word.startswith("--")} == settings
 
 
 def test_released_behaviour_goes_with_a_recipe_and_the_command_line_wins_over_both(

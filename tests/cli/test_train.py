@@ -251,6 +251,7 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
         ([*PGD, "--beta", 0], ["--beta", "'0'"]),
         ([*PGD[:2], "--objective", "gaussian", "--beta", 2], ["--beta", "--objective gaussian"]),
         ([*PGD, "--recipe", "released-behaviour"], ["--released-behaviour"]),
+        ([*PGD, "--unlabelled-weight", 0.5], ["--unlabelled-weight", "--use-unlabelled"]),
     ],
 )
 def test_contradicting_options_are_refused_in_one_line(workplace, capsys, options, words):

@@ -106,14 +106,6 @@ def test_faulty_file_is_refused_in_one_line_that_names_it(fault, workplace, caps
     assert snapshot(workplace) == before, "no code in it was executed"
 
 
-def test_weight_without_a_file_is_refused(workplace, capsys):
-    outcome = call(capsys, "train", *DIGITS, "run", *SHORT, "--unlabelled-weight", 0.5)
-    assert (
-        refused(outcome, "--unlabelled-weight", "--use-unlabelled", code=2)
-        and list(workplace.iterdir()) == []
-    )
-
-
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory) -> Path:
     """A run on digits with another input layer than the default."""
@@ -145,12 +137,6 @@ def begun(pretrained: Path, description) -> tuple[dict, dict, dict, str]:
     fresh = {name: value.clone() for name, value in model.state_dict().items()}
     sentence = start_from(model, read(pretrained), "there", "digits_resnet8", description)
     return fresh, model.state_dict(), read(pretrained)["state_dict"], sentence
-
-
-def test_all_layers_are_kept_where_the_classes_are_the_same(pretrained):
-    _, now, saved, sentence = begun(pretrained, describe_dataset("digits"))
-    assert now.keys() == saved.keys() and all(torch.equal(now[name], saved[name]) for name in saved)
-    assert "all of its layers" in sentence and "there" in sentence
 
 
 @pytest.mark.parametrize("names", ["abc", "ABCDEFGHIJ"], ids=["three", "ten others"])

@@ -39,9 +39,9 @@ class ShiftingAttack:
     epsilon: float
     calls: list = field(default_factory=list)
 
-    def __call__(self, model, inputs, labels, noise=None, generator=None) -> torch.Tensor:
+    def __call__(self, model, inputs, labels, noise, generator, epsilon) -> torch.Tensor:
         self.calls.append(
-            {"epsilon": self.epsilon, "inputs": inputs, "labels": labels, "noise": noise.clone()}
+            {"epsilon": epsilon, "inputs": inputs, "labels": labels, "noise": noise.clone()}
         )
         return inputs + SHIFT * (0.5 - inputs).sign()
 

@@ -119,7 +119,7 @@ def forget_plugins() -> None:
     if plugins := sys.modules.get("smoothadv.base.plugins"):
         for plugin in plugins.loaded():
             for one in plugin.provides:
-                del one.registry._components[one.name]
+                del one.registry[one.name]
             sys.modules.pop(plugin.name.removesuffix(".py"))
         plugins._loaded.clear()
 

@@ -2,12 +2,12 @@
 
 from torch import nn
 
-from smoothadv.objectives import Batch, Objective, Outcome, first_logits
+from smoothadv.objectives import Batch, BatchLoss, Objective, first_logits
 
 
 def outcome_of(
     objective: Objective, model: nn.Module, batch: Batch, attacked: nn.Module | None = None
-) -> Outcome:
+) -> BatchLoss:
     """Attack the batch, with ``attacked`` in place of the model, and the loss of the result."""
     attacked = model if attacked is None else attacked
     with first_logits(attacked) as first:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.input_layers import Normalize
 from smoothadv.attacks import ATTACKS
-from smoothadv.training.execution import AttackedModel, attacked_form
+from smoothadv.training.execution import FoldedModel, folded_form
 from support import networks
 from support.networks import Network, settle_batch_norms
 
@@ -202,7 +202,7 @@ def norms_in(model: nn.Module) -> int:
 
 
 def assert_follows(
-    model: nn.Module, form: AttackedModel | None, images: torch.Tensor, folds: bool = True
+    model: nn.Module, form: FoldedModel | None, images: torch.Tensor, folds: bool = True
 ) -> None:
     """The form computes the same function as the model: at first, and after ``refresh`` when the
     model has changed.
@@ -220,7 +220,7 @@ def assert_follows(
 @pytest.mark.parametrize("name", LARGE)
 def test_logits_and_gradients_of_architectures_are_those_of_the_model(name):
     model, images = large(name)
-    form = attacked_form(model, images[:2], torch.float64)
+    form = folded_form(model, images[:2], torch.float64)
     assert norms_in(model) > 0 == norms_in(form)
     assert_follows(model, form, images)
 
@@ -228,7 +228,7 @@ def test_logits_and_gradients_of_architectures_are_those_of_the_model(name):
 @pytest.mark.parametrize(("kind", "left"), SMALL)
 def test_logits_and_gradients_of_small_networks_are_those_of_the_model(kind, left):
     model, images = small(kind)
-    form = attacked_form(model, images[:2], torch.float64)
+    form = folded_form(model, images[:2], torch.float64)
     assert norms_in(form) == left
     assert_follows(model, form, images, folds=not left)
 
@@ -237,7 +237,7 @@ def test_logits_and_gradients_of_small_networks_are_those_of_the_model(kind, lef
 def test_nothing_that_the_gradient_needs_is_overwritten(kind):
     """Such a model may have no form to attack; if it has one, its gradients are computed."""
     model, images = small(kind)
-    form = attacked_form(model, images[:2], torch.float64)
+    form = folded_form(model, images[:2], torch.float64)
     if form is not None:
         assert_follows(model, form, images)
 
@@ -251,7 +251,7 @@ def test_networks_that_look_at_their_mode_are_attacked_in_eval_mode_or_have_no_f
             copy.deepcopy(model).train(mode)(images) for mode in (True, False)
         )
     assert (in_train_mode - in_eval_mode).abs().max() > 0.01, "the mode does matter"
-    form = attacked_form(model.train(training), images[:2], torch.float64)
+    form = folded_form(model.train(training), images[:2], torch.float64)
     assert form is None or deviation(model, form, images) < 1e-10
 
 
@@ -272,7 +272,7 @@ def answers(model: nn.Module, images: torch.Tensor, noise: torch.Tensor) -> torc
 @pytest.mark.parametrize("name", ["digits_resnet8", "bottlenecks"])
 def test_attacks_find_the_same_on_both(attack, name):
     model, images = large(name)
-    form = attacked_form(model, images[:2], torch.float64)
+    form = folded_form(model, images[:2], torch.float64)
     noise = 0.25 * torch.randn(len(images), 2, *images.shape[1:], dtype=torch.float64)
     labels = answers(model, images, noise)
     ours, theirs = (attack(each, images, labels, noise) for each in (form, model))
@@ -302,7 +302,7 @@ MISLED = [networks.BranchOnType, networks.WeightReadTwice, InsistsOnFloat32]
 @pytest.mark.parametrize("has_entrance", [True, False])
 def test_networks_that_cannot_be_rewritten_have_no_form(kind, has_entrance):
     model, images = small(kind)
-    assert attacked_form(model if has_entrance else model[1], images[:2], torch.float64) is None
+    assert folded_form(model if has_entrance else model[1], images[:2], torch.float64) is None
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -310,7 +310,7 @@ def test_a_model_without_finite_logits_has_no_form(value):
     model, images = small(networks.Network)
     with torch.no_grad():
         model[1].first.bias[0] = value
-    assert attacked_form(model, images[:2], torch.float64) is None
+    assert folded_form(model, images[:2], torch.float64) is None
 
 
 def as_if_trained(kind: type[nn.Module] | None = None) -> tuple[nn.Module, torch.Tensor]:
@@ -358,7 +358,7 @@ def test_the_live_model_is_left_alone(kind, training):
     model[1].norm.training = not training
     model[1].second.weight.requires_grad_(False)
     state, before = copy.deepcopy(model.state_dict()), flags(model)
-    form = attacked_form(model, images[:2])
+    form = folded_form(model, images[:2])
     assert flags(model) == before
     if form is not None:
         form.refresh()
@@ -370,7 +370,7 @@ def test_the_live_model_is_left_alone(kind, training):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_the_form_has_of_its_own_needs_no_gradients_and_shares_no_memory(dtype):
     model, images = as_if_trained()
-    form = attacked_form(model, images[:2], dtype)
+    form = folded_form(model, images[:2], dtype)
     live = {id(parameter) for parameter in model.parameters()}
     memory = {parameter.data_ptr() for parameter in model.parameters()}
     own = [parameter for parameter in form.parameters() if id(parameter) not in live]

@@ -17,7 +17,7 @@ from smoothadv.datasets.images import InMemoryImages
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training.execution import Execution, attacked_form
+from smoothadv.training.execution import Execution, folded_form
 from smoothadv.training.spec import EvaluationSchedule
 from smoothadv.training.update import TEST_COLUMNS, Address, Update
 from support.models import Recorder
@@ -72,7 +72,7 @@ def looked_at(
 ) -> dict[str, float]:
     parts = {
         "model": model,
-        "attacked_uncompiled": attacked,
+        "folded_uncompiled": attacked,
         "objective": objective,
         "execution": execution or Execution(),
         "teacher": None,
@@ -114,7 +114,7 @@ def test_everything_is_that_of_a_slow_obvious_loop(objective, form):
     indices = torch.arange(1, 23, 2)
     answers_of(model, images, indices)
     expected = obvious(model, objective, images, indices)
-    attacked = model if form == "model" else attacked_form(model, images[0][0][None])
+    attacked = model if form == "model" else folded_form(model, images[0][0][None])
     ours = looked_at(model, attacked, objective, images, indices)
     assert ours == pytest.approx(expected, abs=2e-6, nan_ok=True)
     # The columns have different values.
@@ -142,7 +142,7 @@ def test_the_attack_is_at_full_strength_in_every_epoch(epoch):
 def test_nothing_about_the_model_changes(objective):
     model, images = network(), random_digits()
     before = copy.deepcopy(model.state_dict())
-    attacked = attacked_form(model, images[0][0][None])
+    attacked = folded_form(model, images[0][0][None])
     folded = copy.deepcopy(attacked.state_dict())
     looked_at(model, attacked, objective, images, torch.arange(23))
     for module, state in [(model, before), (attacked, folded)]:

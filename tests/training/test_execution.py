@@ -106,8 +106,8 @@ def test_compiled_training_is_eager_training(own_compiler_cache):
     noise = 0.25 * torch.randn(6, 2, 1, 8, 8)
     estimates = []
     for update in (compiled, eager):
-        update.refresh_attacked()
-        estimates.append(plug_in(update.attacked.eval(), channels_last(IMAGES), LABELS, noise))
+        update.refresh_folded()
+        estimates.append(plug_in(update.folded.eval(), channels_last(IMAGES), LABELS, noise))
     ours, theirs = estimates
     torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=1e-4)
     torch.testing.assert_close(ours.gradient, theirs.gradient, rtol=0, atol=1e-4)
@@ -200,7 +200,7 @@ def test_convolutions_compute_in_the_precision_and_the_loss_in_float32(precision
         "the attack's pass is not this one"
     )
     assert torch.tensor(loss, dtype=torch.bfloat16).double() != loss
-    assert {each.dtype for each in update.attacked.parameters() if each.dim() == 4} == set(dtypes)
+    assert {each.dtype for each in update.folded.parameters() if each.dim() == 4} == set(dtypes)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

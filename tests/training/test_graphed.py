@@ -21,7 +21,7 @@ from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
 from smoothadv.training.graphed import GraphedUpdate
-from smoothadv.training.schedule import Schedule, optimizer_of, sgd
+from smoothadv.training.schedule import Schedule, optimizer_of
 from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from support.commands import succeed
@@ -65,7 +65,7 @@ class Both:
         momentum=0.9,
         processes=Processes,
         layer=nn.Identity,
-        make=sgd,
+        kind="sgd",
     ):
         torch.manual_seed(0)
         layers = [
@@ -85,7 +85,8 @@ class Both:
         self.updates = []
         for _ in range(2):
             model = execution.prepare(copy.deepcopy(network), CPU)
-            optimizer = make(model, CPU, 0.1, momentum, 1e-2)
+            rates = Schedule(1, 6, 0.1, 1, 0.1, momentum, 1e-2, optimizer=kind)
+            optimizer = optimizer_of(rates, model, CPU)
             more = execution, processes(), CPU, example, micro, teacher
             self.updates.append(Update(model, objective, optimizer, *more))
         self.updates[1].compute = self.graphed = GraphedUpdate(self.updates[1])
@@ -134,12 +135,6 @@ def smoothadv(attack: str = "PGD", copies: int = 1, **of_attack) -> SmoothAdv:
     return SmoothAdv(ATTACKS[attack](0.5, 3, **of_attack), SIGMA, copies, warmup=4)
 
 
-def adamw(model, device, rate, momentum, decay) -> torch.optim.Optimizer:
-    return optimizer_of(
-        Schedule(1, 6, rate, 1, weight_decay=decay, optimizer="adamw"), model, device
-    )
-
-
 @pytest.mark.parametrize(
     ("objective", "how", "replays"),
     [
@@ -155,7 +150,7 @@ def adamw(model, device, rate, momentum, decay) -> torch.optim.Optimizer:
         (OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6), {"micro": 4}, 6),
         (OBJECTIVES["smoothmix"](noise_sd=SIGMA, warmup=6, one_step_adversary=True), {}, 6),
         (OBJECTIVES["distillation"](noise_sd=SIGMA, transfer=0.3), {}, 6),
-        (OBJECTIVES["consistency"](noise_sd=SIGMA), {"make": adamw}, 6),
+        (OBJECTIVES["consistency"](noise_sd=SIGMA), {"kind": "adamw"}, 6),
     ],
     ids="PGD,DDN m=2,micro-batches,bf16,processes,Gaussian,acr-weakness,cat-rs,cat-rs .7,smoothmix,"
     "first step,distillation,AdamW".split(","),
@@ -253,7 +248,7 @@ def test_learning_rate_on_the_device_makes_the_usual_steps(recorded_graphs):
     ours, usual = (nn.Linear(3, 2).double() for _ in range(2))
     usual.load_state_dict(ours.state_dict())
     optimizers = [
-        sgd(ours, CPU, 0.25, 0.9, 0.1),
+        optimizer_of(Schedule(1, 6, 0.25, 1, momentum=0.9, weight_decay=0.1), ours, CPU),
         torch.optim.SGD(usual.parameters(), 0.25, 0.9, weight_decay=0.1),
     ]
     for _ in range(4):

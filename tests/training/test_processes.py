@@ -170,7 +170,7 @@ def statistics(processes: Processes) -> dict[str, Any]:
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
     before = copy.deepcopy(dict(model.named_buffers()))
     processes.share_buffers(model)
-    folded = [each for each in update.attacked.parameters() if not each.requires_grad]
+    folded = [each for each in update.folded.parameters() if not each.requires_grad]
     return {
         "weights": weights,
         "before": before,

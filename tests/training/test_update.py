@@ -212,7 +212,7 @@ class Watched:
         optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
         arguments = Execution(), processes or Processes(), CPU, IMAGES[:2], micro
         self.update = Update(self.model, objective, optimizer, *arguments)
-        self.update.attacked = self.attack = Recorder(self.update.attacked)
+        self.update.folded = self.attack = Recorder(self.update.folded)
         self.update.forward = self.training = Recorder(self.update.forward)
 
     def __call__(self, address: Address = ADDRESS, part: slice = slice(0, 7)) -> torch.Tensor:
@@ -283,7 +283,7 @@ class Differentiated(nn.Module):
 @pytest.mark.parametrize("attack", list(ATTACKS))
 def test_the_attack_computes_no_gradients_of_parameters(attack):
     watched = Watched(smoothadv(attack=attack))
-    watched.update.attacked = attacked = Differentiated(watched.update.attacked)
+    watched.update.folded = attacked = Differentiated(watched.update.folded)
     watched.update.forward = trained = Differentiated(watched.update.forward)
     watched()
     of_attack = [tensor for towards in attacked.towards for tensor in towards]

@@ -14,7 +14,7 @@ from smoothadv.architectures import get_architecture
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.datasets import describe_dataset
 from smoothadv.training import execution as attacked
-from smoothadv.training.execution import AttackedModel, attacked_form
+from smoothadv.training.execution import FoldedModel, folded_form
 from smoothadv.voting import classifier, folding
 from smoothadv.voting.classifier import PRECISIONS, optimized_for_inference
 from smoothadv.voting.folding import ConvolutionReLU, fold
@@ -206,7 +206,7 @@ def test_what_cudnn_computes_is_compared(cudnn, monkeypatch, faulty):
         ).is_fused == (faulty is None)
     before = copy.deepcopy(model.state_dict())
     with warned if faulty is None else pytest.warns(DoubtfulWarning, match="something else"):
-        form = attacked_form(model, images.float())
+        form = folded_form(model, images.float())
     assert any(isinstance(layer, ConvolutionReLU) for layer in form.modules()) == (faulty is None)
     assert all(module.training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -239,7 +239,7 @@ def test_convolutions_that_learn_are_left_alone():
 def test_attacked_form_of_a_model_in_training_follows_its_weights(cudnn, dtype):
     model, images = of_arch("digits_resnet8")
     model, images = model.float().requires_grad_(), images.float()
-    form = AttackedModel(model, dtype, epilogues=True)
+    form = FoldedModel(model, dtype, epilogues=True)
     with torch.no_grad():
         for weight in model.parameters():
             weight *= 1.25
@@ -266,7 +266,7 @@ def test_a_device_without_these_kernels_computes_one_by_one(precision):
     assert optimized_for_inference(model.float(), torch.device("meta"), None, precision).is_fused, (
         "without an example nothing is tried"
     )
-    form = attacked_form(copy.deepcopy(model).float().requires_grad_(), images.float())
+    form = folded_form(copy.deepcopy(model).float().requires_grad_(), images.float())
     assert form is not None and not any(
         isinstance(layer, ConvolutionReLU) for layer in form.modules()
     ), "on a CPU"

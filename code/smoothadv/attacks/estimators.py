@@ -111,8 +111,7 @@ def estimator_of(loss: _Loss, log_weight: _Loss | None = None) -> GradientEstima
     ) -> Estimate:
         with torch.enable_grad():
             points = points.detach().requires_grad_()
-            copies = (points.unsqueeze(1) + noise).flatten(0, 1)
-            logits = model(copies).unflatten(0, noise.shape[:2])
+            logits = noisy_logits(model, points, noise)
             gradient = differentiated(loss(logits, labels).sum(), points)
         logits = logits.detach()
         return Estimate(gradient, logits, log_weight and partial(log_weight, logits, labels))
@@ -181,11 +180,6 @@ def expected_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     It is the expectation of the loss; SmoothAdv, section 2.2, argues for the loss of the
     expectation.
     """
-    return mean_cross_entropy(logits, labels)
-
-
-def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The mean over copies of -log softmax(logits)[label]: [B, m, K] and [B] give [B]."""
     return -log_true_probability(logits, labels).mean(dim=1)
 
 

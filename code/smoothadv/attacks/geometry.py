@@ -94,11 +94,11 @@ def in_grey_levels(
     Rounding to the nearest level may leave the ball; the perturbation is then shortened until its
     rounding does not.
     """
-    levels, wanted = (x.double() * 255).round(), (adversarial.double() - x.double()) * 255
+    levels, moves = (x.double() * 255).round(), (adversarial.double() - x.double()) * 255
     limit = (epsilon.to(x.device) * 255) ** 2
-    best = torch.zeros_like(wanted)
+    best = torch.zeros_like(moves)
     for share in torch.linspace(0.01, 1, 100, dtype=torch.float64).tolist():
-        rounded = (levels + share * wanted).round().clamp(0, 255) - levels
+        rounded = (levels + share * moves).round().clamp(0, 255) - levels
         inside = rounded.flatten(1).square().sum(1) < limit
         best = torch.where(per_example(inside, rounded), rounded, best)
     return ((levels + best) / 255).to(x.dtype)

@@ -118,21 +118,22 @@ class GradientAttack(Checked, ABC):
         noise: torch.Tensor | None = None,
         generator: Randomness = None,
         *,
-        epsilon: torch.Tensor | None = None,
+        epsilon: float | torch.Tensor | None = None,
         start: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Adversarial inputs [B, ...] for inputs [B, ...] and labels int64 [B]; see the package's
         docstring.
 
         ``epsilon`` [B] replaces that of the attack; ValueError unless its entries are finite and at
-        least 0, one for each example. One for all, [], must be finite and above 0: nobody looks.
+        least 0, one for each example. One for all may be a number; a tensor [] must be finite and
+        above 0: nobody looks.
         ``start`` [B, ...] holds the perturbations with which the search begins.
         """
-        if epsilon is None:  # made on the device: a copy to it would wait
-            epsilon = torch.full(
-                (len(inputs),), self.epsilon, dtype=torch.float64, device=inputs.device
-            )
-            is_attacked = self.epsilon > 0 and len(inputs) > 0
+        epsilon = self.epsilon if epsilon is None else epsilon
+        if not isinstance(epsilon, torch.Tensor):
+            is_attacked = epsilon > 0 and len(inputs) > 0
+            # Made on the device: a copy to it would wait.
+            epsilon = torch.full((len(inputs),), epsilon, dtype=torch.float64, device=inputs.device)
         elif not epsilon.dim():
             epsilon, is_attacked = epsilon.expand(len(inputs)), len(inputs) > 0
         elif epsilon.shape != (len(inputs),) or not bool(
@@ -173,8 +174,3 @@ class GradientAttack(Checked, ABC):
         """A perturbation v [B, ...] with inputs + v in [0, 1]; the caller projects it to the
         ball.
         """
-
-    @property
-    def direction(self) -> int:
-        """1 to increase the loss of the labels, -1 to decrease it if ``targeted``."""
-        return -1 if self.targeted else 1

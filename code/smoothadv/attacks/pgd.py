@@ -53,7 +53,8 @@ class PGD(GradientAttack):
             if self.step_size is None
             else torch.full_like(epsilon, self.step_size)
         )
-        step = per_example((self.direction * length).to(inputs.dtype), inputs)
+        length = -length if self.targeted else length
+        step = per_example(length.to(inputs.dtype), inputs)
         for _ in range(self.num_steps):
             direction = unit(problem.estimate(v).gradient)
             if self.random_if_flat:

@@ -296,7 +296,7 @@ class SmoothedAttack:
             self.attack, estimator=InParts(self.attack.estimator, model.rows)
         )
         best: torch.Tensor | None = None
-        for goal, (targeted, wanted) in enumerate(self._goals(model, inputs, labels, targets)):
+        for goal, (targeted, classes) in enumerate(self._goals(model, inputs, labels, targets)):
             for run in range(self.restarts):
                 generators = self._generators(
                     indices, Purpose.ATTACK_CHOICES, *(goal, run) * (goal + run > 0)
@@ -305,7 +305,7 @@ class SmoothedAttack:
                     uniform_in_ball(inputs, epsilon.to(inputs.device), generators) if run else None
                 )
                 found = dataclasses.replace(attack, targeted=targeted)(
-                    model, inputs, wanted, noise, generators, epsilon=epsilon, start=start
+                    model, inputs, classes, noise, generators, epsilon=epsilon, start=start
                 )
                 if self.restarts == 1 and self.target != EVERY:
                     return found
@@ -380,7 +380,7 @@ class SmoothedAttack:
         self,
         model: Model,
         found: torch.Tensor,
-        wanted: torch.Tensor,
+        classes: torch.Tensor,
         noise: torch.Tensor,
         targeted: bool,
     ) -> torch.Tensor:
@@ -389,9 +389,9 @@ class SmoothedAttack:
         """
         logits, estimator = noisy_logits(model, found, noise), self.attack.estimator
         if isinstance(estimator, Stein) and estimator.hard:
-            loss = (logits.argmax(-1) != wanted[:, None]).to(found.dtype).mean(1)
+            loss = (logits.argmax(-1) != classes[:, None]).to(found.dtype).mean(1)
         else:
             loss = smoothed_loss(
-                estimator.sharpened(logits) if isinstance(estimator, PlugIn) else logits, wanted
+                estimator.sharpened(logits) if isinstance(estimator, PlugIn) else logits, classes
             )
         return -loss if targeted else loss

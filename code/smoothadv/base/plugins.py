@@ -137,16 +137,6 @@ def digests(plugins: Iterable[Plugin]) -> dict[str, dict[str, str]]:
     return {"plugins": found} if found else {}
 
 
-def words() -> list[str]:
-    """The options that load the same plug-ins again; installed ones need none."""
-    return [
-        word
-        for plugin in _loaded.values()
-        if not plugin.is_installed
-        for word in ("--plugin", plugin.source)
-    ]
-
-
 def missing(kind: str, name: str, recorded: Iterable[Mapping[str, Any]] | None) -> str:
     """Which plug-in of a checkpoint's record provides ``name`` and is not loaded, as a sentence; ""
     if none.
@@ -160,19 +150,9 @@ def missing(kind: str, name: str, recorded: Iterable[Mapping[str, Any]] | None) 
 
 
 def changed(recorded: Mapping[str, str] | None) -> list[Plugin]:
-    """The plug-ins that are loaded in another version than the settings of a log record."""
+    """The plug-ins that are loaded in another version than is ``recorded``, a SHA-256 by name."""
     before = recorded or {}
     return [one for one in loaded() if before.get(one.name, one.sha256) != one.sha256]
-
-
-def changed_provider(
-    kind: str, name: str, recorded: Iterable[Mapping[str, Any]] | None
-) -> list[Plugin]:
-    """The plug-ins that provide ``name`` in another version than a checkpoint records."""
-    provider = f"{kind} '{name}'"
-    return changed(
-        {one["name"]: one["sha256"] for one in recorded or () if provider in one["provides"]}
-    )
 
 
 def is_file_name(name: str) -> bool:
@@ -208,16 +188,13 @@ def _module(name: str) -> _Found:
         raise UsageError(f"--plugin: there is no module '{name}': {first_line(error)}") from error
     if spec is None or not spec.has_location:
         raise UsageError(f"--plugin: there is no module '{name}' on Python's path")
-    file = Path(str(spec.origin))
-    if "." in name or spec.submodule_search_locations is not None:
-        parts = [
-            (path.relative_to(file.parent).as_posix(), path.read_bytes())
-            for path in sorted(file.parent.rglob("*.py"))
-        ]
-        code = b"".join(f"{path} {len(content)}\n".encode() + content for path, content in parts)
-    else:
-        code = file.read_bytes()
-    return name, digest([code]), name, lambda: importlib.import_module(name)
+    file, is_alone = Path(str(spec.origin)), spec.submodule_search_locations is None
+    files = [file] if is_alone and "." not in name else sorted(file.parent.rglob("*.py"))
+    code: list[Any] = []
+    for path in files:
+        content = path.read_bytes()
+        code += [f"{path.relative_to(file.parent).as_posix()} {len(content)}\n", content]
+    return name, digest(code), name, lambda: importlib.import_module(name)
 
 
 def _file(name: str) -> _Found:

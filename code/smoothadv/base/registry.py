@@ -4,9 +4,9 @@ import difflib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from smoothadv.base.errors import UserError
 
@@ -26,49 +26,39 @@ def did_you_mean(name: str, known: Iterable[str], shown: str = "'{}'") -> str:
     return f" (did you mean {shown.format(close[0])}?)" if close else ""
 
 
-class Registry(Mapping[str, Component]):
-    """A mapping from name to component that refuses duplicates.
+class Registry(dict[str, Component]):
+    """From names to components; refuses duplicates.
 
     ``kind`` is the word that error messages use ("attack", "dataset", ...).
     """
 
     def __init__(self, kind: str) -> None:
+        super().__init__()
         self.kind = kind
-        self._components: dict[str, Component] = {}
 
     def register(self, name: str) -> Callable[[Component], Component]:
         """Decorator that adds a component under ``name``; ValueError if the name is taken."""
         module = sys._getframe(1).f_globals.get("__name__", "")
 
         def add(component: Component) -> Component:
-            if name in self._components:
+            if name in self:
                 raise ValueError(f"{self.kind} '{name}' is already registered")
-            self._components[name] = component
+            self[name] = component
             REGISTRATIONS.append(Registration(self, name, component, module))
             return component
 
         return add
 
-    def __getitem__(self, name: str) -> Component:
-        """The component registered as ``name``; UnknownNameError if there is none."""
-        try:
-            return self._components[name]
-        except (KeyError, TypeError):  # TypeError: a name read from a file may have any type
-            hint, known = did_you_mean(str(name), self._components), ", ".join(self._components)
-            raise UnknownNameError(
-                f"unknown {self.kind} '{name}'{hint}; known: {known}{PLUGIN_HINT}"
-            ) from None
+    def __missing__(self, name: str) -> NoReturn:
+        raise UnknownNameError(
+            f"unknown {self.kind} '{name}'{did_you_mean(str(name), self)}; known: "
+            f"{', '.join(self)}{PLUGIN_HINT}"
+        )
 
     def require(self, name: str) -> str:
         """Return ``name`` if it is registered; UnknownNameError otherwise."""
         self[name]
         return name
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._components)
-
-    def __len__(self) -> int:
-        return len(self._components)
 
 
 @dataclass(frozen=True)

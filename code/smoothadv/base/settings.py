@@ -153,12 +153,7 @@ def perturbation_size_in_256ths(text: str) -> float:
         raise SettingError(
             f"'{text}' counts in 1/256 here, as in the released code: write 64 for 0.25"
         )
-    value = number_of_256ths / 256
-    if value > _LARGEST_L2:
-        raise SettingError(
-            f"'{text}' is {value:g} on images in [0, 1], far beyond the paper's largest, 4"
-        )
-    return value
+    return number_of_256ths / 256
 
 
 def output_file(text: str) -> Path:
@@ -199,11 +194,7 @@ class Setting:
     @property
     def flag(self) -> str:
         """The main flag, or the name of a positional argument; "" if commands have no option."""
-        return self.flags[0] if self.flags else ""
-
-    @property
-    def required(self) -> bool:
-        return self.default is MISSING
+        return "".join(self.flags[:1])
 
     @property
     def description(self) -> str:
@@ -351,27 +342,6 @@ def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[A
     return tuple(checked(name, value, parse) for value in values)
 
 
-def check_settings(component: Any) -> None:
-    """Replace the settings of a dataclass by what ``checked`` makes of them, but for their
-    defaults.
-
-    To be called in ``__post_init__``.
-    """
-    for field in dataclasses.fields(component):
-        value, how = getattr(component, field.name), field.metadata.get("setting")
-        is_none = value is None and "None" in str(field.type)
-        if how is None or value is field.default or is_none:
-            continue
-        name = field.name
-        if how.many:
-            read: Any = checked_list(name, value, how.check)
-            if not read and how.many is True:
-                raise SettingError(f"{name}: found {value!r}, expected a list of one or several")
-        else:
-            read = checked(name, value, how.check, how.kind)
-        object.__setattr__(component, field.name, read)
-
-
 class Checked:
     """A frozen dataclass whose settings are checked when it is made, before its own
     ``__post_init__``.
@@ -382,13 +352,27 @@ class Checked:
         if (own := vars(cls).get("__post_init__")) is not None:
 
             def checked_first(self: Any) -> None:
-                check_settings(self)
+                Checked.__post_init__(self)
                 own(self)
 
             cls.__post_init__ = checked_first  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        """Replace the settings, but for their defaults, by what ``checked`` makes of them."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            name, value, how = field.name, getattr(self, field.name), field.metadata.get("setting")
+            is_none = value is None and "None" in str(field.type)
+            if how is None or value is field.default or is_none:
+                continue
+            if how.many:
+                read: Any = checked_list(name, value, how.check)
+                if not read and how.many is True:
+                    raise SettingError(
+                        f"{name}: found {value!r}, expected a list of one or several"
+                    )
+            else:
+                read = checked(name, value, how.check, how.kind)
+            object.__setattr__(self, name, read)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -407,7 +391,7 @@ def takes(*specs: type) -> Callable[[Function], Function]:
         inspect.Parameter(
             one.field,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.required else one.default,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
         )
         for one in settings
     ]
@@ -451,17 +435,15 @@ def describe(component: Any) -> str:
     False.
     """
 
-    def text(record: Any) -> str:
-        if not isinstance(record, dict):
-            return str(record)
-        fields = [
-            f"{field}={text(value)}"
-            for field, value in record.items()
-            if field != "name" and value is not None and value is not False
-        ]
-        return f"{record['name']}({', '.join(fields)})"
-
-    return text(settings_record(component))
+    record: Any = settings_record(component)
+    if not isinstance(record, dict):
+        return str(record)
+    fields = [
+        f"{field}={describe(getattr(component, field))}"
+        for field, value in record.items()
+        if field != "name" and value is not None and value is not False
+    ]
+    return f"{record['name']}({', '.join(fields)})"
 
 
 def settings_record(component: Any) -> dict[str, Any]:

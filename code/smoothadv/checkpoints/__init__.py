@@ -33,7 +33,7 @@ from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.exact import ExactNetwork
 from smoothadv.base import plugins
-from smoothadv.base.digests import digest, file_digest
+from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import write_atomically
 from smoothadv.base.members import Members, members_of
@@ -54,19 +54,17 @@ _INTEGERS = "smoothadv.exact.network"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Where an object lies in memory, as Python prints it: another place in every process."""
 _FIELDS: dict[str, tuple[str, Any, Any]] = {
-    **dict.fromkeys(("epoch", "step"), ("a whole number", int, None)),
+    "epoch": ("a whole number", int, None),
     **dict.fromkeys(("arch", "dataset", "input_layer"), ("text", str, None)),
-    **dict.fromkeys(("noise_sd", "seconds"), ("a number", (int, float), None)),
-    **dict.fromkeys(("recipe", "integer", "optimizer"), ("a dict", dict, None)),
-    **dict.fromkeys(("state_dict", "trained"), ("a dict of tensors", dict, torch.Tensor)),
-    **dict.fromkeys(("history", "runs"), ("a list of dicts", list, dict)),
+    "noise_sd": ("a number", (int, float), None),
+    **dict.fromkeys(("recipe", "integer"), ("a dict", dict, None)),
+    "state_dict": ("a dict of tensors", dict, torch.Tensor),
     **dict.fromkeys(("mean", "std"), ("a list of numbers", (list, tuple), (int, float))),
-    "sums": ("a list of numbers", list, (int, float)),
     "image_shape": ("a list of whole numbers", (list, tuple), int),
     "classes": ("a list of texts", (list, tuple), str),
     "denoiser": ("True or False", bool, None),
 }
-"""What a field is: in words, its type, and the type of its entries."""
+"""What a field is for whoever uses the model: in words, its type, and that of its entries."""
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -98,31 +96,22 @@ def read_checkpoint(path: str | Path, denoiser: bool = False) -> dict[str, Any]:
         if not denoiser:
             found = "a denoiser: name it with --denoiser"
         raise UserError(f"checkpoint {path} is {found}")
-    kind, recorded = DENOISERS.kind if denoiser else ARCHITECTURES.kind, content.get("plugins")
+    kind, recorded = DENOISERS.kind if denoiser else ARCHITECTURES.kind, content.get("plugins", [])
     try:
         if not is_module(content) and INTEGER not in content:
             (DENOISERS.require if denoiser else require_architecture)(arch)
     except UnknownNameError as error:
         reason = plugins.missing(kind, arch, recorded) or str(error)
         raise UserError(f"checkpoint {path}: {reason}") from error
-    for plugin in plugins.changed_provider(kind, arch, recorded):
+    for plugin in plugins.changed({one["name"]: one["sha256"] for one in recorded}):
         warn(f"checkpoint {path} was trained with another version of the plug-in {plugin.name}")
     return content
 
 
 def read_members(path: str | Path) -> Members:
-    """The checkpoint or the ensemble that ``path`` names, read as ``read_checkpoint`` does; no two
-    may be the same.
-    """
+    """The checkpoint or the ensemble that ``path`` names, read as ``read_checkpoint`` does."""
     members = members_of(path)
-    members = dataclasses.replace(members, contents=tuple(map(read_checkpoint, members.paths)))
-    seen: dict[str, Path] = {}
-    for member in members.paths if members.mean else ():
-        if (twin := seen.setdefault(file_digest(member), member)) is not member:
-            raise UserError(
-                f"ensemble {path}: {twin} and {member} are the same checkpoint: name it once"
-            )
-    return members
+    return dataclasses.replace(members, contents=tuple(map(read_checkpoint, members.paths)))
 
 
 def missing_dataset_plugin(path: Path, dataset: str) -> str:
@@ -181,21 +170,6 @@ def _content(path: Path) -> dict[str, Any]:
             found = escape(reprlib.repr(value), 80)
             raise UserError(f"checkpoint {path}: its {name} is {found}, expected {expected}")
     return content
-
-
-def require_resumable(content: dict[str, Any], path: Path) -> None:
-    """UserError unless a run can continue from a checkpoint, as ``read_checkpoint`` returns it."""
-    needed = ["history", "runs", "optimizer", "step"]
-    needed += ["sums", "seconds"] if content.get("step") else []
-    if missing := [name for name in needed if name not in content]:
-        raise UserError(
-            f"checkpoint {path} lacks {', '.join(missing)}, so the run cannot be resumed"
-        )
-    if (rows := len(content["history"])) != content["epoch"]:
-        raise UserError(
-            f"checkpoint {path}: its history has {rows} entries, expected {content['epoch']}, its "
-            "epoch"
-        )
 
 
 def is_module(content: dict[str, Any]) -> bool:

@@ -70,7 +70,7 @@ class CommandReader:
             objective=options["--objective"],
             attack=named,
             copies=spec.objective.copies,
-            pseudo_label_weight=None if unlabelled is None else spec.pseudo_weight,
+            pseudo_label_weight=spec.unlabelled_weight,
             digests={field: Path(path).absolute() for field, path in read.items() if path},
             files=() if unlabelled is None else (unlabelled.absolute(),),
         )

@@ -10,7 +10,7 @@ from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
 from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.options.training import add_training, spec_of, with_recipes
+from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
 from smoothadv.cli.runner import Parser, run
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT
 from smoothadv.training.setup import train
@@ -31,15 +31,6 @@ _DESCRIPTION = (
     "Train a classifier on Gaussian-augmented images (Cohen et al., 2019), or for another "
     "--objective."
 )
-
-
-def training_parser(name: str, description: str, examples: str, arguments: Sequence[str]) -> Parser:
-    """The parser of a training command; --released-behaviour in ``arguments`` changes the unit of
-    --epsilon.
-    """
-    parser = Parser(prog=name, description=description, epilog=examples)
-    add_training(parser, name, arguments)
-    return parser
 
 
 def train_command(
@@ -69,7 +60,9 @@ def _certify_command(spec: TrainSpec) -> str:
     words += [spec.dataset_name, classifier, sigma, log, *denoiser]
     if spec.data_dir:
         words += ["--data-dir", str(spec.data_dir)]
-    return shlex.join([*words, *plugins.words()])
+    for plugin in plugins.loaded():
+        words += [] if plugin.is_installed else ["--plugin", plugin.source]
+    return shlex.join(words)
 
 
 make_parser = partial(training_parser, "train", _DESCRIPTION, _EXAMPLES)

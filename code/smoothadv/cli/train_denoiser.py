@@ -4,7 +4,8 @@ smoothed.
 
 from functools import partial
 
-from smoothadv.cli.train import train_command, training_parser
+from smoothadv.cli.options.training import training_parser
+from smoothadv.cli.train import train_command
 
 _EXAMPLES = """examples:
   python code/train_denoiser.py digits digits_dncnn models/denoiser --noise 0.25 --recipe denoiser

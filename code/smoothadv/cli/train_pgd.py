@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from smoothadv.cli.train import train_command, training_parser
+from smoothadv.cli.options.training import training_parser
+from smoothadv.cli.train import train_command
 
 _EXAMPLES = """examples:
   python code/train_pgd.py digits digits_resnet8 models/digits_smoothadv --noise 0.25 \\

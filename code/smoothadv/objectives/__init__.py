@@ -66,7 +66,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BatchLoss:
     """``loss`` (a scalar with its graph), and how many of ``examples`` noisy copies were classified
     correctly.
 
@@ -89,7 +89,7 @@ class Outcome:
         terms: Mapping[str, torch.Tensor],
         logits: torch.Tensor,
         labels: torch.Tensor,
-    ) -> Outcome:
+    ) -> BatchLoss:
         """The outcome with this loss, for logits [B, m, K] of noisy copies with labels int64 [B].
 
         ``terms`` may have graphs, which the outcome drops.
@@ -98,7 +98,7 @@ class Outcome:
         terms = {name: term.detach() for name, term in terms.items()}
         return cls(loss, hits.sum(), hits.numel(), terms=terms)
 
-    def before_attack(self, first: Sequence[torch.Tensor], labels: torch.Tensor) -> Outcome:
+    def before_attack(self, first: Sequence[torch.Tensor], labels: torch.Tensor) -> BatchLoss:
         """With the counts of the ``first_logits``, if any, of copies of images with labels int64
         [B].
         """
@@ -121,7 +121,14 @@ class Objective(Checked, ABC):
     "accuracy" if it may be missing and is for the log only."""
     DENOISES: ClassVar[bool] = False
     """Whether the model is a denoiser, and the teacher the classifier behind it."""
+    BY_NOISE: ClassVar[Mapping[str, Mapping[float, Any]]] = {}
+    """Settings with the paper's values by noise level: the nearest one takes the place of None."""
     noise_sd: float
+
+    def __post_init__(self) -> None:
+        for name, values in self.BY_NOISE.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, nearest(values, self.noise_sd))
 
     @property
     def policy(self) -> DataPolicy | None:
@@ -150,7 +157,7 @@ class Objective(Checked, ABC):
         """
         return batch
 
-    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         """The ``criterion`` of the logits of attacked images + noise.
 
         Pseudocode 1 of SmoothAdv: the m copies of an image form one batch of B * m, each with the
@@ -158,7 +165,7 @@ class Objective(Checked, ABC):
         """
         logits = noisy_logits(model, attacked.images, attacked.noise)
         loss, terms = self.criterion(logits, attacked.labels)
-        return Outcome.of_logits(loss, terms, logits, attacked.labels)
+        return BatchLoss.of_logits(loss, terms, logits, attacked.labels)
 
     def criterion(
         self, logits: torch.Tensor, labels: torch.Tensor
@@ -223,7 +230,7 @@ class Objective(Checked, ABC):
         epoch: int,
         generator: torch.Generator,
         **further: Any,
-    ) -> Outcome:
+    ) -> BatchLoss:
         """The loss in that epoch, with fresh noise, after the attack; ``further`` are fields of the
         Batch like ``teacher`` or ``noise``.
 
@@ -251,6 +258,11 @@ def first_logits(model: nn.Module) -> Iterator[list[torch.Tensor]]:
         yield found
     finally:
         hook.remove()
+
+
+def nearest(values: Mapping[float, Any], noise_sd: float) -> Any:
+    """The value for the noise level that is nearest to ``noise_sd``."""
+    return values[min(values, key=lambda level: abs(level - noise_sd))]
 
 
 def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

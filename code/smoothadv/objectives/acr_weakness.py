@@ -9,13 +9,10 @@ from torch import nn
 
 from smoothadv.attacks.noise_attacks import until_misclassified
 from smoothadv.base.settings import non_negative_int, positive_float, positive_int, setting
-from smoothadv.objectives import OBJECTIVES, Batch
-from smoothadv.objectives.bases import CopiesObjective, nearest, resolve
+from smoothadv.objectives import OBJECTIVES, Batch, nearest
+from smoothadv.objectives.bases import CopiesObjective
 from smoothadv.objectives.policy import DataPolicy
 
-_STEPS = {0.25: 3, 0.5: 6, 1.0: 4}
-_STEP_SIZE = {0.25: 0.25, 0.5: 0.25, 1.0: 0.5}
-_BEGIN = {0.25: 60, 0.5: 70, 1.0: 60}
 _DROP_BELOW = {0.25: 0.5, 0.5: 0.4, 1.0: 0.4}
 _RESAMPLE_EVERY = 10
 
@@ -33,6 +30,11 @@ class AcrWeakness(CopiesObjective):
     votes on the training set add 100 once and 16 every 10 epochs.
     """
 
+    BY_NOISE = {
+        "noise_steps": {0.25: 3, 0.5: 6, 1.0: 4},
+        "noise_step_size": {0.25: 0.25, 0.5: 0.25, 1.0: 0.5},
+        "attack_from_epoch": {0.25: 60, 0.5: 70, 1.0: 60},
+    }
     num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
     noise_steps: int = setting(None, parse=positive_int, help="T, the steps of an attack of noise")
     noise_step_size: float = setting(
@@ -46,9 +48,6 @@ class AcrWeakness(CopiesObjective):
         help="epoch, counted from 0, from which acr-weakness attacks noise and chooses images "
         "(default: 60 or 70)",
     )
-
-    def __post_init__(self) -> None:
-        resolve(self, noise_steps=_STEPS, noise_step_size=_STEP_SIZE, attack_from_epoch=_BEGIN)
 
     @property
     def policy(self) -> DataPolicy:

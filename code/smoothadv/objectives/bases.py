@@ -1,8 +1,6 @@
-"""What several objectives have: noisy copies, SmoothAdv's attack, and settings whose default is by
-the noise level.
-"""
+"""What several objectives have: noisy copies, SmoothAdv's attack, and a weight."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -90,27 +88,13 @@ class AttackedObjective(Objective):
         # Without noise all copies are identical, so that one suffices.
         noise = None if self.base_attack or self.noise_sd == 0 else batch.noise
         given = model, batch.images, batch.labels, noise, generator
-        if isinstance(batch.epsilon, torch.Tensor):
-            return replace(batch, images=self.attack(*given, epsilon=batch.epsilon))
-        return replace(batch, images=replace(self.attack, epsilon=batch.epsilon)(*given))
+        return replace(batch, images=self.attack(*given, epsilon=batch.epsilon))
 
 
 def weight() -> Any:
-    """The field ``regularization``: lambda, whose default ``resolve`` knows."""
+    """The field ``regularization``: lambda, whose default is one of BY_NOISE."""
     text = (
         "lambda, the weight of the loss beside the cross-entropy (default: by --noise, see "
         "docs/objectives.md)"
     )
     return setting(None, flag="--lambda", parse=non_negative_float, help=text)
-
-
-def nearest(values: Mapping[float, Any], noise_sd: float) -> Any:
-    """The value for the noise level that is nearest to ``noise_sd``."""
-    return values[min(values, key=lambda level: abs(level - noise_sd))]
-
-
-def resolve(objective: Any, **papers: Mapping[float, Any]) -> None:
-    """Give each of the fields that is None the paper's value for the nearest noise level."""
-    for field, values in papers.items():
-        if getattr(objective, field) is None:
-            object.__setattr__(objective, field, nearest(values, objective.noise_sd))

@@ -11,10 +11,8 @@ from torch.nn import functional as F
 from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.attacks.noise_attacks import from_targets
 from smoothadv.base.settings import perturbation_size, positive_int, setting
-from smoothadv.objectives import OBJECTIVES, Batch, Outcome
-from smoothadv.objectives.bases import CopiesObjective, resolve, weight
-
-_PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
+from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss
+from smoothadv.objectives.bases import CopiesObjective, weight
 
 
 @OBJECTIVES.register("cat-rs")
@@ -35,15 +33,13 @@ class CatRS(CopiesObjective):
     TERMS = ("cross_entropy", "divergence")
     UNIFORMS = "copy"
     TEACHER = "votes"
+    BY_NOISE = {"regularization": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}}
     num_noise_vec: int = setting(4, parse=positive_int, help="m, the noise draws per image")
     regularization: float = weight()
     noise_steps: int = setting(4, parse=positive_int, help="T, the steps of an attack of noise")
     noise_epsilon: float = setting(
         1.0, parse=perturbation_size, help="l2 distance that CAT-RS's attack moves noise"
     )
-
-    def __post_init__(self) -> None:
-        resolve(self, regularization=_PAPER)
 
     def epsilon(self, epoch: float) -> float:
         return self.noise_epsilon
@@ -61,7 +57,7 @@ class CatRS(CopiesObjective):
         )
         return replace(batch, noise=noise)
 
-    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         """The loss of the noisy copies, and of those with attacked noise."""
         if not len(batch.targets):
             raise ValueError("CAT-RS needs a teacher's shares of votes: Batch.targets")
@@ -70,12 +66,12 @@ class CatRS(CopiesObjective):
         counted = (batch.uniforms < confidence).sum(1).clamp(min=1)
         others = noisy_logits(model, batch.images, attacked.noise)
         loss, terms = self.combined(logits, others, batch.labels, batch.targets, counted)
-        return Outcome.of_logits(loss, terms, logits, batch.labels)
+        return BatchLoss.of_logits(loss, terms, logits, batch.labels)
 
     def combined(
         self,
         logits: torch.Tensor,
-        attacked: torch.Tensor,
+        others: torch.Tensor,
         labels: torch.Tensor,
         targets: torch.Tensor,
         counted: torch.Tensor,
@@ -88,11 +84,11 @@ class CatRS(CopiesObjective):
             logits.flatten(0, 1), labels.repeat_interleave(copies), reduction="none"
         )
         smallest = each.unflatten(0, logits.shape[:2]).sort(1).values
-        counts = torch.arange(copies, device=counted.device) < counted.unsqueeze(1)
+        is_counted = torch.arange(copies, device=counted.device) < counted.unsqueeze(1)
         divergences = F.kl_div(
-            attacked.log_softmax(-1), targets.unsqueeze(1).expand_as(attacked), reduction="none"
+            others.log_softmax(-1), targets.unsqueeze(1).expand_as(others), reduction="none"
         )
         worst = divergences.sum(-1).amax(1)
-        terms = (smallest * counts).sum(1).mean() / copies, (worst * (counted == copies)).mean()
+        terms = (smallest * is_counted).sum(1).mean() / copies, (worst * (counted == copies)).mean()
         loss = terms[0] + self.regularization * terms[1]
         return loss, dict(zip(self.TERMS, terms))

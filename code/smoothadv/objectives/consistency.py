@@ -11,9 +11,7 @@ import torch
 from smoothadv.attacks import GradientAttack
 from smoothadv.base.settings import non_negative_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES, mean_cross_entropy
-from smoothadv.objectives.bases import AttackedObjective, resolve, weight
-
-_PAPER = {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}
+from smoothadv.objectives.bases import AttackedObjective, weight
 
 
 @OBJECTIVES.register("consistency")
@@ -28,6 +26,7 @@ class Consistency(AttackedObjective):
     """
 
     TERMS = ("cross_entropy", "divergence", "entropy")
+    BY_NOISE = {"regularization": {0.25: 20.0, 0.5: 10.0, 1.0: 10.0}}
     attack: GradientAttack | None = setting(None, kind=Callable, kw_only=True)
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     regularization: float = weight()
@@ -43,7 +42,7 @@ class Consistency(AttackedObjective):
                 "with an attack, --lambda has no default: the authors took 1 and 2, far less than "
                 "without"
             )
-        resolve(self, regularization=_PAPER)
+        super().__post_init__()
         if self.num_noise_vec < 2:
             raise ValueError(
                 "consistency compares noisy copies: --num-noise-vec must be at least 2"

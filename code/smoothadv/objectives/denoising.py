@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from smoothadv.base.registry import Registry
 from smoothadv.base.settings import positive_noise_level, setting
-from smoothadv.objectives import Batch, Objective, Outcome
+from smoothadv.objectives import Batch, BatchLoss, Objective
 
 DENOISING: Registry[type[Objective]] = Registry("objective of denoisers")
 
@@ -42,9 +42,9 @@ class Denoising(Objective):
         ``logits`` [B, K].
         """
 
-    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         loss, hits = self._judged(model(batch.images + batch.noise[:, 0]), batch)
-        return Outcome(loss, hits, len(batch.images))
+        return BatchLoss(loss, hits, len(batch.images))
 
     def test(
         self, model: nn.Module, batch: Batch
@@ -91,5 +91,5 @@ class DenoisedStability(Denoising):
         if batch.teacher is None or logits is None:
             raise ValueError("stability needs a classifier: Batch.teacher")
         with torch.no_grad():
-            wanted = batch.teacher(batch.images).argmax(1)
-        return F.cross_entropy(logits.float(), wanted)
+            classes = batch.teacher(batch.images).argmax(1)
+        return F.cross_entropy(logits.float(), classes)

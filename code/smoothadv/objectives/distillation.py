@@ -9,7 +9,7 @@ from torch import nn
 
 from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.base.settings import number, setting
-from smoothadv.objectives import OBJECTIVES, Batch, Outcome, mean_cross_entropy
+from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss, mean_cross_entropy
 from smoothadv.objectives.bases import CopiesObjective
 
 
@@ -32,7 +32,7 @@ class Distillation(CopiesObjective):
         help="a, the weight of the distance from the teacher; that of the cross-entropy is 1 - a",
     )
 
-    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         """The loss of noisy copies, which the teacher sees, too."""
         if batch.teacher is None:
             raise ValueError("distillation needs a teacher: Batch.teacher")
@@ -43,4 +43,4 @@ class Distillation(CopiesObjective):
         cross_entropy = mean_cross_entropy(logits, batch.labels)
         loss = self.transfer * distance + (1 - self.transfer) * cross_entropy
         terms = {"distance": distance, "cross_entropy": cross_entropy}
-        return Outcome.of_logits(loss, terms, logits, batch.labels)
+        return BatchLoss.of_logits(loss, terms, logits, batch.labels)

@@ -10,9 +10,8 @@ import torch
 from smoothadv.attacks import GradientAttack
 from smoothadv.base.settings import positive_float, positive_int, setting
 from smoothadv.objectives import OBJECTIVES
-from smoothadv.objectives.bases import AttackedObjective, resolve, weight
+from smoothadv.objectives.bases import AttackedObjective, weight
 
-_PAPER = {0.25: 12.0, 0.5: 6.0, 1.0: 12.0}
 _TINY = 1e-10
 
 
@@ -29,6 +28,7 @@ class Macer(AttackedObjective):
     """
 
     TERMS = ("cross_entropy", "hinge")
+    BY_NOISE = {"regularization": {0.25: 12.0, 0.5: 6.0, 1.0: 12.0}}
     attack: GradientAttack | None = setting(None, kind=Callable, kw_only=True)
     num_noise_vec: int = setting(16, parse=positive_int, help="k, the noise draws per image")
     regularization: float = weight()
@@ -45,9 +45,6 @@ class Macer(AttackedObjective):
         help="MACER's gamma, beyond which a radius is enough",
     )
 
-    def __post_init__(self) -> None:
-        resolve(self, regularization=_PAPER)
-
     def criterion(
         self, logits: torch.Tensor, labels: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -56,11 +53,11 @@ class Macer(AttackedObjective):
         sharp = (self.sharpness * logits).softmax(-1).mean(1)
         (first, second), (top, _) = (values.unbind(1) for values in sharp.topk(2))
         distance = torch.special.ndtri(first) - torch.special.ndtri(second)
-        counts = (top == labels) & distance.isfinite() & (distance.abs() <= self.gamma)
+        is_counted = (top == labels) & distance.isfinite() & (distance.abs() <= self.gamma)
         # Where it does not count, the gradient must not be that of an infinite quantile times 0.
-        first, second = (torch.where(counts, values, 0.5) for values in (first, second))
+        first, second = (torch.where(is_counted, values, 0.5) for values in (first, second))
         distance = torch.special.ndtri(first) - torch.special.ndtri(second)
-        hinge = (self.noise_sd / 2) * torch.where(counts, self.gamma - distance, 0.0).mean()
+        hinge = (self.noise_sd / 2) * torch.where(is_counted, self.gamma - distance, 0.0).mean()
         terms = -(likely + _TINY).log().mean(), hinge
         loss = terms[0] + self.regularization * terms[1]
         return loss, dict(zip(self.TERMS, terms))

@@ -9,7 +9,7 @@ from torch import nn
 
 from smoothadv.attacks import GradientAttack
 from smoothadv.base.settings import setting
-from smoothadv.objectives import OBJECTIVES, Batch, Outcome
+from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss
 from smoothadv.objectives.bases import AttackedObjective
 
 
@@ -30,7 +30,7 @@ class SmoothAdv(AttackedObjective):
         "--train-multi-noise",
     )
 
-    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         if self.train_first_copy:
             attacked = replace(attacked, noise=attacked.noise[:, :1])
         return super().loss(model, batch, attacked)

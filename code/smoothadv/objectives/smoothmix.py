@@ -12,10 +12,8 @@ from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.attacks.geometry import per_example, project_ball
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.settings import non_negative_float, positive_float, positive_int, setting
-from smoothadv.objectives import OBJECTIVES, Batch, Outcome, mean_cross_entropy
-from smoothadv.objectives.bases import CopiesObjective, resolve
-
-_PAPER = {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}
+from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss, mean_cross_entropy
+from smoothadv.objectives.bases import CopiesObjective
 
 
 @OBJECTIVES.register("smoothmix")
@@ -34,6 +32,7 @@ class SmoothMix(CopiesObjective):
 
     TERMS = ("cross_entropy", "mixup")
     UNIFORMS = "image"
+    BY_NOISE = {"mix_step_size": {0.25: 0.5, 0.5: 1.0, 1.0: 2.0}}
     num_noise_vec: int = setting(2, parse=positive_int, help="m, the noise draws per image")
     mix_steps: int = setting(4, parse=positive_int, help="T, the steps of SmoothMix's attack")
     mix_step_size: float = setting(
@@ -48,9 +47,6 @@ class SmoothMix(CopiesObjective):
     one_step_adversary: bool = setting(
         False, help="train SmoothMix on the first step of its attack, not on the image"
     )
-
-    def __post_init__(self) -> None:
-        resolve(self, mix_step_size=_PAPER)
 
     def epsilon(self, epoch: float) -> float:
         return self.mix_steps * self.mix_step_size
@@ -81,14 +77,14 @@ class SmoothMix(CopiesObjective):
             images = first
         return replace(batch, images=images, earlier=earlier)
 
-    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         """The loss of the noisy copies of the image, and of those of the mixed one."""
         images, share = attacked.earlier, (1 - batch.uniforms[:, 0]) / 2
         logits = noisy_logits(model, images, batch.noise)
         mixed = images + per_example(share, images) * (attacked.images - images)
         others, ramp = noisy_logits(model, mixed, batch.noise), self.ramp(batch.epoch)
         loss, terms = self.combined(logits, others, batch.labels, share, ramp)
-        return Outcome.of_logits(loss, terms, logits, batch.labels)
+        return BatchLoss.of_logits(loss, terms, logits, batch.labels)
 
     def combined(
         self,

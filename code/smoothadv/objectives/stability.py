@@ -9,10 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.base.settings import positive_noise_level, setting
-from smoothadv.objectives import OBJECTIVES, Batch, Objective, Outcome, mean_cross_entropy
-from smoothadv.objectives.bases import resolve, weight
-
-_PAPER = {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}
+from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss, Objective, mean_cross_entropy
+from smoothadv.objectives.bases import weight
 
 
 @OBJECTIVES.register("stability")
@@ -27,6 +25,7 @@ class Stability(Objective):
     """
 
     TERMS = ("cross_entropy", "stability")
+    BY_NOISE = {"regularization": {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}}
     noise_sd: float = setting(
         flag="--noise",
         parse=positive_noise_level,
@@ -34,15 +33,12 @@ class Stability(Objective):
     )
     regularization: float = weight()
 
-    def __post_init__(self) -> None:
-        resolve(self, regularization=_PAPER)
-
-    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> Outcome:
+    def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
         clean = model(batch.images)
         noisy = model(batch.images + batch.noise[:, 0])
         logits = torch.stack([noisy, clean], dim=1)
         loss, terms = self.criterion(logits, batch.labels)
-        return Outcome.of_logits(loss, terms, logits[:, :1], batch.labels)
+        return BatchLoss.of_logits(loss, terms, logits[:, :1], batch.labels)
 
     def criterion(
         self, logits: torch.Tensor, labels: torch.Tensor

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from smoothadv.architectures import get_architecture
 from smoothadv.base.distributed import Processes
 from smoothadv.datasets import DatasetDescription
 from smoothadv.objectives import Objective, attack_field
+from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import Teacher
@@ -18,9 +20,6 @@ from smoothadv.training.update import Address, Update
 
 _OWN_STEPS = ("noise_steps", "mix_steps")
 """The fields in which objectives with an attack of their own have T."""
-_updates: dict[Any, Update] = {}
-"""An update for each kind of network: to build and check a large one takes longer than an update.
-"""
 
 
 def attack_steps(objective: Objective) -> int:
@@ -51,7 +50,7 @@ def votes_per_image(spec: TrainSpec, schedule: Schedule) -> int:
     """How many noisy copies of each training image are classified outside of updates: by a teacher,
     or to choose images.
     """
-    votes, policy = spec.votes_of_teacher, spec.data_policy
+    votes, policy = spec.teacher_draws or 0, spec.policy
     if policy is not None:
         for epoch in range(schedule.epochs):
             votes += policy.drop_draws * policy.drops_before(epoch)
@@ -72,10 +71,8 @@ def prepare_update(
     ``steps`` steps (0: without one), and how many noisy copies it has.
     """
     images = batch if most is None else min(batch, most)
-    key = (spec.arch, description, spec.execution, device)
-    if key not in _updates:
-        _updates[key] = _new_update(spec, schedule, description, device, images)
-    update, objective = _updates[key], _with_steps(spec.objective, steps)
+    update = _update(spec.arch, description, spec.execution, device)
+    objective = _with_steps(spec.objective, steps)
     update.objective, update.images_at_a_time = objective, images
     inputs = torch.rand(images, *description.image_shape, device=device)
     labels = torch.zeros(images, dtype=torch.long, device=device)
@@ -99,18 +96,17 @@ def _with_steps(objective: Objective, steps: int) -> Objective:
     return dataclasses.replace(objective, **changed, num_noise_vec=min(2, objective.copies))
 
 
-def _new_update(
-    spec: TrainSpec,
-    schedule: Schedule,
-    description: DatasetDescription,
-    device: torch.device,
-    images: int,
+@cache
+def _update(
+    arch: str, description: DatasetDescription, execution: Execution, device: torch.device
 ) -> Update:
-    network = get_architecture(spec.arch, description, "normalize")
-    model = spec.execution.prepare(network, device)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=schedule.momentum)
-    execution = dataclasses.replace(spec.execution, compile=False)  # compiling takes minutes
+    """An update for a kind of network: to build and check a large one takes longer than an update.
+    Its objective and the number of its images are to be set.
+    """
+    model = execution.prepare(get_architecture(arch, description, "normalize"), device)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
+    execution = dataclasses.replace(execution, compile=False)  # compiling takes minutes
     example, classes = torch.rand(2, *description.image_shape), description.num_classes
     teacher = Teacher(model, torch.full((1, classes), 1 / classes, device=device))
-    objective, alone = spec.objective, Processes()
-    return Update(model, objective, optimizer, execution, alone, device, example, images, teacher)
+    alone = Processes()
+    return Update(model, Objective(), optimizer, execution, alone, device, example, 1, teacher)

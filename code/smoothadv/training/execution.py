@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from smoothadv.attacks.estimators import frozen
-from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Checked, positive_float, setting
 from smoothadv.voting import folding
 from smoothadv.voting.classifier import call_compiled, let_compiler_choose_alike
@@ -69,30 +68,6 @@ class Execution(Checked):
         "the same (default: on a GPU, without --compile and --sync-bn)",
     )
 
-    def __post_init__(self) -> None:
-        if self.synchronized_norm and self.cuda_graph:
-            raise UsageError(
-                "--sync-bn exchanges statistics in the midst of an update, where --cuda-graph "
-                "cannot: leave one out"
-            )
-
-    def require(self, device: torch.device) -> None:
-        """UserError where the device cannot do what is asked for."""
-        for_gpus = {"--sync-bn": self.synchronized_norm, "--cuda-graph": self.cuda_graph}
-        for flag, is_asked_for in for_gpus.items():
-            if is_asked_for and device.type != "cuda":
-                raise UserError(
-                    f"{flag} is for GPUs, and this trains on {device.type}: leave it out"
-                )
-
-    @property
-    def tries_graphs(self) -> bool:
-        """Whether to make updates as CUDA graphs, where there are such: never if processes wait
-        within for others.
-        """
-        wanted = not self.compile if self.cuda_graph is None else self.cuda_graph
-        return wanted and not self.synchronized_norm
-
     def prepare(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model on the device, channels last."""
         model = model.to(device)
@@ -133,7 +108,7 @@ class CompiledForSizes(nn.Module):
         return self.module(images)
 
 
-class AttackedModel(nn.Sequential):
+class FoldedModel(nn.Sequential):
     """Maps images to the logits that ``model`` gives in eval mode, for gradients with respect to
     the images.
 
@@ -164,10 +139,10 @@ class AttackedModel(nn.Sequential):
         folding.refresh(self._folded)
 
 
-def attacked_form(
+def folded_form(
     model: nn.Module, example: torch.Tensor, dtype: torch.dtype | None = None
-) -> AttackedModel | None:
-    """An AttackedModel of ``model``; None where there is none or it does not give the same logits.
+) -> FoldedModel | None:
+    """An FoldedModel of ``model``; None where there is none or it does not give the same logits.
 
     ``example`` [B, C, H, W] holds images on which that is tried, in float64, where only rounding is
     allowed to differ.
@@ -176,8 +151,8 @@ def attacked_form(
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     try:
         for epilogues in (True, False) if are_offered_on(device) else (False,):
-            if folding.agree(trial, AttackedModel(trial, None, epilogues), images):
-                form = AttackedModel(model, dtype, epilogues)
+            if folding.agree(trial, FoldedModel(trial, None, epilogues), images):
+                form = FoldedModel(model, dtype, epilogues)
                 if not epilogues or runs(form, example.to(device), dtype):
                     return form
     except (ValueError, RuntimeError, TypeError):

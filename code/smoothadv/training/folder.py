@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,12 @@ import numpy as np
 import torch
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import lock, refuse_to_replace, write_json, write_text
+from smoothadv.base.files import lock, read_json, refuse_to_replace, write_json, write_text
 from smoothadv.checkpoints import (
     is_module,
     misfit,
     network_keys,
     read_checkpoint,
-    require_resumable,
     save_checkpoint,
 )
 from smoothadv.exact.training import state_fields
@@ -41,10 +40,9 @@ class RunFolder:
     ...); ``recipe`` is the flat record of everything that decides the weights: a run is resumed
     only under an equal recipe. ``run`` describes this process (command, versions, ...): checkpoint
     and arguments file list every run that trained. ``existing`` says what to do with a run that is
-    already there: "refuse", "resume" or "overwrite". Entering the context locks the folder and
-    looks for such a run. A run with the same "launch" in ``run``, that of the same torchrun, is
-    always resumed: torchrun restarted its processes. ``terms`` are columns of the log behind the
-    usual ones.
+    already there: "refuse", "resume" or "overwrite". A run with the same "launch" in ``run``, that
+    of the same torchrun, is always resumed: torchrun restarted its processes. ``terms`` are columns
+    of the log behind the usual ones.
     """
 
     def __init__(
@@ -62,9 +60,10 @@ class RunFolder:
         self.existing = existing
         self.saved: dict[str, Any] | None = None
         self.has_checkpoint = False
-        self._lock = contextlib.ExitStack()
 
-    def __enter__(self) -> RunFolder:
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """A context in which the folder is locked, after a look for a run that is already there."""
         self.path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             if os.name != "nt":  # Windows cannot open folders as files
@@ -76,35 +75,28 @@ class RunFolder:
             else:
                 refuse_to_replace(self.path / TRAINING_LOG, "log of a training", b"epoch\t")
                 refuse_to_replace(self.path / ARGUMENTS, "record of a training", b'{\n  "recipe"')
-            self._lock = stack.pop_all()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.close()
+            yield
 
     def _open_existing(self) -> None:
-        launch = self.runs[0].get("launch")
+        existing, launch = self.existing, self.runs[0]["launch"]
         if launch is not None:
-            # A checkpoint that cannot be read is not of this launch.
-            with contextlib.suppress(UserError):
-                saved = read_checkpoint(self.checkpoint, "denoiser" in self.facts)
-                require_resumable(saved, self.checkpoint)
-                if any(run.get("launch") == launch for run in saved["runs"]):
-                    self.existing = "resume"
-        if self.existing == "refuse":
+            with contextlib.suppress(UserError, OSError, LookupError, TypeError):
+                before = read_json(self.path / ARGUMENTS)["runs"]
+                if launch in [run.get("launch") for run in before]:
+                    existing = "resume"
+        if existing == "refuse":
             raise UserError(
                 f"{self.path} already holds a trained model ({CHECKPOINT}): add --resume to "
                 "continue it, --overwrite to start anew, or name another folder"
             )
-        if self.existing == "overwrite":
+        if existing == "overwrite":
             return  # the first checkpoint replaces the old one: until then nothing is lost
-        saved = read_checkpoint(self.checkpoint, "denoiser" in self.facts)
+        saved = read_checkpoint(self.checkpoint, self.facts["denoiser"])
         if "recipe" not in saved:
             raise UserError(
                 f"cannot resume {self.path}: its checkpoint was not written by smoothadv; name "
                 "another folder"
             )
-        require_resumable(saved, self.checkpoint)
         if difference := differing_fields(saved["recipe"], self.recipe):
             raise UserError(
                 f"cannot resume {self.path} with another recipe: {difference}; --overwrite "

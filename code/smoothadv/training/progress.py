@@ -55,10 +55,8 @@ class TrainingProgress:
         )
         self._printed = self._looked = -math.inf
 
-    def __enter__(self) -> TrainingProgress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """End the bar and the curves."""
         self._bar.close()
         if self._writer is not None:
             self._writer.close()
@@ -98,10 +96,22 @@ class TrainingProgress:
         self.draw([row])
         is_last = row["epoch"] + 1 == self._epochs
         is_time = time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES or is_last
-        if is_time and not self._silent:
-            self._printed = time.monotonic()
-            with self._bar.external_write_mode():
-                self._report(describe_epoch(row, self._epochs))
+        if not is_time or self._silent:
+            return
+        self._printed = time.monotonic()
+        training, adversarial = row["train_accuracy"], row["test_adversarial_accuracy"]
+        parts = [f"epoch {row['epoch'] + 1:3d}/{self._epochs}", f"lr {row['lr']:.2g}"]
+        if row["epsilon"] or not math.isnan(adversarial):
+            parts.append(f"epsilon {row['epsilon']:.3g}")
+        parts.append(f"loss {row['train_loss']:.3{'g' if math.isnan(training) else 'f'}}")
+        parts += _known(**{"training accuracy": training})
+        if row["test_images"]:
+            clean, noisy = row["test_clean_accuracy"], row["test_accuracy"]
+            tested = _known(clean=clean, noisy=noisy, attacked=adversarial)
+            tested = tested or [f"loss {row['test_loss']:.3g}"]
+            parts.append(f"of {row['test_images']} test images {', '.join(tested)}")
+        with self._bar.external_write_mode():
+            self._report("  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"]))
 
     def draw(self, rows: list[dict[str, float]]) -> None:
         """Add the values of epochs that are not nan to the curves."""
@@ -112,23 +122,6 @@ class TrainingProgress:
                 if name not in _NOT_CURVES and not math.isnan(value):
                     self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])
         self._writer.flush()
-
-
-def describe_epoch(row: dict[str, float], epochs: int) -> str:
-    """One line of text about a row of the history."""
-    training, attacked = row["train_accuracy"], row["test_adversarial_accuracy"]
-    parts = [f"epoch {row['epoch'] + 1:3d}/{epochs}", f"lr {row['lr']:.2g}"]
-    if row["epsilon"] or not math.isnan(attacked):
-        parts.append(f"epsilon {row['epsilon']:.3g}")
-    parts.append(f"loss {row['train_loss']:.3{'g' if math.isnan(training) else 'f'}}")
-    parts += _known(**{"training accuracy": training})
-    if row["test_images"]:
-        tested = _known(
-            clean=row["test_clean_accuracy"], noisy=row["test_accuracy"], attacked=attacked
-        )
-        tested = tested or [f"loss {row['test_loss']:.3g}"]
-        parts.append(f"of {row['test_images']} test images {', '.join(tested)}")
-    return "  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"])
 
 
 def _known(**shares: float) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import signal
 import sys
@@ -32,7 +34,7 @@ from smoothadv.training.schedule import (
 )
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import Teacher, count_votes
-from smoothadv.training.update import NOT_EVALUATED, Address, Update, means, no_sums
+from smoothadv.training.update import COUNTS, NOT_EVALUATED, Address, Update, means
 
 # Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10
@@ -81,12 +83,19 @@ class TrainingRun:
         self.objective, self.seed, self.execution = spec.objective, spec.seed, spec.execution
         self.model = self.execution.prepare(setup.model, setup.device)
         self.optimizer = optimizer_of(schedule, self.model, setup.device)
-        self.weights: np.ndarray | None = None
+        saved = processes.received(folder.saved) or {}
+        folder.saved = None  # it may be large
+        if saved:
+            folder.restore(saved, self.model, self.optimizer)
+        self.history: list[dict[str, float]] = saved.get("history", [])
+        self.first_step, self.seconds = saved.get("step", 0), saved.get("seconds", 0.0)
+        weights = saved.get("image_weights")
+        self.weights: np.ndarray | None = None if weights is None else weights.numpy()
         self.steps = len(self._steps_of(0))
-        self.history: list[dict[str, float]] = []
-        self.sums = no_sums(self.device, len(self.objective.TERMS))
-        self.first_step, self.seconds = 0, 0.0
-        self._restore()
+        sums = [0.0] * (1 + len(COUNTS) + len(self.objective.TERMS))
+        if processes.is_first:  # it continues from the sums over all processes
+            sums = saved.get("sums", sums)
+        self.sums = torch.tensor(sums, dtype=torch.float64, device=self.device)
         processes.share_state(self.model)
         some = range(min(2, len(setup.training)))
         share, _ = processes.share(torch.arange(schedule.batch))
@@ -101,33 +110,14 @@ class TrainingRun:
             images_at_a_time=min(len(share), schedule.micro_batch or len(share)),
             teacher=setup.teacher,
         )
-        if self.execution.tries_graphs and has_cuda_graphs(setup.device):
+        tries_graphs, execution = self.execution.cuda_graph, self.execution
+        if tries_graphs is None:
+            tries_graphs = not execution.compile and not execution.synchronized_norm
+        if tries_graphs and has_cuda_graphs(setup.device):
             self.update.compute = GraphedUpdate(self.update)
-        self.interruption = Interruption()
+        self.signals: list[int] = []
         self.report: Callable[[str], None] = lambda line: None
         self.last_save = time.monotonic()
-
-    def _restore(self) -> None:
-        """Load the state of the run's checkpoint, in every process."""
-        saved = self.processes.received(self.folder.saved)
-        self.folder.saved = None  # it may be large
-        if saved is None:
-            return
-        self.folder.restore(saved, self.model, self.optimizer)
-        self.history, self.first_step = saved["history"], saved["step"]
-        if "image_weights" in saved:
-            self.weights = saved["image_weights"].numpy()
-        if self.first_step:
-            self.seconds = saved["seconds"]
-            # The checkpoint has the sums over all processes: the first one continues from them.
-            if self.processes.is_first:
-                self.sums += torch.tensor(saved["sums"], dtype=torch.float64, device=self.device)
-
-    def _set_learning_rate(self, epoch: int, step: int) -> None:
-        rate = self.schedule.learning_rate_at(epoch, step, self.steps)
-        for group in self.optimizer.param_groups:
-            scaled = rate * group.get("lr_scale", 1.0)
-            group["lr"] = group["lr"].fill_(scaled) if torch.is_tensor(group["lr"]) else scaled
 
     def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
         """Train, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per
@@ -149,7 +139,7 @@ class TrainingRun:
         before = int((done + self.first_step / self.steps) * per_epoch)
         images = epochs * per_epoch
         progress = TrainingProgress(images, before, epochs, report, not is_first, curves)
-        with self.interruption, progress:
+        with noted_signals() as self.signals, contextlib.closing(progress):
             progress.draw(self.history)
             for epoch in range(done, epochs):
                 row = self._epoch(epoch, progress)
@@ -163,16 +153,18 @@ class TrainingRun:
 
     def _epoch(self, epoch: int, progress: TrainingProgress) -> dict[str, float]:
         """One epoch of updates, and the evaluation after it: a row of the history."""
-        start, images_seen, policy = time.monotonic(), 0, self.setup.spec.data_policy
+        start, images_seen, policy = time.monotonic(), 0, self.setup.spec.policy
         if policy is not None and not self.first_step:
             self._choose_images(policy, epoch)
         began = time.monotonic()
-        # If no update is left, this is what the checkpoint has of the optimizer.
-        self._set_learning_rate(epoch, max(0, self.first_step - 1))
         for number, step, (images, labels) in self._batches(epoch):
-            self._set_learning_rate(epoch, number)
+            rate = self.schedule.learning_rate_at(epoch, number, self.steps)
+            for group in self.optimizer.param_groups:
+                scaled = rate * group.get("lr_scale", 1.0)
+                is_tensor = torch.is_tensor(group["lr"])
+                group["lr"] = group["lr"].fill_(scaled) if is_tensor else scaled
             _, part = self.processes.share(step.indices)
-            weight = self.setup.spec.pseudo_weight if step.source else 1.0
+            weight = self.setup.spec.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
             indices = step.indices[part].to(self.device) if self.setup.teacher else None
             self.sums += self.update(
@@ -207,7 +199,7 @@ class TrainingRun:
         if (epoch + 1) % tests.every and epoch + 1 < schedule.epochs:
             return NOT_EVALUATED
         self.processes.share_buffers(self.model)
-        self.update.refresh_attacked()
+        self.update.refresh_folded()
         # An attack on so many images takes the memory of an update.
         at_a_time = (schedule.micro_batch or schedule.batch) * self.processes.size
         address = Address(self.seed, epoch, self.steps)
@@ -245,13 +237,13 @@ class TrainingRun:
         """
         self.model.eval()
         self.processes.share_buffers(self.model)
-        self.update.refresh_attacked()
+        self.update.refresh_folded()
         key = (self.seed, epoch, draws, Purpose.TRAINING_VOTES)
         noise = GaussianNoise(self.objective.noise_sd, derive_generator("cpu", *key).initial_seed())
         is_alone = self.processes.size == 1  # several would have to agree to stop
         with self.execution.autocast(self.device):
             return count_votes(
-                self.update.attacked_uncompiled,
+                self.update.folded_uncompiled,
                 self.setup.training,
                 indices,
                 draws,
@@ -261,7 +253,7 @@ class TrainingRun:
                 self.processes,
                 f"looking at {len(indices)} training images before epoch {epoch + 1}",
                 for_labels=True,
-                check=lambda: _stop_by(self.interruption.signal if is_alone else _GO_ON),
+                check=lambda: _stop_by(self.signals[-1] if is_alone and self.signals else _GO_ON),
             )[:, 0]
 
     def _batches(self, epoch: int) -> Iterator[tuple[int, Step, tuple[torch.Tensor, torch.Tensor]]]:
@@ -292,7 +284,7 @@ class TrainingRun:
     def _decision(self) -> int:
         """The first process's decision: to go on, to save, or to stop."""
         is_time = time.monotonic() - self.last_save >= 60 * self.execution.checkpoint_minutes
-        return self.processes.received(self.interruption.signal or (_SAVE if is_time else _GO_ON))
+        return self.processes.received([_SAVE if is_time else _GO_ON, *self.signals][-1])
 
     def _save(self, within_epoch: dict[str, Any] | None) -> None:
         if self.processes.is_first:
@@ -326,37 +318,36 @@ def _stop_by(decision: int) -> None:
         raise Terminated if decision == signal.SIGTERM else KeyboardInterrupt
 
 
-class Interruption:
-    """A context in which Ctrl-C and SIGTERM only set ``signal``; a second Ctrl-C, a second later,
-    stops at once.
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[int]]:
+    """A context in which Ctrl-C and SIGTERM are only added to a list; a second Ctrl-C, a second
+    later, stops at once.
     """
+    signals: list[int] = []
+    process, before, first = os.getpid(), {}, math.inf
 
-    def __init__(self) -> None:
-        self.signal, self._noted, self._process = 0, 0.0, os.getpid()
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interruption:
-        # Only the main thread may set handlers.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if os.getpid() != process:
             return  # a forked worker that reads files: the training process ends it
         # The terminal sends Ctrl-C to all processes, and torchrun forwards it: two signals for one
         # request.
-        is_another = time.monotonic() - self._noted > _SECONDS_OF_ONE_REQUEST
-        if number == signal.SIGINT == self.signal and is_another:
+        is_another = time.monotonic() - first > _SECONDS_OF_ONE_REQUEST
+        if is_another and number == signal.SIGINT == signals[-1]:
             raise KeyboardInterrupt
-        if not self.signal:
-            self._noted = time.monotonic()
+        if not signals:
+            first = time.monotonic()
             if number == signal.SIGINT and sys.stderr.isatty():
                 print("\nsaving after this step; Ctrl-C again stops at once", file=sys.stderr)
-        self.signal = number
+        signals.append(number)
+
+    # Only the main thread may set handlers.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, note)
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -96,10 +96,10 @@ def steps_of_epoch(
         order = DataPolicy.order(weights, generator)
     steps = [Step(0, indices) for indices in order.split(schedule.batch)]
     if pseudo_labelled:
-        wanted = len(steps) * schedule.batch
-        rounds = range(-(-wanted // pseudo_labelled))
+        images = len(steps) * schedule.batch
+        rounds = range(-(-images // pseudo_labelled))
         drawn = torch.cat([torch.randperm(pseudo_labelled, generator=generator) for _ in rounds])
-        steps += [Step(1, indices) for indices in drawn[:wanted].split(schedule.batch)]
+        steps += [Step(1, indices) for indices in drawn[:images].split(schedule.batch)]
         mixed = torch.randperm(len(steps), generator=generator).tolist()
         steps = [steps[number] for number in mixed]
     return [step for step in steps if len(step.indices) >= smallest][: schedule.steps_per_epoch]
@@ -113,25 +113,28 @@ def has_cuda_graphs(device: torch.device) -> bool:
 def optimizer_of(
     schedule: Schedule, model: torch.nn.Module, device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimizer that the schedule names, of a model on the device."""
-    if schedule.optimizer != "adamw":
-        return sgd(model, device, schedule.learning_rate, schedule.momentum, schedule.weight_decay)
-    has_graphs, groups = has_cuda_graphs(device), layer_groups(model, schedule.layer_decay)
+    """The optimizer that the schedule names, of a model on the device, where its learning rates are
+    too if there are CUDA graphs.
+    """
+    has_graphs = has_cuda_graphs(device)
+    groups: list[dict[str, Any]] = [{"params": list(model.parameters())}]
+    if schedule.layer_decay is not None:
+        groups = layer_groups(model, schedule.layer_decay)
     for group in groups:
         rate = group.get("lr_scale", 1.0) * schedule.learning_rate
         group["lr"] = torch.full((), rate, device=device) if has_graphs else rate
-    return torch.optim.AdamW(groups, weight_decay=schedule.weight_decay, capturable=has_graphs)
+    decay = schedule.weight_decay
+    if schedule.optimizer == "adamw":
+        return torch.optim.AdamW(groups, weight_decay=decay, capturable=has_graphs)
+    kind = SGD if has_graphs else torch.optim.SGD
+    return kind(groups, schedule.learning_rate, schedule.momentum, weight_decay=decay)
 
 
-def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, Any]]:
+def layer_groups(model: torch.nn.Module, decay: float) -> list[dict[str, Any]]:
     """The weights of a model, in their order, in groups whose learning rate is ``lr_scale`` times
-    that of training.
-
-    With ``decay`` that is decay^k in the k-th layer before the last one (Clark et al., 2020), by
-    the layers that timm knows of its networks; UserError for others. Without, there is one group.
+    that of training: decay^k in the k-th layer before the last one (Clark et al., 2020), by the
+    layers that timm knows of its networks; UserError for others.
     """
-    if decay is None:
-        return [{"params": list(model.parameters())}]
     networks = [part for part in model.modules() if hasattr(type(part), "group_matcher")]
     if not networks:
         raise UserError(
@@ -143,21 +146,6 @@ def layer_groups(model: torch.nn.Module, decay: float | None) -> list[dict[str, 
     scales = {id(weight): group["lr_scale"] for group in known for weight in group["params"]}
     runs = groupby(model.parameters(), lambda weight: scales.get(id(weight), 1.0))
     return [{"params": list(weights), "lr_scale": scale} for scale, weights in runs]
-
-
-def sgd(
-    model: torch.nn.Module, device: torch.device, rate: float, momentum: float, decay: float
-) -> torch.optim.SGD:
-    """The optimizer of a model on the device, where its learning rate is too if there are CUDA
-    graphs.
-    """
-    has_graphs = has_cuda_graphs(device)
-    optimizer = (SGD if has_graphs else torch.optim.SGD)(
-        model.parameters(), rate, momentum, weight_decay=decay
-    )
-    if has_graphs:
-        optimizer.param_groups[0]["lr"] = torch.full((), rate, device=device)
-    return optimizer
 
 
 class SGD(torch.optim.SGD):

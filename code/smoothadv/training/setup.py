@@ -4,18 +4,18 @@ decides the weights.
 
 import contextlib
 import copy
-import os
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from smoothadv.architectures import LIBRARIES, get_architecture, pretrained_architecture
+from smoothadv.architectures import get_architecture, pretrained_architecture
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.base.devices import default_device, device_name, device_of_process
 from smoothadv.base.digests import file_digest
-from smoothadv.base.distributed import join_processes
+from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.base.provenance import provenance
 from smoothadv.base.settings import describe
@@ -27,16 +27,15 @@ from smoothadv.checkpoints import (
     start_from,
     with_recorded_constants,
 )
-from smoothadv.datasets import SPLITS, DatasetDescription, ImageDataset, get_dataset
+from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
 from smoothadv.datasets.preparation import split_location
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.exact.training import trained_integers
 from smoothadv.noise import derive_generator
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.run import TrainingRun, TrainingSetup
-from smoothadv.training.schedule import layer_groups
 from smoothadv.training.spec import TrainSpec
-from smoothadv.training.teacher import Teacher, library_teacher, load_teacher
+from smoothadv.training.teacher import load_teacher
 
 
 @dataclass(frozen=True)
@@ -62,39 +61,36 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     processes = join_processes()
     local_rank = processes.local_rank if processes.size > 1 else None
     device = device_of_process(spec.device or default_device(), local_rank)
-    spec.execution.require(device)
+    for_gpus = {
+        "--sync-bn": spec.execution.synchronized_norm,
+        "--cuda-graph": spec.execution.cuda_graph,
+    }
+    for flag, is_asked_for in for_gpus.items():
+        if is_asked_for and device.type != "cuda":
+            raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
     # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with
     # other weights.
     torch.backends.cudnn.deterministic = True
-    with processes.connected(device):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(processes.connected(device))
         with processes.first_goes_first():
-            training, test = _images(spec)
-            pseudo_labelled = None
-            if spec.use_unlabelled is not None:
-                pseudo_labelled = load_pseudo_labelled(spec.use_unlabelled, training.description)
-            schedule = spec.schedule.schedule(training.description, spec.objective.copies)
-            description, input_layer, model, started_from = _model(spec, training.description)
-            layer_groups(model, schedule.layer_decay)  # before there is a folder
-            teacher = _teacher(spec, training.description, device)
-        setup = TrainingSetup(
-            spec=spec,
-            training=training,
-            test=test,
-            pseudo_labelled=pseudo_labelled,
-            schedule=schedule,
-            processes=processes,
-            device=device,
-            description=description,
-            input_layer=input_layer,
-            model=model,
-            started_from=started_from,
-            teacher=teacher,
-        )
-        return _run(setup, report)
+            setup = _loaded(spec, processes, device)
+        schedule = setup.schedule
+        folder = _folder(setup)
+        with processes.first_goes_first():
+            if processes.is_first:
+                stack.enter_context(folder.opened())
+                _announce(setup, folder.saved, report)
+        if setup.teacher is not None and spec.teacher_draws is not None:
+            batch = (schedule.micro_batch or schedule.batch) * spec.objective.copies
+            votes = spec.objective.noise_sd, spec.teacher_draws, device, batch, processes
+            setup = replace(setup, teacher=setup.teacher.voting(setup.training, *votes))
+        history = TrainingRun(setup, folder).run_epochs(report, board=spec.board)
+    return Trained(setup.model, history, processes.is_first)
 
 
-def _images(spec: TrainSpec) -> tuple[ImageDataset, ImageDataset]:
-    """The images to train on, augmented as asked, and those to test on."""
+def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> TrainingSetup:
+    """What the specification names: images, augmented as asked, model and teacher."""
     if not isinstance(spec.dataset, str):
         training, test = copy.copy(spec.dataset[0]), spec.dataset[1]
     elif spec.crop_padding is not None and split_location(spec.dataset)[1] is not None:
@@ -103,23 +99,34 @@ def _images(spec: TrainSpec) -> tuple[ImageDataset, ImageDataset]:
         )
     else:
         training, test = (get_dataset(spec.dataset, split, spec.data_dir) for split in SPLITS)
-    training.description = spec.augmented(training.description)
-    return training, test
-
-
-def _teacher(
-    spec: TrainSpec, description: DatasetDescription, device: torch.device
-) -> Teacher | None:
-    if spec.teacher is None:
-        return None
-    name, denoises = str(spec.teacher), spec.objective.DENOISES
-    if denoises and name.partition(":")[0] in LIBRARIES and not os.path.exists(name):
-        if spec.input_layer is not None:
-            raise UsageError(
-                f"{name} has the normalization that its library says: leave --input-layer out"
-            )
-        return library_teacher(name, description, device)
-    return load_teacher(spec.teacher, description, device, spec.input_layer if denoises else None)
+    images = training.description = spec.augmented(training.description)
+    pseudo_labelled = None
+    if spec.use_unlabelled is not None:
+        pseudo_labelled = load_pseudo_labelled(spec.use_unlabelled, images)
+    schedule = spec.schedule.schedule(images, spec.objective.copies)
+    if schedule.batch < processes.size:
+        raise UserError(
+            f"--batch is {schedule.batch} images for {processes.size} processes: take more"
+        )
+    description, input_layer, model, started_from = _model(spec, images)
+    teacher = None
+    if spec.teacher is not None:
+        of_teacher = spec.input_layer if spec.objective.DENOISES else None
+        teacher = load_teacher(str(spec.teacher), images, device, of_teacher)
+    return TrainingSetup(
+        spec=spec,
+        training=training,
+        test=test,
+        pseudo_labelled=pseudo_labelled,
+        schedule=schedule,
+        processes=processes,
+        device=device,
+        description=description,
+        input_layer=input_layer,
+        model=model,
+        started_from=started_from,
+        teacher=teacher,
+    )
 
 
 _Model = tuple[DatasetDescription, str | None, torch.nn.Module, str | None]
@@ -162,50 +169,24 @@ def _model(spec: TrainSpec, description: DatasetDescription) -> _Model:
     return description, None if denoises else input_layer, network, started
 
 
-def _run(setup: TrainingSetup, report: Callable[[str], None]) -> Trained:
-    """Train, from the last checkpoint where there is one."""
-    spec, schedule, processes = setup.spec, setup.schedule, setup.processes
-    this_run = {
-        "epochs": schedule.epochs,
-        # now, so that an image that cannot be read is named now
-        "test_fingerprint": setup.test.fingerprint(),
-        "device": device_name(setup.device),
-        "processes": processes.size,
-        "torch_threads": torch.get_num_threads(),
-        "arguments": {
-            name: value if value is None or isinstance(value, (int, float, str)) else str(value)
-            for name, value in spec.arguments.items()
-        },
-        **provenance(spec.command),
+def _folder(setup: TrainingSetup) -> RunFolder:
+    """The folder of the run, with what a reader of the checkpoint needs to use the model, what
+    decides the weights, and what is known of this process.
+    """
+    spec, description, pseudo_labelled = setup.spec, setup.description, setup.pseudo_labelled
+    facts = {
+        "arch": f"{INTEGER}:{spec.arch}" if spec.finetune_quantized else spec.arch,
+        "dataset": description.name,
+        "classes": list(description.class_names),
+        "image_shape": list(description.image_shape),
+        "input_layer": setup.input_layer,
+        "mean": list(description.mean or ()),
+        "std": list(description.std or ()),
+        "noise_sd": spec.objective.noise_sd,
+        "plugins": [plugin.record for plugin in spec.plugins],
+        "denoiser": spec.objective.DENOISES,
     }
-    if processes.launch is not None:
-        this_run["launch"] = processes.launch
-    terms = [f"train_{name}" for name in spec.objective.TERMS]
-    recipe = _recipe(setup)
-    folder = RunFolder(spec.outdir, _facts(setup), recipe, this_run, spec.existing, terms)
-    with contextlib.ExitStack() as stack:
-        with processes.first_goes_first():
-            if processes.is_first:
-                if schedule.batch < processes.size:
-                    raise UserError(
-                        f"--batch is {schedule.batch} images for {processes.size} processes: take "
-                        "more"
-                    )
-                stack.enter_context(folder)
-                _announce(setup, folder, report)
-        draws = spec.votes_of_teacher
-        if setup.teacher is not None and draws:
-            batch = (schedule.micro_batch or schedule.batch) * spec.objective.copies
-            votes = spec.objective.noise_sd, draws, setup.device, batch, processes
-            setup = replace(setup, teacher=setup.teacher.voting(setup.training, *votes))
-        history = TrainingRun(setup, folder).run_epochs(report, board=spec.board)
-    return Trained(setup.model, history, processes.is_first)
-
-
-def _recipe(setup: TrainingSetup) -> dict[str, Any]:
-    """All that decides the weights, for the reader and for a resumed run to be compared with."""
-    spec, pseudo_labelled = setup.spec, setup.pseudo_labelled
-    recipe = spec.recipe(setup.description, setup.schedule)
+    recipe = spec.recipe(description, setup.schedule)
     recipe["dataset_fingerprint"] = setup.training.fingerprint()
     recipe["input_layer"] = setup.input_layer
     if spec.pretrained_model:
@@ -216,31 +197,27 @@ def _recipe(setup: TrainingSetup) -> dict[str, Any]:
         recipe["teacher_sha256"] = setup.teacher.sha256
     if pseudo_labelled is not None:
         recipe["pseudo_labelled_fingerprint"] = pseudo_labelled.fingerprint()
-        recipe["pseudo_weight"] = spec.pseudo_weight
-    return recipe
-
-
-def _facts(setup: TrainingSetup) -> dict[str, Any]:
-    """What a reader of the checkpoint needs to use the model."""
-    spec, description = setup.spec, setup.description
-    facts: dict[str, Any] = {
-        "arch": f"{INTEGER}:{spec.arch}" if spec.finetune_quantized else spec.arch,
-        "dataset": description.name,
-        "classes": list(description.class_names),
-        "image_shape": list(description.image_shape),
-        "input_layer": setup.input_layer,
-        "mean": list(description.mean or ()),
-        "std": list(description.std or ()),
-        "noise_sd": spec.objective.noise_sd,
+    this_run = {
+        "epochs": setup.schedule.epochs,
+        # now, so that an image that cannot be read is named now
+        "test_fingerprint": setup.test.fingerprint(),
+        "device": device_name(setup.device),
+        "processes": setup.processes.size,
+        "launch": setup.processes.launch,
+        "torch_threads": torch.get_num_threads(),
+        "arguments": {
+            name: value if value is None or isinstance(value, (int, float, str)) else str(value)
+            for name, value in spec.arguments.items()
+        },
+        **provenance(spec.command),
     }
-    if spec.plugins:
-        facts["plugins"] = [plugin.record for plugin in spec.plugins]
-    if spec.objective.DENOISES:
-        facts["denoiser"] = True
-    return facts
+    terms = [f"train_{name}" for name in spec.objective.TERMS]
+    return RunFolder(spec.outdir, facts, recipe, this_run, spec.existing, terms)
 
 
-def _announce(setup: TrainingSetup, folder: RunFolder, report: Callable[[str], None]) -> None:
+def _announce(
+    setup: TrainingSetup, saved: dict[str, Any] | None, report: Callable[[str], None]
+) -> None:
     """Say what is about to happen, and what is probably not meant."""
     spec, epochs, size = setup.spec, setup.schedule.epochs, setup.processes.size
     images = f"{len(setup.training)} images, {len(setup.test)} to test"
@@ -251,24 +228,17 @@ def _announce(setup: TrainingSetup, folder: RunFolder, report: Callable[[str], N
         f"training {spec.arch} on {spec.dataset_name} ({images}) with {describe(spec.objective)}, "
         f"{epochs} epochs on {where}"
     )
-    if folder.saved is None:
-        if setup.started_from is not None:
-            report(setup.started_from)
-    elif (before := folder.saved["runs"][-1].get("processes", size)) != size:
+    if saved is None and setup.started_from is not None:
+        report(setup.started_from)
+    if saved is not None and (before := saved["runs"][-1].get("processes", size)) != size:
         warn(
             f"this run had {before} processes and goes on with {size}: batch normalization sees "
             "other shares of a batch, and an uninterrupted run would end with other weights"
         )
-    objective, policy = spec.objective, spec.data_policy
-    if policy is not None and policy.from_epoch >= epochs:
-        flag = "--attack-from-epoch" if spec.policy is None else "--choose-from-epoch"
+    reached, full = spec.objective.epsilon(epochs - 1), spec.objective.epsilon(math.inf)
+    if reached < full:
+        begin = "--warmup" if hasattr(spec.objective, "warmup") else "--attack-from-epoch"
         warn(
-            f"training images are chosen from epoch {policy.from_epoch + 1} on, and there are only "
-            f"{epochs}: a smaller {flag} would let that begin"
-        )
-    reached, full = objective.epsilon(epochs - 1), objective.epsilon(float("inf"))
-    if reached < full and hasattr(objective, "warmup"):
-        warn(
-            f"epsilon reaches {reached:.3g} of {full:.3g} in {epochs} epochs: a smaller --warmup "
-            "or more --epochs would let it grow to the end"
+            f"epsilon reaches {reached:.3g} of {full:.3g} in {epochs} epochs: a smaller {begin} or "
+            "more --epochs would let it grow to the end"
         )

@@ -27,13 +27,11 @@ from smoothadv.base.settings import (
     positive_float,
     positive_int,
     setting,
-    settings_record,
 )
 from smoothadv.checkpoints import MODULE_PREFIX
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.objectives import DataPolicy, Objective
-from smoothadv.records.logs import CHECKPOINT
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule
 
@@ -255,7 +253,7 @@ class TrainSpec(RunSpec):
         keyword=False,
         help='"resume" continues earlier output, "overwrite" replaces it, "refuse" raises',
     )
-    objective: Objective = setting(kind=Objective, keyword=False)
+    objective: Objective = setting(kind=Objective, keyword=False, records="objective")
     schedule: ScheduleSpec = setting(ScheduleSpec(), kind=ScheduleSpec, keyword=False)
     execution: Execution = setting(
         Execution(), kind=Execution, flag="", help="how to compute: a ``training.spec.Execution``"
@@ -270,6 +268,7 @@ class TrainSpec(RunSpec):
         None,
         kind=DataPolicy,
         flag="",
+        records="data_policy",
         help="how to choose training images: an ``objectives.DataPolicy`` (default: as the "
         "objective does)",
     )
@@ -293,6 +292,7 @@ class TrainSpec(RunSpec):
     pretrained: bool = setting(
         False,
         group=_DATA,
+        records="pretrained",
         help="start from the weights, mean and standard deviation of the library whose network "
         "ARCH names, with a new classification layer where the number of classes differs",
     )
@@ -314,6 +314,7 @@ class TrainSpec(RunSpec):
         parse=positive_int,
         metavar="N",
         group=_DATA,
+        records="teacher_draws",
         help="noisy copies of each training image on which the teacher of cat-rs votes first "
         "(default: 10000)",
     )
@@ -325,11 +326,12 @@ class TrainSpec(RunSpec):
         help="self-training: mix in batches of images with pseudo-labels, from a .npz file or a "
         "pickle with data and extrapolated_targets",
     )
-    unlabelled_weight: float | None = setting(
+    unlabelled_weight: float = setting(
         None,
         parse=positive_float,
         metavar="ETA",
         group=_DATA,
+        records="pseudo_weight",
         help="weight of the loss on the images of --use-unlabelled (paper: 0.1, 0.5, 1; default: "
         "1)",
     )
@@ -352,17 +354,17 @@ class TrainSpec(RunSpec):
         super().__post_init__()
         if isinstance(self.model, str) and plugins.names_function(self.model):
             self._set(model=chosen_architecture(self.model))
-        self._refuse_contradictions_of_data()
-        self._refuse_contradictions_of_teacher()
-
-    def _refuse_contradictions_of_data(self) -> None:
         execution, objective, start = self.execution, self.objective, self.pretrained_model
         has_micro_batch = self.schedule.micro_batch is not None
         is_exact = start is not None and execution.precision == "fp32"
+        name, teacher, votes = type(objective).__name__, self.teacher, objective.TEACHER == "votes"
+        flag = "--classifier" if objective.DENOISES else "--teacher"
         _refuse(
             {
                 "--unlabelled-weight weighs the images of --use-unlabelled: name their file, or "
                 "leave it out": self.unlabelled_weight is not None and self.use_unlabelled is None,
+                "--sync-bn exchanges statistics in the midst of an update, where --cuda-graph "
+                "cannot: leave one out": execution.synchronized_norm and execution.cuda_graph,
                 "--sync-bn computes statistics of whole batches, --micro-batch of parts: leave one "
                 "of them out": execution.synchronized_norm and has_micro_batch,
                 "--finetune-quantized needs a --pretrained-model of integers, and their exact "
@@ -372,18 +374,6 @@ class TrainSpec(RunSpec):
                 f"--noise 0 makes all {objective.copies} noisy copies of an image identical: leave "
                 "--num-noise-vec out, or give noise": (
                     objective.noise_sd == 0 and objective.copies > 1
-                ),
-            }
-        )
-
-    def _refuse_contradictions_of_teacher(self) -> None:
-        objective, teacher, name = self.objective, self.teacher, type(self.objective).__name__
-        votes, own = objective.TEACHER == "votes", self.outdir / CHECKPOINT
-        flag = "--classifier" if objective.DENOISES else "--teacher"
-        _refuse(
-            {
-                f"--teacher {teacher} is what this training writes: name another folder": (
-                    teacher is not None and teacher.resolve() == own.resolve()
                 ),
                 f"the objective {name} needs a {flag} CHECKPOINT": (
                     teacher is None and objective.TEACHER in ("logits", "votes")
@@ -396,25 +386,16 @@ class TrainSpec(RunSpec):
                 f"{name} uses votes on the training images, and those of --use-unlabelled have "
                 "none": self.use_unlabelled is not None and votes,
                 "without noise there are no votes on noisy training images: give --noise above 0": (
-                    objective.noise_sd == 0 and (votes or self.data_policy is not None)
+                    objective.noise_sd == 0 and (votes or self.policy or objective.policy)
                 ),
             }
         )
-
-    @property
-    def data_policy(self) -> DataPolicy | None:
-        """The given policy, or the objective's own; None: each image once in an epoch."""
-        return self.objective.policy if self.policy is None else self.policy
-
-    @property
-    def votes_of_teacher(self) -> int:
-        """How many noisy copies of each training image the teacher classifies first."""
-        return (self.teacher_draws or _TEACHER_DRAWS) if self.objective.TEACHER == "votes" else 0
-
-    @property
-    def pseudo_weight(self) -> float:
-        """eta, the weight of the loss on pseudo-labelled images."""
-        return 1.0 if self.unlabelled_weight is None else self.unlabelled_weight
+        if self.policy is None:
+            self._set(policy=objective.policy)
+        if votes and self.teacher_draws is None:
+            self._set(teacher_draws=_TEACHER_DRAWS)
+        if self.use_unlabelled is not None and self.unlabelled_weight is None:
+            self._set(unlabelled_weight=1.0)
 
     @property
     def arch(self) -> str:
@@ -454,7 +435,7 @@ class TrainSpec(RunSpec):
 
     def recipe(self, description: DatasetDescription, schedule: Schedule) -> dict[str, Any]:
         """What decides the weights, as far as it is known before any file is read."""
-        recipe = {
+        return {
             "dataset": self.dataset_name,
             "arch": self.arch,
             **identity(self),
@@ -462,13 +443,5 @@ class TrainSpec(RunSpec):
             "horizontal_flip": description.horizontal_flip,
             **schedule.record(),
             **identity(self.execution),
-            "objective": settings_record(self.objective),
             **plugins.digests(self.plugins),
         }
-        if self.pretrained:
-            recipe["pretrained"] = True
-        if self.data_policy is not None:
-            recipe["data_policy"] = settings_record(self.data_policy)
-        if self.votes_of_teacher:
-            recipe["teacher_draws"] = self.votes_of_teacher
-        return recipe

@@ -4,21 +4,21 @@ a classifier votes on noisy copies of training images.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from smoothadv.architectures.libraries import library_network
+from smoothadv.architectures.libraries import LIBRARIES, library_network
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.architectures.logits import probe
 from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.distributed import Processes
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.files import cached
 from smoothadv.base.members import members_of
 from smoothadv.base.progress import Progress
@@ -86,25 +86,33 @@ class Teacher:
 
 
 def load_teacher(
-    path: Path,
-    description: DatasetDescription,
-    device: torch.device,
-    input_layer: str | None = None,
+    name: str, description: DatasetDescription, device: torch.device, input_layer: str | None
 ) -> Teacher:
-    """The teacher in the checkpoint ``path``, in eval mode on the device; UserError if it is of
-    other images.
+    """The teacher in the checkpoint, or of the library, that ``name`` names, in eval mode on the
+    device; UserError if it is of other images.
     """
-    if members_of(path).mean is not None:
-        raise UserError(f"the teacher {path} is an ensemble: name one checkpoint")
-    return _frozen(load_classifier(path, description, input_layer), file_digest(path), device)
+    if name.partition(":")[0] in LIBRARIES and not os.path.exists(name):
+        network, sha256 = _of_library(name, description, input_layer)
+    elif members_of(name).mean is not None:
+        raise UserError(f"the teacher {name} is an ensemble: name one checkpoint")
+    else:
+        network, sha256 = load_classifier(name, description, input_layer), file_digest(name)
+    network = network.to(device).to(memory_format=torch.channels_last)
+    return Teacher(network.eval().requires_grad_(False), sha256=sha256)
 
 
-def library_teacher(name: str, description: DatasetDescription, device: torch.device) -> Teacher:
+def _of_library(
+    name: str, description: DatasetDescription, input_layer: str | None
+) -> tuple[nn.Module, str]:
     """The pretrained network of a library, like timm:resnet18, which may know more classes than the
-    images have.
+    images have, and its digest.
 
     UserError where it cannot be had, has no gradients, or lacks a class of the images.
     """
+    if input_layer is not None:
+        raise UsageError(
+            f"{name} has the normalization that its library says: leave --input-layer out"
+        )
     found = library_network(name, pretrained=True)
     network, classes = probe(found.normalized, torch.full(description.image_shape, 0.5), name)
     if isinstance(found.module, OnnxNetwork):
@@ -115,9 +123,7 @@ def library_teacher(name: str, description: DatasetDescription, device: torch.de
             f"several classes of '{description.name}' are one of {name}: give it one folder"
         )
     order = [*first, *sorted({*range(classes)} - {*first})]
-    return _frozen(
-        _Reordered(network, order), digest_of([name, found.version, network.state_dict()]), device
-    )
+    return _Reordered(network, order), digest_of([name, found.version, network.state_dict()])
 
 
 class _Reordered(nn.Module):
@@ -131,11 +137,6 @@ class _Reordered(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.network(images)[:, self.order]
-
-
-def _frozen(network: nn.Module, sha256: str, device: torch.device) -> Teacher:
-    network = network.to(device).to(memory_format=torch.channels_last)
-    return Teacher(network.eval().requires_grad_(False), sha256=sha256)
 
 
 def count_votes(

@@ -13,8 +13,8 @@ from torch import nn
 from smoothadv.base.distributed import Processes
 from smoothadv.datasets import ImageDataset
 from smoothadv.noise import Purpose, derive_generator
-from smoothadv.objectives import Batch, Objective, Outcome, first_logits
-from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution, attacked_form
+from smoothadv.objectives import Batch, BatchLoss, Objective, first_logits
+from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution, folded_form
 from smoothadv.training.teacher import Teacher
 
 TEST_COLUMNS = (
@@ -28,27 +28,19 @@ NOT_EVALUATED: dict[str, float] = dict(zip(TEST_COLUMNS, [math.nan] * 4 + [0]))
 """The columns of an epoch without an evaluation."""
 
 
-def no_sums(device: torch.device, terms: int = 0) -> torch.Tensor:
-    """The sums over no examples, float64 [5 + terms]: the loss, how many were correct, of how many;
-    both before the attack; and the terms of the loss. They are on the device, since reading them
-    makes it wait.
+COUNTS = ("correct", "examples", "unattacked_correct", "unattacked_examples")
+"""What an update counts, behind the sum of the loss and before those of its terms."""
+
+
+def sums_of(loss: BatchLoss, terms: Sequence[str]) -> torch.Tensor:
+    """The sums over examples, float64 [5 + terms]: the loss, the COUNTS, and the ``terms`` of the
+    loss. They are on the device, since reading them makes it wait.
     """
-    return torch.zeros(5 + terms, dtype=torch.float64, device=device)
-
-
-def sums_of(outcome: Outcome, terms: Sequence[str]) -> torch.Tensor:
-    """The sums over the examples of one outcome, which has these ``terms``: as ``no_sums``."""
-    sums = no_sums(outcome.loss.device, len(terms))
-    sums[0] = outcome.loss.detach().double() * outcome.examples
-    for place, name in enumerate(terms, start=5):
-        sums[place] = outcome.terms[name].detach().double() * outcome.examples
-    counts = (
-        outcome.correct,
-        outcome.examples,
-        outcome.unattacked_correct,
-        outcome.unattacked_examples,
-    )
-    for place, count in enumerate(counts, start=1):
+    sums = torch.zeros(1 + len(COUNTS) + len(terms), dtype=torch.float64, device=loss.loss.device)
+    sums[0] = loss.loss.detach().double() * loss.examples
+    for place, name in enumerate(terms, start=1 + len(COUNTS)):
+        sums[place] = loss.terms[name].detach().double() * loss.examples
+    for place, count in enumerate([getattr(loss, name) for name in COUNTS], start=1):
         sums[place].add_(count)  # to assign would copy a number from the host, and wait
     return sums
 
@@ -118,16 +110,14 @@ class Update:
         # An attack may see one copy of each image, or all.
         shapes = {self.images_at_a_time, self.images_at_a_time * self.objective.copies}
         self.forward = self.execution.compiled(self.model, shapes)
-        self._form = attacked_form(
-            self.model, example, CONVOLUTION_DTYPES[self.execution.precision]
-        )
+        self._form = folded_form(self.model, example, CONVOLUTION_DTYPES[self.execution.precision])
         # For evaluation, whose batches have other shapes than those compiled for.
-        self.attacked_uncompiled = self.model if self._form is None else self._form
-        self.attacked = self.execution.compiled(self.attacked_uncompiled, shapes)
+        self.folded_uncompiled = self.model if self._form is None else self._form
+        self.folded = self.execution.compiled(self.folded_uncompiled, shapes)
         # May be replaced by something that does the same, like a GraphedUpdate.
         self.compute: Callable[[Inputs], torch.Tensor] = self.computed
 
-    def refresh_attacked(self) -> None:
+    def refresh_folded(self) -> None:
         """Copy the model's present weights to the form that is attacked."""
         if self._form is not None:
             self._form.refresh()
@@ -182,7 +172,7 @@ class Update:
         # It may attack where its epsilon, which it does not define, is 0.
         always = kind.attacked is not Objective.attacked and kind.epsilon is Objective.epsilon
         if isinstance(inputs.epsilon, torch.Tensor) or inputs.epsilon > 0 or always:
-            self.refresh_attacked()
+            self.refresh_folded()
         sums: list[torch.Tensor] = []
         self.optimizer.zero_grad(set_to_none=True)
         starts = range(0, len(inputs.images), self.images_at_a_time)
@@ -193,8 +183,8 @@ class Update:
             share = len(batch.images) * self.processes.size / inputs.whole
             # Copies of weights end with the context, within a CUDA graph.
             with self.execution.autocast(self.device):
-                with first_logits(self.attacked) as first:
-                    attacked = self.objective.attacked(self.attacked, batch, choices)
+                with first_logits(self.folded) as first:
+                    attacked = self.objective.attacked(self.folded, batch, choices)
                 outcome = self.objective.loss(self.forward, batch, attacked)
                 outcome = outcome.before_attack(first, batch.labels)
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
@@ -228,7 +218,7 @@ class Update:
                 found = [*objective.test(model, seen)]
                 if epsilon:
                     seen = replace(seen, epsilon=epsilon)
-                    moved = objective.attacked(self.attacked_uncompiled, seen, generator)
+                    moved = objective.attacked(self.folded_uncompiled, seen, generator)
                     logits = model(moved.images + moved.noise[:, 0])
                     found.append((logits.argmax(1) == labels).sum())
             for position, value in enumerate(found):

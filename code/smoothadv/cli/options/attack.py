@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
-from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, PlugIn, Stein, plug_in
+from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, PlugIn, plug_in
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
     Checked,
@@ -97,32 +97,33 @@ def compose_attack(
             f"{', '.join(ATTACKS)}"
         )
     refuse_foreign_settings(options, ATTACKS, "--attack", name)
-    estimator = _estimator(options, noise_sd)
-    return compose(ATTACKS[name], options, f"--attack {name}", estimator=estimator, **given)
-
-
-def _estimator(options: Options, noise_sd: float | None) -> GradientEstimator:
     chosen = EvaluationAttackOptions(**given_settings(EvaluationAttackOptions, options))
     ways = [flag for flag in ("--no-grad-attack", "--hard-no-grad-attack") if flag in options]
     if ways and chosen.gradient is not None:
         raise UsageError(f"{ways[0]} and --gradient say the same thing: leave one of them out")
-    if not ways and chosen.gradient in (None, "plug-in", _BASE):
-        return plug_in if chosen.beta in (None, 1) else PlugIn(chosen.beta)
-    way = ways[0] if ways else f"--gradient {chosen.gradient}"
-    if chosen.beta is not None:
+    gradient = chosen.gradient or "plug-in"
+    if ways:
+        gradient = "hard-stein" if chosen.hard_no_grad_attack else "stein"
+    way = ways[0] if ways else f"--gradient {gradient}"
+    is_plug_in = gradient in ("plug-in", _BASE)
+    if chosen.beta is not None and not is_plug_in:
         raise UsageError(
             f"--beta is not read by {way}, but by the plug-in gradient: leave one of them out"
         )
-    if noise_sd is None:
-        raise UsageError(f"{way} estimates gradients from noise: give --noise, like 0.25")
-    if chosen.gradient is not None:
-        return ESTIMATORS[chosen.gradient][0](noise_sd)
-    if noise_sd == 0:
-        reason = "--base-attack has none" if "--base-attack" in options else "--noise is 0"
+    if ways and noise_sd == 0:
         raise UsageError(
-            f"{way} estimates gradients from noise, and {reason}: leave one of them out"
+            f"{way} estimates gradients from noise, and there is none: leave it out, or "
+            "--base-attack or --noise 0"
         )
-    return Stein(noise_sd, hard=chosen.hard_no_grad_attack)
+    if chosen.beta not in (None, 1):
+        estimator: GradientEstimator = PlugIn(chosen.beta)
+    elif is_plug_in:
+        estimator = plug_in
+    elif noise_sd is None:
+        raise UsageError(f"{way} estimates gradients from noise: give --noise, like 0.25")
+    else:
+        estimator = ESTIMATORS[gradient][0](noise_sd)
+    return compose(ATTACKS[name], options, f"--attack {name}", estimator=estimator, **given)
 
 
 def flags_of(*components: type) -> set[str]:

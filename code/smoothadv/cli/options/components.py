@@ -86,7 +86,7 @@ def compose(component: type, options: Options, name: str, **given: Any) -> Any:
     """
     values = {**given_settings(component, options), **given}
     for setting in options_of(component):
-        if setting.required and setting.field not in values:
+        if setting.default is MISSING and setting.field not in values:
             raise UsageError(f"{name} needs {setting.flag}: {setting.description}")
     try:
         return component(**values)
@@ -95,16 +95,12 @@ def compose(component: type, options: Options, name: str, **given: Any) -> Any:
 
 
 def refuse_foreign_settings(
-    options: Options,
-    registry: Registry[type[Any]],
-    chooser: str,
-    chosen: str,
-    also: Iterable[type] = (),
+    options: Options, registry: Registry[type[Any]], chooser: str, chosen: str
 ) -> None:
     """A usage error if an option was given that another component of ``registry`` reads, but not
-    the one that ``chooser``, like --method, has ``chosen``, and none of ``also``.
+    the one that ``chooser``, like --method, has ``chosen``.
     """
-    readable = {one.flag for kind in (registry[chosen], *also) for one in options_of(kind)}
+    readable = {one.flag for one in options_of(registry[chosen])}
     for name, component in registry.items():
         for setting in options_of(component):
             if setting.flag in options and setting.flag not in readable:

@@ -24,7 +24,6 @@ from smoothadv.cli.options.components import (
     compose,
     given_settings,
     group_of,
-    refuse_foreign_settings,
 )
 from smoothadv.cli.options.recipes import RELEASED, recipe_names, with_recipe
 from smoothadv.cli.options.shared import say_what_is_certified
@@ -45,8 +44,12 @@ _WITH_ATTACK = {"--warmup", "--warmup-from-first-epoch", "--base-attack"}
 """Settings of objectives that do without an attack, and that only an attack reads."""
 
 
-DEFAULT_OBJECTIVES = {"train": "gaussian", "train_pgd": "smoothadv", "train_denoiser": "mse"}
-"""The objective of each command that names none."""
+OBJECTIVES_OF: dict[str, tuple[Registry[type[Objective]], str]] = {
+    "train": (OBJECTIVES, "gaussian"),
+    "train_pgd": (OBJECTIVES, "smoothadv"),
+    "train_denoiser": (DENOISING, "mse"),
+}
+"""The objectives of each command, and the one where none is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,25 +77,18 @@ class TrainingOptions(Checked):
     )
 
 
-def objectives_of(command: str) -> Registry[type[Objective]]:
-    """The objectives of a training command: of denoisers, or of classifiers."""
-    return DENOISING if command == "train_denoiser" else OBJECTIVES
-
-
-def add_training(parser: Parser, command: str, arguments: Sequence[str]) -> None:
-    """The options of a training command; --released-behaviour in ``arguments`` changes the unit of
+def training_parser(name: str, about: str, examples: str, arguments: Sequence[str]) -> Parser:
+    """The parser of a training command; --released-behaviour in ``arguments`` changes the unit of
     --epsilon.
 
     The help shows those of the objective and of the attack that ``arguments`` name. The parser
     knows the others, too, so that a message can say who reads them.
     """
-    default = DEFAULT_OBJECTIVES[command]
-    objectives = objectives_of(command)
-    (*_, name), (*_, attack) = (
-        [first, *values_of(flag, arguments)]
-        for flag, first in (("--objective", default), ("--attack", ""))
-    )
-    chosen = objectives.get(name, objectives[default])
+    parser = Parser(prog=name, description=about, epilog=examples)
+    objectives, default = OBJECTIVES_OF[name]
+    *_, asked = [default, *values_of("--objective", arguments)]
+    *_, attack = ["", *values_of("--attack", arguments)]
+    chosen = objectives.get(asked, objectives[default])
     recipe, released, objective = options_of(TrainingOptions)
     objective = dataclasses.replace(
         objective, default=default, choices=objectives, parse=objectives.require
@@ -115,6 +111,7 @@ def add_training(parser: Parser, command: str, arguments: Sequence[str]) -> None
     for action in parser._actions:
         if {*action.option_strings} & (hidden | {"--released-behaviour"}) - shown:
             action.help = argparse.SUPPRESS
+    return parser
 
 
 def _spec_settings(denoises: bool) -> list[Setting]:
@@ -149,8 +146,8 @@ def with_recipes(parser: Parser, options: Options, command: str) -> Options:
         )
     if "--released-behaviour" in options:
         names.append(RELEASED)
-    default = {"--objective": DEFAULT_OBJECTIVES[command]}
-    objectives = objectives_of(command)
+    objectives, name = OBJECTIVES_OF[command]
+    default = {"--objective": name}
     general = {one.flag for one in _spec_settings(objectives is DENOISING)}
     general.add("--warmup")  # the paper's recipes have it, and serve Gaussian noise too
     for name in names:
@@ -169,7 +166,7 @@ def _readable(options: Options, objectives: Registry[type[Objective]]) -> set[st
     objective = objectives[options["--objective"]]
     field = attack_field(objective)
     flags = {one.flag for one in _spec_settings(objective.DENOISES)}
-    flags |= {"--objective", "--attack"} | flags_of(objective)
+    flags |= {"--objective"} | flags_of(objective)
     if field is not None and "--attack" in options:
         flags |= flags_of(ATTACKS[options["--attack"]], AttackOptions)
     elif field is not None and field.default is not dataclasses.MISSING:
@@ -181,7 +178,7 @@ def spec_of(options: Options, command: Sequence[str]) -> TrainSpec:
     """The specification that the options of a ``command``, like ("smoothadv", "train"), with
     recipes added, describe; a usage error where they contradict each other.
     """
-    objective = _objective(options, objectives_of(command[1]))
+    objective = _objective(options, OBJECTIVES_OF[command[1]][0])
     given = given_settings(TrainSpec, options)
     if objective.DENOISES:
         given["teacher"] = options.get("--classifier")
@@ -213,21 +210,16 @@ def _objective(options: Options, objectives: Registry[type[Objective]]) -> Objec
     """
     name, kind = options["--objective"], objectives[options["--objective"]]
     field = attack_field(kind)
-    is_optional = field is not None and field.default is not dataclasses.MISSING
     given: dict[str, Any] = {}
-    if field is not None and ("--attack" in options or not is_optional):
+    if field is not None and ("--attack" in options or field.default is dataclasses.MISSING):
         noise_sd = 0.0 if "--base-attack" in options else options.get("--noise")
         given[field.name] = compose_attack(options, noise_sd)
-    else:
-        of_attack = flags_of(AttackOptions, *ATTACKS.values()) - flags_of(kind)
-        if is_optional:
-            of_attack |= _WITH_ATTACK
-        if flags := [flag for flag in options if flag in of_attack]:
-            advice = "add --attack NAME" if is_optional else "leave it out"
-            raise UsageError(
-                f"{flags[0]} is not read by --objective {name}, which makes no attack: {advice}, "
-                "or take --objective smoothadv"
-            )
-    also = ATTACKS.values() if given else ()
-    refuse_foreign_settings(options, objectives, "--objective", name, also)
+    unread = flags_of(AttackOptions, *ATTACKS.values(), *objectives.values())
+    unread -= _readable(options, objectives)
+    if flags := [flag for flag in options if flag in unread]:
+        where = "" if given else " without --attack"
+        raise UsageError(
+            f"{flags[0]} is not read by --objective {name}{where}: leave it out, or take another "
+            "objective or attack"
+        )
     return compose(kind, options, f"--objective {name}", **given)
