@@ -34,6 +34,7 @@ from smoothadv.exact.training import trained_integers
 from smoothadv.noise import derive_generator
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.run import TrainingRun, TrainingSetup
+from smoothadv.training.schedule import layer_groups
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import load_teacher
 
@@ -109,10 +110,11 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
             f"--batch is {schedule.batch} images for {processes.size} processes: take more"
         )
     description, input_layer, model, started_from = _model(spec, images)
+    if schedule.layer_decay is not None:  # before there is a folder
+        layer_groups(model, schedule.layer_decay)
     teacher = None
     if spec.teacher is not None:
-        of_teacher = spec.input_layer if spec.objective.DENOISES else None
-        teacher = load_teacher(str(spec.teacher), images, device, of_teacher)
+        teacher = load_teacher(spec, images, device)
     return TrainingSetup(
         spec=spec,
         training=training,

@@ -27,6 +27,7 @@ from smoothadv.datasets import DatasetDescription, ImageDataset
 from smoothadv.datasets.relabelled import matched_classes
 from smoothadv.noise import GaussianNoise, Purpose
 from smoothadv.statistics import Draws
+from smoothadv.training.spec import TrainSpec
 from smoothadv.voting.counter import Poll, VoteCounter
 
 _IMAGES_AT_A_TIME = 512
@@ -85,13 +86,13 @@ class Teacher:
         return replace(self, shares=torch.from_numpy(votes / np.float32(draws)).float().to(device))
 
 
-def load_teacher(
-    name: str, description: DatasetDescription, device: torch.device, input_layer: str | None
-) -> Teacher:
-    """The teacher in the checkpoint, or of the library, that ``name`` names, in eval mode on the
-    device; UserError if it is of other images.
+def load_teacher(spec: TrainSpec, description: DatasetDescription, device: torch.device) -> Teacher:
+    """The teacher in the checkpoint that a training names, in eval mode on the device; behind a
+    denoiser also of a library. UserError if it is of other images.
     """
-    if name.partition(":")[0] in LIBRARIES and not os.path.exists(name):
+    name, denoises = str(spec.teacher), spec.objective.DENOISES
+    input_layer = spec.input_layer if denoises else None
+    if denoises and name.partition(":")[0] in LIBRARIES and not os.path.exists(name):
         network, sha256 = _of_library(name, description, input_layer)
     elif members_of(name).mean is not None:
         raise UserError(f"the teacher {name} is an ensemble: name one checkpoint")
