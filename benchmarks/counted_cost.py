@@ -50,7 +50,7 @@ from smoothadv.objectives import OBJECTIVES
 from smoothadv.statistics import Draws
 from smoothadv.training.execution import CONVOLUTION_DTYPES, Execution
 from smoothadv.training.graphed import GraphedUpdate
-from smoothadv.training.schedule import sgd
+from smoothadv.training.schedule import Schedule, optimizer_of
 from smoothadv.training.update import Address, Update
 from smoothadv.voting.classifier import PRECISIONS, VotingClassifier, optimized_for_inference
 from smoothadv.voting.counter import Poll, VoteCounter
@@ -177,7 +177,7 @@ def update(
     labels = torch.empty(batch, dtype=torch.int64, device=META)
     with Counted() as counted, without_values(counted):
         with counted.paused():
-            optimizer = sgd(model, META, 0.1, 0.9, 1e-4)
+            optimizer = optimizer_of(Schedule(), model, META)
             step = Update(model, objective, optimizer, execution, group, META, images[:2], batch)
             step.compute = GraphedUpdate(step) if graph else step.compute
             for number in range(

@@ -30,7 +30,7 @@ from smoothadv.noise import GaussianNoise, training_noise
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.training.execution import Execution
 from smoothadv.training.graphed import GraphedUpdate
-from smoothadv.training.schedule import sgd
+from smoothadv.training.schedule import Schedule, optimizer_of
 from smoothadv.training.update import Update
 from smoothadv.voting.classifier import PRECISIONS, CompiledClassifier, optimized_for_inference
 from smoothadv.voting.counter import VoteCounter
@@ -187,7 +187,7 @@ def updates(name: str, precision: str, mode: str, options: argparse.Namespace) -
         objective = OBJECTIVES["smoothadv"](
             ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0
         )
-        ours = sgd(model, device, 1e-12, momentum=0.9, decay=1e-4)
+        ours = optimizer_of(Schedule(learning_rate=1e-12), model, device)
         update = Update(
             model, objective, ours, execution, Processes(), device, images[:2], len(images)
         )

@@ -1,5 +1,6 @@
 """Files of others: messages escape what steers a terminal, and no picture or grid is too large."""
 
+import itertools
 import json
 import os
 import zlib
@@ -150,8 +151,8 @@ def picture(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("position", ["0.png", "1.png"])
 def test_a_picture_of_144_megapixels_is_not_decoded(position, workplace, capsys, monkeypatch):
     """Whether it is the first or has another size than the first."""
-    for name in ("0.png", "1.png"):
-        path = Path("images/train/a") / name
+    for split, name in itertools.product(("train", "test"), ("0.png", "1.png")):
+        path = Path("images", split, "a", name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture(12_000, 12_000) if name == position else picture(8, 8))
     decoded, load = [], ImageFile.ImageFile.load

@@ -229,7 +229,7 @@ def test_network_of_timm_trains_resumes_and_is_certified(workplace, capsys):
     succeed(*train, "parts", *SMOKE, "--epochs", 1)
     succeed(*train, "parts", *SMOKE, "--epochs", 2, "--resume")
     one, other = (read_checkpoint(f"{name}/checkpoint.pth.tar") for name in ("whole", "parts"))
-    assert one["arch"] == "timm:test_resnet" and "pretrained" not in one["recipe"]
+    assert one["arch"] == "timm:test_resnet" and not one["recipe"]["pretrained"]
     assert all(
         torch.equal(value, other["state_dict"][name]) for name, value in one["state_dict"].items()
     )

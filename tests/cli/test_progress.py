@@ -82,8 +82,7 @@ def test_other_lines_count(clock, capsys):
 def test_work_of_hours_says_so_before_it_begins(images, lines, recwarn):
     warn_of_hours("2 epochs", images)
     for done, silent in ((0, False), (10**12, False), (0, True)):  # what is left counts
-        with TrainingProgress(images + done, done, 2, print, silent):
-            pass
+        TrainingProgress(images + done, done, 2, print, silent).close()
     said = ["2 epochs, take 1.0 hours even at 1,000,000 noisy images per second"]
     assert [str(one.message) for one in recwarn][:lines] == said * lines and len(
         recwarn

@@ -169,7 +169,7 @@ CONFLICTS = {
     "added denoiser": (None, {}, {"denoiser": "diffusers:x"}, ["denoiser than diffusers:x"]),
     "other denoiser": (denoised_log, {}, {"denoiser": "grid.toml"}, ["denoiser than grid.toml"]),
     "no denoiser": (denoised_log, {}, {}, [str(LOG), "another denoiser than none"]),
-    "pretrained": (pretrained_model, {}, {}, [str(MODEL), "pretrained was True, now None"]),
+    "pretrained": (pretrained_model, {}, {}, [str(MODEL), "pretrained was True, now False"]),
     "N": (None, {}, {"N": 300}, ["N was 200, now 300"]),
     "alpha": (None, {}, {"alpha": 0.01}, ["alpha was 0.001, now 0.01"]),
     "procedure": (None, {}, {"method": "adaptive"}, ["method was 'exact', now 'adaptive'"]),

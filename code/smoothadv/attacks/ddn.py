@@ -116,7 +116,7 @@ class DDN(GradientAttack):
         for k in range(self._updates):
             # Cosine annealing from 1 at k = 0 to 0.01 at k = T - 1.
             step = 0.01 + 0.495 * (1 + math.cos(math.pi * k / last))
-            v = v + (-step if self.targeted else step) * direction
+            v = v + self.direction * step * direction
             norm = torch.minimum(
                 torch.where(adversarial, norm * (1 - self.gamma), norm * (1 + self.gamma)),
                 worst_norm,

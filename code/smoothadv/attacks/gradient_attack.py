@@ -174,3 +174,8 @@ class GradientAttack(Checked, ABC):
         """A perturbation v [B, ...] with inputs + v in [0, 1]; the caller projects it to the
         ball.
         """
+
+    @property
+    def direction(self) -> int:
+        """1 to increase the loss of the labels, -1 to decrease it if ``targeted``."""
+        return -1 if self.targeted else 1

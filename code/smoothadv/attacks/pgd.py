@@ -53,8 +53,7 @@ class PGD(GradientAttack):
             if self.step_size is None
             else torch.full_like(epsilon, self.step_size)
         )
-        length = -length if self.targeted else length
-        step = per_example(length.to(inputs.dtype), inputs)
+        step = per_example((self.direction * length).to(inputs.dtype), inputs)
         for _ in range(self.num_steps):
             direction = unit(problem.estimate(v).gradient)
             if self.random_if_flat:

@@ -66,8 +66,7 @@ class TrainingStage:
             return nothing
         files = self.expected.digests.items()
         known = {field: digest(path) for field, path in files if path.exists()}
-        # Some recipes only have these two.
-        wanted = {"pretrained": None, "optimizer": None, **self.expected.recipe, **known}
+        wanted = {"optimizer": None, **self.expected.recipe, **known}
         try:
             recorded = read_json(self.folder / records.ARGUMENTS)["recipe"]
             difference = _difference(recorded, wanted)

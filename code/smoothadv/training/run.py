@@ -157,12 +157,10 @@ class TrainingRun:
         if policy is not None and not self.first_step:
             self._choose_images(policy, epoch)
         began = time.monotonic()
+        # The checkpoint has a learning rate, also where no step is left.
+        self._set_learning_rate(epoch, max(0, self.first_step - 1))
         for number, step, (images, labels) in self._batches(epoch):
-            rate = self.schedule.learning_rate_at(epoch, number, self.steps)
-            for group in self.optimizer.param_groups:
-                scaled = rate * group.get("lr_scale", 1.0)
-                is_tensor = torch.is_tensor(group["lr"])
-                group["lr"] = group["lr"].fill_(scaled) if is_tensor else scaled
+            self._set_learning_rate(epoch, number)
             _, part = self.processes.share(step.indices)
             weight = self.setup.spec.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
@@ -192,6 +190,13 @@ class TrainingRun:
             "images_per_second": round(rate, 1),
             **{f"train_{name}": round(averages[name], 6) for name in self.objective.TERMS},
         }
+
+    def _set_learning_rate(self, epoch: int, step: int) -> None:
+        rate = self.schedule.learning_rate_at(epoch, step, self.steps)
+        for group in self.optimizer.param_groups:
+            scaled = rate * group.get("lr_scale", 1.0)
+            is_tensor = torch.is_tensor(group["lr"])
+            group["lr"] = group["lr"].fill_(scaled) if is_tensor else scaled
 
     def _tested(self, epoch: int) -> dict[str, float]:
         """What the evaluation after an epoch finds, if there is one."""
