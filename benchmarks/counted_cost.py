@@ -177,7 +177,7 @@ def update(
     labels = torch.empty(batch, dtype=torch.int64, device=META)
     with Counted() as counted, without_values(counted):
         with counted.paused():
-            optimizer = optimizer_of(Schedule(), model, META)
+            optimizer = optimizer_of(Schedule(batch, 1, 0.1, 1), model, META)
             step = Update(model, objective, optimizer, execution, group, META, images[:2], batch)
             step.compute = GraphedUpdate(step) if graph else step.compute
             for number in range(

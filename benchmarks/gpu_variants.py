@@ -187,7 +187,7 @@ def updates(name: str, precision: str, mode: str, options: argparse.Namespace) -
         objective = OBJECTIVES["smoothadv"](
             ATTACKS[method](EPSILON, steps), SIGMA, copies, warmup=0
         )
-        ours = optimizer_of(Schedule(learning_rate=1e-12), model, device)
+        ours = optimizer_of(Schedule(len(images), 1, 1e-12, 1), model, device)
         update = Update(
             model, objective, ours, execution, Processes(), device, images[:2], len(images)
         )
