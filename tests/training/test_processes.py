@@ -316,12 +316,27 @@ if __name__ == "__main__":
     main(Path(sys.argv[1]))
 
 
-def test_tensors_of_all_layouts_are_exchanged_as_one():
-    """As gradients come: channels-last, transposed, strided, of one element and of none."""
+@pytest.mark.parametrize("as_stored", [True, False])
+def test_tensors_of_all_layouts_are_exchanged_as_one(as_stored):
+    """As gradients come: channels-last, transposed, expanded, strided, of one element and of
+    none.
+    """
     torch.manual_seed(0)
     last = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
-    tensors = [last, torch.randn(2, 5).T, torch.randn(8)[::2], torch.randn(()), last[:0]]
-    before, sizes = [tensor.clone() for tensor in tensors], []
-    distributed._exchange(tensors, lambda flat: sizes.append(len(flat)) or flat.mul_(2))
-    assert sizes == [sum(tensor.numel() for tensor in tensors)]
-    assert all(torch.equal(new, 2 * old) for new, old in zip(tensors, before))
+    tensors = [
+        last,
+        torch.randn(2, 5).T,
+        torch.randn(3, 1).expand(3, 4),
+        torch.randn(8)[::2],
+        torch.randn(()),
+        last[:0],
+    ]
+    flat, views = distributed._in_one_tensor(tensors, as_stored)
+    assert flat.shape == (sum(tensor.numel() for tensor in tensors),)
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    assert [view.stride() == each.stride() for view, each in zip(views[:2], tensors)] == [
+        as_stored
+    ] * 2
+    assert as_stored or torch.equal(flat, torch.cat([tensor.flatten() for tensor in tensors]))
+    flat *= 2
+    assert all(torch.equal(view, 2 * tensor) for view, tensor in zip(views, tensors))

@@ -11,9 +11,8 @@ import pickle
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -185,8 +184,10 @@ class Processes:
             gradients = [
                 parameter.grad for parameter in model.parameters() if parameter.grad is not None
             ]
-            _exchange(gradients, distributed.all_reduce)
-            torch._foreach_div_(gradients, self.size)
+            flat, views = _in_one_tensor(gradients, gradients[0].device.type != "cpu")
+            distributed.all_reduce(flat)
+            flat /= self.size
+            torch._foreach_copy_(gradients, views)
 
     def share_state(self, model: nn.Module) -> None:
         """Copy the weights and buffers of the first process to all others."""
@@ -202,11 +203,14 @@ class Processes:
         """Set the tensors to those of the first process, in one exchange for each dtype."""
         if self.size == 1:
             return
+        import torch
         from torch import distributed
 
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             equal = [tensor for tensor in tensors if tensor.dtype == dtype]
-            _exchange(equal, partial(distributed.broadcast, src=0))
+            flat, views = _in_one_tensor(equal, equal[0].device.type != "cpu")
+            distributed.broadcast(flat, 0)
+            torch._foreach_copy_(equal, views)
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of ``values`` over all processes."""
@@ -218,14 +222,31 @@ class Processes:
         return values
 
 
-def _exchange(tensors: list[torch.Tensor], exchanged: Callable[[torch.Tensor], object]) -> None:
-    """Let ``exchanged`` change all values of the tensors, which have one dtype, at once."""
+def _in_one_tensor(
+    tensors: list[torch.Tensor], as_stored: bool
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A tensor [N] with all values, and its parts in the shapes of the ``tensors``, of one dtype.
+    With ``as_stored`` values are in the order in which they lie in memory: a GPU then copies many
+    in one kernel.
+    """
     import torch
 
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    exchanged(flat)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    torch._foreach_copy_(tensors, [part.view(each.shape) for part, each in zip(parts, tensors)])
+    form = torch.preserve_format if as_stored else torch.contiguous_format
+    strides = [
+        torch.empty_like(tensor, device="meta", memory_format=form).stride() for tensor in tensors
+    ]
+    dense = [
+        t if t.stride() == stride else t.clone(memory_format=form)
+        for t, stride in zip(tensors, strides)
+    ]
+    flat = torch.cat(
+        [tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()) for tensor in dense]
+    )
+    parts = zip(flat.split([tensor.numel() for tensor in tensors]), tensors, strides)
+    return flat, [
+        part.as_strided(tensor.shape, stride, part.storage_offset())
+        for part, tensor, stride in parts
+    ]
 
 
 def is_launched() -> bool:
