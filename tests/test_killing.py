@@ -1,5 +1,5 @@
-"""No certification is lost: killed twenty times at random moments, or on a full disk, it ends like
-any other.
+"""A certification is continued under the same settings alone, and on a full disk it ends in whole
+rows.
 """
 
 from pathlib import Path

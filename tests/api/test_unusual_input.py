@@ -142,6 +142,8 @@ REFUSED = {
         None,
         "the DataLoader shuffles",
     ),
+    "masked images": (np.ma.masked_equal(IMAGES, IMAGES.max()), LABELS, "a masked array"),
+    "masked labels": (IMAGES, np.ma.masked_equal(LABELS, LABELS[0]), "a masked array"),
     "empty loader": (
         DataLoader(TensorDataset(torch.tensor(IMAGES[:0]), torch.tensor(LABELS[:0]))),
         None,

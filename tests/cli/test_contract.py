@@ -122,7 +122,7 @@ def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(
     assert_equal(workplace, whole(kind), kind)
 
 
-@pytest.mark.parametrize("kind", ["adaptive", "predict", "restarts", "falsify"])
+@pytest.mark.parametrize("kind", ["exact", "adaptive", "predict", "restarts", "falsify"])
 def test_killed_at_random_it_is_finished_by_the_same_command(
     start, command, warm, workplace, whole, kind
 ):

@@ -155,6 +155,8 @@ def _tensor(values: Any, name: str) -> torch.Tensor:
     """
     if isinstance(values, torch.Tensor):
         return values.detach().cpu()
+    if np.ma.is_masked(values):
+        raise UserError(f"{name}: found a masked array, expected all of its values: fill it first")
     try:
         # PyTorch refuses negative strides, and warns of arrays that cannot be written to.
         return torch.from_numpy(np.require(values, requirements=["C", "W"]))
