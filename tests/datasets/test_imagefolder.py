@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from smoothadv.datasets import DATASETS, describe_dataset, get_dataset
+from smoothadv.datasets import describe_dataset, get_dataset, stored
 from smoothadv.datasets.image_files import StoredImages
 from smoothadv.datasets.images import InMemoryImages
 from support.image_files import chw, random_image, save_image
@@ -55,6 +55,14 @@ def test_images_and_labels_follow_sorted_classes_and_file_names(tmp_path, channe
     assert_items_equal(dataset, [(pixels[path], label // 2) for label, path in enumerate(paths)])
     assert dataset.description.class_names == ("ant", "bee", "cat")
     assert dataset.description.image_shape == (channels, 4, 5)
+
+
+def test_a_path_means_another_folder_in_another_working_directory(tmp_path, monkeypatch):
+    for channels in (1, 3):
+        root = tmp_path / f"place{channels}"
+        make_folder(root / "images", channels)
+        monkeypatch.chdir(root)
+        assert describe_dataset("imagefolder:images").image_shape[0] == channels
 
 
 def test_constants_are_of_the_training_images_per_channel_to_4_decimals(tmp_path):
@@ -207,7 +215,7 @@ def decoded(monkeypatch) -> list[str]:
         return read(images, index, shape)
 
     monkeypatch.setattr(StoredImages, "pixels", read)
-    DATASETS["imagefolder"].describe.cache_clear()
+    stored._described.cache_clear()
     return names
 
 
@@ -227,7 +235,7 @@ def test_only_what_is_asked_for_is_decoded(tmp_path, decoded):
     assert again.fingerprint() == fingerprint, (
         "logs and checkpoints of earlier versions can be continued"
     )
-    DATASETS["imagefolder"].describe.cache_clear()
+    stored._described.cache_clear()
     decoded.clear()
     second = get_dataset(name, "test")
     assert second.fingerprint() == fingerprint and decoded == ["0.png"], "for the shape"
@@ -239,7 +247,7 @@ def test_constants_are_computed_once_for_the_same_files(tmp_path, decoded):
     make_folder(tmp_path)
     first = describe_dataset(f"imagefolder:{tmp_path}")
     assert len(decoded) == 1 + 6
-    DATASETS["imagefolder"].describe.cache_clear()
+    stored._described.cache_clear()
     assert describe_dataset(f"imagefolder:{tmp_path}") == first and len(decoded) == 1 + 6 + 1
 
 

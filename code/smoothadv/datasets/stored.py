@@ -1,5 +1,6 @@
 """Sources of stored images: a split of image files or of a table, prepared or as it is."""
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,14 +20,12 @@ def stored_source(
     those of a split should be.
     """
 
-    @cache
     def describe(location: str, data_dir: Path | None) -> DatasetDescription:
         (path, preparation), name = split_location(location), f"{kind}:{location}"
-        found = splits(path)
-        first = next(iter(found.values()))
-        if preparation is not None:
-            return photographs(name, first.classes, preparation.size)
-        return first.described(name, "train" in found)
+        if preparation is None:
+            return _described(splits, path, name, os.path.realpath(os.path.expanduser(path)))
+        first = next(iter(splits(path).values()))
+        return photographs(name, first.classes, preparation.size)
 
     def load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
         from smoothadv.datasets.images import ImagesOnDemand, StreamedImages
@@ -39,3 +38,14 @@ def stored_source(
         return StreamedImages(stored, description, preparation)
 
     return Source(describe, load, takes_location=True, takes_preparation=True)
+
+
+@cache
+def _described(
+    splits: Callable[[str], Mapping[str, StoredImages]], path: str, name: str, folder: str
+) -> DatasetDescription:
+    """The description of images as they are; the same path means another ``folder`` in another
+    working directory.
+    """
+    found = splits(path)
+    return next(iter(found.values())).described(name, "train" in found)
