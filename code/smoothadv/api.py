@@ -300,7 +300,9 @@ def _spec(
     source = model if isinstance(model, torch.nn.Module) else Path(model)
     dataset = images
     if not isinstance(images, str):
-        dataset = dataset_of(source, images, labels, given.num_classes, given.name)
+        dataset = dataset_of(
+            source, images, labels, given.num_classes, given.name, fields.get("arch")
+        )
     elif labels is not None:
         raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
     return kind(model=source, dataset=dataset, command=called_from(function), **fields)
@@ -319,6 +321,7 @@ def dataset_of(
     labels: Any,
     num_classes: int | None,
     name: str,
+    arch: str | None = None,
 ) -> ImageDataset:
     """What the caller handed over, as a dataset with the classes of the model; UserError where it
     cannot be one.
@@ -328,18 +331,22 @@ def dataset_of(
     if hasattr(images, "fingerprint") and hasattr(images, "description"):
         return images
     items = items_of(images, labels)
-    return described(items, _class_names(model, first_image(items, name), num_classes), name)
+    class_names = _class_names(model, first_image(items, name), num_classes, arch)
+    return described(items, class_names, name)
 
 
 def _class_names(
-    model: str | Path | torch.nn.Module, image: torch.Tensor, num_classes: int | None
+    model: str | Path | torch.nn.Module,
+    image: torch.Tensor,
+    num_classes: int | None,
+    arch: str | None,
 ) -> tuple[str, ...]:
     """The names of a model's classes, or their numbers, for an image [C, H, W]; UserError where
     nothing tells how many there are.
     """
     network: Any = model
     if isinstance(model, Path) and not is_named(model):
-        for content in read_members(model).contents:
+        for content in read_members(model, arch).contents:
             if content.get("classes"):
                 return tuple(map(str, content["classes"]))
     elif isinstance(model, Path) and not plugins.names_function(str(model)):

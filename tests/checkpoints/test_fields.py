@@ -54,10 +54,8 @@ def refusal(path: Path) -> str:
 
 
 FIELDS = {
-    **{
-        f"no {name}": ({name: "absent"}, f"lacks {name}")
-        for name in ("epoch", "arch", "state_dict")
-    },
+    **{f"no {name}": ({name: "absent"}, f"lacks {name}") for name in ("epoch", "state_dict")},
+    "no arch": ({"arch": "absent"}, "take it with --arch NAME"),
     "weights are None": ({"state_dict": None}, "lacks state_dict"),
     "weights are a tensor": ({"state_dict": torch.zeros(3)}, "its state_dict is tensor([0"),
     "weights are a model": (

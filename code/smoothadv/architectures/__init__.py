@@ -62,10 +62,10 @@ def get_architecture(
     """A freshly initialised base classifier for ``dataset``, in train mode.
 
     ``arch`` is a name in ARCHITECTURES, KIND:LOCATION of a library or FILE.py:FUNCTION; ``dataset``
-    a dataset's name or description; ``input_layer`` is "normalize" ((x - mean) / std) or "center"
-    (x - mean). Maps float images [B, C, H, W] to logits [B, num_classes]. UserError on unknown
-    names, where the dataset has no constants to normalize with, or where a network of a library or
-    of the user's does not fit the images.
+    a dataset's name or description; ``input_layer`` is "normalize" ((x - mean) / std), "center"
+    (x - mean) or "none". Maps float images [B, C, H, W] to logits [B, num_classes]. UserError on
+    unknown names, where the dataset has no constants to normalize with, or where a network of a
+    library or of the user's does not fit the images.
     """
     name = chosen_architecture(arch)
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset

@@ -47,6 +47,7 @@ INPUT_LAYERS: Registry[Callable[[tuple[float, ...], tuple[float, ...]], nn.Modul
 )
 INPUT_LAYERS.register("normalize")(Normalize)
 INPUT_LAYERS.register("center")(Center)
+INPUT_LAYERS.register("none")(nn.Identity)  # for networks that normalize images themselves
 
 
 def build_input_layer(name: str, description: DatasetDescription) -> nn.Module:
@@ -54,10 +55,12 @@ def build_input_layer(name: str, description: DatasetDescription) -> nn.Module:
     none.
     """
     layer = INPUT_LAYERS[name]
+    if layer is nn.Identity:
+        return layer()
     if description.mean is None or description.std is None:
         raise UserError(
-            f"dataset '{description.name}' has no mean and standard deviation, because its train/ "
-            "folder is missing; a checkpoint of smoothadv records them, any other checkpoint needs "
-            "that folder"
+            f"dataset '{description.name}' has no mean and standard deviation to normalize with: a "
+            "folder of images has them if it has a train/ folder, and a checkpoint of smoothadv "
+            "records them; 'none' is for a network that normalizes its images itself"
         )
     return layer(description.mean, description.std)

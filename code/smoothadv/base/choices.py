@@ -2,7 +2,7 @@
 torch.
 """
 
-INPUT_LAYER_NAMES = ("normalize", "center")
+INPUT_LAYER_NAMES = ("normalize", "center", "none")
 """Of ``architectures.INPUT_LAYERS``."""
 EXISTING = ("resume", "overwrite", "refuse")
 """What to do with a log, or a training run, that exists already."""

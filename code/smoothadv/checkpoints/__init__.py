@@ -3,7 +3,9 @@ al.
 
 A checkpoint is a dict with at least ``epoch`` (the next one), ``arch``, ``state_dict`` and
 ``optimizer``: the released format. This package adds what the released files leave out: the input
-layer with its constants, the dataset, the recipe and the history of the run.
+layer with its constants, the dataset, the recipe and the history of the run. A file of weights
+alone, as ``torch.save(model.state_dict(), path)`` writes it, is one too where the caller names its
+architecture.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torch import nn
 from smoothadv.architectures import (
     ARCHITECTURES,
     INPUT_LAYERS,
+    chosen_architecture,
     get_architecture,
     names_network,
     require_architecture,
@@ -83,13 +86,17 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     write_atomically(path, lambda file: file.write(serialized.getbuffer()))
 
 
-def read_checkpoint(path: str | Path, denoiser: bool = False) -> dict[str, Any]:
+def read_checkpoint(
+    path: str | Path, denoiser: bool = False, arch: str | None = None
+) -> dict[str, Any]:
     """The dict in a checkpoint file, of a classifier or a ``denoiser``, tensors on the CPU.
 
-    UserError if it is missing, damaged or something else, or if its architecture is unknown; this
-    error names the plug-in that the checkpoint needs.
+    ``arch`` is the architecture of a file that does not record one, or that another program wrote:
+    it then has ``arch`` and ``state_dict`` alone. UserError if the file is missing, damaged or
+    something else, or if its architecture is unknown; this error names the plug-in that the
+    checkpoint needs.
     """
-    content = _content(Path(path))
+    content = _content(Path(path), arch and chosen_architecture(arch))
     arch = str(content["arch"])
     if content.get("denoiser", arch in DENOISERS and arch not in ARCHITECTURES) != denoiser:
         found = "no denoiser: train_denoiser makes one"
@@ -108,10 +115,11 @@ def read_checkpoint(path: str | Path, denoiser: bool = False) -> dict[str, Any]:
     return content
 
 
-def read_members(path: str | Path) -> Members:
+def read_members(path: str | Path, arch: str | None = None) -> Members:
     """The checkpoint or the ensemble that ``path`` names, read as ``read_checkpoint`` does."""
     members = members_of(path)
-    return dataclasses.replace(members, contents=tuple(map(read_checkpoint, members.paths)))
+    contents = tuple(read_checkpoint(one, arch=arch) for one in members.paths)
+    return dataclasses.replace(members, contents=contents)
 
 
 def missing_dataset_plugin(path: Path, dataset: str) -> str:
@@ -129,7 +137,7 @@ def missing_dataset_plugin(path: Path, dataset: str) -> str:
         return ""
 
 
-def _content(path: Path) -> dict[str, Any]:
+def _content(path: Path, arch: str | None = None) -> dict[str, Any]:
     """What ``read_checkpoint`` returns, of whatever architecture."""
     if path.is_dir():
         raise UserError(
@@ -155,10 +163,25 @@ def _content(path: Path) -> dict[str, Any]:
         ) from error
     pairs = content.items() if isinstance(content, dict) else ()
     content = {name: value for name, value in pairs if value is not None}
-    if missing := [name for name in ("epoch", "arch", "state_dict") if name not in content]:
+    missing = [name for name in ("epoch", "arch", "state_dict") if name not in content]
+    weights = _weights_in(content)
+    if arch is not None and "recipe" not in content and weights:
+        return {"arch": arch, "state_dict": weights}
+    if "arch" in missing and weights:
+        raise UserError(
+            f"checkpoint {path} holds weights, but not the name of their architecture: certify, "
+            "predict and attack take it with --arch NAME or --arch FILE.py:FUNCTION, and with "
+            "--input-layer"
+        )
+    if missing:
         raise UserError(
             f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, "
-            "state_dict and optimizer"
+            "state_dict and optimizer, or a state_dict alone"
+        )
+    if arch not in (None, content["arch"]):
+        raise UserError(
+            f"checkpoint {path} is of architecture '{content['arch']}', not '{arch}': leave --arch "
+            "out"
         )
     for name in content.keys() & _FIELDS.keys():
         value, (expected, kind, entry) = content[name], _FIELDS[name]
@@ -170,6 +193,20 @@ def _content(path: Path) -> dict[str, Any]:
             found = escape(reprlib.repr(value), 80)
             raise UserError(f"checkpoint {path}: its {name} is {found}, expected {expected}")
     return content
+
+
+def _weights_in(content: dict[str, Any]) -> Weights | None:
+    """The weights in a file: all of it, its ``state_dict``, or the only state of a network in it;
+    None if there is none.
+    """
+    states = {
+        name: value
+        for name, value in {"": content, **content}.items()
+        if isinstance(value, dict)
+        and value
+        and all(isinstance(one, torch.Tensor) for one in value.values())
+    }
+    return next(iter(states.values())) if len(states) == 1 else states.get("state_dict")
 
 
 def is_module(content: dict[str, Any]) -> bool:
@@ -201,17 +238,20 @@ def digest_of(value: Any) -> str:
 
 
 def load_classifier(
-    path: str | Path, dataset: str | DatasetDescription, input_layer: str | None = None
+    path: str | Path,
+    dataset: str | DatasetDescription,
+    input_layer: str | None = None,
+    arch: str | None = None,
 ) -> nn.Module:
     """The base classifier in a checkpoint: in eval mode, [0, 1] images [B, C, H, W] in, logits [B,
     K] out.
 
     ``path`` may name an ensemble, too (see ``ensembles``). ``dataset`` is the name or description
-    of the dataset to be classified. ``input_layer`` ("normalize" or "center") must be given where
-    the checkpoint does not record it and may be left out otherwise. UserError where the file, the
-    dataset and the input layer do not fit together.
+    of the dataset to be classified. ``input_layer`` ("normalize", "center" or "none") and ``arch``,
+    the name of an architecture, must be given where the checkpoint does not record them and may be
+    left out otherwise. UserError where the file, the dataset and these two do not fit together.
     """
-    members = read_members(path)
+    members = read_members(path, arch)
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
     return classifier_from_members(members, description, input_layer)
 
@@ -236,7 +276,8 @@ def classifier_from_members(
             continue
         fitting, arch = with_recorded_constants(content, path, description), content["arch"]
         model = get_architecture(arch, fitting, recorded_input_layer(content, path, layer))
-        load_weights(model, network_keys(content["state_dict"]), path, arch, description)
+        weights = keys_as_in(model.state_dict(), network_keys(content["state_dict"]))
+        load_weights(model, weights, path, arch, description)
         loaded.append(model.eval())
     return loaded[0] if members.mean is None else Ensemble(loaded, members.mean).eval()
 
@@ -294,12 +335,18 @@ def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str |
     recorded = content.get("input_layer")
     input_layer = asked if recorded is None else recorded
     if input_layer is None:
+        released = (
+            "The released SmoothAdv models under imagenet/ and cifar10/ use 'center', but those "
+            "under imagenet32/, cifar10/finetune_cifar_from_imagenetPGD2steps/ and "
+            "cifar10/self_training/ use 'normalize', as do those of Cohen et al."
+        )
+        alone = (
+            "'normalize' if it was trained on images that were normalized with the dataset's mean "
+            "and standard deviation, 'none' if it takes images in [0, 1] as they are"
+        )
         raise UserError(
             f"checkpoint {path} does not record its input layer, and a wrong one makes it useless: "
-            "choose with --input-layer. The released SmoothAdv models under imagenet/ and cifar10/ "
-            "use 'center', but those under imagenet32/, "
-            "cifar10/finetune_cifar_from_imagenetPGD2steps/ and cifar10/self_training/ use "
-            "'normalize', as do those of Cohen et al."
+            f"choose with --input-layer. {released if 'epoch' in content else alone}"
         )
     if recorded is not None and asked is not None and recorded != asked:
         raise UserError(
@@ -311,12 +358,22 @@ def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str |
 
 def network_keys(state_dict: Weights) -> Weights:
     """Released keys, renamed as ours: without the ``module`` that a DataParallel, inside or
-    outside, adds.
+    outside, adds, and the ``_orig_mod`` of torch.compile.
     """
     return {
-        ".".join(part for part in key.split(".") if part != "module"): value
+        ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod")): value
         for key, value in state_dict.items()
     }
+
+
+def keys_as_in(expected: Weights, weights: Weights) -> Weights:
+    """Weights under the keys that are expected, if a network without an input layer has theirs, or
+    an object that holds it under one name; else as they are.
+    """
+    alone = {f"1.{key}": value for key, value in weights.items()}
+    held = {f"1.{key.partition('.')[2]}": value for key, value in weights.items()}
+    fitting = (keys for keys in (weights, alone, held) if keys.keys() == expected.keys())
+    return next(fitting, weights if weights.keys() & expected.keys() else alone)
 
 
 def check_recorded_images(

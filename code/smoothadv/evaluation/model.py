@@ -86,7 +86,9 @@ def load_model(spec: EvaluationSpec) -> tuple[EvaluationSpec, ImageDataset, Base
             "--no-pretrained is for networks by name, like timm:resnet18: leave it out"
         )
     elif not isinstance(model, torch.nn.Module):
-        members = read_members(model)  # first, since reading or downloading images takes longer
+        members = read_members(
+            model, spec.arch
+        )  # first, since reading or downloading images takes longer
     dataset = spec.dataset
     if isinstance(dataset, str):
         dataset = get_dataset(dataset, spec.split, spec.data_dir)
@@ -114,6 +116,8 @@ def _named_network(spec: EvaluationSpec) -> tuple[str, LibraryNetwork]:
         raise UsageError(
             f"{name} has the normalization that its library says: leave --input-layer out"
         )
+    if spec.arch is not None:
+        raise UsageError(f"--arch is for checkpoints: leave it out for {name}")
     if "+" in name and all(map(names_network, name.split("+"))):
         raise UserError(f"{name}: an ensemble is of checkpoints, not of networks by name")
     arch = chosen_architecture(name)

@@ -113,6 +113,14 @@ class EvaluationSpec(RunSpec):
         records="alpha",
         help="probability of a false statement per image",
     )
+    arch: str | None = setting(
+        None,
+        parse=str,
+        metavar="NAME",
+        records="arch_given",
+        help="architecture of a checkpoint that does not record it, such as a state_dict alone: "
+        "a name, or FILE.py:FUNCTION",
+    )
     input_layer: str | None = setting(
         None,
         choices=INPUT_LAYER_NAMES,
@@ -180,6 +188,10 @@ class EvaluationSpec(RunSpec):
         super().__post_init__()
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
+        if self.arch and not isinstance(self.model, Path):
+            raise UsageError("--arch is for checkpoints: leave it out for a module")
+        if self.arch and plugins.names_function(self.arch) and self.arch not in plugins.FUNCTIONS:
+            self._set(arch=plugins.load(self.arch).name)
 
     def missing_plugin(self) -> str:
         if not isinstance(self.model, Path):

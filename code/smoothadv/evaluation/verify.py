@@ -10,7 +10,7 @@ from typing import Any
 
 from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.base.plugins import names_function
+from smoothadv.base.plugins import FUNCTIONS, names_function
 from smoothadv.base.settings import settings_of
 from smoothadv.checkpoints import read_members
 from smoothadv.evaluation.certify import prepare_certification
@@ -104,6 +104,11 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
         raise UserError(
             f"{spec.log} is of code in a file, which is not run unasked: add --classifier {model}"
         )
+    arch = settings.get("arch_given") or ""
+    if names_function(arch) and arch not in FUNCTIONS:
+        raise UserError(
+            f"{spec.log} is of code in a file, which is not run unasked: add --plugin PATH/{arch}"
+        )
     denoiser = spec.denoiser
     if DENOISER in settings:
         denoiser = denoiser or next((run[DENOISER] for run in runs if run.get(DENOISER)), None)
@@ -139,7 +144,7 @@ def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None
     if is_named(model):
         return None  # its library says it
     try:
-        contents = read_members(model).contents
+        contents = read_members(model, settings.get("arch_given")).contents
     except UserError as error:
         raise UserError(f"{error}; --classifier names the one of {log}") from error
     layers = settings.get("input_layer")

@@ -16,7 +16,7 @@ from typing import Any
 # for word: a test compares them.
 _SETTINGS = """
 text: dataset precision module_sha256 arch library noise device torch cpu_capability generator
-text: classifier_sha256 noise_kernel method tables_sha256
+text: arch_given classifier_sha256 noise_kernel method tables_sha256
 text or null: split dataset_fingerprint logits_sha256
 text or null or list of text or null: input_layer
 text or object: checkpoint_sha256
@@ -167,11 +167,11 @@ def certification_columns(settings: dict[str, Any]) -> list[str]:
 
 
 def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, Any]:
-    """What must hold of a row, or of each row if ``row`` has arrays, by what is wrong else. A <= B
-    is: if A, then B.
+    """The rules for a row, or for all rows if ``row`` has arrays: whether each holds, by words for
+    its violation.
 
-    So much follows from the counts and the manifest without statistics, but for radii beyond what
-    any counts show.
+    ``A <= B`` of truth values means: if A, then B. All rules but the largest radius that N draws
+    can show follow from the counts and the manifest without statistics.
     """
     idx, label, predict, radius, successes, trials = (
         row[name] for name in ("idx", "label", "predict", "radius", "successes", "trials")

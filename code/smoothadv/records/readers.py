@@ -218,11 +218,10 @@ def _read_examples(
 
 
 def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -> dict[str, Any]:
-    """What must hold of the rows of a log of ours, by what is wrong else; UserError where its
-    columns cannot be.
+    """The rules for the rows of a log of this package, as in ``row_checks``; UserError where its
+    columns do not fit its manifest.
 
-    Nothing can be said of a log with the columns of a released one, and of the procedure of a
-    plug-in.
+    There are none for a log with the columns of a released one, or for the procedure of a plug-in.
     """
     settings, is_prediction = manifest["settings"], "basePredict" in texts
     is_released = texts.keys() <= {*records.CERTIFICATION_COLUMNS[:6]}

@@ -2,8 +2,8 @@
 
 A procedure sees the classifier only through the votes that it requests, so that the caller may pack
 the draws of several images into one batch. To add a procedure, add one file that registers it in
-``PROCEDURES``; a row in ``records.manifests.METHODS``, and in scripts/verify_log.py, lets readers
-check its rows.
+``PROCEDURES``. Readers check the rows of procedures in ``records.manifests.METHODS``;
+scripts/verify_log.py has the same list and recomputes their radii.
 """
 
 from __future__ import annotations

@@ -1,0 +1,116 @@
+"""Files of weights without a name of their architecture: --arch says it, and the rows are those of
+the checkpoint with the same weights.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from smoothadv.base.errors import UserError
+from smoothadv.checkpoints import load_classifier
+from support.commands import call, forget_plugins, refused, succeed, timeless
+
+NUMBERS = ("--N", 100, "--max", 5, "--device", "cpu")
+NETWORK = """
+from torch import nn
+
+def network(images):
+    channels, height, width = images.image_shape
+    size = channels * height * width
+    return nn.Sequential(nn.Flatten(), nn.Linear(size, images.num_classes))
+"""
+FORMS = {
+    "a state_dict": lambda weights: weights,
+    "of a DataParallel": lambda weights: {f"module.{k}": v for k, v in weights.items()},
+    "of torch.compile": lambda weights: {f"_orig_mod.{k}": v for k, v in weights.items()},
+    "of Lightning": lambda weights: {
+        "epoch": 3,
+        "state_dict": {f"model.{k}": v for k, v in weights.items()},
+        "optimizer_states": [{}],
+    },
+    "MACER's": lambda weights: {"net": weights, "epoch": 3, "optimizer": {"state": {}}},
+    "the weights that were averaged too": lambda weights: {
+        "state_dict": weights,
+        "average": {k: v * 0 for k, v in weights.items()},
+    },
+    "of PyTorch's example": lambda weights: {
+        "epoch": 3,
+        "arch": "resnet18",
+        "state_dict": weights,
+    },
+    "with an input layer": lambda weights: {f"1.{k}": v for k, v in weights.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Those of the network in the checkpoint, without its input layer."""
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    return {key.removeprefix("1."): value for key, value in state.items()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_gives_the_logits_of_the_checkpoint(checkpoint, weights, tmp_path, form):
+    torch.save(FORMS[form](weights), tmp_path / "file")
+    ours = load_classifier(tmp_path / "file", "digits", "normalize", "digits_resnet8")
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.equal(ours(images), load_classifier(checkpoint, "digits")(images))
+        other = load_classifier(tmp_path / "file", "digits", "none", "digits_resnet8")
+        assert not torch.equal(other(images), ours(images))
+
+
+def test_rows_and_verification_are_those_of_the_checkpoint(checkpoint, weights, workplace):
+    torch.save(weights, "file")
+    options = ("--arch", "digits_resnet8", "--input-layer", "normalize")
+    succeed("certify", "digits", checkpoint, "0.25", "checkpoint.tsv", *NUMBERS)
+    succeed("certify", "digits", "file", "0.25", "log.tsv", *NUMBERS, *options)
+    assert timeless(Path("log.tsv")) == timeless(Path("checkpoint.tsv"))
+    succeed("certify", "verify", "log.tsv")
+
+
+def test_function_of_the_user_is_run_only_where_it_is_named(workplace, capsys):
+    Path("mine.py").write_text(NETWORK)
+    state = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).state_dict()
+    torch.save(state, "file")
+    options = ("--arch", "mine.py:network", "--input-layer", "none")
+    succeed("certify", "digits", "file", "0.25", "log.tsv", *NUMBERS, *options)
+    settings = json.loads(Path("log.tsv.manifest.json").read_text())["settings"]
+    assert (settings["arch_given"], settings["input_layer"]) == ("mine.py:network", "none")
+    forget_plugins()
+    outcome = call(capsys, "certify", "verify", "log.tsv")
+    assert refused(outcome, "not run unasked: add --plugin PATH/mine.py:network")
+    succeed("certify", "verify", "log.tsv", "--plugin", "mine.py:network")
+
+
+REFUSED = {
+    "no architecture": ("file", (), "take it with --arch NAME"),
+    "no input layer": ("file", ("--arch", "digits_resnet8"), "--input-layer. 'normalize' if"),
+    "no such architecture": ("file", ("--arch", "no_such"), "unknown architecture 'no_such'"),
+    "another one": (
+        "file",
+        ("--arch", "cifar_resnet20", "--input-layer", "none"),
+        "is not a cifar_resnet20",
+    ),
+    "a recorded one": ("checkpoint", ("--arch", "resnet50"), "'digits_resnet8', not 'resnet50'"),
+    "a network by name": ("timm:x", ("--arch", "resnet50"), "--arch is for checkpoints"),
+    "no such file": ("file", ("--arch", "x.py:f"), "x.py:f cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_say_what_to_name(checkpoint, weights, workplace, capsys, case):
+    torch.save(weights, "file")
+    model, options, words = REFUSED[case]
+    model = checkpoint if model == "checkpoint" else model
+    outcome = call(capsys, "certify", "digits", model, "0.25", "log.tsv", *NUMBERS, *options)
+    assert refused(outcome, words, code=outcome.code)
+    assert not Path("log.tsv").exists()
+
+
+def test_several_networks_in_one_file_are_not_guessed(weights, tmp_path):
+    torch.save({"generator": weights, "critic": weights}, tmp_path / "file")
+    with pytest.raises(UserError, match="lacks epoch, arch, state_dict"):
+        load_classifier(tmp_path / "file", "digits", "normalize", "digits_resnet8")
