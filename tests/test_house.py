@@ -44,7 +44,7 @@ ALLOWED["evaluation"] = BASE | _BUILDING | {"analysis", "records", "statistics"}
 ALLOWED["api"] = BASE | _BUILDING | {"evaluation", "objectives", "records", "training"}
 ALLOWED["sweep"] = BASE | {"analysis", "records"}
 ALLOWED["cli"] = set(ALLOWED)
-ALLOWED |= {"": BASE | {"api"}, "scripts": {"cli"}, "__main__": {"cli"}}
+ALLOWED |= {"": BASE | {"analysis", "api", "core"}, "scripts": {"cli"}, "__main__": {"cli"}}
 WITH_TORCH = {"base.devices", "base.distributed"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),

@@ -2,11 +2,13 @@
 
     import smoothadv
     rows = smoothadv.certify(model, images, labels, sigma=0.25, log="logs/mine.tsv")
+    smoothadv.table("logs/mine.tsv", radii=[0, 0.25])
 
 Training follows SmoothAdv (Salman et al., NeurIPS 2019, "Provably Robust Deep Learning via
 Adversarially Trained Smoothed Classifiers"); prediction and certification follow Cohen et al. (ICML
-2019, "Certified Adversarial Robustness via Randomized Smoothing"). docs/architecture.md shows which
-module does what and which may import which.
+2019, "Certified Adversarial Robustness via Randomized Smoothing"). Every analysis of the command
+``analyze``, also one of a plug-in, is a function of logs. docs/architecture.md shows which module
+does what and which may import which.
 """
 
 from __future__ import annotations
@@ -19,18 +21,36 @@ from smoothadv.version import __version__
 if TYPE_CHECKING:
     from smoothadv.api import attack, certify, falsify, predict, train
     from smoothadv.base import plugins
+    from smoothadv.core import Smooth
 
-__all__ = ["__version__", "attack", "certify", "falsify", "plugins", "predict", "train"]
+_MODULES = {
+    "Smooth": "smoothadv.core",
+    **dict.fromkeys(("attack", "certify", "falsify", "predict", "train"), "smoothadv.api"),
+}
+_ANALYSES = (
+    "compare empirical envelope examples gap heat_map held_out parameters plot plot_empirical "
+    "plot_envelope plot_training probabilities report summary table"
+).split()
+
+__all__ = ["Smooth", "__version__", "attack", "certify", "falsify", "plugins", "predict", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """``plugins`` and the functions of ``smoothadv.api``, imported when first used: readers of logs
-    need no torch.
+    """``plugins``, ``Smooth`` and the functions, imported when first used: readers of logs need no
+    torch.
     """
     if name == "plugins":
         return importlib.import_module("smoothadv.base.plugins")
-    if name in __all__:
-        from smoothadv import api
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    if not name.startswith("_"):
+        from smoothadv.analysis import ANALYSES
+        from smoothadv.analysis.functions import function_of
 
-        return getattr(api, name)
+        if name in ANALYSES:
+            return function_of(name)
     raise AttributeError(f"module 'smoothadv' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ANALYSES})

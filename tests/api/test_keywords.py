@@ -349,7 +349,7 @@ def test_models_that_cannot_be_used_are_named_as_such(
 @pytest.mark.parametrize("function", ["predict", "attack"])
 def test_draws_of_noise_are_refused_where_the_base_classifier_is_attacked(function, checkpoints):
     keywords = {**CLEAN, "attack": PGD(0.5, 1), "base_attack": True, "num_noise_vec": 8}
-    with pytest.raises(UserError, match="--num-noise-vec is not read with --base-attack"):
+    with pytest.raises(UserError, match="num_noise_vec is not read with base_attack=True"):
         getattr(smoothadv, function)(checkpoints["gaussian"], "digits", **keywords)
 
 

@@ -124,6 +124,34 @@ def test_a_function_takes_the_keywords_and_documents_them():
             shout("here", **wrong)
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [("loudness", "volume"), ("volum", "volume"), ("anew", "existing"), ("place", "places")],
+)
+def test_another_name_of_a_keyword_is_answered_by_the_keyword(given, hint):
+    @takes(ShoutSpec)
+    def shout(**keywords):
+        return keywords
+
+    with pytest.raises(TypeError, match=f"keyword argument '{given}': do you mean {hint}=\\?$"):
+        shout(text="a", **{given: 1})
+    with pytest.raises(TypeError, match="keyword argument 'zzz'$"):
+        shout(text="a", zzz=1)
+
+
+def test_an_error_names_keywords_in_place_of_flags():
+    @takes(ShoutSpec)
+    def shout(**keywords):
+        ShoutSpec(**keywords)
+        raise UserError("--anew or --no-clear: leave --loudness out, a--volume, --other")
+
+    with pytest.raises(UserError, match="^echo=True needs a volume of at least 1$"):
+        shout(text="a", echo=True, volume=0.5)
+    words = 'existing="anew" or clear=False: leave volume out, a--volume, --other'
+    with pytest.raises(UserError, match=f"^{words}$"):
+        shout(text="a")
+
+
 def test_identity_has_what_decides_the_numbers_and_is_given():
     assert identity(ShoutSpec(text="a", volume=2)) == {"level": 2.0, "language": "en"}
     assert identity(ShoutSpec(text="b", times=3))["times"] == 3

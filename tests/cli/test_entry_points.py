@@ -54,7 +54,7 @@ FIRST_STEPS = {
     "certify": ["evaluation.certify.prepare", "evaluation.verify.verify"],
     "predict": ["evaluation.predict.prepare"],
     "attack": ["evaluation.attack.warn_of_few_draws", "evaluation.falsify.read_certificates"],
-    "analyze": ["cli.analyze.read_logs"],
+    "analyze": ["analysis.functions.read_logs"],
     "sweep": ["cli.sweep.read_grid"],
     "list": ["cli.list.recipe_names"],
 }

@@ -30,10 +30,12 @@ the checks of values (``Checked``) and the manifest's record of a run (``identit
 
 import argparse
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
 import os
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass
@@ -375,6 +377,23 @@ class Checked:
             object.__setattr__(self, name, read)
 
 
+_FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
+_MEANT = {
+    **dict.fromkeys(("noise", "noise_sd", "std"), "sigma"),
+    **dict.fromkeys(("samples", "num_samples"), "n"),
+}
+"""What other libraries call a keyword."""
+
+
+def _as_keywords(one: Setting) -> dict[str, str]:
+    """What a message names in Python in place of each flag of a setting."""
+    if one.constants:
+        return {f"--{value}": f'{one.field}="{value}"' for value in one.constants}
+    is_switch = one.parse is None and one.kind is bool
+    value = f"={not one.default}" if is_switch else ""
+    return dict.fromkeys(one.flags, f"{one.field}{value}")
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -382,7 +401,8 @@ def takes(*specs: type) -> Callable[[Function], Function]:
     """Decorator: a function with ``**keywords`` takes the keywords of the specs.
 
     Its signature and its docstring then list them, and another one is a TypeError, as Python's. The
-    function gets the keywords that were given, by field.
+    function gets the keywords that were given, by field. A UserError that it raises names keywords
+    in place of flags.
     """
     settings = [one for spec in specs for one in settings_of(spec) if one.keyword]
     fields = {name: one.field for one in settings for name in (one.field, one.alias) if name}
@@ -395,7 +415,23 @@ def takes(*specs: type) -> Callable[[Function], Function]:
         )
         for one in settings
     ]
-    lines = [f"- ``{one.field}``: {one.description}" for one in settings]
+    keywords = {flag: words for one in settings for flag, words in _as_keywords(one).items()}
+
+    def hint(name: str = "") -> str:
+        """The keyword that is probably meant by another one, as a question."""
+        known = dict(fields)
+        for one in settings:
+            known |= dict.fromkeys((*one.constants, *(f.lstrip("-") for f in one.flags)), one.field)
+        meant = _MEANT.get(name, "")
+        if meant not in fields:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = known[near[0]] if near else ""
+        return f": do you mean {meant}=?" if meant else ""
+
+    def in_python(text: str) -> str:
+        return _FLAG.sub(lambda flag: keywords.get(flag[0], flag[0]), text)
+
+    lines = [f"- ``{one.field}``: {in_python(one.description)}" for one in settings]
     listed = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
 
     def decorate(function: Function) -> Function:
@@ -412,8 +448,14 @@ def takes(*specs: type) -> Callable[[Function], Function]:
             try:
                 signature.bind(*arguments, **named)
             except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
-            return function(*arguments, **named)
+                unknown = [name for name in named if name not in signature.parameters]
+                reason = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else error
+                raise TypeError(f"{function.__name__}() {reason}{hint(*unknown[:1])}") from None
+            try:
+                return function(*arguments, **named)
+            except UserError as error:
+                error.args = (in_python(str(error)), *error.args[1:])
+                raise
 
         with_keywords.__signature__ = signature  # type: ignore[attr-defined]
         with_keywords.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{listed}\n"

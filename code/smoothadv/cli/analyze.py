@@ -9,23 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.facts import FIELDS
 from smoothadv.analysis.figure_style import save
-from smoothadv.analysis.reading import read_logs
-from smoothadv.analysis.selection import comparison_warnings, restrict
+from smoothadv.analysis.functions import LogsSpec
 from smoothadv.analysis.table_formats import FORMATS
-from smoothadv.base.errors import UsageError, warn
+from smoothadv.base.errors import UsageError
 from smoothadv.base.files import PAGE, refuse_to_replace, write_atomically, write_text
 from smoothadv.base.settings import (
-    Checked,
-    SettingError,
     number,
     options_of,
     output_file,
     output_folder,
-    positive_int,
-    positive_noise_level,
-    probability,
     setting,
 )
 from smoothadv.cli.options.components import Options, add_settings, compose, given_settings
@@ -47,7 +40,6 @@ _EXAMPLES = """examples:
   python code/analyze.py report logs/quickstart -o logs/report
 """
 
-_STATED = "for logs that do not state it, or state it wrongly"
 _OUTPUTS = {
     "table": "file to write, in the format of its ending; may be given several times (default: "
     "standard output)",
@@ -65,51 +57,10 @@ _REPLACED = {
 }
 
 
-def _condition(text: str) -> str:
-    """FIELD=VALUE of --where."""
-    name, equals, _ = text.partition("=")
-    if not equals or name not in FIELDS:
-        raise SettingError(f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}")
-    return text
-
-
 @dataclass(frozen=True, kw_only=True)
-class AnalyzeOptions(Checked):
+class AnalyzeOptions(LogsSpec):
     """Which logs an analysis reads, and what it writes."""
 
-    logs: tuple[str, ...] = setting(
-        parse=str,
-        many=True,
-        flag="logs",
-        metavar="LOG",
-        group="logs",
-        help="files, folders (searched throughout) or globs; NAME=LOG puts them into the group "
-        "NAME",
-    )
-    where: tuple[str, ...] = setting(
-        (),
-        parse=_condition,
-        many="extend",
-        metavar="FIELD=VALUE",
-        group="logs",
-        help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",
-    )
-    sigma: float | None = setting(
-        None, parse=positive_noise_level, metavar="S", group="logs", help=f"sigma, {_STATED}"
-    )
-    n: int | None = setting(
-        None, parse=positive_int, flag="--N", group="logs", help=f"N, {_STATED}"
-    )
-    alpha: float | None = setting(
-        None, parse=probability, metavar="A", group="logs", help=f"alpha, {_STATED}"
-    )
-    dimension: int | None = setting(
-        None,
-        parse=positive_int,
-        metavar="D",
-        group="logs",
-        help=f"number of coordinates of an image, for l_inf radii, {_STATED}",
-    )
     output: tuple[Path, ...] = setting(
         (),
         parse=output_folder,
@@ -164,16 +115,7 @@ def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
     files = [] if component.makes == "table" else _files(name, component.makes, asked)
     for form, path in files:
         refuse_to_replace(path, *_REPLACED[form])
-    stated = {
-        "sigma": asked.sigma,
-        "N": asked.n,
-        "alpha": asked.alpha,
-        "dimension": asked.dimension,
-    }
-    logs = restrict(read_logs(asked.logs, component.kinds, stated, warn), asked.where)
-    for note in comparison_warnings(logs, component.pairs_examples):
-        warn(note)
-    made: Any = analysis(logs)
+    made: Any = analysis(asked.read(component))
     if component.makes == "table":
         _write_table(made, asked)
     for form, path in files:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable
 from decimal import ROUND_DOWN, Context, Decimal
 from functools import partial
@@ -20,6 +21,8 @@ ARGUMENTS = "args.json"
 FALSIFICATION_LOG = "against.tsv"
 LOG = ("log", b"idx\t")
 """What ``files.refuse_to_replace`` takes for a log of examples."""
+MODEL = ("module_sha256", "checkpoint_sha256")
+"""The settings that say which model a log is of."""
 
 EXAMPLE_COLUMNS = ("idx", "label", "predict", "correct")
 """The columns of every log with a row per example, also of the released logs."""
@@ -199,13 +202,22 @@ def tsv(columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> str:
 
 
 def differing_fields(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none."""
+    """ "sigma was 0.25, now 0.5; ..." for the fields in which two records differ, "" if none; of
+    digests the beginnings.
+    """
     # Through JSON, where a tuple is a list, since the earlier record may come from there.
     before, now = (flat(json.loads(json.dumps(record))) for record in (before, now))
     differing = (field for field in {**before, **now} if before.get(field) != now.get(field))
     return "; ".join(
-        f"{field} was {before.get(field)!r}, now {now.get(field)!r}" for field in differing
+        f"{field} was {_brief(before.get(field))}, now {_brief(now.get(field))}"
+        for field in differing
     )
+
+
+def _brief(value: Any) -> str:
+    """A value of a manifest as messages show it."""
+    is_digest = isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value)
+    return repr(value[:12] + "..." if is_digest else value)
 
 
 def differing_settings(before: dict[str, Any], now: dict[str, Any]) -> str:

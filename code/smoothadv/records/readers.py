@@ -58,12 +58,12 @@ _TRAINING_NAMES = {name.replace("_", ""): name for name in _TRAINING}
 _TRAINING_NAMES |= {"trainacc": "train_accuracy", "testacc": "test_accuracy"}  # in percent
 
 
-def kind_of_log(path: Path) -> str | None:
+def kind_of_log(path: str | Path) -> str | None:
     """ "certification", "prediction", "falsification" or "training", by the file's first line; None
     if it is no log.
     """
     try:
-        columns = set(_header(path))
+        columns = set(_header(Path(path)))
     except OSError:
         return None
     if columns.issuperset((*records.EXAMPLE_COLUMNS, *_OF_FALSIFICATION)):
@@ -87,7 +87,7 @@ def resembles_log(path: Path) -> bool:
     return named or records.manifest_path(path).exists() or start.startswith("idx")
 
 
-def read_certification_log(path: Path) -> DataFrame:
+def read_certification_log(path: str | Path) -> DataFrame:
     """A certification log: columns idx, label, predict, correct (int64) and radius (float64),
     sorted by idx.
 
@@ -98,6 +98,7 @@ def read_certification_log(path: Path) -> DataFrame:
     label), abstentions (predict -1) with radius 0. A running total of hits in place of ``correct``,
     and True and False for 1 and 0, are understood and noted.
     """
+    path = Path(path)
     columns, notes = _read_examples(path, "certification log", _CERTIFICATION)
     idx, predict, radius = columns["idx"], columns["predict"], columns["radius"]
     _refuse(
@@ -116,7 +117,7 @@ def read_certification_log(path: Path) -> DataFrame:
     return _frame(columns, notes)
 
 
-def read_prediction_log(path: Path) -> DataFrame:
+def read_prediction_log(path: str | Path) -> DataFrame:
     """A prediction log: columns idx, label, predict and correct (int64), sorted by idx; UserError
     as above.
 
@@ -124,10 +125,10 @@ def read_prediction_log(path: Path) -> DataFrame:
     (int64) and, of attacks against certificates, certified (int64), radius (float64) and flipped
     (int64).
     """
-    return _frame(*_read_examples(path, "prediction log", records.EXAMPLE_COLUMNS))
+    return _frame(*_read_examples(Path(path), "prediction log", records.EXAMPLE_COLUMNS))
 
 
-def read_training_log(path: Path) -> DataFrame:
+def read_training_log(path: str | Path) -> DataFrame:
     """A training log: columns epoch (int64, from 0), train_loss, train_accuracy, test_loss,
     test_accuracy (float64).
 
@@ -135,6 +136,7 @@ def read_training_log(path: Path) -> DataFrame:
     there are rows, epochs ascend, all numbers are finite and accuracies lie in [0, 1]; where a
     column test_images holds 0, there was no test and its numbers may be nan.
     """
+    path = Path(path)
     texts, notes = _parse(path, "training log", _TRAINING, _training_name)
     columns = {"epoch": _numbers(path, "epoch", texts)}
     columns |= {name: _numbers(path, name, texts, is_real=True) for name in _TRAINING[1:]}
@@ -157,11 +159,11 @@ def read_training_log(path: Path) -> DataFrame:
     return _frame(columns, notes, "epoch")
 
 
-def read_fields(path: Path) -> dict[int, dict[str, str]]:
+def read_fields(path: str | Path) -> dict[int, dict[str, str]]:
     """The fields of a certification log as printed, by the index of the image and by column;
     UserError as above.
     """
-    texts, _ = _parse(path, "certification log", _CERTIFICATION)
+    texts, _ = _parse(Path(path), "certification log", _CERTIFICATION)
     rows = [dict(zip(texts, fields)) for fields in zip(*texts.values())]
     return {int(row["idx"]): row for row in rows}
 
@@ -344,7 +346,7 @@ def _refuse(path: Path, idx: np.ndarray, fault: str, rows: np.ndarray) -> None:
         raise UserError(f"{path} holds {fault}, first at idx {idx[rows][0]}")
 
 
-def read_examples(path: Path, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+def read_examples(path: str | Path, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:
     """The arrays of an archive of adversarial examples, of images only those in these ``rows``,
     ascending (None: all).
 

@@ -18,6 +18,7 @@ from smoothadv.base.files import append_whole, lock, refuse_to_replace, write_js
 from smoothadv.records.images import forget_images, image_record, open_images
 from smoothadv.records.logs import (
     LOG,
+    MODEL,
     REAL_COLUMNS,
     SELECTION,
     differing_settings,
@@ -179,11 +180,14 @@ class LogWriter:
             self._manifest = read_manifest_file(path)
         except UserError as error:
             raise UserError(f"cannot resume {path}: {error}; --overwrite starts anew") from error
-        if difference := differing_settings(self._manifest["settings"], settings):
+        before = self._manifest["settings"]
+        if difference := differing_settings(before, settings):
+            is_other = any(before.get(name) != settings.get(name) for name in MODEL)
+            what = "another model" if is_other else "other settings"
             raise UserError(
-                f"cannot resume {path} with other settings: {difference}; --overwrite starts anew"
+                f"cannot resume {path} with {what}: {difference}; --overwrite starts anew"
             )
-        warn_of_other_logits(path, self._manifest["settings"], settings)
+        warn_of_other_logits(path, before, settings)
         content = path.read_bytes()
         header = content.partition(b"\n")[0].decode(errors="replace")
         if b"\n" in content and tuple(header.split("\t")) != self.columns:

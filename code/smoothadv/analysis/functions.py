@@ -1,0 +1,126 @@
+"""The analyses as functions of logs, like ``smoothadv.table``, and which logs an analysis reads."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pandas as pd
+
+from smoothadv.analysis import ANALYSES, Analysis
+from smoothadv.analysis.facts import FIELDS
+from smoothadv.analysis.logs import Logs
+from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.selection import comparison_warnings, restrict
+from smoothadv.analysis.table_formats import Table
+from smoothadv.base.errors import UserError, warn
+from smoothadv.base.settings import (
+    Checked,
+    SettingError,
+    positive_int,
+    positive_noise_level,
+    probability,
+    setting,
+    settings_of,
+    takes,
+)
+
+_STATED = "for logs that do not state it, or state it wrongly"
+_RETURNS = {
+    "table": "a DataFrame, in which accuracies are fractions",
+    "figure": "a matplotlib Figure",
+    "page": "the text of the HTML page",
+}
+
+
+def _condition(text: str) -> str:
+    """FIELD=VALUE of --where."""
+    name, equals, _ = text.partition("=")
+    if not equals or name not in FIELDS:
+        raise SettingError(f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogsSpec(Checked):
+    """Which logs an analysis reads."""
+
+    logs: tuple[str, ...] = setting(
+        parse=str,
+        many=True,
+        flag="logs",
+        metavar="LOG",
+        group="logs",
+        keyword=False,
+        help="files, folders (searched throughout) or globs; NAME=LOG puts them into the group "
+        "NAME",
+    )
+    where: tuple[str, ...] = setting(
+        (),
+        parse=_condition,
+        many="extend",
+        metavar="FIELD=VALUE",
+        group="logs",
+        help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",
+    )
+    sigma: float | None = setting(
+        None, parse=positive_noise_level, metavar="S", group="logs", help=f"sigma, {_STATED}"
+    )
+    n: int | None = setting(
+        None, parse=positive_int, flag="--N", group="logs", help=f"N, {_STATED}"
+    )
+    alpha: float | None = setting(
+        None, parse=probability, metavar="A", group="logs", help=f"alpha, {_STATED}"
+    )
+    dimension: int | None = setting(
+        None,
+        parse=positive_int,
+        metavar="D",
+        group="logs",
+        help=f"number of coordinates of an image, for l_inf radii, {_STATED}",
+    )
+
+    def read(self, analysis: type[Analysis]) -> Logs:
+        """The logs that an analysis needs, with warnings about differences between them; UserError
+        where there are none.
+        """
+        names = {"sigma": self.sigma, "N": self.n, "alpha": self.alpha, "dimension": self.dimension}
+        logs = restrict(read_logs(self.logs, analysis.kinds, names, warn), self.where)
+        for note in comparison_warnings(logs, analysis.pairs_examples):
+            warn(note)
+        return logs
+
+
+@cache
+def function_of(name: str) -> Callable[..., Any]:
+    """The analysis ``name`` of ANALYSES as a function of logs."""
+    component = ANALYSES[name]
+
+    def analysis(*logs: Any, **keywords: Any) -> Any:
+        is_list = len(logs) == 1 and isinstance(logs[0], (list, tuple))
+        paths = [os.fspath(log) for log in (logs[0] if is_list else logs)]
+        its = {one.field for one in settings_of(component)} & keywords.keys()
+        others = {field: value for field, value in keywords.items() if field not in its}
+        try:
+            analyse = component(**{field: keywords[field] for field in its})
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        made: Any = analyse(LogsSpec(logs=tuple(paths), **others).read(component))
+        if not isinstance(made, Table):
+            return made
+        return pd.DataFrame(made.plain_rows(), columns=[column.key for column in made.columns])
+
+    analysis.__name__ = analysis.__qualname__ = name
+    analysis.__doc__ = "\n\n".join(
+        (
+            inspect.cleandoc(component.__doc__ or name),
+            "``logs`` are files, folders (searched throughout) or globs, as strings or paths;\n"
+            "NAME=LOG puts them into the group NAME.",
+            f"Returns {_RETURNS[component.makes]}. UserError where logs or keywords do not fit.",
+        )
+    )
+    return takes(component, LogsSpec)(analysis)
