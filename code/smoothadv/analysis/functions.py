@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import pandas as pd
-
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import FIELDS
 from smoothadv.analysis.logs import Logs
@@ -112,6 +110,8 @@ def function_of(name: str) -> Callable[..., Any]:
         made: Any = analyse(LogsSpec(logs=tuple(paths), **others).read(component))
         if not isinstance(made, Table):
             return made
+        import pandas as pd  # help texts do not wait for it
+
         return pd.DataFrame(made.plain_rows(), columns=[column.key for column in made.columns])
 
     analysis.__name__ = analysis.__qualname__ = name
