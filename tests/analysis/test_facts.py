@@ -104,6 +104,12 @@ PREDICTION_PATHS = {
     "outdir/PGD_64.0_noise_0.12_mtest_32/predictions": dict(
         attack="PGD", epsilon=0.25, num_noise_vec=32, sigma=0.12
     ),
+    "outdir/PGD_25.5_noise_0.12_mtest_8/predictions": dict(
+        attack="PGD", epsilon=25.5 / 256, num_noise_vec=8, sigma=0.12
+    ),
+    "outdir/PGD_64.00_base/predictions": dict(
+        attack="PGD", epsilon=0.25, gradient="base classifier"
+    ),
     "outdir/noise_0.12/predictions": {"sigma": 0.12},
     "predictions": {},
 }

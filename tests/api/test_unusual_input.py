@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import smoothadv
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.checkpoints import digest_of
+from smoothadv.objectives.distillation import Distillation
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from support.commands import CODE, run_process
@@ -110,6 +112,38 @@ def test_numbers_of_numpy_and_whole_floats_are_numbers(tmp_path, expected):
         certify(n=50.5)
 
 
+@pytest.mark.parametrize(
+    "sampler", [[*range(COUNT)], DistributedSampler(PAIRS, 1, 0, shuffle=False)]
+)
+def test_samplers_that_do_not_shuffle_are_taken(expected, sampler):
+    loader = DataLoader(PAIRS, batch_size=4, sampler=sampler)
+    pd.testing.assert_frame_equal(certify(images=loader, labels=None), expected)
+
+
+SORTED = np.sort(LABELS)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "warned"),
+    [
+        (SORTED, {"limit": 3}, False),
+        (np.repeat(0, COUNT), {"limit": 3}, False),
+        (np.array([0] * 5 + [1]), {}, False),
+        (np.array([0, 0, 0, 1, 1, 1]), {"limit": 4}, False),
+        (np.array([0, 0, 0, 1, 2, 3]), {"limit": 3}, True),
+        (np.array([0, 0, 0, 1, 2, 3]), {"limit": 3, "skip": 2}, False),
+    ],
+)
+def test_the_first_images_of_sorted_classes_are_warned_of(labels, options, warned):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        certify(model, labels=labels, **options)
+    words = "the 3 images that --max takes are of 1 of 4 classes: --skip 2 takes as many"
+    assert any(words in str(one.message) for one in caught) == warned
+
+
 REFUSED = {
     "uint8": ((IMAGES * 255).astype(np.uint8), LABELS, "found uint8, expected float32 in"),
     "grey levels": (IMAGES * 255, LABELS, "expected \\[0, 1\\].*divide grey levels by 255"),
@@ -137,6 +171,11 @@ REFUSED = {
     ),
     "labels beside a loader": (DataLoader(PAIRS), LABELS, "a DataLoader has its own labels"),
     "shuffling": (DataLoader(PAIRS, shuffle=True), None, "shuffle=False"),
+    "shuffling shares": (
+        DataLoader(PAIRS, sampler=DistributedSampler(PAIRS, 2, 0)),
+        None,
+        "the DataLoader shuffles",
+    ),
     "random subset": (
         DataLoader(PAIRS, sampler=SubsetRandomSampler([1, 2])),
         None,
@@ -403,3 +442,18 @@ def test_a_program_does_several_jobs_under_torchrun_and_each_process_gets_all_ro
     found = [(tmp_path / f"rank{rank}").read_text() for rank in range(2)]
     assert found[0] == found[1] and found[0].startswith("20 20 False "), found
     assert not list(tmp_path.glob("*.shards")), "merged"
+
+
+def test_a_training_does_not_replace_its_teacher(checkpoints, tmp_path):
+    teacher = tmp_path / "checkpoint.pth.tar"
+    teacher.write_bytes(checkpoints["gaussian"].read_bytes())
+    with pytest.raises(UserError, match="is what this training writes: name another folder"):
+        smoothadv.train(
+            "digits_resnet8",
+            "digits",
+            objective=Distillation(noise_sd=0.25),
+            teacher=teacher,
+            outdir=tmp_path,
+            existing="overwrite",
+        )
+    assert teacher.read_bytes() == checkpoints["gaussian"].read_bytes()

@@ -46,8 +46,10 @@ def test_state_dict_has_the_released_keys_and_shapes(depth):
 def test_input_layer_comes_first_and_its_constants_are_buffers_that_do_not_train(input_layer):
     model = get_architecture("cifar_resnet20", "cifar10", input_layer)
     buffers = dict(model[0].named_buffers())
-    assert torch.equal(buffers["mean"].flatten(), torch.tensor(CIFAR_MEAN))
+    if input_layer != "none":
+        assert torch.equal(buffers["mean"].flatten(), torch.tensor(CIFAR_MEAN))
     assert not list(model[0].parameters())
+    assert len(buffers) == {"normalize": 2, "center": 1, "none": 0}[input_layer]
     assert not any(value.requires_grad for value in buffers.values())
     # Buffers follow the model to another device or precision; plain attributes would stay behind.
     assert all(

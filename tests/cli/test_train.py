@@ -287,6 +287,13 @@ def test_epsilon_that_never_becomes_full_is_warned_of(workplace, capsys, warmup,
     ) == warned
 
 
+@pytest.mark.parametrize(("begins", "warned"), [(1, False), (2, True)])
+def test_a_choice_of_images_that_never_begins_is_warned_of(workplace, capsys, begins, warned):
+    options = ["--choose-from-epoch", begins, *SHORT, "--epochs", 2]
+    outcome = call(capsys, "train", *DIGITS, "run", "--noise", 0.25, *options)
+    assert (outcome.code, "--choose-from-epoch would let" in outcome.err) == (0, warned)
+
+
 @pytest.mark.parametrize("micro_batch", [16, None])
 def test_testing_takes_no_more_memory_than_an_update(workplace, monkeypatch, micro_batch):
     """The attack on test images keeps the activations of m copies each, as the attack on training

@@ -281,3 +281,62 @@ def test_pickle_of_python_2_is_read(tmp_path):
         path = tmp_path / str(number)
         path.write_bytes(head + kind + data + tail)
         assert plain_array(read_pickled_arrays(path)).tolist() == [[0, 255], [97, 10]]
+
+
+class Call:
+    """Pickled as a call of ``function`` whose result then gets ``state``."""
+
+    def __init__(self, function, arguments: tuple, state: tuple) -> None:
+        self.reduced = function, arguments, state
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def array_of(dtype: object, content: object, shape: tuple = (4,), repeated: bool = False) -> Call:
+    reconstruct = np.arange(1).__reduce__()[0]
+    return Call(reconstruct, (np.ndarray, (0,), b"b"), (1, shape, dtype, False, content))
+
+
+def type_of(name: str, *parts: object, flags: int = 0) -> Call:
+    fields = parts or (None, None, None)
+    return Call(np.dtype, (name, False, True), (3, "|", *fields, -1, -1, flags))
+
+
+def holding(array: object) -> bytes:
+    return pickle.dumps({"data": np.zeros((4, 1, 2, 2), np.uint8), "labels": array}, 2)
+
+
+POINTERS = b"\x41" * 32
+DOCTORED = {
+    "objects, flags 0": holding(array_of(type_of("O8"), POINTERS)),
+    "objects, flags 1": holding(array_of(type_of("O8", flags=1), POINTERS)),
+    "a field of objects": holding(
+        array_of(type_of("V8", None, ("a",), {"a": (np.dtype("O"), 0)}), POINTERS)
+    ),
+    "a part of objects": holding(
+        array_of(type_of("V8", (np.dtype("O"), (1,)), None, None), POINTERS)
+    ),
+    "more entries than bytes": holding(array_of(np.dtype("u1"), POINTERS, (2**40,))),
+    "fewer entries than bytes": holding(array_of(np.dtype("u1"), POINTERS, (4,))),
+    "a side of -1": holding(array_of(np.dtype("u1"), POINTERS, (-1,))),
+    "sides that overflow": holding(array_of(np.dtype("u1"), POINTERS, (2**33, 2**33, 0))),
+    "a side that is text": holding(array_of(np.dtype("u1"), POINTERS, (2**33, "a"))),
+    "a size of text": holding(array_of(np.dtype("u1"), "x" * 4)).replace(
+        b"X\x02\0\0\0u1", b"X\x02\0\0\0u9"
+    ),
+    "an altered function": b"cnumpy\ndtype\n}U\x0c__defaults__Nsb.",
+}
+# Forty lists, each of which holds the one before it twice.
+DOCTORED["lists in lists beyond any memory"] = pickle.dumps(
+    {
+        "data": np.zeros((4, 1, 2, 2), np.uint8),
+        "labels": (lambda f: f(f, 40))(lambda f, n: [0] if not n else [f(f, n - 1)] * 2),
+    }
+)
+
+
+@pytest.mark.parametrize("name", DOCTORED)
+def test_doctored_pickle_is_refused_in_one_line(tmp_path, name):
+    (tmp_path / "file").write_bytes(DOCTORED[name])
+    refusals.refusal(load_pseudo_labelled, tmp_path / "file", described((1, 2, 2)), names="file")

@@ -3,10 +3,15 @@ refused.
 """
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
+from smoothadv.cli.expectations import CommandReader
+from smoothadv.datasets import describe_dataset
+from smoothadv.evaluation.specs import CertifySpec
+from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.records.logs import read_manifest_file
 from support.commands import call, header, rows
 from support.sweeping import FIXED, do, finish, grid_text, jobs_of, write_grid
@@ -30,6 +35,21 @@ def refused(capsys, text: str) -> str:
         Path.cwd() / "grid.toml"
     ]
     return f"{outcome.code} {outcome.err}"
+
+
+@pytest.mark.parametrize("dataset", ["digits", "imagenet"])
+def test_tables_of_certificates_are_those_of_the_noise_of_sound(dataset):
+    words = f"certify {dataset} m.tar 0.25 log.tsv --sound --method sequential --N 100000".split()
+    (expected,) = CommandReader().evaluation(words, ["resnet50"], "").settings
+    number = {"sigma": 0.25, "n": 100_000}
+    spec = CertifySpec(model="m.tar", dataset=dataset, method="sequential", sound=True, **number)
+    description = describe_dataset(dataset)
+    distance = RoundedGaussianNoise(0.25, 0).distance(math.prod(description.image_shape))
+    tables = [
+        spec.procedure(description, each).record()["tables_sha256"] for each in (distance, 0.0)
+    ]
+    assert expected["tables_sha256"] == tables[0]
+    assert dataset == "digits" or tables[0] != tables[1]
 
 
 def test_words_of_the_commands():

@@ -188,7 +188,11 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
             if match := re.search(pattern, part):
                 texts = match.groupdict(default="").items()
                 enter(
-                    {name: _MEANING.get(name, str)(text) for name, text in texts if text},
+                    {
+                        name.removesuffix("_in_256ths"): _MEANING.get(name, str)(text)
+                        for name, text in texts
+                        if text
+                    },
                     f"path {part}",
                 )
     if path.parent.name in ("test", "train"):
@@ -272,6 +276,7 @@ _MEANING: dict[str, Callable[[str], Value]] = {
     **dict.fromkeys(("num_steps", "num_noise_vec", "N"), int),
     # An l2 norm on [0, 1] images; whole numbers count in 1/256, as the released code did.
     "epsilon": lambda text: float(text) if "." in text else int(text) / 256,
+    "epsilon_in_256ths": lambda text: float(text) / 256,
     "dataset": lambda text: {"cifar": "cifar10"}.get(text, text),
     "objective": _FOLDERS.__getitem__,
     "gradient": {"_nogradtrick": "gradient-free", "base": "base classifier"}.__getitem__,
@@ -301,7 +306,7 @@ _PREDICTION_PARTS = (
     r"^(?P<gradient>base)$",
     r"^(?P<attack>PGD|DDN)_(?P<epsilon>\d+\.\d+)$",
     # What the released predict.py itself writes counts in 1/256.
-    r"^(?P<attack>PGD|DDN)_(?P<epsilon>\d+)(?:\.0)?"
+    r"^(?P<attack>PGD|DDN)_(?P<epsilon_in_256ths>\d+(?:\.\d+)?)"
     r"(?:_(?P<gradient>base)|_noise_[\d.]+_mtest_(?P<num_noise_vec>\d+))$",
 )
 _ATTACK_PART = re.compile(r"(?:PGD|DDN)_\d.*|num_\d+|base|N_?\d+.*|predictions")

@@ -155,7 +155,7 @@ def perturbation_size_in_256ths(text: str) -> float:
         raise SettingError(
             f"'{text}' counts in 1/256 here, as in the released code: write 64 for 0.25"
         )
-    return number_of_256ths / 256
+    return perturbation_size(f"{number_of_256ths}/256")
 
 
 def output_file(text: str) -> Path:

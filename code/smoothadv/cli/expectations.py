@@ -18,6 +18,7 @@ from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get
 from smoothadv.evaluation.attack import specs_by_log
 from smoothadv.evaluation.costs import passes_per_image, prepare_passes, takes_gradients
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
+from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation, Work
 from smoothadv.training.costs import attack_steps, noisy_copies, prepare_update, votes_per_image
 from smoothadv.training.schedule import Schedule
@@ -82,7 +83,10 @@ class CommandReader:
         with reading(source):
             spec = self._evaluation(words)
             if isinstance(spec, CertifySpec):
-                procedure = spec.procedure(self._described(str(spec.dataset), spec.data_dir))
+                description = self._described(str(spec.dataset), spec.data_dir)
+                noise = (RoundedGaussianNoise if spec.sound else GaussianNoise)(spec.sigma, 0)
+                distance = noise.distance(math.prod(description.image_shape))
+                procedure = spec.procedure(description, distance)
                 assert spec.log is not None, "a command names its log"
                 records = {spec.log: {**spec.identity(*archs), **procedure.record()}}
             else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -117,6 +117,10 @@ class ImageDataset(Protocol):
     """
 
     description: DatasetDescription
+
+    @property
+    def labels(self) -> Any:
+        """The labels of all images, in order; None where only the items tell."""
 
     def __len__(self) -> int: ...
 

@@ -9,7 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, first_line
@@ -18,6 +23,7 @@ from smoothadv.datasets.images import augmented, draw_augmentation, fingerprint_
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class Items(Protocol):
@@ -36,6 +42,7 @@ class GivenImages:
 
     def __init__(self, items: Items, description: DatasetDescription) -> None:
         self.items, self.description = items, description
+        self.labels = getattr(items, "labels", None)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -200,7 +207,8 @@ def items_of(images: Any, labels: Any = None) -> Items:
     if isinstance(images, DataLoader):
         if labels is not None:
             raise UserError("a DataLoader has its own labels: leave labels out")
-        if not isinstance(images.sampler, SequentialSampler):
+        sampler = images.sampler
+        if isinstance(sampler, _RANDOM) or getattr(sampler, "shuffle", False):
             raise UserError(
                 "the DataLoader shuffles, so images have no fixed index: make it with shuffle=False"
             )

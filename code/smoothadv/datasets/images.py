@@ -210,6 +210,7 @@ class StreamedImages(Dataset[Item]):
         self, stored: StoredImages, description: DatasetDescription, preparation: Preparation
     ) -> None:
         self.description, self._preparation = description, preparation
+        self.labels = stored.labels
         self._evaluation = _Photographs(stored, preparation.evaluation)
 
     def __len__(self) -> int:

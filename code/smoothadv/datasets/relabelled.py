@@ -19,15 +19,21 @@ class RelabelledImages:
     def __init__(
         self, images: ImageDataset, class_names: Sequence[str], labels: Sequence[int]
     ) -> None:
-        self.images, self.labels = images, torch.tensor(labels)
+        self.images, self._classes = images, torch.tensor(labels)
         self.description = replace(images.description, class_names=tuple(class_names))
+
+    @property
+    def labels(self) -> torch.Tensor | None:
+        """See ``ImageDataset``."""
+        labels = self.images.labels
+        return None if labels is None else self._classes[torch.as_tensor(labels)]
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> Item:
         image, label = self.images[index]
-        return image, int(self.labels[label])
+        return image, int(self._classes[label])
 
     def training_batches(
         self, batches: Indices, device: torch.device, generator: torch.Generator
@@ -41,11 +47,11 @@ class RelabelledImages:
 
     def _relabelled(self, batches: Batches) -> Batches:
         for images, labels in batches:
-            yield images, self.labels.to(labels.device)[labels]
+            yield images, self._classes.to(labels.device)[labels]
 
     def fingerprint(self) -> str:
         """See ``ImageDataset``; it changes with the labels, too."""
-        return digest([f"{self.images.fingerprint()} {self.labels.tolist()}"])
+        return digest([f"{self.images.fingerprint()} {self._classes.tolist()}"])
 
 
 def matched_classes(

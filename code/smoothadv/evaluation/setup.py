@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from smoothadv.base.cpus import MOST_THREADS
@@ -168,7 +169,7 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
             each += attack.num_steps * repeats
         work = f"{len(indices):,} images, each {each:,} times with noise"
         warn_of_hours(work, each * len(indices))
-        for doubt in base.doubts:
+        for doubt in (*base.doubts, *_few_classes(spec, dataset, indices)):
             warn(doubt)
     key = NoiseKey(
         classifier_digest(base.module, {**base.settings, **spec.plugins(*base.architectures)}),
@@ -204,6 +205,21 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     evaluation = replace(evaluation, settings=settings, run_record=run_record).continuing(log)
     _check_classifier(evaluation)
     return evaluation
+
+
+def _few_classes(spec: EvaluationSpec, dataset: ImageDataset, indices: range) -> list[str]:
+    """A warning where --max takes images of less than half of the classes that it could."""
+    labels = getattr(dataset, "labels", None)
+    if labels is None or spec.limit is None or not indices:
+        return []
+    labels = np.asarray(labels)
+    there, taken = (len(np.unique(some)) for some in (labels, labels[indices]))
+    if 2 * taken >= min(there, len(indices)):
+        return []
+    return [
+        f"the {len(indices)} images that --max takes are of {taken} of {there} classes: "
+        f"--skip {len(dataset) // len(indices)} takes as many from the whole dataset"
+    ]
 
 
 def _configured_device(

@@ -237,6 +237,12 @@ def _announce(
             f"this run had {before} processes and goes on with {size}: batch normalization sees "
             "other shares of a batch, and an uninterrupted run would end with other weights"
         )
+    if (policy := spec.policy) is not None and policy.from_epoch >= epochs:
+        begin = "--choose-from-epoch" if policy != spec.objective.policy else "--attack-from-epoch"
+        warn(
+            f"training images are chosen from epoch {policy.from_epoch + 1} on, and there are only "
+            f"{epochs}: a smaller {begin} would let that begin"
+        )
     reached, full = spec.objective.epsilon(epochs - 1), spec.objective.epsilon(math.inf)
     if reached < full:
         begin = "--warmup" if hasattr(spec.objective, "warmup") else "--attack-from-epoch"

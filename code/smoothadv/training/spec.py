@@ -32,6 +32,7 @@ from smoothadv.checkpoints import MODULE_PREFIX
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.objectives import DataPolicy, Objective
+from smoothadv.records.logs import CHECKPOINT
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule
 
@@ -359,6 +360,7 @@ class TrainSpec(RunSpec):
         is_exact = start is not None and execution.precision == "fp32"
         name, teacher, votes = type(objective).__name__, self.teacher, objective.TEACHER == "votes"
         flag = "--classifier" if objective.DENOISES else "--teacher"
+        own = self.outdir / CHECKPOINT
         _refuse(
             {
                 "--unlabelled-weight weighs the images of --use-unlabelled: name their file, or "
@@ -374,6 +376,9 @@ class TrainSpec(RunSpec):
                 f"--noise 0 makes all {objective.copies} noisy copies of an image identical: leave "
                 "--num-noise-vec out, or give noise": (
                     objective.noise_sd == 0 and objective.copies > 1
+                ),
+                f"{flag} {teacher} is what this training writes: name another folder": (
+                    teacher is not None and teacher.resolve() == own.resolve()
                 ),
                 f"the objective {name} needs a {flag} CHECKPOINT": (
                     teacher is None and objective.TEACHER in ("logits", "votes")
