@@ -11,7 +11,7 @@ from scipy import stats
 
 import smoothadv
 from smoothadv.records.readers import read_certification_log
-from support.commands import call, header, refused, rows, succeed, timeless
+from support.commands import call, header, refused, rows, snapshot, succeed, timeless
 from support.sharding import manifest_of
 
 RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
@@ -177,3 +177,25 @@ def test_certify_as_a_function_writes_the_log_of_the_command(checkpoint, workpla
     (workplace / "command.tsv.manifest.json").rename(workplace / "old.tsv.manifest.json")
     smoothadv.certify(checkpoint, "digits", **{**options, "maximum": 10}, log="old.tsv")
     assert len(timeless(workplace / "old.tsv")) == 10, "it goes on with a log of the command"
+
+
+def test_dry_run_says_what_is_left_and_writes_nothing(certify, workplace):
+    outcome = certify("log.tsv", "--max", 5, "--dry-run")
+    assert outcome.code == 0 and not [*workplace.glob("log.tsv*")]
+    begin = "5 of 5 images of digits are to be certified by exact: 100 + 20 draws each, 600 in all;"
+    assert outcome.out.startswith(begin) and " per second in batches of " in outcome.out
+    assert certify("log.tsv", "--max", 2).code == 0
+    before = snapshot(workplace)
+    outcome = certify("log.tsv", "--max", 5, "--dry-run")
+    assert outcome.out.startswith("3 of 5 images of digits")
+    assert "log.tsv has all 2 images" in certify("log.tsv", "--max", 2, "--dry-run").out
+    assert certify("log.tsv", "--max", 2, "--dry-run", "--overwrite").out.startswith(
+        "2 of 2 images"
+    )
+    outcome = certify("log.tsv", "--max", 5, "--dry-run", "--method", "sequential")
+    assert refused(outcome, "cannot resume", "method was 'exact'")
+    assert snapshot(workplace) == before
+    outcome = certify(
+        "other.tsv", "--max", 5, "--method", "sequential", "--shard", "1/2", "--dry-run"
+    )
+    assert outcome.out.startswith("2 of 2 images") and "at most 100 + 20 draws" in outcome.out

@@ -64,10 +64,13 @@ def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     """
     spec = spec_of(options, command)
     # Import torch, or SciPy, for which a usage error need not wait.
-    from smoothadv.evaluation.certify import certify
+    from smoothadv.evaluation.certify import certify, rehearse
     from smoothadv.statistics import accuracy
 
     use_threads(spec)
+    if spec.dry_run:
+        print(rehearse(spec))
+        return
     log, procedure = certify(spec)
     if not is_finished(log, spec.shard, "certify"):
         return

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
-from smoothadv.base.errors import warn
+from smoothadv.base.errors import UserError, warn
 from smoothadv.evaluation.log import Example, LogContent, write_log
 from smoothadv.evaluation.setup import Evaluation, prepare
 from smoothadv.evaluation.specs import CertifySpec
-from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
-from smoothadv.records.writer import WrittenLog
+from smoothadv.records.logs import (
+    CERTIFICATION_COLUMNS,
+    differing_settings,
+    format_radius,
+    recorded_settings,
+)
+from smoothadv.records.writer import WrittenLog, read_rows
 from smoothadv.statistics import Draws, Procedure
 from smoothadv.statistics.bounds import squared_grey_radius
 from smoothadv.voting.counter import Poll
@@ -68,3 +74,47 @@ def _row(
     row = {"predict": certificate.prediction, "radius": format_radius(certificate.radius)}
     row |= {"successes": certificate.successes, "trials": certificate.trials, **certificate.details}
     return {**row, _SOUND_COLUMN: squared_grey_radius(certificate.radius)} if sound else row
+
+
+def rehearse(spec: CertifySpec) -> str:
+    """What ``certify`` would do, and how long it would take by a few timed batches, as a sentence
+    for people; no file is written.
+    """
+    evaluation, _, content = prepare_certification(spec)
+    log, done, indices = spec.log, list[int](), evaluation.indices
+    if spec.shard is not None:
+        log, indices = log and spec.shard.path(log), spec.shard.of(indices)
+    if log is not None and log.is_file() and spec.existing == "resume":
+        settings = {**evaluation.settings, **content.settings}
+        if difference := differing_settings({**recorded_settings(log), "shard": None}, settings):
+            raise UserError(f"cannot resume {log} with other settings: {difference}")
+        done = [*read_rows(log.read_bytes())[1]]
+    missing = sorted({*indices}.difference(done))
+    draws, each = len(missing) * (spec.n0 + spec.n), f"{spec.n0:,} + {spec.n:,}"
+    most = "" if spec.procedure_type.fixed_sample else "at most "
+    if not missing:
+        return f"nothing is left to be done: {log} has all {len(indices):,} images"
+    rate, name = _draws_per_second(evaluation, missing[0]), evaluation.settings["dataset"]
+    duration = timedelta(seconds=round(draws / rate))
+    return (
+        f"{len(missing):,} of {len(indices):,} images of {name} are to be certified by "
+        f"{spec.method}: {most}{each} draws each, {draws:,} in all; {evaluation.device} makes "
+        f"{rate:,.0f} per second in batches of {evaluation.batch}, which takes {most}{duration}"
+    )
+
+
+def _draws_per_second(evaluation: Evaluation, index: int) -> float:
+    """The draws of an image that are counted in a second, by batches of about two seconds."""
+    image, counter, batch = evaluation.dataset[index][0], evaluation.counter(), evaluation.batch
+
+    def voting(count: int) -> Generator[Draws, np.ndarray, None]:
+        yield Draws(count)
+
+    def seconds(count: int) -> float:
+        stream = evaluation.noise.stream(index, evaluation.device)
+        (result,) = counter.run([Poll(image, stream, voting(count))])
+        return result.seconds
+
+    seconds(batch)  # the first batch takes longer
+    count = batch * min(200, 1 + round(2 / seconds(batch)))
+    return count / seconds(count)

@@ -276,6 +276,12 @@ class CertifySpec(EvaluationSpec):
         records="sound",
         help="certificates that hold for the executed arithmetic, on 8-bit images",
     )
+    dry_run: bool = setting(
+        False,
+        group="running",
+        keyword=False,
+        help="say what would be done and how long it would take, and write nothing",
+    )
 
     def __post_init__(self) -> None:
         if self.n is None:
