@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
+from smoothadv.cli.images import images_main
 from smoothadv.cli.options.components import (
     Options,
     add_settings,
@@ -18,6 +19,7 @@ from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import Parser, run
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
 from smoothadv.records.readers import read_certification_log
+from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import PROCEDURES
 
 _EXAMPLES = """examples:
@@ -86,6 +88,12 @@ def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     )
 
 
+def _in_memory(spec: CertifySpec) -> WrittenLog:
+    from smoothadv.evaluation.certify import certify  # imports torch
+
+    return certify(spec)[0]
+
+
 def verify_parser() -> Parser:
     """The parser of the subcommand ``verify``."""
     return Parser(
@@ -128,4 +136,6 @@ def main(arguments: Sequence[str]) -> int:
     """
     if arguments[:1] == ["verify"]:
         return run("certify verify", verify_parser, _verify, arguments[1:])
+    if arguments[:1] == ["images"]:
+        return images_main("certify", CertifySpec, _in_memory, arguments[1:])
     return evaluation_main("certify", make_parser, _certify, arguments)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
+from smoothadv.cli.images import images_main
 from smoothadv.cli.options.attack import (
     EvaluationAttackOptions,
     add_attack,
@@ -70,4 +70,10 @@ def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
         )
 
 
-main = partial(evaluation_main, "predict", make_parser, _predict)
+def main(arguments: Sequence[str]) -> int:
+    """Run the command, or one of its subcommands, with these ``arguments``; returns the exit
+    code.
+    """
+    if arguments[:1] == ["images"]:
+        return images_main("predict", PredictSpec, predict, arguments[1:])
+    return evaluation_main("predict", make_parser, _predict, arguments)

@@ -208,5 +208,5 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
 discover(
     __name__,
     __path__,
-    without=("given", "images", "relabelled", "unlabelled"),
+    without=("given", "images", "loose", "relabelled", "unlabelled"),
 )

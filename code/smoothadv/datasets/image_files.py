@@ -26,7 +26,7 @@ Image: TypeAlias = "PIL.Image.Image"
 """For annotations: only functions that open image files load Pillow."""
 Made = TypeVar("Made")
 File = Path | io.BytesIO
-_SUFFIXES = tuple(".jpg .jpeg .png .bmp .ppm .pgm .tif .tiff .webp .gif".split())
+SUFFIXES = tuple(".jpg .jpeg .png .bmp .ppm .pgm .tif .tiff .webp .gif".split())
 
 
 def read_image(
@@ -182,12 +182,12 @@ class ImageFiles(StoredImages):
             for label, name in enumerate(self.classes)
             if (self.folder / name).is_dir()
             for path in sorted((self.folder / name).iterdir())
-            if path.suffix.lower() in _SUFFIXES and not path.name.startswith(".")
+            if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
         ]
         if not files:
             raise UserError(
                 f"no images under {self.folder}; expected {self.folder}/CLASS/ with files that end "
-                f"in {', '.join(_SUFFIXES)}"
+                f"in {', '.join(SUFFIXES)}"
             )
         return files
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from smoothadv.checkpoints import (
 )
 from smoothadv.checkpoints.denoisers import denoised_classifier
 from smoothadv.datasets import DatasetDescription, ImageDataset, describe_dataset, get_dataset
+from smoothadv.datasets.loose import LooseImages, image_files
 from smoothadv.datasets.preparation import prepared_name, split_location
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
 from smoothadv.evaluation.specs import EvaluationSpec
@@ -105,6 +106,20 @@ def load_model(spec: EvaluationSpec) -> tuple[EvaluationSpec, ImageDataset, Base
         settings = {**base.settings, **given}
         base = BaseClassifier(base.module, settings, [arch], str(model), tuple(doubts))
     return spec, dataset, base if spec.denoiser is None else _denoised(base, dataset, spec)
+
+
+def loose_images(spec: EvaluationSpec, paths: Sequence[Path]) -> LooseImages:
+    """Images of files and folders for the model of a spec, whose dataset says what the model was
+    trained on.
+    """
+    files, preparation = image_files(paths), None
+    description = describe_dataset(spec.dataset, spec.data_dir)
+    if is_named(spec.model) and not plugins.names_function(str(spec.model)):
+        network = library_network(str(spec.model), pretrained=False)
+        preparation = network.preparation
+        if network.usual_names:
+            description = replace(description, class_names=network.usual_names)
+    return LooseImages(files, description, preparation)
 
 
 def _named_network(spec: EvaluationSpec) -> tuple[str, LibraryNetwork]:

@@ -1,0 +1,84 @@
+"""certify images and predict images: the classes of single files, without labels or a log."""
+
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import smoothadv
+from smoothadv.datasets.preparation import Preparation
+from support.commands import call, refused, snapshot
+
+COUNT = 5
+OPTIONS = ("--N", 300, "--device", "cpu")
+
+
+@pytest.fixture
+def pictures(workplace) -> np.ndarray:
+    """Digits in a folder and one below it, and as an array; the last one is wider and in colour."""
+    levels = (load_digits().images[:COUNT] * 255 / 16).round().astype(np.uint8)
+    Path("pictures/more").mkdir(parents=True)
+    for number in range(COUNT - 1):
+        folder = "pictures" if number < 2 else "pictures/more"
+        Image.fromarray(levels[number]).save(f"{folder}/{number}.png")
+    wide = Image.fromarray(levels[-1]).resize((24, 16)).convert("RGB")
+    wide.save("wide.png")
+    Path("pictures/notes.txt").write_text("none of them")
+    prepared = Preparation(8, 8).evaluation(wide.convert("L")).numpy()
+    return np.concatenate([levels[:-1, None], prepared[None]]).astype(np.float32) / 255
+
+
+def printed(outcome) -> list[list[str]]:
+    assert outcome.code == 0, outcome.err
+    return [line.split() for line in outcome.out.splitlines()]
+
+
+@pytest.mark.parametrize("options", [(), ("--sound",)])
+def test_radii_are_those_of_the_arrays_rounded_down(checkpoint, pictures, capsys, options):
+    before = snapshot(Path())
+    words = ("images", "digits", checkpoint, 0.25, "pictures", "wide.png", *OPTIONS, *options)
+    header, *lines = printed(call(capsys, "certify", *words))
+    assert header == ["image", "class", "radius"] and snapshot(Path()) == before
+    files = ["0.png", "1.png", "more/2.png", "more/3.png"]
+    assert [line[0] for line in lines] == [*(f"pictures/{file}" for file in files), "wide.png"]
+    rows = smoothadv.certify(
+        checkpoint, pictures, [0] * COUNT, sigma=0.25, n=300, device="cpu", sound=bool(options)
+    )
+    for (_, name, radius), row in zip(lines, rows.itertuples(), strict=True):
+        assert name == ("abstains" if row.predict == -1 else str(row.predict))
+        assert Decimal(radius) <= Decimal(row.radius) < Decimal(radius) + Decimal("0.001")
+    assert (rows.radius > 0.01).sum() >= 2
+
+
+def test_predictions_have_no_radius_and_abstain(checkpoint, pictures, capsys):
+    words = ("images", "digits", checkpoint, 0.25, "pictures", "--device", "cpu")
+    header, *lines = printed(call(capsys, "predict", *words, "--N", 300))
+    rows = smoothadv.predict(checkpoint, pictures[:-1], [0] * 4, sigma=0.25, n=300, device="cpu")
+    assert header == ["image", "class"]
+    assert [line[1] for line in lines] == ["abstains" if p < 0 else str(p) for p in rows.predict]
+    lines = printed(call(capsys, "predict", *words, "--N", 2))
+    assert {line[1] for line in lines[1:]} == {"abstains"}
+
+
+def test_a_network_by_name_has_its_classes_and_its_preparation(pictures, capsys):
+    words = ("images", "imagenet", "torchvision:mobilenet_v3_small", 0.25, "wide.png")
+    random = ("--no-pretrained", "--N", 20, "--N0", 2, "--alpha", 0.9, "--batch", 4)
+    _, (file, name, *_, radius) = printed(call(capsys, "certify", *words, *random))
+    assert file == "wide.png" and not name.isdigit() and float(radius) >= 0
+
+
+REFUSED = {
+    "missing.png": "missing.png cannot be read as an image",
+    "pictures/notes.txt": "notes.txt cannot be read as an image",
+    "empty": "empty holds no images: no file ends in .jpg",
+}
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_what_is_no_image_is_named(checkpoint, pictures, capsys, path):
+    Path("empty").mkdir()
+    words = ("images", "digits", checkpoint, 0.25, path)
+    assert refused(call(capsys, "certify", *words, *OPTIONS), REFUSED[path])
