@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
@@ -105,6 +105,8 @@ def test_images_are_drawn_independently_in_proportion_to_their_weights():
     ).filter(any),
     number=st.sampled_from([None, 0.0, 1 - 2**-53]),
 )
+@example([0.0, 1.0], 0.0)
+@example([1.0, 0.0], 1 - 2**-53)
 def test_weights_of_zero_are_never_drawn(weights, number):
     """Nor at the ends of the interval of random numbers, where the first and the last image with a
     weight are.
