@@ -15,7 +15,13 @@ from smoothadv.analysis.empirical import Empirical, Gap
 from smoothadv.analysis.envelope import Envelope, HeldOut
 from smoothadv.analysis.examples import Examples, never_right
 from smoothadv.analysis.facts import FIELDS, display
-from smoothadv.analysis.figure_style import SYMBOLS, as_element, readings
+from smoothadv.analysis.figure_style import (
+    SYMBOLS,
+    as_element,
+    legend_entries,
+    readings,
+    unbroken,
+)
 from smoothadv.analysis.heat_map import HeatMap
 from smoothadv.analysis.logs import Log, Logs, sizes_of
 from smoothadv.analysis.plausibility import rounding_notes
@@ -92,6 +98,7 @@ class Report(Choosing, AtRadii, Analysis):
             sections=list(self._sections(logs)),
             as_element=as_element,
             readings=readings,
+            legend_entries=legend_entries,
         )
 
     def _made(
