@@ -48,7 +48,8 @@ _BELOW: dict[str, Any] = {
 _ENTRIES_INSIDE = 6
 _CHARACTERS_INSIDE = 28
 _CHARACTERS_BESIDE_ANOTHER = 32
-_PANEL_OF_A_PAGE = 5.0, 3.5  # inches: its texts are legible on the screen of a phone too
+# In inches, and as a part of its size on paper: texts are legible on the screen of a phone too.
+_PANEL_OF_A_PAGE, _MAP_OF_A_PAGE = (5.0, 3.5), 0.75
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,8 @@ def as_element(figure: Figure, salt: str) -> str:
         figure.set_size_inches(width, height * len(figure.axes))
         for axes, place in zip(figure.axes, figure.add_gridspec(len(figure.axes), 1)):
             axes.set_subplotspec(place)
+    else:
+        figure.set_size_inches(_MAP_OF_A_PAGE * figure.get_size_inches())
     content = io.BytesIO()
     with rc_context({"svg.fonttype": "none"}):
         save(figure, content, "svg", salt)
