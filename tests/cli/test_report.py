@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv import __version__
+from smoothadv.analysis.figure_style import unbroken
 from support.commands import call
 from support.report_page import HOSTILE, Page, certification, write_everything
 
@@ -63,23 +64,25 @@ def test_page_needs_nothing_but_itself(text, page):
 
 
 def test_figures_are_in_the_page_and_named(page):
-    assert len(page.all("svg")) == len(page.drawings()) >= 4, "curves, envelopes, attacks, training"
+    figures = [each for each in page.all("svg") if "class" not in each]
+    assert len(figures) == len(page.drawings()) >= 4, "curves, envelopes, attacks, training"
     assert all(page.drawings()) and page.all("img") == []
 
 
 def test_every_legend_entry_names_a_curve_that_has_its_values(text):
     figures, labels = re.findall(r"<figure class=\"curves\".*?</figure>", text, re.DOTALL), []
-    assert len(figures) == text.count("<svg") >= 4
+    assert len(figures) == text.count("<svg viewBox") >= 4
     for figure in figures:
         entries, curves = (
-            set(re.findall(f'<g data-{name}="([0-9]+)"', figure)) for name in ("entry", "curve")
+            re.findall(f'<{tag} data-{name}="([0-9]+)"', figure)
+            for tag, name in (("div", "entry"), ("g", "curve"))
         )
         panels = Page(figure).panels()
+        assert len(entries) == len(set(entries)) > 0, "once, however many panels have the curve"
         assert (
-            entries
-            == curves
+            set(entries)
+            == set(curves)
             == {str(number) for panel in panels for number, _, _ in panel["curves"]}
-            != set()
         )
         labels += [label for panel in panels for _, label, _ in panel["curves"]]
         for panel in panels:
@@ -143,7 +146,6 @@ def test_names_are_text_whatever_they_are(text, page):
             "figure",
             "figcaption",
             "table",
-            "caption",
             "thead",
             "tbody",
             "tr",
@@ -165,7 +167,7 @@ def test_names_are_text_whatever_they_are(text, page):
             "rect",
             "path",
         ),
-        *("use", "text", "tspan"),
+        *("use", "text", "tspan", "span", "polygon"),
     }
 
 
@@ -315,7 +317,7 @@ def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
     assert (
         heading[:3] == ["group", "l2 radius", "certified accuracy (%)"] and heading[-1] == "model"
     )
-    assert page.tables["All logs"][0][:2] == ["log", "group"], "the log stays in sight"
+    assert "group" not in page.tables["All logs"][0], "the log's name begins with it"
     named = ["training", "attack", "epsilon", "T", "m", "sigma"]
     assert heading[3:-1] == named, (
         "no data set, no n, and no noise of training, which is sigma in all"
@@ -331,6 +333,34 @@ def test_selected_logs_are_shown_with_what_tells_them_apart(report, workplace):
     "0.50",
                           "Cohen: Gaussian, σ 0.50"]  # fmt: skip
     assert set(rows[-1][3:]) == {"–"}, "where nothing is certified, no log is better than another"
+
+
+def test_what_all_rows_have_in_common_is_said_once(report, workplace):
+    certification(workplace / "a/one", "RRWA")
+    certification(workplace / "b/two", "RRRA")
+    page = page_of(report, "A=a", "B=b", "--radii", 0.25, 2)
+    heading, *rows = page.tables["All logs"]
+    assert heading[:2] == ["log", "group"] and "examples" not in heading, "the log stays in sight"
+    assert "In all rows: examples 4" in page.texts["span"]
+    assert [row[-1] for row in rows] == ["0.0", "0.0"], "a result is in every row"
+    alone = page_of(report, "A=a").tables["All logs"]
+    assert "examples" in alone[0], "a single row has all columns"
+
+
+def test_no_line_ends_between_a_word_and_its_number(report, workplace):
+    write_two_groups()
+    page_of(report, "Ours=ours", "Cohen=cohen")
+    text = Path("a.html").read_text()
+    assert "<span>Cohen: Gaussian, σ\u00a00.50</span>" in text, "in the legend"
+    assert ">Cohen: Gaussian, σ\u00a00.50</td>" in text, "in tables"
+    assert unbroken("Ours, σ = 0.25, 3 of 4") == "Ours, σ\u00a0=\u00a00.25, 3 of\u00a04"
+
+
+def test_panels_with_curves_are_one_below_the_other(page):
+    """So that they are legible on a narrow screen; beside or below them is their legend."""
+    loss, accuracy = [panel["box"] for panel in page.panels() if panel["title"] == "epoch"]
+    assert loss[0] == pytest.approx(accuracy[0], abs=0.05) and loss[2] > 0.7
+    assert loss[1] > accuracy[1] + accuracy[3]
 
 
 def test_logs_are_selected_where_there_are_several(report, workplace):

@@ -67,12 +67,12 @@ class Page(HTMLParser):
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
         if tag == "table":
-            self.tables[self.texts["caption"][-1]] = self._rows
+            self.tables[self.texts["figcaption"][-1]] = self._rows
 
     def handle_data(self, text):
         cell = next((tag for tag in reversed(self.open) if tag in ("td", "th")), None)
         if cell:
-            self._rows[-1][-1] += text
+            self._rows[-1][-1] += text.replace("\u00a0", " ")
         elif self.open:
             self.texts.setdefault(self.open[-1], []).append(text.strip())
 

@@ -48,6 +48,8 @@ _BELOW: dict[str, Any] = {
 _ENTRIES_INSIDE = 6
 _CHARACTERS_INSIDE = 28
 _CHARACTERS_BESIDE_ANOTHER = 32
+# In inches, and as a part of its size on paper: texts are legible on the screen of a phone too.
+_PANEL_OF_A_PAGE, _MAP_OF_A_PAGE = (5.0, 3.5), 0.75
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,23 @@ def save(figure: Figure, file: BinaryIO, kind: str, salt: str = "smoothadv") -> 
 
 
 def as_element(figure: Figure, salt: str) -> str:
-    """The figure as an SVG element of an HTML page, in which data-curve and data-entry number its
-    curves and the entries of its legend. ``salt`` makes the names in it differ from those in other
-    figures."""
-    from matplotlib import rc_context
+    """The figure as an SVG element of an HTML page, in which data-curve numbers its curves.
+    ``salt`` makes the names in it differ from those in other figures.
+
+    Panels with curves are one below the other, without their legend: ``legend_entries`` has it.
+    """
+    from matplotlib import legend, rc_context
 
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set_visible(False)  # the page is the paper
+    if legends := figure.findobj(legend.Legend):
+        legends[0].remove()
+        width, height = _PANEL_OF_A_PAGE
+        figure.set_size_inches(width, height * len(figure.axes))
+        for axes, place in zip(figure.axes, figure.add_gridspec(len(figure.axes), 1)):
+            axes.set_subplotspec(place)
+    else:
+        figure.set_size_inches(_MAP_OF_A_PAGE * figure.get_size_inches())
     content = io.BytesIO()
     with rc_context({"svg.fonttype": "none"}):
         save(figure, content, "svg", salt)
@@ -113,12 +125,40 @@ def as_element(figure: Figure, salt: str) -> str:
     inside = re.sub(
         "<(metadata|style).*?</(metadata|style)>|<!--.*?-->", "", inside, flags=re.DOTALL
     )
-    inside = re.sub(r'<g id="(curve|entry)-(\d+)-\d+"', r'<g data-\1="\2"', inside)
+    inside = re.sub(r'<g id="curve-(\d+)-\d+"', r'<g data-curve="\1"', inside)
     width, height = 72 * figure.get_size_inches()
+    return f'<svg viewBox="0 0 {width:g} {height:g}">' + re.sub(r'<g id="[^"]*"', "<g", inside)
+
+
+def legend_entries(figure: Figure) -> list[tuple[str, str, str]]:
+    """The number of each curve in a figure, its label, and an SVG element with a piece of it."""
+    lines = [line for axes in figure.axes for line in axes.get_lines() if line.get_gid()]
+    return [
+        (number, unbroken(_symbols(escape(line.get_label(), None))), _key(line))
+        for number, line in {line.get_gid().split("-")[1]: line for line in lines}.items()
+    ]
+
+
+def _key(line: Line2D) -> str:
+    from matplotlib import colors, markers, transforms
+
+    marker, colour = markers.MarkerStyle(line.get_marker()), colors.to_hex(line.get_color())
+    downwards = transforms.Affine2D().scale(8, -8)
+    outline = marker.get_path().transformed(marker.get_transform() + downwards)
+    points = [" ".join(f"{x:.1f},{y:.1f}" for x, y in shape) for shape in outline.to_polygons()]
+    dashes = "; stroke-dasharray: 5 3" if line.get_linestyle() == "--" else ""
     return (
-        f'<svg viewBox="0 0 {width:g} {height:g}" style="min-width: {0.8 * width:g}px">'
-        + re.sub(r'<g id="[^"]*"', "<g", inside)
+        '<svg class="key" viewBox="-18 -6 36 12" aria-hidden="true">'
+        f'<path d="M-18 0H18" style="stroke: {colour}; stroke-width: 2{dashes}"/>'
+        + "".join(f'<polygon points="{each}" style="fill: {colour}"/>' for each in points)
+        + "</svg>"
     )
+
+
+def unbroken(text: str) -> str:
+    """The text with spaces at which no line ends between a word and its number, as in "sigma 0.25"
+    and "sigma = 0.25"."""
+    return re.sub(r"(?<=[^\W\d_]) (?=\d|= )|(?<= =) ", "\u00a0", text)
 
 
 def readings(figure: Figure) -> list[dict[str, Any]]:
@@ -197,9 +237,8 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
     """A legend at the upper right, which falling curves leave free, or below the axes if it would
     cover curves there.
 
-    A label may be any text: nothing in it is parsed as mathematics. In SVG, the groups entry-2-0
-    and entry-2-1 are the parts of entry 2, and curve-2-0, curve-2-1 ... what was drawn under its
-    label.
+    A label may be any text: nothing in it is parsed as mathematics. In SVG, the groups curve-2-0,
+    curve-2-1 ... are what was drawn under the label of entry 2.
     """
     labels = [_legible(escape(str(handle.get_label()), None)) for handle in handles]
     blanks = ["-"] * len(labels)  # matplotlib leaves out labels that start with an underscore
@@ -213,22 +252,23 @@ def add_legend(figure: Figure, axes: Axes, handles: list[Line2D], inside: bool =
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.19 * -(-len(lines) // columns))
     drawn = [artist for axes in figure.axes for artist in axes.get_children()]
-    for number, (handle, key, text) in enumerate(
-        zip(handles, legend.get_lines(), legend.get_texts())
-    ):
+    for number, (handle, text) in enumerate(zip(handles, legend.get_texts())):
         text.set_text(labels[number])
         text.set_parse_math(False)
         curve = [artist for artist in drawn if artist.get_label() == handle.get_label()]
-        for name, artists in (("curve", curve), ("entry", [key, text])):
-            for place, artist in enumerate(artists):
-                artist.set_gid(f"{name}-{number}-{place}")
+        for place, artist in enumerate(curve):
+            artist.set_gid(f"curve-{number}-{place}")
 
 
 def _legible(label: str) -> str:
-    """A label with the letters of the papers in place of the names of hyper-parameters; a long one
-    on several lines, broken after a slash where there is one."""
-    short = re.sub(r"\b(sigma|epsilon)(?= = )", lambda match: SYMBOLS[match[1]], label)
-    return "\n".join(re.findall(".{1,60}$|.{1,59}[/ ]|.{60}", short))
+    """A label with symbols; a long one on several lines, broken after a slash where there is
+    one."""
+    return "\n".join(re.findall(".{1,60}$|.{1,59}[/ ]|.{60}", _symbols(label)))
+
+
+def _symbols(label: str) -> str:
+    """A label with the letters of the papers in place of the names of hyper-parameters."""
+    return re.sub(r"\b(sigma|epsilon)(?= = )", lambda match: SYMBOLS[match[1]], label)
 
 
 def draw_steps(

@@ -15,7 +15,13 @@ from smoothadv.analysis.empirical import Empirical, Gap
 from smoothadv.analysis.envelope import Envelope, HeldOut
 from smoothadv.analysis.examples import Examples, never_right
 from smoothadv.analysis.facts import FIELDS, display
-from smoothadv.analysis.figure_style import SYMBOLS, as_element, readings
+from smoothadv.analysis.figure_style import (
+    SYMBOLS,
+    as_element,
+    legend_entries,
+    readings,
+    unbroken,
+)
 from smoothadv.analysis.heat_map import HeatMap
 from smoothadv.analysis.logs import Log, Logs, sizes_of
 from smoothadv.analysis.plausibility import rounding_notes
@@ -92,6 +98,7 @@ class Report(Choosing, AtRadii, Analysis):
             sections=list(self._sections(logs)),
             as_element=as_element,
             readings=readings,
+            legend_entries=legend_entries,
         )
 
     def _made(
@@ -312,29 +319,47 @@ def _made_by(run: dict[str, Any]) -> str:
 
 def _part(caption: str, made: Any) -> Part:
     """A figure or a table for the template: every cell as HTML, its value to sort by, and the whole
-    name of a log.
+    name of a log; and what all rows have in common, which no column repeats.
     """
     if not isinstance(made, Table):
         return {"kind": "figure", "caption": caption, "figure": made}
     table = made.for_people or made
-    # The log comes first: there it stays in sight.
-    order = sorted(range(len(table.columns)), key=lambda place: table.columns[place].key != "log")
-    columns = [table.columns[place] for place in order]
-    table = Table(columns, [[row[place] for place in order] for row in table.rows])
     markup = Markup(
         bold=lambda text: f"<b>{text}</b>",
         raise_=lambda text: f"<sup>({text})</sup>",
         # A long path may be broken after each folder.
-        escape=lambda text: html.escape(text).replace("/", "/<wbr>"),
+        escape=lambda text: unbroken(html.escape(text)).replace("/", "/<wbr>"),
     )
+    shown, columns = display_cells(table, 1, markup), table.columns
+    # The log comes first: there it stays in sight.
+    order = sorted(range(len(columns)), key=lambda place: columns[place].key != "log")
+    equal = [
+        place
+        for place in order
+        if columns[place].kind in ("text", "count")
+        and len({row[place] for row in shown}) == 1 < len(shown)
+    ]
+    # Labels like "Ours: PGD" have the group.
+    said = [
+        place
+        for place in order
+        if shown and all(row[order[0]].startswith(f"{row[place]}: ") for row in shown)
+    ]
+    kept = [place for place in order if place not in equal + said]
     rows = [
         [
-            (text, plain(value), column.kind, getattr(value, "full", None))
-            for text, value, column in zip(texts, values, columns)
+            (texts[k], plain(values[k]), columns[k].kind, getattr(values[k], "full", None))
+            for k in kept
         ]
-        for texts, values in zip(display_cells(table, 1, markup), table.rows)
+        for texts, values in zip(shown, table.rows)
     ]
-    headings = [
-        {"title": title, "kind": column.kind} for title, column in zip(titles(table), columns)
-    ]
-    return {"kind": "table", "caption": caption, "headings": headings, "rows": rows}
+    names = titles(table)
+    headings = [{"title": names[place], "kind": columns[place].kind} for place in kept]
+    common = "; ".join(f"{markup.escape(names[place])} {shown[0][place]}" for place in equal)
+    return {
+        "kind": "table",
+        "caption": caption,
+        "common": common,
+        "headings": headings,
+        "rows": rows,
+    }
