@@ -2,7 +2,7 @@
 and how they wait.
 
     python benchmarks/threads.py            # prints the table
-    python benchmarks/threads.py --write    # also puts it into docs/training.md
+    python benchmarks/threads.py --write    # also puts it into benchmarks/results/threads.md
 
 A process for each setting does the same pieces of work, in rounds in which the settings take turns;
 shown are medians of the rounds. The machine should do nothing else.
@@ -24,7 +24,7 @@ from pathlib import Path
 from smoothadv.base.cpus import suitable_threads, usable_cpus
 from smoothadv.cli import shorten_waiting
 
-PAGE = Path(__file__).parents[1] / "docs" / "training.md"
+PAGE = Path(__file__).parent / "results" / "threads.md"
 START, END = (
     "<!-- made by benchmarks/threads.py -->\n",
     "<!-- end of what benchmarks/threads.py made -->\n",
@@ -180,7 +180,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--competitors", type=int, nargs="+", default=[0, 2, 6])
-    parser.add_argument("--write", action="store_true", help="put the table into docs/training.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the table into benchmarks/results/threads.md"
+    )
     parser.add_argument("--work", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
