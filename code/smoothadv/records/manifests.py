@@ -258,7 +258,7 @@ def prediction_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
         | ((among == 0) & (predict == of_set[0])),
         "abstain is not whether predict is -1": row.get("abstain", predict == -1)
         == (predict == -1),
-        # It was computed in float32.
+        # The norm was computed in float32: it may exceed epsilon by rounding.
         "attack_norm is not from 0 to epsilon": (0 <= norm)
         & (norm <= row.get("epsilon", 0) * (1 + 1e-5) + 1e-6),
         "flipped is not whether another class is within radius": row.get("flipped", flips)
