@@ -22,6 +22,7 @@ from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.members import Members
 from smoothadv.checkpoints import (
+    check_recorded_images,
     classifier_from_members,
     digest_of,
     read_members,
@@ -87,9 +88,12 @@ def load_model(spec: EvaluationSpec) -> tuple[EvaluationSpec, ImageDataset, Base
             "--no-pretrained is for networks by name, like timm:resnet18: leave it out"
         )
     elif not isinstance(model, torch.nn.Module):
-        members = read_members(
-            model, spec.arch
-        )  # first, since reading or downloading images takes longer
+        # First, since reading or downloading images takes longer.
+        members = read_members(model, spec.arch)
+        if isinstance(spec.dataset, str):
+            described = describe_dataset(spec.dataset, spec.data_dir)
+            for path, content in zip(members.paths, members.contents):
+                check_recorded_images(content, path, described)
     dataset = spec.dataset
     if isinstance(dataset, str):
         dataset = get_dataset(dataset, spec.split, spec.data_dir)
