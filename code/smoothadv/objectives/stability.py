@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smoothadv.base.settings import positive_noise_level, setting
+from smoothadv.base.settings import noise_level, setting
 from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss, Objective, mean_cross_entropy
 from smoothadv.objectives.bases import weight
 
@@ -28,7 +28,7 @@ class Stability(Objective):
     BY_NOISE = {"regularization": {0.25: 2.0, 0.5: 2.0, 1.0: 1.0}}
     noise_sd: float = setting(
         flag="--noise",
-        parse=positive_noise_level,
+        parse=noise_level,
         help="standard deviation of the Gaussian noise on images in [0, 1]",
     )
     regularization: float = weight()
