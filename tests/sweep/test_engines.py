@@ -80,6 +80,7 @@ def test_option_of_another_engine_is_refused(capsys, engine, flag):
             ["--sbatch", "'account' is not KEY=VALUE"],
         ),
         (["--engine", "slurm", "--sbatch", "=vision"], ["--sbatch", "'=vision' is not KEY=VALUE"]),
+        (["--engine", "slurm", "--sbatch", "time="], ["--sbatch", "'time=' is not KEY=VALUE"]),
         (["--engine", "ray", "--retries", "-1"], ["--retries", "-1"]),
         (["--engine", "ray", "--address", "nowhere"], ["--address", "'nowhere' is not HOST:PORT"]),
         (["--engine", "ray", "--address", ":6379"], ["--address", "':6379' is not HOST:PORT"]),

@@ -34,7 +34,8 @@ _GPU_OPTIONS = {"gpus", "gpus_per_node", "gpus_per_task", "gres"}
 
 
 def _key_value(text: str) -> str:
-    if "=" not in text.strip("="):
+    key, _, value = text.partition("=")
+    if not key or not value:
         raise SettingError(f"'{text}' is not KEY=VALUE, like account=vision or constraint=a100")
     return text
 
