@@ -99,6 +99,7 @@ BAD = {
     "a date": ("[[sweep]]\nnoise = 2020-01-01", ["[[sweep]] 1", "'noise'"]),
     "a table": ("[[sweep]]\nnoise = {a = 1}", ["[[sweep]] 1", "'noise'"]),
     "a list in a list": ("[[sweep]]\nnoise = [[1, 2], [3]]", ["[[sweep]] 1", "'noise'"]),
+    "group is no text": (grid_text({**NOISE, "group": 3}), ["[[sweep]] 1", "'group'", "found 3"]),
     "group with =": (grid_text({**NOISE, "group": "a=b"}), ["[[sweep]] 1", "'group'", "a=b"]),
     "no such group": (grid_text(NOISE, certify=[{"group": "B"}]), ["[[certify]] 1", "'B'"]),
     "ensemble of no such group": (

@@ -209,8 +209,8 @@ def _product(table: Options) -> str:
 
 
 def _group(table: Options, default: str, source: str) -> str:
-    group = str(table.get("group", default))
-    if "=" in group:
+    group = table.get("group", default)
+    if not isinstance(group, str) or "=" in group:
         raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
     return group
 
