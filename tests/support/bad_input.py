@@ -65,6 +65,8 @@ CHECKPOINTS = [
         FAILURE,
         ["model.tar", "imagefolder:images", "fit"],
     ),
+    # Before anything is downloaded.
+    (replaced(CERTIFY, dataset="cifar10"), FAILURE, ["model.tar", "'cifar10'", "image_shape"]),
     ([*CERTIFY, "--input-layer", "center"], FAILURE, ["normalize", "center"]),
 ]
 NUMBERS = [
@@ -182,6 +184,7 @@ FILES = [
         FAILURE,
         ["imagenet32", "nowhere"],
     ),
+    (["certify", "merge", "out.tsv", "gone.tsv"], FAILURE, ["gone.tsv: it does not exist"]),
     (["analyze", "summary", "nothing/*.tsv"], FAILURE, ["nothing/*.tsv"]),
     (["analyze", "summary", "folder"], FAILURE, ["folder", "certification log"]),
     (["analyze", "summary", "file"], FAILURE, ["file"]),

@@ -147,6 +147,8 @@ class _Part:
 
 def _read_part(path: Path) -> _Part:
     """A part without a last row that is torn; UserError where it has a line that is no row."""
+    if not path.exists():
+        raise UserError(f"cannot merge {path}: it does not exist")
     manifest = records.read_manifest_file(path)
     try:
         return _Part(path, manifest["settings"], manifest["runs"], *read_rows(path.read_bytes()))
