@@ -110,12 +110,13 @@ _LATEX = str.maketrans(
 
 
 def _number(value: float, kind: str, decimals: int) -> str:
-    if kind == "probability" and 0 < value < 0.001:
-        return f"{value:.0e}"
+    if kind == "probability" and value < 0.001:
+        return "<0.001"
     sign = "+" if kind in ("difference", "signed") else ""
+    # No negative zero is left once 0.0 is added to a rounded number.
     if kind in ("fraction", "percent", "difference"):
-        return f"{100 * value:{sign}.{decimals}f}"
-    return f"{value:{sign}.3f}"
+        return f"{round(100 * value, decimals) + 0.0:{sign}.{decimals}f}"
+    return f"{round(value, 3) + 0.0:{sign}.3f}"
 
 
 def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
@@ -134,7 +135,7 @@ def _display(value: Cell, kind: str, decimals: int, markup: Markup) -> str:
         return markup.escape(escape(value.text, None))
     if kind in ("text", "count"):
         return markup.escape(f"{value:,}" if isinstance(value, int) else escape(str(value), None))
-    return _number(float(value), kind, decimals)
+    return markup.escape(_number(float(value), kind, decimals))
 
 
 def display_cells(table: Table, decimals: int, markup: Markup) -> list[list[str]]:
