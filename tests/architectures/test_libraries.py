@@ -128,9 +128,10 @@ def test_transformer_takes_the_size_of_the_images(name):
             "divisible by patch size",
         ),
         ("torchvision:resnet18", "torchvision:resnet18 cannot be applied .* 3 channels, but got 1"),
-        ("timm:resnet19", "timm:resnet19 cannot be made: Unknown model"),
+        ("timm:resnet19", "there is no timm:resnet19 .did you mean 'resnet"),
+        ("torchvision:resnt18", "there is no torchvision:resnt18 .did you mean 'resnet18'"),
         ("torchvision:fcn_resnet50", "torchvision:fcn_resnet50 cannot be"),
-        ("timm:", "timm: cannot be made"),
+        ("timm:", "there is no timm:"),
         ("tim:resnet18", "did you mean 'timm'"),
         ("onnx:file", "onnx:file is for evaluation"),
         ("hf:/nowhere/at/all", "hf:/nowhere/at/all cannot be made: .*/nowhere/at/all"),
@@ -156,6 +157,28 @@ def test_missing_package_is_one_line(name, package, extra, monkeypatch):
         UserError, match=f"{name} needs the package {package}: pip install 'smoothadv.{extra}.'"
     ):
         library_network(name, pretrained=False)
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_hub_is_asked_for_files_only_where_it_can_be_reached(reached, monkeypatch):
+    """huggingface_hub itself would try six times."""
+    import huggingface_hub
+    import timm
+
+    class Session:
+        def head(self, address, timeout):
+            if not reached:
+                raise OSError(f"no route to {address} in {timeout} seconds")
+
+    def create(*arguments, **options):
+        return was_offline.append(huggingface_hub.constants.HF_HUB_OFFLINE) or make(*arguments)
+
+    was_offline, make = list[bool](), timm.create_model
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub, "get_session", Session)
+    monkeypatch.setattr(timm, "create_model", create)
+    library_network("timm:test_resnet", pretrained=True)
+    assert was_offline == [not reached] and not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
 @pytest.mark.parametrize("images", [None, PHOTOS])

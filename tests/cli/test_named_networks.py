@@ -184,7 +184,7 @@ def test_photographs_are_prepared_as_the_network_expects(place):
         ),
         (
             ("imagefolder:photos", "timm:test_resne", 0.25),
-            "timm:test_resne cannot be had (Unknown model",
+            "there is no timm:test_resne (did you mean 'test_resnet'?)",
             1,
         ),
         (

@@ -7,7 +7,8 @@ classes and images of the library. It imports the library when it is called, not
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +17,11 @@ from torch import nn
 from smoothadv.architectures.input_layers import Normalize
 from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.base.registry import Registry, discover
+from smoothadv.base.registry import Registry, did_you_mean, discover
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
+
+_SECONDS_TO_REACH = 3.0
 
 
 @dataclass(frozen=True)
@@ -69,8 +72,10 @@ def library_network(
     kind, _, location = name.partition(":")
     # This logger reports each attempt to reach the hub; an import resets the package's own level.
     logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
+    asks_hub = kind == "hf" or (kind == "timm" and pretrained)
     try:
-        found = LIBRARIES[kind](os.path.expanduser(location), pretrained, images)
+        with _hub_asked_once() if asks_hub else nullcontext():
+            found = LIBRARIES[kind](os.path.expanduser(location), pretrained, images)
     except UserError:
         raise
     except ModuleNotFoundError as error:
@@ -90,6 +95,32 @@ def library_network(
     digest = torch.tensor(list(digest_bytes([found.version])), dtype=torch.uint8)
     found.module.register_buffer("version_sha256", digest, persistent=False)
     return found
+
+
+def require_known(name: str, location: str, known: Iterable[str]) -> None:
+    """UserError where a ``location`` is none of those that a library knows; it calls the network
+    ``name``.
+    """
+    if location not in (names := list(known)):
+        raise UserError(f"there is no {name}{did_you_mean(location, names)}")
+
+
+@contextmanager
+def _hub_asked_once() -> Iterator[None]:
+    """A context in which huggingface_hub takes what it has where its server cannot be reached; it
+    would try for a minute.
+    """
+    from huggingface_hub import constants, get_session
+
+    before = constants.HF_HUB_OFFLINE
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_SECONDS_TO_REACH)
+    except Exception:  # of the library for HTTP that this version takes
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 discover(__name__, __path__)

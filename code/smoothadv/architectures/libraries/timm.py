@@ -5,7 +5,7 @@ a tag.
 import math
 from typing import Any
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, require_known
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import INTERPOLATIONS, SQUASH, Preparation
 
@@ -22,6 +22,8 @@ def timm_network(
     import timm
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
+    if ":" not in location:  # else it is on a hub, or in a folder
+        require_known(f"timm:{location}", location.partition(".")[0], timm.list_models())
     options = dict[str, Any]()
     if images is not None:
         options = {"num_classes": images.num_classes, "in_chans": images.image_shape[0]}

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, require_known
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import Preparation
 
@@ -15,6 +15,7 @@ def torchvision_network(
     import torchvision
     from torchvision import models
 
+    require_known(f"torchvision:{location}", location.lower(), models.list_models())
     weights = models.get_model_weights(location).DEFAULT
     names, transform = weights.meta["categories"], weights.transforms()
     classes = len(names) if images is None else images.num_classes
