@@ -57,7 +57,7 @@ class SettingError(UserError, argparse.ArgumentTypeError, ValueError):
 
 
 def number(
-    kind: type[Number], description: str, accept: Callable[[Number], bool]
+    kind: Callable[[str], Number], description: str, accept: Callable[[Number], bool]
 ) -> Callable[[str], Number]:
     """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not
     ``description``".
@@ -70,7 +70,7 @@ def number(
             value = kind(text)
             if text.isascii() and math.isfinite(value) and accept(value):
                 return value
-        except (ValueError, OverflowError):  # OverflowError: an integer too large for a float
+        except (ValueError, ArithmeticError):  # of an integer too large for a float, and of 1/0
             pass
         raise SettingError(f"'{text}' is not {description}")
 
@@ -102,15 +102,22 @@ batch_size = up_to_a_million = number(
     int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000
 )
 momentum = number(float, "a number from 0 to below 1, like 0.9", lambda v: 0 <= v < 1)
+
+
+def _quotient(text: str) -> float:
+    numerator, slash, denominator = text.partition("/")
+    return float(numerator) / (float(denominator) if slash else 1.0)
+
+
 noise_level = number(
-    float,
-    "a standard deviation between 0 and 10 on images in [0, 1], like 0.25",
+    _quotient,
+    "a standard deviation between 0 and 10 on images in [0, 1], like 0.25 or 64/255",
     lambda v: 0 <= v <= 10,
 )
 """Parses a standard deviation >= 0 on images in [0, 1]; the paper uses 0.12 to 1.0."""
 _LARGEST_L2 = 32.0
 _L2 = "an l2 norm: write a number like 0.25 or a fraction like 64/255"
-l2_norm = number(float, _L2, lambda v: v >= 0)
+l2_norm = number(_quotient, _L2, lambda v: v >= 0)
 _in_256ths = number(float, "a number of 1/256, like 64 for an l2 norm of 0.25", lambda v: v >= 0)
 
 
@@ -130,13 +137,7 @@ def perturbation_size(text: str) -> float:
     A value like 64 comes from scripts that count in 1/255 or 1/256 units; it is refused with that
     hint.
     """
-    numerator, slash, denominator = text.partition("/")
-    try:
-        value = float(numerator) / (float(denominator) if slash else 1.0)
-    except (ValueError, ZeroDivisionError):
-        value = math.nan
-    if not (text.isascii() and math.isfinite(value) and value >= 0):
-        raise SettingError(f"'{text}' is not {_L2}")
+    value = l2_norm(text)
     if value > _LARGEST_L2:
         raise SettingError(
             f"'{text}' is {value:g}, far beyond the paper's largest l2 norm on images in [0, 1], "
