@@ -48,6 +48,7 @@ _OUTPUTS = {
     "page": "page to write, or the folder to write report.html to (default: this folder)",
 }
 _BY_ENDING = {".tex": "latex", ".csv": "csv", ".json": "json"}
+_OTHER_PICTURES = tuple(".jpg .jpeg .gif .tif .tiff .webp .bmp .eps .ps .html".split())
 # What may be replaced, and how it begins.
 _REPLACED = {
     "png": ("PNG picture", b"\x89PNG\r\n"),
@@ -154,9 +155,12 @@ def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path
     output = asked.output[0] if asked.output else Path()
     if makes == "page":
         return [("page", output if output.suffix in (".html", ".htm") else output / "report.html")]
-    if output.suffix == ".svg":
+    ending = output.suffix.lower()
+    if ending in _OTHER_PICTURES:
+        raise UsageError(f"-o {output}: figures are PNG, PDF or SVG, not {ending[1:].upper()}")
+    if ending == ".svg":
         return [("svg", output)]
-    stem = output.with_suffix("") if output.suffix in (".png", ".pdf") else output
+    stem = output.with_suffix("") if ending in (".png", ".pdf") else output
     return [(form, stem.with_name(f"{stem.name}.{form}")) for form in ("png", "pdf")]
 
 
