@@ -30,7 +30,8 @@ BASE = [*ONE_STEP, "--epsilon", "0.5", "--gradient", "base"]
 ONLY = [*ATTACK, "--epsilon", "0.5", "--only"]
 ONLY_AGAINST = [*ATTACK, "--against", "certified.tsv", "--only"]
 GOOD = [
-    *(CERTIFY, PREDICT, [*PREDICT, *PGD, "--seed", str(2**128 - 1)]),
+    *(CERTIFY, [*CERTIFY[:3], "64/255", *CERTIFY[4:]], PREDICT),
+    [*PREDICT, *PGD, "--seed", str(2**128 - 1)],
     [*TRAIN, "--crop-padding", "7", "--momentum", "0.999", "--seed", str(2**128 - 1)],
     *([*TRAIN_PGD, *PGD], [*TRAIN_PGD, *DDN]),
     *(SIZED, AGAINST, BASE, [*ONLY, "0"], [*ONLY_AGAINST, "3"]),
@@ -72,7 +73,7 @@ CHECKPOINTS = [
 NUMBERS = [
     *(
         (replaced(CERTIFY, sigma=sigma), USAGE, ["SIGMA", sigma])
-        for sigma in ("0", "-1", "nan", "inf", "a quarter")
+        for sigma in ("0", "-1", "nan", "inf", "a quarter", "1/0", "64/")
     ),
     (replaced(PREDICT, sigma="0"), USAGE, ["SIGMA", "'0'"]),
     ([*TRAIN, "--noise", "-0.25"], USAGE, ["--noise", "-0.25"]),
@@ -208,6 +209,7 @@ NO_FILES = [
         ([*ANALYZE, path], USAGE, ["-o", f"'{path}'", "the file to write"])
         for path in ("", ".", "/")
     ),
+    ([*ANALYZE, "curves.jpg"], USAGE, ["-o curves.jpg", "not JPG"]),
     (["analyze", "report", "log.tsv", "-o", ""], USAGE, ["-o", "''", "write . for this one"]),
     (["sweep", "report", "grid.toml", "-o", ""], USAGE, ["-o", "''", "the file to write"]),
     (replaced(TRAIN, outdir=""), USAGE, ["OUTDIR", "''", "write . for this one"]),
@@ -401,6 +403,9 @@ MISTYPED = [
     ([*CERTIFY, "--alfa=0.01"], ["unknown option --alfa (did you mean --alpha?)"]),
     (["certify", "--skp", "20", *CERTIFY[1:]], ["unknown option --skp (did you mean --skip?)"]),
     ([*CERTIFY, "--qwxz"], ["unknown option --qwxz"]),
+    ([*CERTIFY, "--n", "9"], ["unknown option --n (did you mean --N?)"]),
+    ([*CERTIFY, "--sigma", "1"], ["unknown option --sigma: SIGMA is written without a flag"]),
+    ([*TRAIN, "--sigma", "1"], ["unknown option --sigma (did you mean --noise?)"]),
     (["certify", "merge", "log.tsv", "--overwritten"], ["(did you mean --overwrite?)"]),
     (["analyze", "table", "log.tsv", "--sigmaa", "3"], ["(did you mean --sigma?)"]),
     (["analyze", "--tabel", "log.tsv"], ["unknown option --tabel"]),

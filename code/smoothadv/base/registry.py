@@ -22,8 +22,9 @@ class UnknownNameError(UserError, KeyError):
 
 def did_you_mean(name: str, known: Iterable[str], shown: str = "'{}'") -> str:
     """A hint like " (did you mean 'PGD'?)" if ``name`` resembles a known one; else ""."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {shown.format(close[0])}?)" if close else ""
+    names = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    return f" (did you mean {shown.format(names[close[0]])}?)" if close else ""
 
 
 class Registry(dict[str, Component]):

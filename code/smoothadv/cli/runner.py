@@ -104,7 +104,11 @@ class Parser(argparse.ArgumentParser):
                 # Compared without the dashes, which would make all flags similar.
                 names = [option[2:] for option in known if option.startswith("--")]
                 hint = did_you_mean(flag[2:], names, shown="--{}")
-                if flag in _RELEASED:
+                if flag[2:] in [one.dest for one in self._actions if not one.option_strings]:
+                    hint = f": {flag[2:].upper()} is written without a flag, in its place"
+                elif flag == "--sigma" and "--noise" in known:
+                    hint = " (did you mean --noise?)"
+                elif flag in _RELEASED:
                     hint = f" of the released code: {_RELEASED[flag]} (docs/released.md)"
                 hint = hint or "; --plugin FILE adds the options of a plug-in"
                 self.error(f"unknown option {flag}{hint}")
