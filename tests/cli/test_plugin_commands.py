@@ -280,3 +280,63 @@ def test_command_that_repeats_an_attack_has_each_plugin_after_its_own_flag():
     ]
     again = command_line_of(parser, vars(parser.parse_args(typed)), (), {})
     assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 2" in " ".join(again)
+
+
+FAULTY = """from dataclasses import dataclass
+
+from torch import nn
+
+from smoothadv.architectures import ARCHITECTURES
+from smoothadv.attacks import ATTACKS, GradientAttack
+from smoothadv.objectives import OBJECTIVES
+from smoothadv.objectives.bases import CopiesObjective
+
+
+@OBJECTIVES.register("termless")
+@dataclass(frozen=True)
+class Termless(CopiesObjective):
+    "Of a term that it does not return."
+    TERMS = ("spread",)
+
+
+@OBJECTIVES.register("raises")
+@dataclass(frozen=True)
+class Raises(CopiesObjective):
+    "Raises what no caller expects."
+    def criterion(self, logits, labels):
+        return self.nothing
+
+
+@ATTACKS.register("ONE")
+@dataclass(frozen=True)
+class One(GradientAttack):
+    "One perturbation for all images."
+    def perturbation(self, problem):
+        return 0 * problem.inputs[0]
+
+
+@ARCHITECTURES.register("spatial")
+def spatial(description):
+    return nn.Conv2d(1, 10, 3)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "message"),
+    [
+        ("digits_resnet8", ["--objective", "termless"], "line 11 (objective 'termless'): "),
+        ("digits_resnet8", ["--objective", "raises"], "line 23: AttributeError: "),
+        ("spatial", [], "line 34 (architecture 'spatial'): "),
+        (
+            "digits_resnet8",
+            "--attack ONE --epsilon 0.5 --num-steps 1 --warmup 0".split(),
+            "line 26 (attack 'ONE'): ValueError: a perturbation [1, 8, 8] was found",
+        ),
+    ],
+)
+def test_fault_of_a_plugin_at_work_is_one_line(workplace, capsys, arch, options, message):
+    (workplace / "faulty.py").write_text(FAULTY)
+    command = "train_pgd" if "--attack" in options else "train"
+    words = [command, "digits", arch, "run", "--noise", 0.25, "--epochs", 1, "--device", "cpu"]
+    outcome = call(capsys, *words, *options, "--plugin", "faulty.py")
+    assert refused(outcome, f"error: plug-in faulty.py, {message}"), outcome

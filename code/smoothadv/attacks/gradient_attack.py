@@ -158,6 +158,8 @@ class GradientAttack(Checked, ABC):
         problem = Problem(model, inputs, labels, noise, epsilon, start, generator, self.estimator)
         with frozen(model):
             v = self.perturbation(problem)
+        if v.shape != inputs.shape:
+            raise ValueError(f"a perturbation {[*v.shape]} was found for inputs {[*inputs.shape]}")
         return self.finish(inputs, project_ball(v, epsilon)).detach()
 
     def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

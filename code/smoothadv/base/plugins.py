@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -153,6 +153,26 @@ def changed(recorded: Mapping[str, str] | None) -> list[Plugin]:
     """The plug-ins that are loaded in another version than is ``recorded``, a SHA-256 by name."""
     before = recorded or {}
     return [one for one in loaded() if before.get(one.name, one.sha256) != one.sha256]
+
+
+def blamed(error: BaseException, words: Collection[str]) -> str:
+    """The plug-in, and the line in it, that raised an error or else registered what the ``words``
+    of a command name, as "shapes.py, line 7"; "" if there is none.
+    """
+    provided = [
+        (plugin, one)
+        for plugin in loaded()
+        for one in plugin.provides
+        if one.registry is not FUNCTIONS  # what these return is checked
+    ]
+    modules = {one.module: plugin for plugin, one in provided}
+    for frame, line in reversed([*traceback.walk_tb(error.__traceback__)]):
+        if plugin := modules.get(frame.f_globals.get("__name__", "")):
+            return f"{plugin.source}, line {line}"
+    for plugin, one in provided:
+        if one.name in words:
+            return f"{plugin.source}, line {one.line} ({one.registry.kind} '{one.name}')"
+    return ""
 
 
 def is_file_name(name: str) -> bool:

@@ -39,13 +39,14 @@ class Registry(dict[str, Component]):
 
     def register(self, name: str) -> Callable[[Component], Component]:
         """Decorator that adds a component under ``name``; ValueError if the name is taken."""
-        module = sys._getframe(1).f_globals.get("__name__", "")
+        caller = sys._getframe(1)
+        module, line = caller.f_globals.get("__name__", ""), caller.f_lineno
 
         def add(component: Component) -> Component:
             if name in self:
                 raise ValueError(f"{self.kind} '{name}' is already registered")
             self[name] = component
-            REGISTRATIONS.append(Registration(self, name, component, module))
+            REGISTRATIONS.append(Registration(self, name, component, module, line))
             return component
 
         return add
@@ -64,12 +65,13 @@ class Registry(dict[str, Component]):
 
 @dataclass(frozen=True)
 class Registration:
-    """A ``component`` that a ``module`` registered as ``name`` in ``registry``."""
+    """A ``component`` that a ``module``, in a ``line``, registered as ``name`` in ``registry``."""
 
     registry: Registry[Any]
     name: str
     component: Any
     module: str
+    line: int
 
 
 REGISTRATIONS: list[Registration] = []

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from smoothadv.base import plugins
-from smoothadv.base.errors import DoubtfulWarning, Terminated, UsageError, UserError, escape
+from smoothadv.base.errors import (
+    DoubtfulWarning,
+    Terminated,
+    UsageError,
+    UserError,
+    escape,
+    first_line,
+)
 from smoothadv.base.registry import did_you_mean
 from smoothadv.base.settings import options_of
 from smoothadv.cli.options.components import Options, add_settings
@@ -197,7 +204,8 @@ def run(
 
     0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on
     Ctrl-C and 143 on a SIGTERM that was obeyed; after these two ``interrupted`` tells the user how
-    to continue. ``--debug`` adds the traceback. Any other exception is a defect and propagates.
+    to continue. ``--debug`` adds the traceback. Any other exception is a fault of a plug-in that
+    takes part, one line too, or else a defect, which propagates.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A line printed to a file is there at once; what its encoding lacks, as ASCII does, is
@@ -223,16 +231,6 @@ def run(
         return _failed(f"{error}{hint}", arguments, USAGE)
     except UserError as error:
         return _failed(str(error), arguments)
-    except (MemoryError, RuntimeError) as error:
-        # torch.OutOfMemoryError or an error of the host's allocator, known by its text: torch is
-        # not imported here.
-        signs = ("out of memory", "can't allocate memory", "ALLOCATION_FAILED")
-        if not isinstance(error, MemoryError) and not any(sign in str(error) for sign in signs):
-            raise
-        what = str(error).split(". ")[0]
-        return _failed(
-            f"out of memory: use a smaller --batch or --num-noise-vec ({what})", arguments
-        )
     except BrokenPipeError:
         # The reader of the output has closed it, as in `... | head`: that is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -245,6 +243,20 @@ def run(
     except Terminated:
         print(f"stopped by SIGTERM{': ' + interrupted if interrupted else ''}", file=sys.stderr)
         return TERMINATED
+    except Exception as error:
+        # torch.OutOfMemoryError or an error of the host's allocator, known by its text: torch is
+        # not imported here.
+        signs = ("out of memory", "can't allocate memory", "ALLOCATION_FAILED")
+        is_runtime = isinstance(error, RuntimeError)
+        if isinstance(error, MemoryError) or (is_runtime and any(s in str(error) for s in signs)):
+            what = str(error).split(". ")[0]
+            return _failed(
+                f"out of memory: use a smaller --batch or --num-noise-vec ({what})", arguments
+            )
+        if not (place := plugins.blamed(error, arguments)):
+            raise
+        kind = type(error).__name__
+        return _failed(f"plug-in {place}: {kind}: {first_line(error)}", arguments)
 
 
 @contextmanager

@@ -37,6 +37,8 @@ def sums_of(loss: BatchLoss, terms: Sequence[str]) -> torch.Tensor:
     loss. They are on the device, since reading them makes it wait.
     """
     sums = torch.zeros(1 + len(COUNTS) + len(terms), dtype=torch.float64, device=loss.loss.device)
+    if absent := [name for name in terms if name not in loss.terms]:
+        raise ValueError(f"TERMS has {', '.join(absent)}, which the loss does not return")
     sums[0] = loss.loss.detach().double() * loss.examples
     for place, name in enumerate(terms, start=1 + len(COUNTS)):
         sums[place] = loss.terms[name].detach().double() * loss.examples
