@@ -329,6 +329,7 @@ def test_requirements_list_what_the_code_imports(built):
         "sklearn": "scikit-learn",
         "PIL": "pillow",
         "typing_extensions": "typing-extensions",
+        "huggingface_hub": "timm",  # and transformers, which require it
     }
     distributions["triton"] = (
         "torch"  # which requires it where there can be a GPU; without it torch draws the noise

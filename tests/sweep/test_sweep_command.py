@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis.facts import facts_of
+from smoothadv.cli import expectations
 from smoothadv.cli.sweep import visible_gpus
 from smoothadv.records.logs import manifest_path, recorded_settings
 from smoothadv.sweep import job_execution
@@ -19,7 +20,15 @@ from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import Stage
 from support import sweep_runs
 from support.commands import ENVIRONMENT, call, refused, rows, snapshot
-from support.sweeping import CERTIFY, commands_in, fake, finish, jobs_of, write_grid
+from support.sweeping import (
+    CERTIFY,
+    commands_in,
+    fake,
+    fake_commands,
+    finish,
+    jobs_of,
+    write_grid,
+)
 from support.warm import patch_stages
 
 GAUSSIAN = {"noise": 0.25, "group": "Gaussian"}
@@ -142,6 +151,25 @@ def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, monkeypatch):
     assert retried.code == 1 and retried.out.count("failed") >= 2
     assert started[2:] == ["Hopeless train"]
     assert before.items() <= files(done).items()
+
+
+def test_job_without_images_is_blocked_and_the_same_command_tries_again(
+    workplace, capsys, monkeypatch
+):
+    fixed = {"dataset": "imagenet", "arch": "resnet50", "epochs": 1}
+    write_grid(Path("grid.toml"), GAUSSIAN, fixed=fixed, certify=[CERTIFY])
+    fake_commands(monkeypatch)
+    monkeypatch.setenv("IMAGENET_DIR", "nowhere")
+    outcome = sweep(capsys, "run")
+    assert outcome.code == 1 and "1 jobs: 1 blocked" in outcome.out
+    blocked, error = outcome.err.splitlines()
+    assert blocked.startswith("warning: blocked: ") and "nowhere/train holds 0 class" in blocked
+    assert "sweep run grid.toml continues" in error and not Path("logs").exists()
+    with monkeypatch.context() as patch:
+        expectations._lacking.cache_clear()
+        patch.setattr(expectations, "get_dataset", lambda *_: [])
+        assert sweep(capsys, "run").code == 0
+    expectations._lacking.cache_clear()
 
 
 def test_status_lists_every_job(done, capsys):

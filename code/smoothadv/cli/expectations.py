@@ -2,6 +2,7 @@
 nothing runs.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
@@ -100,6 +101,16 @@ class CommandReader:
             may_stop_early=isinstance(spec, CertifySpec) and not spec.procedure_type.fixed_sample,
         )
 
+    def lacking(self, words: Sequence[str]) -> str:
+        """As ``Commands``; may download a dataset."""
+        if words[0].startswith("train"):
+            training = self._training(words)[1]
+            asked = [(training.dataset_name, split, training.data_dir) for split in SPLITS]
+        else:
+            spec = self._evaluation(words)
+            asked = [(str(spec.dataset), spec.split, spec.data_dir)]
+        return next(filter(None, itertools.starmap(_lacking, asked)), "")
+
     def work(self, words: Sequence[str], archs: Sequence[str], processes: int) -> list[Work]:
         """As ``Commands``; UserError if the dataset's images cannot be counted."""
         if words[0].startswith("train"):
@@ -186,6 +197,16 @@ def _make_parser(command: str, is_released: bool = False) -> Parser:
     if command in ("certify", "attack"):
         return (certify if command == "certify" else attack).make_parser()
     return (train if command == "train" else train_pgd).make_parser([_RELEASED] * is_released)
+
+
+@cache
+def _lacking(dataset: str, split: str, data_dir: str | Path | None) -> str:
+    """Why a split cannot be read; "" if it can."""
+    try:
+        get_dataset(dataset, split, data_dir)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 @cache

@@ -206,8 +206,11 @@ def _with_bar(sweeps: Sweeps) -> Iterable[SweepJob]:
     return Progress(_jobs(sweeps), "checking files", unit="job", delay=1)
 
 
-def _with_states(sweeps: Sweeps) -> list[JobAndState]:
-    return [(job, state_of(job)) for job in _with_bar(sweeps)]
+def _with_states(sweeps: Sweeps, looks_for_images: bool = False) -> list[JobAndState]:
+    from smoothadv.cli.expectations import CommandReader
+
+    further = [CommandReader().lacking] if looks_for_images else []
+    return [(job, state_of(job, *further)) for job in _with_bar(sweeps)]
 
 
 def _print_table(names: Sequence[str], rows: list[list[str]], form: str) -> None:
@@ -275,7 +278,8 @@ def _work(asked: _RunOptions, options: Options) -> None:
     started: set[tuple[str, int]] = set()
     while True:
         sweeps = _read_sweeps(asked, grids)
-        jobs = _with_states(sweeps)
+        # A node of a cluster may have images that this machine lacks.
+        jobs = _with_states(sweeps, looks_for_images=asked.engine == "local")
         wanted = {(job.key, len(job.stages)): job for job, state in jobs if state.kind in kinds}
         # What these jobs make may be what others wait for: members of an ensemble, or logs that
         # tell the best models.
@@ -338,7 +342,7 @@ def _conclude(jobs: Sequence[JobAndState], asked: _RunOptions, is_detached: bool
         print(f"report: {command} report {words}")
         return
     warnings = [
-        f"{state.kind}: {job.name}: {state.detail}; {job.record.log}"
+        f"{state.kind}: {job.name}: {state.detail}" + f"; {job.record.log}" * (state.kind == FAILED)
         for job, state in jobs
         if state.kind in (FAILED, BLOCKED)
     ]
@@ -350,7 +354,7 @@ def _conclude(jobs: Sequence[JobAndState], asked: _RunOptions, is_detached: bool
             print(f"others wait for these jobs: then, run {command} run {words} again")
         return
     advice = f"see {command} status {words}"
-    if kinds.keys() & {WAITING, STOPPED}:
+    if kinds.keys() & {WAITING, STOPPED, BLOCKED}:
         advice += f"; {command} run {words} continues"
     if FAILED in kinds:
         advice += f"; {command} retry {words} runs the failed ones again"

@@ -84,5 +84,8 @@ class Commands(Protocol):
         architectures.
         """
 
+    def lacking(self, words: Sequence[str]) -> str:
+        """Why this machine cannot have the images of a command; "" if it can, now at the latest."""
+
     def work(self, words: Sequence[str], archs: Sequence[str], processes: int) -> list[Work]:
         """The work of a command that ``processes`` share; ``archs`` as in ``evaluation``."""

@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,7 +25,9 @@ from smoothadv.sweep.stages import EvaluationStage, Stage, TrainingStage, unmet_
 
 _LOOK_SECONDS = 0.5
 STATES = ("waiting", "blocked", "running", "stopped", "failed", "done")
-"""Of jobs. Stopped: begun, not failed, and nobody works on it. Blocked: a file is missing."""
+"""Of jobs. Stopped: begun, not failed, and nobody works on it. Blocked: a file is missing, or the
+dataset.
+"""
 WAITING, BLOCKED, RUNNING, STOPPED, FAILED, DONE = STATES
 
 
@@ -147,8 +149,11 @@ class SweepJob:
         return JobRecord(self.cwd / self.logs)
 
 
-def state_of(job: SweepJob) -> JobState:
-    """The state of a job, judged by the files on the disk."""
+def state_of(job: SweepJob, lacking: Callable[[Sequence[str]], str] = lambda words: "") -> JobState:
+    """The state of a job, judged by the files on the disk.
+
+    ``lacking`` says why a command cannot have its images, if so.
+    """
     progress = [(stage, stage.progress()) for stage in job.stages]
     unfinished = [(stage, reached) for stage, reached in progress if not reached.is_complete]
     if not unfinished:
@@ -167,6 +172,8 @@ def state_of(job: SweepJob) -> JobState:
     for path in (path for stage, _ in unfinished for path in stage.needs):
         if reason := unmet_need(path):
             return JobState(BLOCKED, reason)
+    if reason := lacking(stage.words):
+        return JobState(BLOCKED, reason)
     if content.get("state") == "queued":
         return JobState(WAITING, f"queued as {content.get('id')}")
     if content or any(reached.done for _, reached in progress):
