@@ -4,6 +4,7 @@
 # it continues; to start anew: rm -r logs/attack_comparison
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
+[ $# = 0 ] || fail "this script takes no arguments, found $1"
 
 sigma=0.25
 out=logs/attack_comparison

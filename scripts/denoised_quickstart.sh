@@ -4,6 +4,7 @@
 # Existing models and logs are reused; to start anew: rm -r models/denoised logs/denoised
 set -euo pipefail
 source "$(dirname "$0")/environment.sh"
+[ $# = 0 ] || fail "this script takes no arguments, found $1"
 
 sigma=0.25
 models=models/denoised

@@ -2,7 +2,7 @@
 # requirements.txt into it, in the versions of requirements.lock, and activates it. A PyTorch that the interpreter has is
 # taken. Set PYTHON to choose the interpreter (3.10 or newer), SMOOTHADV_NEWEST=1 to install the newest versions that
 # requirements.txt allows, and SMOOTHADV_EXTRAS, like "timm,onnx", to add extras of setup.py. docs/install.md says more.
-[[ "${1-}" != --help ]] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit; } # the comment at the head of the script
+[[ "${1-}" != @(--help|-h) ]] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit; } # the comment at the head of the script
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() { echo "error: $*" >&2 && exit 1; }

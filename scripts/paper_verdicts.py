@@ -367,4 +367,6 @@ def main(folder: Path, tables: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or not Path(sys.argv[1]).is_dir():
+        sys.exit("usage: python scripts/paper_verdicts.py OUTDIR TABLE...; OUTDIR holds TABLE.csv")
     main(Path(sys.argv[1]), sys.argv[2:])

@@ -3,13 +3,14 @@
 import csv
 import runpy
 import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from support.clones import make_clone, run_script
-from support.commands import CODE, succeed
+from support.commands import CODE, run_process, succeed
 
 HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n"
 # Certified correctly at these radii, of four images; the fourth is an abstention.
@@ -241,6 +242,12 @@ def test_wrong_use_is_answered_with_the_usage(clone, arguments):
     assert (
         done.returncode == 2 and done.stderr.startswith("usage: ") and done.stderr.count("\n") == 1
     )
+
+
+def test_verdicts_without_a_folder_are_answered_with_the_usage():
+    words = [sys.executable, "scripts/paper_verdicts.py", "nowhere"]
+    done = run_process(words, CODE.parent)
+    assert done.returncode == 1 and done.stderr.startswith("usage: "), done.stderr
 
 
 def test_folder_without_released_logs_is_refused(clone, tmp_path):

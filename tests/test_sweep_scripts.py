@@ -86,6 +86,15 @@ def test_call_without_what_exists_is_told_how(speaking, tmp_path, words):
     assert done.returncode == 2 and done.stderr.startswith("usage: ")
 
 
+@pytest.mark.parametrize("name", ["quickstart", "denoised_quickstart", "attack_comparison"])
+def test_words_that_a_script_does_not_read_are_refused(speaking, name):
+    done = run_script(speaking, name, "digits")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "error: this script takes no arguments, found digits\n"
+    done = run_script(speaking, name, "-h")
+    assert done.returncode == 0 and done.stderr == "" and "to start anew: rm -r" in done.stdout
+
+
 def test_folder_without_checkpoints_is_refused(speaking, tmp_path):
     done = run_script(speaking, "certify_all", tmp_path)
     assert done.returncode == 1 and "holds no checkpoint" in done.stderr
