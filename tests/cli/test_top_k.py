@@ -55,15 +55,16 @@ def test_a_log_holds_the_label_and_the_counts_behind_each_radius(run, workplace,
     assert summary.code == 0 and {"two-sided", "top-3"} <= set(
         summary.out.replace("|", " ").split()
     )
+    alone = call(capsys, "analyze", "summary", "three.tsv")
+    assert alone.out.startswith("| log, top-3 | ")
 
 
 @pytest.mark.parametrize("attack", [[], ["--attack", "PGD", "--epsilon", 1.5, "--num-steps", 4]])
 def test_a_prediction_is_a_set_of_classes(run, workplace, attack, capsys):
-    assert (
-        run("predict", "one.tsv", *attack).code
-        == run("predict", "two.tsv", "--top-k", 2, *attack).code
-        == 0
-    )
+    outcomes = run("predict", "one.tsv", *attack), run("predict", "two.tsv", "--top-k", 2, *attack)
+    assert [outcome.code for outcome in outcomes] == [0, 0]
+    reason = "%, where no 2 classes lead all others significantly\n"
+    assert [outcome.out.endswith(reason) for outcome in outcomes] == [False, True]
     assert header(workplace / "two.tsv") == [*header(workplace / "one.tsv"), "class_1", "class_2"]
     one, two = rows(workplace / "one.tsv"), rows(workplace / "two.tsv")
     sets = [{int(row["class_1"]), int(row["class_2"])} for row in two]

@@ -42,6 +42,8 @@ class Summary(LabelBy, AtRadii, Analysis):
         on_grid = Column(f"{average.key}_on_the_grid", f"{average.title} on the grid", "number")
         averages = [average, on_grid] if any(log.is_on_grid for log in ordered) else [average]
         title = "log" if self.heading == "l2 radius" else f"log (at {self.heading})"
+        if len(names := {log.procedure_name for log in ordered}) == 1 and ordered[0].top_k > 1:
+            title += f", {names.pop()}"
         columns = [
             Column("log", title, "text"),
             Column("examples", "examples", "count"),

@@ -67,6 +67,8 @@ def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
         print(
             f"{log.path}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
             f"abstained {(table.predict == ABSTAIN).mean():.1%}"
+            + f", where no {spec.top_k} classes lead all others significantly"
+            * (spec.top_k > 1)
         )
 
 

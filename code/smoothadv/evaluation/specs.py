@@ -426,7 +426,11 @@ class PredictSpec(AttackedSpec):
         None, parse=output_file, flag="outfile", metavar="OUTFILE", help="log to write (TSV)"
     )
     top_k: int = setting(
-        1, parse=positive_int, metavar="K", help="predict the set of the K most probable classes"
+        1,
+        parse=positive_int,
+        metavar="K",
+        help="predict the set of the K most probable classes, or abstain where these do not lead "
+        "all others significantly (--alpha)",
     )
     USUAL_ATTACK_DRAWS: ClassVar[int] = 1
     NEEDS_ATTACK: ClassVar[bool] = False
