@@ -56,9 +56,12 @@ UNFIT = {
     "no such names": ({"pixels": COLOURS}, "pixels"),
     "no labels": ({"images": COLOURS}, "labels"),
     "labels of other images": ({"images": COLOURS, "labels": LABELS[:5]}, "expected 6"),
-    "labels below 0": ({"images": COLOURS, "labels": LABELS - 1}, "from 0"),
+    "labels below 0": ({"images": COLOURS, "labels": LABELS - 1}, "it has values from -1 to 1"),
     "no class": ({"images": COLOURS, "labels": LABELS + 10**9}, "to 99999"),
-    "levels as floats": ({"images": COLOURS.astype(np.float32), "labels": LABELS}, "in [0, 1]"),
+    "levels as floats": (
+        {"images": COLOURS.astype(np.float32), "labels": LABELS},
+        f"it has values from {COLOURS.min()} to {COLOURS.max()}",
+    ),
     "five channels": (
         {"images": np.zeros((6, 5, 8, 8), np.uint8), "labels": LABELS},
         "[6, 5, 8, 8]",

@@ -172,8 +172,8 @@ FILES = [
     (["analyze", "plot", "log.tsv", "--sigma", "0.25", "-o", "file/curves"], FAILURE, ["file"]),
     (replaced(TRAIN, dataset="imagefolder:mixed"), FAILURE, ["mixed", "8x8", "6x8", "one size"]),
     (replaced(TRAIN, dataset="imagefolder:torn"), FAILURE, ["1.png", "cannot be read"]),
-    (replaced(TRAIN, dataset="imagefolder:nowhere"), FAILURE, ["nowhere"]),
-    (replaced(TRAIN, dataset="imagefolder:folder"), FAILURE, ["folder", "train", "test"]),
+    (replaced(TRAIN, dataset="imagefolder:nowhere"), FAILURE, ["there is no folder", "nowhere"]),
+    (replaced(TRAIN, dataset="imagefolder:folder"), FAILURE, ["holds nothing", "train", "test"]),
     (replaced(TRAIN, arch="resnet50"), FAILURE, ["resnet50", "3 channels"]),
     (
         replaced(TRAIN, dataset="imagenet") + ["--data-dir", "nowhere"],

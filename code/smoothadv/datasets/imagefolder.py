@@ -27,15 +27,18 @@ class _FolderImages(ImageFiles):
 
 def _splits(path: str) -> dict[str, StoredImages]:
     root = Path(path).expanduser().resolve()
+    if not root.is_dir():
+        raise UserError(f"imagefolder: there is no folder {root}")
     folders = {split: root / split for split in SPLITS}
     if not any(folder.is_dir() for folder in folders.values()):
         folders = {"test": root}
     found = {split: class_folders(folder) for split, folder in folders.items()}
     splits = [split for split in found if found[split]]
     if not splits:
+        held = ", ".join(sorted(path.name for path in root.iterdir())[:3]) or "nothing"
         raise UserError(
-            f"imagefolder: {root} holds neither train/CLASS/ and test/CLASS/ folders nor CLASS/ "
-            "folders: put images into a folder per class"
+            f"imagefolder: {root} holds {held}, neither train/CLASS/ and test/CLASS/ folders nor "
+            "CLASS/ folders: put images into a folder per class"
         )
     classes = found[splits[0]]
     if odd := set(classes).symmetric_difference(found[splits[-1]]):

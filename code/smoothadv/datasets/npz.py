@@ -69,15 +69,21 @@ def checked_arrays(
     if not (is_level and images.size and images.ndim == 4 and images.shape[1] in (1, 3)):
         raise ValueError(
             f"{names[0]} is {kind} {shape}, expected [N, H, W, C] or [N, C, H, W] of 1 or 3 "
-            "channels, uint8 or float32 in [0, 1]"
+            f"channels, uint8 or float32 in [0, 1]{_range(images)}"
         )
     is_number = labels.shape in ((len(images),), (len(images), 1)) and labels.dtype.kind in "iu"
     if not (is_number and 0 <= labels.min() <= labels.max() < _MOST_CLASSES):
         raise ValueError(
-            f"{names[1]} is {labels.dtype} {list(labels.shape)}, expected {len(images)} whole "
-            f"numbers from 0 to {_MOST_CLASSES - 1}"
+            f"{names[1]} is {labels.dtype} {list(labels.shape)}, expected "
+            f"{len(images)} whole numbers from 0 to {_MOST_CLASSES - 1}{_range(labels)}"
         )
     return np.ascontiguousarray(images), labels.reshape(-1).astype(np.int64)
+
+
+def _range(values: np.ndarray) -> str:
+    if not values.size or values.dtype.kind not in "iuf":
+        return ""
+    return f"; it has values from {values.min():g} to {values.max():g}"
 
 
 def _arrays(location: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
