@@ -181,6 +181,13 @@ def test_nothing_there_and_no_network_is_one_line_that_says_what_to_do(tmp_path,
     assert "cifar-10-python.tar.gz" in message and "--data-dir" in message
 
 
+def test_damaged_batch_is_named(published):
+    (published / "cifar-10-python.tar.gz").unlink()
+    batch = published / "cifar-10-batches-py/data_batch_3"
+    batch.write_bytes(batch.read_bytes()[:-1])
+    refusal(get_dataset, "cifar10", "test", published, names=f"{batch} is damaged")
+
+
 TRAINING_FILES = [f"train_data_batch_{number}" for number in range(1, 11)]
 
 

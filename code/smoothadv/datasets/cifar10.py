@@ -35,6 +35,7 @@ _DESCRIPTION = DatasetDescription(
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from torchvision.datasets import CIFAR10
+    from torchvision.datasets.utils import check_integrity
 
     from smoothadv.datasets.images import InMemoryImages
 
@@ -42,9 +43,15 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     try:
         raw = CIFAR10(str(folder), train=split == "train", download=True)
     except (OSError, RuntimeError) as error:
+        files = [(CIFAR10.filename, CIFAR10.tgz_md5)]
+        for name, md5 in (*CIFAR10.train_list, *CIFAR10.test_list):
+            files.append((f"{CIFAR10.base_folder}/{name}", md5))
+        held = [(folder / name, md5) for name, md5 in files if (folder / name).exists()]
+        damaged = [f"{path} is damaged" for path, md5 in held if not check_integrity(path, md5)]
         raise UserError(
-            f"cifar10 is not in {folder}, or damaged, and could not be downloaded ({error}): put "
-            f"cifar-10-python.tar.gz into {folder} or name its folder with --data-dir"
+            f"cifar10: {[*damaged, f'it is not in {folder}'][0]}, and it could not be downloaded "
+            f"({error}): put cifar-10-python.tar.gz into {folder} or name its folder with "
+            "--data-dir"
         ) from error
     return InMemoryImages(raw.data.transpose(0, 3, 1, 2), np.array(raw.targets), _DESCRIPTION)
 
