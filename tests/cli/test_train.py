@@ -178,6 +178,16 @@ def test_existing_run_is_not_touched_unasked(one_epoch, capsys):
     assert snapshot(one_epoch) == before
 
 
+def test_interrupted_training_is_called_none_that_is_done(one_epoch, tmp_path, capsys):
+    assert refused(retrain(capsys, one_epoch), "already holds a trained model")
+    folder = tmp_path / "run"
+    shutil.copytree(one_epoch, folder)
+    arguments = json.loads((folder / "args.json").read_text())
+    arguments["runs"][-1]["epochs"] = 3
+    (folder / "args.json").write_text(json.dumps(arguments))
+    assert refused(retrain(capsys, folder), "holds a training of which 1 of 3 epochs are done")
+
+
 @pytest.mark.parametrize(
     ("option", "value", "field"),
     [

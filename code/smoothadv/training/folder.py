@@ -85,9 +85,15 @@ class RunFolder:
                 if launch in [run.get("launch") for run in before]:
                     existing = "resume"
         if existing == "refuse":
+            held = f"a trained model ({CHECKPOINT})"
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+                epochs = read_json(self.path / ARGUMENTS)["runs"][-1]["epochs"]
+                done = len((self.path / TRAINING_LOG).read_text().splitlines()) - 1
+                if done < epochs:
+                    held = f"a training of which {done} of {epochs} epochs are done"
             raise UserError(
-                f"{self.path} already holds a trained model ({CHECKPOINT}): add --resume to "
-                "continue it, --overwrite to start anew, or name another folder"
+                f"{self.path} already holds {held}: add --resume to continue it, --overwrite to "
+                "start anew, or name another folder"
             )
         if existing == "overwrite":
             return  # the first checkpoint replaces the old one: until then nothing is lost
