@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from smoothadv.base.errors import UserError
 from smoothadv.base.progress import Progress, warn_of_hours
 
 _SECONDS_BETWEEN_LINES = 5.0
@@ -18,7 +17,7 @@ _NOT_CURVES = ("epoch", "test_images")
 class TrainingProgress:
     """A bar that counts images, and lines that go to ``report``; ``silent`` turns both off.
 
-    Curves for TensorBoard go to the folder ``curves``; UserError where it is not installed.
+    Curves for TensorBoard go to the folder ``curves``.
     """
 
     def __init__(
@@ -32,12 +31,8 @@ class TrainingProgress:
     ) -> None:
         self._writer = None
         if curves is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise UserError(
-                    "--tensorboard needs the package tensorboard: pip install tensorboard"
-                ) from error
+            from torch.utils.tensorboard import SummaryWriter
+
             # Written from the first epoch on, in place of the curves there: a kill may have left a
             # gap in them.
             self._writer = SummaryWriter(str(curves), purge_step=0)

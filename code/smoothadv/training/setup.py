@@ -4,6 +4,7 @@ decides the weights.
 
 import contextlib
 import copy
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -69,6 +70,13 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     for flag, is_asked_for in for_gpus.items():
         if is_asked_for and device.type != "cuda":
             raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
+    if spec.board:  # before there is a folder
+        try:
+            importlib.import_module("torch.utils.tensorboard")
+        except ImportError as error:
+            raise UserError(
+                "--tensorboard needs the package tensorboard: pip install tensorboard"
+            ) from error
     # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with
     # other weights.
     torch.backends.cudnn.deterministic = True
