@@ -209,7 +209,7 @@ def _check_radii_of_counts(
         raise UserError(
             f"{log.path} holds a radius that its counts do not certify at sigma {sigma:g} and "
             f"alpha {log.facts.alpha:g}, first at idx {int(row.idx)}: {row.radius:g}, not "
-            f"{expected[~right][0]:g} (rows of another sigma?)"
+            f"{np.nan_to_num(expected[~right][0]):g} (rows of another sigma?)"
         )
 
 
