@@ -119,7 +119,7 @@ NAMES = [
     ([*CERTIFY, "--method", "best"], USAGE, ["'best'", "exact"]),
     ([*TRAIN, "--objective", "trades"], USAGE, ["'trades'", "gaussian", "smoothadv"]),
     ([*CERTIFY, "--split", "validation"], USAGE, ["--split", "validation", "train", "test"]),
-    ([*CERTIFY, "--input-layer", "none"], USAGE, ["--input-layer", "normalize", "center"]),
+    ([*CERTIFY, "--input-layer", "whiten"], USAGE, ["--input-layer", "normalize", "center"]),
     (["analyze", "summaries", "log.tsv"], USAGE, ["summaries", "summary", "table", "plot"]),
     (
         [*CERTIFY, "--alph", "0.01"],
