@@ -78,7 +78,7 @@ def test_folder_of_transformers_is_certified_under_its_own_classes(place, capsys
     assert len(timeless(Path("log.tsv"))) == 4, "the log goes on"
     assert "4 of 4 rows" in call(capsys, "certify", "verify", "log.tsv", "--device", "cpu").out
     save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.5] * 3)
-    assert refused(call(capsys, *certify), "log.tsv with other settings")
+    assert refused(call(capsys, *certify), "log.tsv with another model")
 
 
 def test_network_predicts_and_is_attacked(place, capsys):

@@ -175,5 +175,5 @@ def test_from_python(checkpoint):
     assert np.array_equal(
         predicted.correct, (predicted[["class_1", "class_2"]].T == predicted.label).any()
     )
-    with pytest.raises(UserError, match="--top-k 1000000000: give a number below"):
+    with pytest.raises(UserError, match="top_k 1000000000: give a number below"):
         smoothadv.predict(model, "digits", top_k=10**9, **common)
