@@ -311,6 +311,15 @@ def test_several_grids_are_one_sweep(done, capsys):
     assert "Gaussian" in Path("page.html").read_text()
 
 
+@pytest.mark.parametrize("kind", ["models", "logs"])
+def test_two_grids_of_one_folder_are_refused(workplace, capsys, kind):
+    for name in ("one", "two"):
+        write_grid(Path(f"{name}.toml"), {"noise": [0.25]}, **{kind: f"{kind}/shared"})
+    outcome = call(capsys, "sweep", "run", "one.toml", "two.toml")
+    assert refused(outcome, "one.toml and two.toml have the same folder of", f"{kind}/shared")
+    assert {path.name for path in workplace.iterdir()} == {"one.toml", "two.toml"}
+
+
 @pytest.mark.parametrize(
     ("named", "count", "gpus"),
     [

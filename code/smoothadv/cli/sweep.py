@@ -168,7 +168,16 @@ def _sweep(parser: Parser, options: Options, command: Sequence[str]) -> None:
 
 
 def _read_grids(asked: _SweepOptions) -> list[Grid]:
-    return [read_grid(path, asked.max_models) for path in asked.grids]
+    grids = [read_grid(path, asked.max_models) for path in asked.grids]
+    for first, second in itertools.combinations(grids, 2):
+        for kind in ("models", "logs"):
+            folder = getattr(second, kind)
+            if getattr(first, kind).resolve() == folder.resolve():
+                raise UserError(
+                    f"{first.path} and {second.path} have the same folder of {kind}, {folder}: "
+                    "name another in one of them"
+                )
+    return grids
 
 
 def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> Sweeps:
