@@ -115,18 +115,26 @@ class ParametersTable(Analysis):
         rows: list[list[Any]] = [
             [log.label, len(log.table), *map(log.facts.get, known), _sources(log)] for log in both
         ]
-        people = [[*row[:2], *map(display, known, row[2:-1]), row[-1]] for row in rows]
+        people = [
+            [*row[:2], *map(display, known, row[2:-1]), _sources(log, brief=True)]
+            for row, log in zip(rows, both)
+        ]
         return Table(columns, rows, Table(columns, people))
 
 
-def _sources(log: Log) -> str:
-    """ "path: dataset (cifar10), noise (noise_0.25); assumed: N, alpha"."""
+def _sources(log: Log, brief: bool = False) -> str:
+    """ "path: dataset (cifar10), noise (noise_0.25); assumed: N, alpha"; in ``brief`` only what is
+    assumed is listed: "path; assumed: N, alpha".
+    """
     sources: dict[str, list[str]] = {}
     for name in FIELDS:
         if name in log.facts.sources:
             kind, _, part = log.facts.sources[name].partition(" ")
             sources.setdefault(kind, []).append(f"{name} ({part})" if part else name)
-    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in sources.items())
+    return "; ".join(
+        kind if brief and kind != "assumed" else f"{kind}: {', '.join(names)}"
+        for kind, names in sources.items()
+    )
 
 
 @ANALYSES.register("probabilities")
