@@ -300,9 +300,8 @@ def _spec(
     source = model if isinstance(model, torch.nn.Module) else Path(model)
     dataset = images
     if not isinstance(images, str):
-        dataset = dataset_of(
-            source, images, labels, given.num_classes, given.name, fields.get("arch")
-        )
+        arch = None if fields.get("arch") is None else checked("arch", fields["arch"], str)
+        dataset = dataset_of(source, images, labels, given.num_classes, given.name, arch)
     elif labels is not None:
         raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
     return kind(model=source, dataset=dataset, command=called_from(function), **fields)

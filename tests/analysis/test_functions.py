@@ -2,10 +2,12 @@
 
 import io
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
@@ -97,7 +99,10 @@ def test_every_analysis_is_listed_and_says_what_it_takes():
     [
         (("nosuch.tsv",), {}, UserError, "nosuch.tsv is no file"),
         ((), {}, UserError, "logs: found"),
-        ((3,), {}, TypeError, "os.PathLike"),
+        ((3,), {}, UserError, "logs: found .*expected strings or paths"),
+        (([3],), {}, UserError, "logs: found .*expected strings or paths"),
+        (("cohen",), {"high_probability": 2}, UserError, "high_probability: '2'"),
+        (("cohen",), {"title": True, "norm": "l3"}, UserError, "norm: 'l3'"),
         (("cohen",), {"titel": "x"}, TypeError, "do you mean title="),
         (("cohen",), {"where": ["x"]}, UserError, "where: found 'x', expected FIELD=VALUE"),
         (("cohen",), {"where": ["sigma=9"]}, UserError, "no log has sigma=9"),
@@ -124,3 +129,20 @@ def test_analyses_need_no_torch(here):
         subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(CODE)}).returncode
         == 0
     )
+
+
+@pytest.mark.parametrize("radii", [[0, 0.25], (0, 0.25), np.array([0, 0.25]), ["0", "1/4"]])
+def test_radii_are_numbers_or_texts_in_any_sequence(here, radii):
+    table = smoothadv.table(iter(["sets/ten.tsv"]), radii=radii)
+    assert [float(value) for value in table.iloc[0, 1:]] == [0.7, 0.7]
+
+
+def test_one_radius_needs_no_list_and_what_is_no_radius_is_refused(here):
+    assert smoothadv.table("sets/ten.tsv", radii=0.25).shape == (1, 2)
+    for radius in ("a", float("nan"), -1):
+        with pytest.raises(UserError, match="^radii: "):
+            smoothadv.table("sets/ten.tsv", radii=[radius])
+
+
+def test_functions_can_be_pickled():
+    assert pickle.loads(pickle.dumps(smoothadv.table)) is smoothadv.table

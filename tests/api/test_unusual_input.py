@@ -120,6 +120,13 @@ def test_samplers_that_do_not_shuffle_are_taken(expected, sampler):
     pd.testing.assert_frame_equal(certify(images=loader, labels=None), expected)
 
 
+@pytest.mark.parametrize("labels", [["cat", "dog"], [], 3, None, {"a": 1}, [[1], [2, 3]]])
+def test_a_dataset_may_call_anything_its_labels(labels):
+    dataset = TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
+    dataset.labels = labels
+    assert len(certify(images=dataset, labels=None, limit=2)) == 2
+
+
 SORTED = np.sort(LABELS)
 
 

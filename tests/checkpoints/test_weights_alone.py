@@ -110,7 +110,49 @@ def test_refusals_say_what_to_name(checkpoint, weights, workplace, capsys, case)
     assert not Path("log.tsv").exists()
 
 
-def test_several_networks_in_one_file_are_not_guessed(weights, tmp_path):
-    torch.save({"generator": weights, "critic": weights}, tmp_path / "file")
-    with pytest.raises(UserError, match="lacks epoch, arch, state_dict"):
+NOT_GUESSED = {
+    "two states": (lambda w: {"generator": w, "critic": w}, "lacks epoch, arch, state_dict"),
+    "two networks in one state": (
+        lambda w: {f"{name}.{k}": v for name in ("student", "teacher") for k, v in w.items()},
+        "is not a digits_resnet8",
+    ),
+    "a network and its wrapped copy": (
+        lambda w: {**w, **{f"module.{k}": v for k, v in w.items()}},
+        "is not a digits_resnet8",
+    ),
+    "keys of numbers": (lambda w: dict(enumerate(w.values())), "lacks epoch, arch, state_dict"),
+    "another recorded architecture": (
+        lambda w: {"epoch": 1, "arch": "cifar_resnet20", "state_dict": w},
+        "of architecture 'cifar_resnet20', not 'digits_resnet8'",
+    ),
+    "other recorded images": (
+        lambda w: {"epoch": 1, "arch": "mine", "state_dict": w, "image_shape": [3, 8, 8]},
+        "trained with image_shape",
+    ),
+    "another recorded input layer": (
+        lambda w: {"state_dict": w, "input_layer": "center"},
+        "trained with input layer 'center'",
+    ),
+    "a denoiser": (lambda w: {"state_dict": w, "denoiser": True}, "is a denoiser"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_GUESSED)
+def test_what_is_recorded_or_ambiguous_is_not_guessed(weights, tmp_path, case):
+    content, words = NOT_GUESSED[case]
+    torch.save(content(weights), tmp_path / "file")
+    with pytest.raises(UserError, match=words):
         load_classifier(tmp_path / "file", "digits", "normalize", "digits_resnet8")
+
+
+def test_network_with_a_part_called_module_keeps_its_keys(workplace):
+    Path("mine.py").write_text(
+        "from torch import nn\n"
+        "def network(images):\n"
+        "    parts = {'flat': nn.Flatten(), 'module': nn.Linear(64, 10)}\n"
+        "    return nn.Sequential(__import__('collections').OrderedDict(parts))\n"
+    )
+    weights = {"module.weight": torch.rand(10, 64), "module.bias": torch.rand(10)}
+    torch.save(weights, "file")
+    loaded = load_classifier("file", "digits", "none", "mine.py:network").state_dict()
+    assert torch.equal(loaded["1.module.weight"], weights["module.weight"])

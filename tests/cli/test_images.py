@@ -5,11 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
 import smoothadv
+from smoothadv.datasets import get_dataset
 from smoothadv.datasets.preparation import Preparation
+from smoothadv.evaluation.model import loose_images
+from smoothadv.evaluation.specs import EvaluationSpec
 from support.commands import call, refused, snapshot
 
 COUNT = 5
@@ -82,3 +86,14 @@ def test_what_is_no_image_is_named(checkpoint, pictures, capsys, path):
     Path("empty").mkdir()
     words = ("images", "digits", checkpoint, 0.25, path)
     assert refused(call(capsys, "certify", *words, *OPTIONS), REFUSED[path])
+
+
+def test_images_are_prepared_as_those_of_the_dataset(checkpoint, pictures, workplace, capsys):
+    """The same file in a dataset and alone: what certify and certify images see is equal."""
+    Path("folder/a").mkdir(parents=True)
+    Path("wide.png").rename("folder/a/wide.png")
+    spec = EvaluationSpec(model="m.tar", dataset="imagefolder:folder@8,10,bicubic", sigma=0.25)
+    images = loose_images(spec, [Path("folder/a/wide.png")])
+    assert torch.equal(images[0][0], get_dataset(spec.dataset, "test")[0][0])
+    spec = EvaluationSpec(model="m.tar", dataset="imagenet", sigma=0.25)
+    assert loose_images(spec, [Path("folder/a/wide.png")]).preparation == Preparation(224)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +18,9 @@ from smoothadv.analysis.table_formats import Table
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import (
     Checked,
+    Setting,
     SettingError,
+    checked,
     positive_int,
     positive_noise_level,
     probability,
@@ -93,18 +95,34 @@ class LogsSpec(Checked):
         return logs
 
 
+def _read(one: Setting, value: Any) -> Any:
+    """A value of a setting that was given in Python, read as on the command line; a single one
+    stands for a list of it.
+    """
+    if value is None or one.parse is None:
+        return value if value is None else checked(one.field, value, None, one.kind)
+    several = one.many and isinstance(value, Iterable) and not isinstance(value, str)
+    try:
+        values = [one.parse(str(each)) for each in (value if several else [value])]
+    except UserError as error:
+        raise UserError(f"{one.field}: {error}") from None
+    return tuple(values) if one.many else values[0]
+
+
 @cache
 def function_of(name: str) -> Callable[..., Any]:
     """The analysis ``name`` of ANALYSES as a function of logs."""
     component = ANALYSES[name]
 
     def analysis(*logs: Any, **keywords: Any) -> Any:
-        is_list = len(logs) == 1 and isinstance(logs[0], (list, tuple))
-        paths = [os.fspath(log) for log in (logs[0] if is_list else logs)]
-        its = {one.field for one in settings_of(component)} & keywords.keys()
+        is_list = len(logs) == 1 and not isinstance(logs[0], (str, os.PathLike))
+        its = {one.field: one for one in settings_of(component) if one.field in keywords}
         others = {field: value for field, value in keywords.items() if field not in its}
         try:
-            analyse = component(**{field: keywords[field] for field in its})
+            paths = [os.fspath(log) for log in (logs[0] if is_list else logs)]
+            analyse = component(**{field: _read(its[field], keywords[field]) for field in its})
+        except TypeError:
+            raise UserError(f"logs: found {logs!r:.200}, expected strings or paths") from None
         except ValueError as error:
             raise UserError(str(error)) from error
         made: Any = analyse(LogsSpec(logs=tuple(paths), **others).read(component))
@@ -115,6 +133,7 @@ def function_of(name: str) -> Callable[..., Any]:
         return pd.DataFrame(made.plain_rows(), columns=[column.key for column in made.columns])
 
     analysis.__name__ = analysis.__qualname__ = name
+    analysis.__module__ = "smoothadv"
     analysis.__doc__ = "\n\n".join(
         (
             inspect.cleandoc(component.__doc__ or name),

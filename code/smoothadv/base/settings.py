@@ -425,7 +425,7 @@ def takes(*specs: type) -> Callable[[Function], Function]:
             known |= dict.fromkeys((*one.constants, *(f.lstrip("-") for f in one.flags)), one.field)
         meant = _MEANT.get(name, "")
         if meant not in fields:
-            near = difflib.get_close_matches(name, known, 1)
+            near = difflib.get_close_matches(name, known, 1, 0.65)
             meant = known[near[0]] if near else ""
         return f": do you mean {meant}=?" if meant else ""
 

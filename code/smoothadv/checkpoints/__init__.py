@@ -165,8 +165,10 @@ def _content(path: Path, arch: str | None = None) -> dict[str, Any]:
     content = {name: value for name, value in pairs if value is not None}
     missing = [name for name in ("epoch", "arch", "state_dict") if name not in content]
     weights = _weights_in(content)
-    if arch is not None and "recipe" not in content and weights:
-        return {"arch": arch, "state_dict": weights}
+    if arch is not None and weights and not _is_architecture(content.get("arch")):
+        fields = {} if weights is content else content
+        content = {**fields, "arch": arch, "state_dict": weights}
+        missing = []
     if "arch" in missing and weights:
         raise UserError(
             f"checkpoint {path} holds weights, but not the name of their architecture: certify, "
@@ -204,9 +206,19 @@ def _weights_in(content: dict[str, Any]) -> Weights | None:
         for name, value in {"": content, **content}.items()
         if isinstance(value, dict)
         and value
-        and all(isinstance(one, torch.Tensor) for one in value.values())
+        and all(isinstance(key, str) and torch.is_tensor(one) for key, one in value.items())
     }
     return next(iter(states.values())) if len(states) == 1 else states.get("state_dict")
+
+
+def _is_architecture(name: Any) -> bool:
+    """Whether a checkpoint records an architecture that this package can make, or a module."""
+    return isinstance(name, str) and (
+        name in ARCHITECTURES
+        or name in DENOISERS
+        or names_network(name)
+        or name.startswith((MODULE_PREFIX, f"{INTEGER}:"))
+    )
 
 
 def is_module(content: dict[str, Any]) -> bool:
@@ -276,7 +288,7 @@ def classifier_from_members(
             continue
         fitting, arch = with_recorded_constants(content, path, description), content["arch"]
         model = get_architecture(arch, fitting, recorded_input_layer(content, path, layer))
-        weights = keys_as_in(model.state_dict(), network_keys(content["state_dict"]))
+        weights = keys_as_in(model.state_dict(), content["state_dict"])
         load_weights(model, weights, path, arch, description)
         loaded.append(model.eval())
     return loaded[0] if members.mean is None else Ensemble(loaded, members.mean).eval()
@@ -346,7 +358,7 @@ def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str |
         )
         raise UserError(
             f"checkpoint {path} does not record its input layer, and a wrong one makes it useless: "
-            f"choose with --input-layer. {released if 'epoch' in content else alone}"
+            f"choose with --input-layer. {released if 'optimizer' in content else alone}"
         )
     if recorded is not None and asked is not None and recorded != asked:
         raise UserError(
@@ -366,14 +378,19 @@ def network_keys(state_dict: Weights) -> Weights:
     }
 
 
-def keys_as_in(expected: Weights, weights: Weights) -> Weights:
+def keys_as_in(expected: Weights, state_dict: Weights) -> Weights:
     """Weights under the keys that are expected, if a network without an input layer has theirs, or
-    an object that holds it under one name; else as they are.
+    an object that holds it under one name; else as ``network_keys`` returns them.
     """
-    alone = {f"1.{key}": value for key, value in weights.items()}
-    held = {f"1.{key.partition('.')[2]}": value for key, value in weights.items()}
-    fitting = (keys for keys in (weights, alone, held) if keys.keys() == expected.keys())
-    return next(fitting, weights if weights.keys() & expected.keys() else alone)
+    renamed = network_keys(state_dict)
+    for weights in (state_dict, renamed):
+        forms = [weights, {f"1.{key}": value for key, value in weights.items()}]
+        if len({key.partition(".")[0] for key in weights}) == 1:
+            forms.append({f"1.{key.partition('.')[2]}": value for key, value in weights.items()})
+        for form in forms:
+            if form.keys() == expected.keys() and len(form) == len(state_dict):
+                return form
+    return renamed if len(renamed) == len(state_dict) else state_dict
 
 
 def check_recorded_images(

@@ -71,7 +71,8 @@ def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
 
     use_threads(spec)
     if spec.dry_run:
-        print(rehearse(spec))
+        if text := rehearse(spec):
+            print(text)
         return
     log, procedure = certify(spec)
     if not is_finished(log, spec.shard, "certify"):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from smoothadv.base.errors import escape
 from smoothadv.base.settings import options_of
 from smoothadv.cli.options.components import Options, add_settings, given_settings
 from smoothadv.cli.options.shared import use_threads
@@ -71,7 +72,7 @@ def _images(
     rows = sorted(log.rows or (), key=lambda row: row["idx"])
     table = [["image", "class", *["radius"] * ("radius" in rows[0])]]
     for file, row in zip(images.files, rows):
-        entry = [str(file), names[row["predict"] + 1]]
+        entry = [escape(str(file)), escape(names[row["predict"] + 1])]
         if "radius" in row:
             entry.append(str(Decimal(row["radius"]).quantize(Decimal("0.001"), ROUND_DOWN)))
         table.append(entry)

@@ -42,7 +42,7 @@ class GivenImages:
 
     def __init__(self, items: Items, description: DatasetDescription) -> None:
         self.items, self.description = items, description
-        self.labels = getattr(items, "labels", None)
+        self.labels = items.labels if isinstance(items, Arrays) else None
 
     def __len__(self) -> int:
         return len(self.items)

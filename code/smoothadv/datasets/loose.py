@@ -34,8 +34,8 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
 class LooseImages:
     """The images in ``files``, of the shape in a description; their label, unknown, is 0.
 
-    A file of the described size stays as it is. Another one is prepared by ``preparation``: by
-    default the shorter side is resized to that size, and the middle is cut out.
+    All are prepared by ``preparation``. Without one, a file of the described size stays as it is,
+    and of another one the shorter side is resized to that size and the middle is cut out.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class LooseImages:
             raise UserError(
                 f"images of '{description.name}' are {width}x{height}: single images must be square"
             )
-        self.files, self.preparation = files, preparation or Preparation(height, height)
-        size = self.preparation.size
-        self.description = replace(description, name="images", image_shape=(channels, size, size))
+        size = height if preparation is None else preparation.size
+        self.files, self.preparation = files, preparation
+        self.description = replace(description, image_shape=(channels, size, size))
         self.labels: Any = None
 
     def __len__(self) -> int:
@@ -66,9 +66,9 @@ class LooseImages:
 
         channels, height, width = self.description.image_shape
         image = image.convert("L" if channels == 1 else "RGB")
-        if image.size == (width, height):
+        if self.preparation is None and image.size == (width, height):
             return pil_to_tensor(image)
-        return self.preparation.evaluation(image)
+        return (self.preparation or Preparation(height, height)).evaluation(image)
 
     def training_batches(
         self, batches: Indices, device: torch.device, generator: torch.Generator

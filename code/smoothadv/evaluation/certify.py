@@ -17,7 +17,7 @@ from smoothadv.records.logs import (
     CERTIFICATION_COLUMNS,
     differing_settings,
     format_radius,
-    recorded_settings,
+    read_manifest_file,
 )
 from smoothadv.records.writer import WrittenLog, read_rows
 from smoothadv.statistics import Draws, Procedure
@@ -32,13 +32,6 @@ def certify(spec: CertifySpec) -> tuple[WrittenLog, Procedure]:
     too.
     """
     evaluation, procedure, content = prepare_certification(spec)
-    if procedure.largest_radius is None:
-        least = procedure.least_draws(spec.alpha)
-        enough = "a larger --N" if least is None else f"at least --N {least}"
-        warn(
-            f"--N {spec.n} can certify nothing at --alpha {spec.alpha:g}, every image will "
-            f"abstain: {enough} is needed"
-        )
     return write_log(evaluation, content), procedure
 
 
@@ -47,6 +40,13 @@ def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, Log
     evaluation = prepare(spec, spec.log, spec.sound)
     noise, description = evaluation.noise, evaluation.dataset.description
     procedure = spec.procedure(description, noise.distance(math.prod(description.image_shape)))
+    if procedure.largest_radius is None:
+        least = procedure.least_draws(spec.alpha)
+        enough = "a larger --N" if least is None else f"at least --N {least}"
+        warn(
+            f"--N {spec.n} can certify nothing at --alpha {spec.alpha:g}, every image will "
+            f"abstain: {enough} is needed"
+        )
 
     def polls(examples: list[Example]) -> Iterator[Poll]:
         for example in examples:
@@ -78,24 +78,34 @@ def _row(
 
 def rehearse(spec: CertifySpec) -> str:
     """What ``certify`` would do, and how long it would take by a few timed batches, as a sentence
-    for people; no file is written.
+    for people; no file is written. "" in all but the first process of torchrun.
+
+    UserError where the log has other settings or images.
     """
     evaluation, _, content = prepare_certification(spec)
-    log, done, indices = spec.log, list[int](), evaluation.indices
+    log, indices, done = spec.log, {*evaluation.indices}, set[int]()
     if spec.shard is not None:
-        log, indices = log and spec.shard.path(log), spec.shard.of(indices)
+        log, indices = log and spec.shard.path(log), {*spec.shard.of(evaluation.indices)}
     if log is not None and log.is_file() and spec.existing == "resume":
+        before = {**read_manifest_file(log)["settings"], "shard": None}
         settings = {**evaluation.settings, **content.settings}
-        if difference := differing_settings({**recorded_settings(log), "shard": None}, settings):
+        if difference := differing_settings(before, settings):
             raise UserError(f"cannot resume {log} with other settings: {difference}")
-        done = [*read_rows(log.read_bytes())[1]]
-    missing = sorted({*indices}.difference(done))
+        try:
+            done = {*read_rows(log.read_bytes())[1]}
+        except ValueError as error:
+            raise UserError(f"cannot resume {log}: {error}") from error
+        if foreign := done - indices:
+            raise UserError(f"cannot resume {log}: it has image {min(foreign)}, which is left out")
+    missing = sorted(indices - done)
     draws, each = len(missing) * (spec.n0 + spec.n), f"{spec.n0:,} + {spec.n:,}"
     most = "" if spec.procedure_type.fixed_sample else "at most "
     if not missing:
         return f"nothing is left to be done: {log} has all {len(indices):,} images"
     rate, name = _draws_per_second(evaluation, missing[0]), evaluation.settings["dataset"]
-    duration = timedelta(seconds=round(draws / rate))
+    if not evaluation.processes.is_first:
+        return ""
+    duration = timedelta(seconds=round(draws / rate / evaluation.processes.size))
     return (
         f"{len(missing):,} of {len(indices):,} images of {name} are to be certified by "
         f"{spec.method}: {most}{each} draws each, {draws:,} in all; {evaluation.device} makes "

@@ -29,9 +29,15 @@ from smoothadv.checkpoints import (
     recorded_input_layer,
 )
 from smoothadv.checkpoints.denoisers import denoised_classifier
-from smoothadv.datasets import DatasetDescription, ImageDataset, describe_dataset, get_dataset
+from smoothadv.datasets import (
+    IMAGENET_TRAINING,
+    DatasetDescription,
+    ImageDataset,
+    describe_dataset,
+    get_dataset,
+)
 from smoothadv.datasets.loose import LooseImages, image_files
-from smoothadv.datasets.preparation import prepared_name, split_location
+from smoothadv.datasets.preparation import Preparation, prepared_name, split_location
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.noise import derive_generator
@@ -116,11 +122,13 @@ def loose_images(spec: EvaluationSpec, paths: Sequence[Path]) -> LooseImages:
     """Images of files and folders for the model of a spec, whose dataset says what the model was
     trained on.
     """
-    files, preparation = image_files(paths), None
-    description = describe_dataset(spec.dataset, spec.data_dir)
+    files, description = image_files(paths), describe_dataset(spec.dataset, spec.data_dir)
+    _, preparation = split_location(spec.dataset.partition(":")[2])
+    if preparation is None and description.defaults is IMAGENET_TRAINING:
+        preparation = Preparation(description.image_shape[1])
     if is_named(spec.model) and not plugins.names_function(str(spec.model)):
         network = library_network(str(spec.model), pretrained=False)
-        preparation = network.preparation
+        preparation = preparation or network.preparation
         if network.usual_names:
             description = replace(description, class_names=network.usual_names)
     return LooseImages(files, description, preparation)

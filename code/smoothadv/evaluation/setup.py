@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from smoothadv.base.cpus import MOST_THREADS
@@ -212,8 +211,8 @@ def _few_classes(spec: EvaluationSpec, dataset: ImageDataset, indices: range) ->
     labels = getattr(dataset, "labels", None)
     if labels is None or spec.limit is None or not indices:
         return []
-    labels = np.asarray(labels)
-    there, taken = (len(np.unique(some)) for some in (labels, labels[indices]))
+    labels = torch.as_tensor(labels).cpu()
+    there, taken = (len(some.unique()) for some in (labels, labels[[*indices]]))
     if 2 * taken >= min(there, len(indices)):
         return []
     return [
