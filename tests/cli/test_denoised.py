@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(denoiser, checkpoint, 
         (["quantize", "digits", denoiser, 0.25, "out.pth.tar"], ["is a denoiser"]),
         ([*train, "--pretrained-model", checkpoint], ["is no denoiser"]),
         ([*train, "--classifier", denoiser], ["is a denoiser"]),
-        ([*train, "--classifier", "timm:x"], ["the weights of timm:x cannot be had"]),
+        ([*train, "--classifier", "timm:x"], ["there is no timm:x"]),
         (
             ["quantize", "digits", "timm:x", 0.25, "out.pth.tar"],
             ["timm:x does not exist: no network by name can"],

@@ -60,8 +60,8 @@ FIRST_STEPS = {
 }
 
 
-class Accepted(Exception):
-    """The command line is valid."""
+class Accepted(BaseException):
+    """The command line is valid; no command takes this for a fault of a plug-in."""
 
 
 def accept(*arguments, **options):
