@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -313,6 +313,7 @@ def test_spending_is_the_documented_logarithm():
     st.floats(0.1, 0.9),
     st.sampled_from([(1.25, 50), (1.05, 10)]),
 )
+@example([], 159, 0.25, 0.5, (1.05, 10))  # 155, rounded to tens, is beyond it
 def test_looks_ascend_and_end_with_the_last_draw(nulls, n_max, alpha, early, fineness):
     growth, step = fineness
     looks = look_schedule(nulls, n_max, alpha, early, growth, step)

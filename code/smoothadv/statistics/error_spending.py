@@ -60,7 +60,7 @@ def look_schedule(
     geometric = []
     n = float(FIRST_LOOK)
     while n < n_max / math.sqrt(growth):
-        geometric.append(step * max(1, round(n / step)))
+        geometric.append(min(n_max, step * max(1, round(n / step))))
         n *= growth
     apart = 0.16 * (growth - 1)
     kept = {n for n in geometric if all(abs(n - other) > apart * other for other in special_looks)}
