@@ -5,10 +5,13 @@ Random checks have a false-alarm probability of 1e-6 over the seeds
 (``support.statistical_checks``).
 """
 
+import warnings
+
 import pytest
 import torch
 from scipy.stats import norm
 
+from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.statistics.bounds import certified_radius, maximum_radius
@@ -231,6 +234,21 @@ def test_the_classifier_votes_in_eval_mode():
 def test_what_cannot_be_smoothed_is_refused(num_classes, sigma):
     with pytest.raises(ValueError, match="num_classes|sigma"):
         Smooth(models.ConstantClassifier(0, 2), num_classes, sigma)
+
+
+def test_a_path_is_no_classifier():
+    with pytest.raises(ValueError, match="base_classifier is a str: give a module"):
+        Smooth("checkpoint.pth.tar", 2, 0.25)
+
+
+@pytest.mark.parametrize("far", [-1.5, 2.5, 15.0])
+def test_values_far_outside_of_the_scale_are_doubtful(far):
+    smooth = Smooth(models.ConstantClassifier(0, 2), 2, 0.25)
+    with pytest.warns(DoubtfulWarning, match="sigma and radii are on this scale too"):
+        smooth.certify(image(far, 0.5), 10, 100, ALPHA, 50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        smooth.certify(image(-0.9, 1.9), 10, 100, ALPHA, 50)
 
 
 @pytest.mark.parametrize("n0, n, batch_size", [(10, 0, 10), (10, 100, 0)])

@@ -222,6 +222,8 @@ def train(
     if unknown := [name for name in chosen if name not in known]:
         raise UserError(f"schedule: found {unknown[0]!r}, expected {', '.join(known)}")
     single = {name: settings.pop(name) for name in known if name in settings}
+    if twice := [name for name in single if name in chosen]:
+        raise UserError(f"{twice[0]}: found it in schedule too: leave one of them out")
     spec = TrainSpec(
         dataset=_training_images(model, images, labels, test, test_labels, num_classes),
         model=model,

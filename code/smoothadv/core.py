@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from smoothadv.architectures.logits import logits_in
+from smoothadv.base.errors import warn
 from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
 from smoothadv.statistics.bounds import check_alpha
@@ -39,6 +40,9 @@ class Smooth:
     def __init__(self, base_classifier: torch.nn.Module, num_classes: int, sigma: float) -> None:
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        if not callable(base_classifier):
+            kind = type(base_classifier).__name__
+            raise ValueError(f"base_classifier is a {kind}: give a module, like load_classifier's")
         GaussianNoise(sigma, 0)  # raises on a sigma that cannot smooth
         self.base_classifier = base_classifier
         self.num_classes = num_classes
@@ -146,7 +150,7 @@ def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
     divided by 255.
 
     Values a little outside [0, 1], as in a perturbed image, are accepted: the guarantee holds there
-    too.
+    too. Far outside they are doubtful.
     """
     image = torch.as_tensor(x)
     if image.dim() != 3:
@@ -158,4 +162,7 @@ def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
         raise ValueError(
             f"x has values from {low:.4g} to {high:.4g}, expected [0, 1]: divide grey levels by 255"
         )
+    if not bool(((image >= -1) & (image <= 2)).all()):
+        low, high = float(image.min()), float(image.max())
+        warn(f"x has values from {low:.4g} to {high:.4g}: sigma and radii are on this scale too")
     return image.float()

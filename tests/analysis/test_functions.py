@@ -88,7 +88,8 @@ def test_every_analysis_is_listed_and_says_what_it_takes():
     for name in own:
         text = getattr(smoothadv, name).__doc__
         assert "- ``where``: use only logs with" in text and "Returns " in text
-    assert {"Smooth", "certify", "predict", "attack", "falsify", "train"} <= {*dir(smoothadv)}
+    functions = {"Smooth", "certify", "predict", "attack", "falsify", "train", "plugins"}
+    assert {*dir(smoothadv)} - own == functions | {"__version__"}
     assert smoothadv.table is smoothadv.table
     with pytest.raises(AttributeError, match="has no attribute 'tables'"):
         _ = smoothadv.tables
@@ -99,6 +100,7 @@ def test_every_analysis_is_listed_and_says_what_it_takes():
     [
         (("nosuch.tsv",), {}, UserError, "nosuch.tsv is no file"),
         ((), {}, UserError, "logs: found"),
+        ((pd.DataFrame({"idx": [1]}),), {}, UserError, "found a DataFrame, expected files"),
         ((3,), {}, UserError, "logs: found .*expected strings or paths"),
         (([3],), {}, UserError, "logs: found .*expected strings or paths"),
         (("cohen",), {"high_probability": 2}, UserError, "high_probability: '2'"),

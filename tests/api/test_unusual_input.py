@@ -271,6 +271,8 @@ def test_modules_that_cannot_vote_are_refused_in_one_line():
         UserError, match="Casting does not run with weights and images of torch.float32"
     ):
         certify(Casting().double())
+    with pytest.raises(UserError, match=r"float32 in \[0, 1\]: .*: call its \.float\(\)"):
+        certify(network().half())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scripted = torch.jit.trace(network().eval(), torch.tensor(IMAGES[:1]))
@@ -391,6 +393,7 @@ def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
     [
         ({"objective": "Gaussian"}, UserError, "the objective is a str"),
         ({"schedule": {"lr": 1}}, UserError, "schedule: found 'lr', expected epochs, batch"),
+        ({"epochs": 1}, UserError, "epochs: found it in schedule too"),
         ({"epoks": 3}, TypeError, "unexpected keyword argument 'epoks'"),
         ({"input_layer": "center"}, UserError, "leave pretrained_model and input_layer out"),
         ({"model": nn.Flatten()}, UserError, "there is nothing to train"),

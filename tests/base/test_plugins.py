@@ -110,6 +110,11 @@ FAULTS = {
     "several lines": ("raise ValueError('first\\nsecond')", "first"),
     "name taken": (TAKEN, "objective 'gaussian' is already registered"),
     "nothing": ("x = 1", "registers nothing"),
+    "no dataclass": (
+        "from smoothadv.objectives import OBJECTIVES\n\n\n@OBJECTIVES.register('mine')\n"
+        "class Mine:\n    pass\n",
+        "objective 'mine' (line 4) is no dataclass: write @dataclass(frozen=True)",
+    ),
 }
 
 

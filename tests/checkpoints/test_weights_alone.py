@@ -3,6 +3,7 @@ the checkpoint with the same weights.
 """
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -97,12 +98,23 @@ REFUSED = {
     "a recorded one": ("checkpoint", ("--arch", "resnet50"), "'digits_resnet8', not 'resnet50'"),
     "a network by name": ("timm:x", ("--arch", "resnet50"), "--arch is for checkpoints"),
     "no such file": ("file", ("--arch", "x.py:f"), "x.py:f cannot be read"),
+    "no function": ("file", ("--arch", "x.py"), "name its function, too, as in x.py:FUNCTION"),
+    "a script": ("script.pt", (), "it is TorchScript: load it in a FILE.py:FUNCTION"),
+    "a weight is missing": (
+        "less",
+        ("--arch", "digits_resnet8", "--input-layer", "none"),
+        ": 1 weights missing (1.fc.bias...), 0 unknown",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals_say_what_to_name(checkpoint, weights, workplace, capsys, case):
     torch.save(weights, "file")
+    torch.save({key: value for key, value in weights.items() if key != "fc.bias"}, "less")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), "script.pt")
     model, options, words = REFUSED[case]
     model = checkpoint if model == "checkpoint" else model
     outcome = call(capsys, "certify", "digits", model, "0.25", "log.tsv", *NUMBERS, *options)

@@ -29,7 +29,8 @@ def run(checkpoint, workplace, capsys) -> Callable[..., Outcome]:
 
 def test_a_log_holds_the_label_and_the_counts_behind_each_radius(run, workplace, capsys):
     assert run("certify", "one.tsv", "--method", "two-sided").code == 0
-    assert run("certify", "three.tsv", "--method", "top-k", "--top-k", 3).code == 0
+    made = run("certify", "three.tsv", "--method", "top-k", "--top-k", 3)
+    assert "examples, certified top-3 accuracy " in made.out
     assert header(workplace / "three.tsv") == [*CERTIFIED, "rival_1", "rival_2", "rival_3"]
     settings = json.loads((workplace / "three.tsv.manifest.json").read_text())["settings"]
     assert (settings["method"], settings["top_k"], settings["alpha_share"]) == ("top-k", 3, 0.9)

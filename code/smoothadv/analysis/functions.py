@@ -116,6 +116,8 @@ def function_of(name: str) -> Callable[..., Any]:
 
     def analysis(*logs: Any, **keywords: Any) -> Any:
         is_list = len(logs) == 1 and not isinstance(logs[0], (str, os.PathLike))
+        if is_list and hasattr(logs[0], "iloc"):
+            raise UserError("logs: found a DataFrame, expected files: certify(log=...) writes one")
         its = {one.field: one for one in settings_of(component) if one.field in keywords}
         others = {field: value for field, value in keywords.items() if field not in its}
         try:

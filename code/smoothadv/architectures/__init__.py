@@ -41,6 +41,8 @@ def require_architecture(name: str) -> str:
         plugins.FUNCTIONS.require(name)
     elif colon and name not in ARCHITECTURES:
         LIBRARIES.require(kind)
+    elif name.endswith(".py"):
+        raise UserError(f"{name} is a file: name its function, too, as in {name}:FUNCTION")
     else:
         ARCHITECTURES.require(name)
     return name
@@ -108,7 +110,8 @@ def user_network(name: str, description: DatasetDescription) -> nn.Module:
         network = plugins.FUNCTIONS[name](description)
     except Exception as error:  # of the user's code
         raise UserError(
-            f"{name} fails for '{description.name}': {type(error).__name__}: {first_line(error)}"
+            f"{name} fails for '{description.name}': {type(error).__name__}: {first_line(error)} "
+            "(it is called with a DatasetDescription: docs/networks.md)"
         ) from error
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} returns a {type(network).__name__}, expected a torch.nn.Module")

@@ -53,9 +53,11 @@ def probe(
     try:
         output = network(image.unsqueeze(0).to(weight.device))
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
+        is_other = weight.dtype != image.dtype
+        remedy = ": call its .float(); precision= of certify rounds it" if is_other else ""
         raise UserError(
             f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: "
-            f"{first_line(error)}"
+            f"{first_line(error)}{remedy}"
         ) from error
     logits = logits_in(output)
     if logits.dim() != 2 or len(logits) != 1:

@@ -31,6 +31,7 @@ FUNCTIONS: Registry[Callable[..., Any]] = Registry("architecture")
 """The functions that plug-ins called FILE.py:FUNCTION are, by these names, in which FILE is without
 folders.
 """
+_DATACLASSES = "attack", "objective", "certification procedure", "analysis"
 _FUNCTION = re.compile(r"(.+\.py):([^\W\d]\w*)")
 
 
@@ -87,6 +88,13 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
         provides = tuple(filter(_is_foreign, REGISTRATIONS[registered:]))
         if not provides:
             raise UserError("it registers nothing; docs/plugins.md shows what it must hold")
+        for one in provides:
+            is_plain = isinstance(one.component, type) and not dataclasses.is_dataclass(
+                one.component
+            )
+            if is_plain and one.registry.kind in _DATACLASSES:
+                name = f"{one.registry.kind} '{one.name}' (line {one.line})"
+                raise UserError(f"{name} is no dataclass: write @dataclass(frozen=True) above it")
     except (Exception, SystemExit) as error:
         sys.modules.pop(module, None)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "

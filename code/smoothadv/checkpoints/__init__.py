@@ -157,6 +157,8 @@ def _content(path: Path, arch: str | None = None) -> dict[str, Any]:
         # The rest of PyTorch's advice is about options that we lack.
         if asked := re.search(r"GLOBAL (\S{1,99})", str(error)):
             reason = f"it asks to load {asked[1]}"
+        elif "TorchScript" in str(error):
+            reason = "it is TorchScript: load it in a FILE.py:FUNCTION, docs/networks.md"
         raise UserError(
             f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain "
             f"tensors{f' ({reason})' if reason else ''}"
@@ -461,6 +463,9 @@ def misfit(weights: Weights, expected: Weights) -> str:
     """How the names, shapes and kinds (floating-point or whole numbers) of tensors differ, "" if
     they do not.
     """
+    without_layer = {f"1.{key}": value for key, value in weights.items()}
+    if len(expected.keys() & without_layer.keys()) > len(expected.keys() & weights.keys()):
+        weights = without_layer
     missing = sorted(expected.keys() - weights.keys())
     extra = sorted(weights.keys() - expected.keys())
     if missing or extra:

@@ -47,9 +47,8 @@ def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
                     "type"
                 )
     except Exception as error:  # a damaged file can raise nearly anything
-        raise UserError(
-            f"npz: {path} cannot be read: {' '.join(str(error).split())[:500]}"
-        ) from error
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:500]
+        raise UserError(f"npz: {path} cannot be read: {reason}") from error
     return found
 
 
@@ -134,8 +133,8 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
 
     description, (path, preparation) = _describe(location, data_dir), split_location(location)
     if split not in (found := _arrays(location)):
-        name = dict(reversed(_NAMES))[split][0]
-        raise UserError(f"npz: {path} has no {split} images, which are called {name}")
+        names = " or ".join(names[0] for kind, names in _NAMES if kind == split)
+        raise UserError(f"npz: {path} has no {split} images, which are called {names}")
     images, labels = found[split]
     if preparation is not None:
         return StreamedImages(_Pictures(images, labels), description, preparation)

@@ -52,6 +52,7 @@ class RunSpec(Checked):
     image_size: Any = setting(
         None,
         parse=parsed,
+        kind=int,
         metavar="S",
         help="resize images to S x S first: DATASET@S (docs/photographs.md)",
     )

@@ -217,7 +217,7 @@ def _objective(options: Options, objectives: Registry[type[Objective]]) -> Objec
     unread = flags_of(AttackOptions, *ATTACKS.values(), *objectives.values())
     unread -= _readable(options, objectives)
     if flags := [flag for flag in options if flag in unread]:
-        where = "" if given else " without --attack"
+        where = "" if given or field is None else " without --attack"
         raise UsageError(
             f"{flags[0]} is not read by --objective {name}{where}: leave it out, or take another "
             "objective or attack"
