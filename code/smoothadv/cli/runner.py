@@ -127,6 +127,13 @@ class Parser(argparse.ArgumentParser):
         except UserError as error:  # argparse expects other exceptions of a type
             raise argparse.ArgumentError(action, str(error)) from None
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)  # type: ignore[misc]  # not in typeshed
+        except argparse.ArgumentError as error:  # of a subcommand, which has no other check
+            hint = did_you_mean(str(value), map(str, action.choices or ()))
+            raise argparse.ArgumentError(action, f"{error.message}{hint}") from None
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
