@@ -688,24 +688,36 @@ def verify(log):
     return not messages and not missing
 
 
-if __name__ == "__main__":
+def main():
+    """Verify the logs named on the command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "log", metavar="LOG", type=Path, help="certification log, LOG.manifest.json beside it"
+        "logs",
+        metavar="LOG",
+        type=Path,
+        nargs="+",
+        help="certification log, LOG.manifest.json beside it",
     )
-    log = parser.parse_args().log
     sys.stdout.reconfigure(errors="backslashreplace")  # a log may have any name
-    try:
-        sys.exit(not verify(log))
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        OSError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        sys.exit(f"error: {log} cannot be verified: {error}")
+    holds = True
+    for log in parser.parse_args().logs:
+        try:
+            holds &= verify(log)
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            OSError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            print(f"error: {log} cannot be verified: {error}", file=sys.stderr)
+            holds = False
+    return int(not holds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -296,6 +296,24 @@ def test_weights_that_broke_within_an_epoch_do_not_replace_a_good_checkpoint(
     assert_resumes(capsys, tmp_path, whole)
 
 
+def test_test_loss_that_is_no_number_ends_the_training(whole, tmp_path, capsys):
+    """Weights may be finite where running statistics are too large."""
+
+    def broken(*arguments, evaluate=Update.evaluate):
+        found = evaluate(*arguments)
+        tested.append(found)
+        return {**found, "test_loss": math.nan} if len(tested) == 2 else found
+
+    tested: list[dict[str, float]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Update, "evaluate", broken)
+        outcome = train(capsys, tmp_path)
+    assert outcome.code == 1
+    assert_one_line(outcome.err, "error: ", "test loss stopped being finite in epoch 2", "--lr")
+    assert read(tmp_path)["epoch"] == 1
+    assert_resumes(capsys, tmp_path, whole)
+
+
 def test_folder_that_is_deleted_during_the_training_is_made_anew(whole, tmp_path, capsys):
     folder = tmp_path / "run"
     assert train_acting(capsys, folder, 1, lambda: shutil.rmtree(folder)).code == 0

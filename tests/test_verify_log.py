@@ -564,10 +564,13 @@ def _part(manifest: dict[str, Any], part: str) -> dict[str, Any]:
 
 
 def test_what_cannot_be_verified_is_one_line(tmp_path, logs):
-    def run(argument: object) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
         return subprocess.run(
-            [sys.executable, SCRIPT, str(argument)], capture_output=True, text=True, env=environment
+            [sys.executable, SCRIPT, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=environment,
         )
 
     lacking = tampered(
@@ -591,7 +594,9 @@ def test_what_cannot_be_verified_is_one_line(tmp_path, logs):
             "",
             1,
         ) and word in answer.stderr
-    assert run(tampered(logs["exact"], tmp_path / "\u00e9.tsv", lambda *_: None)).returncode == 0, (
-        "named as one likes"
-    )
+    good = tampered(logs["exact"], tmp_path / "\u00e9.tsv", lambda *_: None)
+    assert run(good).returncode == 0, "named as one likes"
+    several = run(lacking, good)
+    assert several.returncode == 1 and "rows hold" in several.stdout, "the others are verified, too"
+    assert run(good, good).returncode == 0
     assert "python scripts/verify_log.py logs/" in run("--help").stdout

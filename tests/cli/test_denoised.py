@@ -19,7 +19,7 @@ from support.sharding import manifest_of
 from support.stopping import AT_ONCE, after_update, send
 from support.weights import read, same_state
 
-SMALL = ["--device", "cpu", "--noise", 0.25, "--recipe", "denoiser", "--batch", 64]
+SMALL = ["--device", "cpu", "--noise", 0.25, "--batch", 64]
 QUICK = ["--device", "cpu", "--N", 200, "--max", 6]
 
 

@@ -8,9 +8,8 @@ from smoothadv.cli.options.training import training_parser
 from smoothadv.cli.train import train_command
 
 _EXAMPLES = """examples:
-  python code/train_denoiser.py digits digits_dncnn models/denoiser --noise 0.25 --recipe denoiser
-  python code/train_denoiser.py cifar10 dncnn models/cifar10/denoiser_0.25 --noise 0.25 \\
-      --recipe denoiser
+  python code/train_denoiser.py digits digits_dncnn models/denoiser --noise 0.25
+  python code/train_denoiser.py cifar10 dncnn models/cifar10/denoiser_0.25 --noise 0.25
   python code/train_denoiser.py cifar10 dncnn models/cifar10/stability_0.25 --noise 0.25 \\
       --objective stability \\
       --classifier models/cifar10/clean/checkpoint.pth.tar --optimizer adamw --lr 1e-4 \\

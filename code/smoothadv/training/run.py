@@ -209,7 +209,10 @@ class TrainingRun:
         at_a_time = (schedule.micro_batch or schedule.batch) * self.processes.size
         address = Address(self.seed, epoch, self.steps)
         batch = min(schedule.batch, at_a_time)
-        return self.update.evaluate(images, tests.chosen(len(images)), batch, address)
+        tested = self.update.evaluate(images, tests.chosen(len(images)), batch, address)
+        if math.isnan(tested["test_loss"]):  # running statistics may be too large, weights finite
+            raise self._not_finite("test loss", epoch)
+        return tested
 
     def _steps_of(self, epoch: int) -> list[Step]:
         """The steps of an epoch, without a last batch of fewer images than there are processes."""
@@ -309,10 +312,13 @@ class TrainingRun:
             broken = "weights"
         else:
             return
+        raise self._not_finite(broken, epoch)
+
+    def _not_finite(self, broken: str, epoch: int) -> NonFiniteError:
         saved = "nothing was saved yet"
         if self.folder.has_checkpoint:
             saved = f"the last good checkpoint is {self.folder.checkpoint}"
-        raise NonFiniteError(
+        return NonFiniteError(
             f"the {broken} stopped being finite in epoch {epoch + 1}: try a smaller --lr or more "
             f"--warmup epochs; {saved}"
         )

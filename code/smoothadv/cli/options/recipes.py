@@ -10,6 +10,9 @@ from smoothadv.cli.runner import Parser, reading
 
 _FOLDER = Path(__file__).parents[2] / "recipes"
 RELEASED = "released-behaviour"
+DENOISING_RECIPE = "denoiser"
+"""The recipe of denoisers where neither a recipe nor an optimizer is named: with the learning rate
+of classifiers, they diverge."""
 # A recipe says how to train, not on which data or in which place.
 _NEVER = "--recipe --released-behaviour --data-dir --device --seed --resume --overwrite".split()
 _NEVER += ["--debug", "--plugin", "--help", "-h", "--version"]

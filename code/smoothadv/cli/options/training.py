@@ -25,7 +25,7 @@ from smoothadv.cli.options.components import (
     given_settings,
     group_of,
 )
-from smoothadv.cli.options.recipes import RELEASED, recipe_names, with_recipe
+from smoothadv.cli.options.recipes import DENOISING_RECIPE, RELEASED, recipe_names, with_recipe
 from smoothadv.cli.options.shared import say_what_is_certified
 from smoothadv.cli.runner import Parser, values_of
 from smoothadv.objectives import OBJECTIVES, DataPolicy, Objective, attack_field
@@ -147,6 +147,8 @@ def with_recipes(parser: Parser, options: Options, command: str) -> Options:
     if "--released-behaviour" in options:
         names.append(RELEASED)
     objectives, name = OBJECTIVES_OF[command]
+    if objectives is DENOISING and not {"--recipe", "--optimizer", "--lr"} & options.keys():
+        names.append(DENOISING_RECIPE)
     default = {"--objective": name}
     general = {one.flag for one in _spec_settings(objectives is DENOISING)}
     general.add("--warmup")  # the paper's recipes have it, and serve Gaussian noise too
