@@ -374,5 +374,5 @@ def test_a_keyword_under_two_names_is_refused(checkpoints):
     with pytest.raises(TypeError, match="'maximum' under two names"):
         smoothadv.certify(checkpoints["gaussian"], "digits", sigma=0.25, limit=1, maximum=2)
     words = {"objective": SmoothAdv(PGD(0.5, 1), 0.25), "outdir": "run"}
-    with pytest.raises(TypeError, match="multiple values for keyword argument 'epochs'"):
+    with pytest.raises(UserError, match="epochs: found it in schedule too"):
         smoothadv.train("digits_resnet8", "digits", schedule={"epochs": 1}, epochs=2, **words)

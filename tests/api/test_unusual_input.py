@@ -393,7 +393,6 @@ def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
     [
         ({"objective": "Gaussian"}, UserError, "the objective is a str"),
         ({"schedule": {"lr": 1}}, UserError, "schedule: found 'lr', expected epochs, batch"),
-        ({"epochs": 1}, UserError, "epochs: found it in schedule too"),
         ({"epoks": 3}, TypeError, "unexpected keyword argument 'epoks'"),
         ({"input_layer": "center"}, UserError, "leave pretrained_model and input_layer out"),
         ({"model": nn.Flatten()}, UserError, "there is nothing to train"),
