@@ -7,11 +7,12 @@ some classifier attains.
 
 import numpy as np
 import pytest
-from scipy import optimize, signal, special, stats
+from scipy import optimize, special
 
-from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Procedure, Smoothing
+from smoothadv.statistics import ABSTAIN, PROCEDURES, Procedure, Smoothing
 from smoothadv.statistics.bounds import radius_probability
 from support.crossing import crossing_probability
+from support.false_statements import exactly_false, whole_run
 from support.statistical_checks import too_many
 
 ALPHA = 0.05
@@ -52,27 +53,6 @@ def theorem(name: str, p: list[float]) -> float:
     return optimize.brentq(lead, -10, 10, xtol=1e-13)
 
 
-def exactly_false(
-    claims: list[tuple[int, np.ndarray]], p: list[float], theorem_says: float
-) -> float:
-    """The probability that a radius is certified, at some look, that is above the theorem's: all
-    counts are followed from look to look.
-    """
-    alive, before, wrong = np.ones((1, 1)), 0, 0.0
-    for n, radii in claims:
-        own, rival = np.meshgrid(*[np.arange(n - before + 1)] * 2, indexing="ij")
-        counts = np.stack([own, rival, n - before - own - rival], axis=-1)
-        more = np.where(
-            counts[..., 2] >= 0, stats.multinomial.pmf(np.maximum(counts, 0), n - before, p), 0.0
-        )
-        alive, before = signal.convolve2d(alive, more), n
-        false = (radii >= 0) & (radii > theorem_says + 1e-12)
-        wrong += float(alive[false].sum())
-        alive = np.where(false, 0.0, alive)
-    assert wrong + alive.sum() == pytest.approx(1, abs=1e-9)
-    return wrong
-
-
 def edges() -> list[list[float]]:
     """Ties, and where Cohen et al.'s theorem gives a radius to decide, from hardly a rival to two
     equal ones.
@@ -88,7 +68,7 @@ def edges() -> list[list[float]]:
     return found
 
 
-@pytest.mark.parametrize("name", PROCEDURES)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_false_statement_is_no_more_probable_than_alpha(name):
     n_max, further = SETTINGS[name]
     procedure = PROCEDURES[name](Smoothing(1.0, 10, n_max, ALPHA), **further)
@@ -107,17 +87,6 @@ def test_a_false_statement_is_no_more_probable_than_alpha(name):
     assert max(larger) > ALPHA, "a radius that is too large by .2 is found"
 
 
-def whole_run(procedure: Procedure, p: list[float], generator: np.random.Generator) -> Certificate:
-    """The certificate of random votes, those of the selection among them."""
-    voting = procedure.votes(-1)
-    request = next(voting)
-    while True:
-        try:
-            request = voting.send(generator.multinomial(request.count, p))
-        except StopIteration as end:
-            return end.value
-
-
 RADII_OF_RUNS = (0.0, 0.1, 0.25, 0.5)
 TEN_CLASSES = [
     [special.ndtr(0.25), special.ndtr(-0.25), *[0.0] * 8],
@@ -127,7 +96,7 @@ TEN_CLASSES = [
 ]
 
 
-@pytest.mark.parametrize("name", PROCEDURES)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_whole_runs_with_ten_classes_are_seldom_false(name):
     """A correct procedure fails with probability at most 5e-6."""
     further = SETTINGS[name][1]

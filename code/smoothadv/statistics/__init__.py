@@ -32,11 +32,13 @@ class Draws:
 
     With ``is_settled``, counting stops at the first draw with whose vote ``is_settled(counts)`` is
     true of the counts so far, and the answer holds fewer than ``count`` votes; once true, it must
-    stay so whatever the further votes.
+    stay so whatever the further votes. ``stage`` is the number of the classifier that votes, where
+    there are several.
     """
 
     count: int
     is_settled: Callable[[np.ndarray], bool] | None = None
+    stage: int = 0
 
 
 Voting = Generator[Draws, np.ndarray, "Certificate"]

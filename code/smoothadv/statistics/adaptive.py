@@ -54,12 +54,19 @@ class Adaptive(GridProcedure):
             [*map(self.null, self.radii)], self.smoothing.n, self.smoothing.alpha, _EARLY
         )
 
+    def successes(self, votes: np.ndarray, candidate: int) -> int:
+        """The count whose probability the hypotheses are about, of ``votes`` [K]."""
+        return int(votes[candidate])
+
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
-        row = int((votes[candidate] >= self._efficacy[:, look]).sum()) - 1
+        row = int((self.successes(votes, candidate) >= self._efficacy[:, look]).sum()) - 1
         return float(self._grid[row]) if row >= 0 else -1.0
 
     def is_futile(self, votes: np.ndarray, candidate: int, look: int, following: float) -> bool:
-        row, successes = int(np.searchsorted(self._grid, following)), int(votes[candidate])
+        row, successes = (
+            int(np.searchsorted(self._grid, following)),
+            self.successes(votes, candidate),
+        )
         last = int(self._efficacy[row, -1])
         if look < 0:
             return bool(

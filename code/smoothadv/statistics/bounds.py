@@ -106,6 +106,37 @@ def certified_radius(
     return max(0.0, radius)
 
 
+def threshold_radius(
+    successes: int,
+    trials: int,
+    sigma: float,
+    alpha: float,
+    threshold: float,
+    noise_distance: float = 0.0,
+) -> float:
+    """Radius sigma * (Phi^-1(p_lower - d) - Phi^-1(threshold + d)); negative if not even the image
+    is certified.
+
+    Formal guarantee: with probability at least 1 - alpha over the draws, the probability of a
+    success is above ``threshold`` in the whole closed l2 ball of this radius (Cohen et al., lemma
+    4), where a success is a fixed set of classes and d = ``noise_distance`` is as in
+    ``certified_radius``. The float64 is never above the exact value. ``threshold`` lies in
+    0.001..0.999. ValueError on impossible counts, levels, thresholds or sigma.
+    """
+    check_sigma(sigma)
+    z_lower = _quantile_below(successes, trials, alpha, noise_distance)
+    z_threshold = threshold_quantile(threshold, noise_distance)
+    return sigma * (z_lower - z_threshold - (abs(z_lower) + abs(z_threshold)) * 4e-15)
+
+
+def threshold_quantile(threshold: float, noise_distance: float = 0.0) -> float:
+    """An upper bound on Phi^-1(t + d), where t rounds to ``threshold`` in 0.001..0.999."""
+    if not 0.001 <= threshold <= 0.999:
+        raise ValueError(f"a threshold must lie in 0.001..0.999, got {threshold}")
+    _distance_quantile(noise_distance)  # raises on a distance that leaves nothing to certify
+    return float(special.ndtri(min(1.0, threshold + noise_distance + 1e-15))) + 1e-13
+
+
 def two_sided_radius(
     successes: int,
     rival: int,
@@ -301,17 +332,23 @@ def _distance_quantile(distance: float) -> float:
     return math.sqrt(2 * math.pi) * distance * 1.01
 
 
-def radius_probability(radius: float, sigma: float, noise_distance: float = 0.0) -> float:
+def radius_probability(
+    radius: float, sigma: float, noise_distance: float = 0.0, threshold: float = 0.5
+) -> float:
     """An upper bound on Phi(radius / sigma), the largest p_A for which ``radius`` is not certified.
 
     If the smoothed classifier is not constant on the closed ball of this radius, then p_A is at
     most this (Cohen et al., Theorem 1, read backwards). With noise at total variation distance d
     from the Gaussian it is Phi(radius / sigma + Phi^-1(1/2 + d)) + d. Returns a float in [0, 1]. A
     negative ``radius`` stands for a p_A below 1/2, which can be certified only where the rivals'
-    bound makes up for it.
+    bound makes up for it. With another ``threshold`` than 1/2, it is the largest probability for
+    which that at the edge of the ball may be no more than the threshold.
     """
     check_sigma(sigma)
-    z = radius / sigma * (1 + math.copysign(1e-15, radius)) + _distance_quantile(noise_distance)
+    z = _distance_quantile(noise_distance)
+    if threshold != 0.5:
+        z = threshold_quantile(threshold, noise_distance)
+    z += radius / sigma * (1 + math.copysign(1e-15, radius))
     # Computed from the upper tail, which keeps its digits where p is near 1.
     q = float(special.ndtr(-z)) * (1 - 1e-13) - noise_distance
     return min(1.0, math.nextafter(1.0 - max(0.0, q), 2.0))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,14 +34,23 @@ larger radius, may have a smaller share of successes."""
 
 
 @dataclass(frozen=True)
-class GridProcedure(Procedure):
-    """Selects a class by n0 votes, then looks at the votes of fresh draws until the next radius is
-    out of reach.
+class Looked:
+    """What a procedure found: the largest ``radius`` that a look certified, negative if none did,
+    and the ``votes`` [K] that it saw there; the draws and the looks that it made.
     """
+
+    radius: float
+    votes: np.ndarray
+    drawn: int = 0
+    looks: int = 0
+
+
+@dataclass(frozen=True)
+class OnGrid(Procedure):
+    """Decides which radii of a grid are certified."""
 
     on_grid: ClassVar[bool] = True
     default_n: ClassVar[int] = 125_000
-    further_columns: ClassVar[tuple[str, ...]] = ()
     radii: tuple[float, ...] = setting(
         None,
         help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for "
@@ -64,6 +74,15 @@ class GridProcedure(Procedure):
             )
         # One order, one description: the same radii in another order are the same procedure.
         object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, radii)})))
+
+
+@dataclass(frozen=True)
+class GridProcedure(OnGrid):
+    """Selects a class by n0 votes, then looks at the votes of fresh draws until the next radius is
+    out of reach.
+    """
+
+    further_columns: ClassVar[tuple[str, ...]] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,29 +122,41 @@ class GridProcedure(Procedure):
         selection = yield Draws(self.smoothing.n0)
         candidate = int(selection.argmax())
         skipped = self.label_aware and candidate != label
-        votes = deciding = np.zeros_like(selection)
-        drawn, looks, best = 0, 0, -1.0
-        if not skipped and not self.is_futile(selection, candidate, -1, 0.0):
-            for look, n in enumerate(self.looks):
-                votes = votes + (yield Draws(int(n) - drawn))
-                drawn, looks = int(n), look + 1
-                if (radius := self.certified(votes, candidate, look)) > best or best < 0:
-                    best, deciding = max(radius, -1.0), votes
-                following = next((r for r in self.radii if r > best), None)
-                if (
-                    following is None
-                    or n == self.looks[-1]
-                    or self.is_futile(votes, candidate, look, following)
-                ):
-                    break
+        looked = Looked(-1.0, np.zeros_like(selection))
+        if not skipped:
+            looked = yield from self.decide(selection, candidate)
+        best, deciding = looked.radius, looked.votes
         level = sum(radius <= best for radius in self.radii) - 1
-        details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + drawn, level, looks)))
+        details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + looked.drawn, level, looked.looks)))
         if RIVAL in self.further_columns:
             details[RIVAL] = strongest_rival(deciding, candidate)
         if self.label_aware:
             details[LABEL_AWARE] = int(skipped)
         statement = (candidate, best) if best >= 0 else (ABSTAIN, 0.0)
         return Certificate(*statement, int(deciding[candidate]), int(deciding.sum()), details)
+
+    def decide(
+        self, selection: np.ndarray, candidate: int, most: float = math.inf, stage: int = 0
+    ) -> Generator[Draws, np.ndarray, Looked]:
+        """Look at the votes of fresh draws of a stage until the next radius up to ``most`` is
+        certified for the candidate or out of reach; ``selection`` [K] are earlier votes.
+        """
+        votes = deciding = np.zeros_like(selection)
+        drawn, looks, best = 0, 0, -1.0
+        if not self.is_futile(selection, candidate, -1, 0.0):
+            for look, n in enumerate(self.looks):
+                votes = votes + (yield Draws(int(n) - drawn, stage=stage))
+                drawn, looks = int(n), look + 1
+                if (radius := self.certified(votes, candidate, look)) > best or best < 0:
+                    best, deciding = max(radius, -1.0), votes
+                following = next((r for r in self.radii if best < r <= most), None)
+                if (
+                    following is None
+                    or n == self.looks[-1]
+                    or self.is_futile(votes, candidate, look, following)
+                ):
+                    break
+        return Looked(best, deciding, drawn, looks)
 
 
 def cached_tables(

@@ -1,0 +1,284 @@
+"""Certificates of a cascade: several smoothed classifiers, of which the first that is sure decides.
+
+Stage j has a base classifier f_j and noise N_j of standard deviation sigma_j. With a threshold p0
+in [1/2, 1), the cascade g(x) is the class b of the first stage j < K with P[f_j(x + N_j) = b] > p0;
+where there is none, it is the most probable class of stage K. docs/guarantee.md has the proofs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import special
+
+from smoothadv.base.digests import digest
+from smoothadv.base.settings import number, setting
+from smoothadv.records.logs import COUNT_COLUMNS
+from smoothadv.statistics import (
+    ABSTAIN,
+    PROCEDURES,
+    Certificate,
+    Draws,
+    Procedure,
+    Voting,
+)
+from smoothadv.statistics.adaptive import Adaptive
+from smoothadv.statistics.bounds import radius_probability, threshold_radius, two_sided_radius
+from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, Looked, OnGrid
+from smoothadv.statistics.sequential import Sequential
+from smoothadv.statistics.two_sided import SHARE, check_share, strongest_rival
+
+DEFAULT_THRESHOLD = 0.7
+STAGE, RIVAL_AT, DRAWN_AT = "stage", "stage_{}_rival", "stage_{}_trials"
+"""Columns of a log. STAGE is the number, from 1, of the stage whose lower bound on the class is in
+the certificate: successes and trials are its counts. RIVAL_AT and DRAWN_AT have, of each stage, the
+largest count of another class and the number of estimation draws; both are 0 of a stage that was
+not looked at."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage's noise: ``sigma`` > 0 and the ``noise_distance`` of ``Smoothing``."""
+
+    sigma: float
+    noise_distance: float = 0.0
+
+
+@dataclass(frozen=True)
+class CascadeProcedure(Procedure):
+    """What the certificates of a cascade share: settings, and the choice of class and stage.
+
+    ``stages`` in their order; none stands for the one of ``smoothing``. Each bound has all of
+    alpha, since a radius that is the smallest of several is too large only if one fixed bound
+    fails. At the last stage, a sum of two bounds has ``alpha_share`` for the class and the rest for
+    its rivals, as in ``two-sided``.
+    """
+
+    threshold: float = setting(
+        DEFAULT_THRESHOLD,
+        help="p0: a stage of a cascade before the last one decides if it returns a class with more "
+        "than this probability",
+        parse=number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999),
+    )
+    alpha_share: float = setting(**SHARE)
+    stages: tuple[Stage, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.stages:
+            alone = Stage(self.smoothing.sigma, self.smoothing.noise_distance)
+            object.__setattr__(self, "stages", (alone,))
+        check_share(self.alpha_share, self.smoothing.alpha)
+
+    def record(self) -> dict[str, Any]:
+        record = super().record()
+        del record["stages"]  # the evaluation records them, with their classifiers
+        return record
+
+    def selected(self) -> Generator[Draws, np.ndarray, tuple[int, int, list[np.ndarray]]]:
+        """Draws n0 votes of each stage; returns the class, the number of the stage whose
+        certificate promises the largest radius, from 0, and the votes [K] of each stage.
+        """
+        votes = []
+        for stage in range(len(self.stages)):
+            votes.append((yield Draws(self.smoothing.n0, stage=stage)))
+        promised = [min(self.promised(votes, stage)) for stage in range(len(votes))]
+        stage = int(np.argmax(promised))
+        return int(votes[stage].argmax()), stage, votes
+
+    def promised(self, votes: Sequence[np.ndarray], stage: int) -> list[float]:
+        """The radii that the bounds of a certificate of this stage have, in the order of stages, if
+        shares of votes are probabilities.
+        """
+        candidate, drawn = int(votes[stage].argmax()), self.smoothing.n0
+        z0, radii = float(special.ndtri(self.threshold)), list[float]()
+        for each, counts in zip(self.stages[: stage + 1], votes):
+            own, rival = int(counts[candidate]), strongest_rival(counts, candidate)
+            z_own, z_rival = special.ndtri((np.array([own, rival]) + 0.5) / (drawn + 1))
+            if len(radii) < stage:
+                radius = z0 - z_rival
+            else:
+                radius = z_own - z0 if stage < len(votes) - 1 else (z_own - z_rival) / 2
+            radii.append(each.sigma * float(radius))
+        return radii
+
+
+@PROCEDURES.register("cascade")
+@dataclass(frozen=True)
+class Cascade(CascadeProcedure):
+    """Certify a cascade of smoothed classifiers by n votes of each stage that matters.
+
+    n0 votes of every stage choose a class c and a stage k. Of the stages before k, the strongest
+    rival's probability q_j is bounded from above, R_j = sigma_j (Phi^-1(p0) - Phi^-1(q_j)). At
+    stage k < K, c's probability is bounded from below, R_k = sigma_k (Phi^-1(p_k) - Phi^-1(p0)); at
+    the last stage, R_K is the radius of ``two_sided_radius``. The result is c with the smallest of
+    these radii, or an abstention.
+
+    Formal guarantee: the probability, over the draws, of a class and a radius such that the cascade
+    is not that class throughout the closed ball of that radius is at most alpha.
+    """
+
+    fixed_sample: ClassVar[bool] = True
+
+    @classmethod
+    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        rivals = (RIVAL_AT.format(number + 1) for number in range(len(settings["stages"])))
+        return (*COUNT_COLUMNS, STAGE, *rivals)
+
+    @classmethod
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        stages = [one if isinstance(one, Stage) else _recorded(one) for one in settings["stages"]]
+        own, last = counts["successes"], counts[STAGE] - 1
+        rivals = [counts[RIVAL_AT.format(number + 1)] for number in range(last + 1)]
+        radii = [
+            cls._radius(settings, stages, stage, last, own, rival, counts["trials"])
+            for stage, rival in enumerate(rivals)
+        ]
+        return None if min(radii) < 0 else min(radii)
+
+    @staticmethod
+    def _radius(
+        settings: Mapping[str, Any],
+        stages: Sequence[Stage],
+        stage: int,
+        last: int,
+        own: int,
+        rival: int,
+        trials: int,
+    ) -> float:
+        """The radius that a stage's counts certify in a certificate of stage ``last``; negative if
+        they certify none.
+        """
+        sigma, distance = stages[stage].sigma, stages[stage].noise_distance
+        alpha, threshold = settings["alpha"], settings["threshold"]
+        if stage < last:
+            return threshold_radius(trials - rival, trials, sigma, alpha, 1 - threshold, distance)
+        if stage < len(stages) - 1:
+            return threshold_radius(own, trials, sigma, alpha, threshold, distance)
+        share = settings["alpha_share"]
+        radius = two_sided_radius(own, rival, trials, sigma, alpha, share, distance)
+        return -1.0 if radius is None else radius
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.counts(vars(self))[len(COUNT_COLUMNS) :]
+
+    def votes(self, label: int) -> Voting:
+        candidate, last, _ = yield from self.selected()
+        n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
+
+        def radius(stage: int, votes: np.ndarray) -> float:
+            """That of these votes if all that are missing are for the class."""
+            own = n - int(votes.sum() - votes[candidate])
+            rival = strongest_rival(votes, candidate)
+            return self._radius(settings, self.stages, stage, last, own, rival, n)
+
+        def must_abstain(stage: int, votes: np.ndarray) -> bool:
+            return radius(stage, votes) < 0
+
+        successes, trials, radii = 0, 0, list[float]()
+        details = dict.fromkeys(self.columns, 0) | {STAGE: last + 1}
+        for stage in range(last + 1):
+            votes = yield Draws(n, partial(must_abstain, stage), stage)
+            radii.append(radius(stage, votes))
+            details[RIVAL_AT.format(stage + 1)] = strongest_rival(votes, candidate)
+            if stage == last:
+                successes, trials = int(votes[candidate]), int(votes.sum())
+            if radii[-1] < 0:
+                return Certificate(ABSTAIN, 0.0, successes, trials, details)
+        return Certificate(candidate, min(radii), successes, trials, details)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exceeding(Adaptive):
+    """Radii at which a probability exceeds ``threshold``: that of the candidate, or with
+    ``of_others`` that of all classes but the strongest rival.
+    """
+
+    threshold: float
+    of_others: bool
+
+    def null(self, radius: float) -> float:
+        own = self.smoothing
+        return radius_probability(float(radius), own.sigma, own.noise_distance, self.threshold)
+
+    def successes(self, votes: np.ndarray, candidate: int) -> int:
+        if self.of_others:
+            return int(votes.sum()) - strongest_rival(votes, candidate)
+        return super().successes(votes, candidate)
+
+
+@PROCEDURES.register("sequential-cascade")
+@dataclass(frozen=True)
+class SequentialCascade(CascadeProcedure, OnGrid):
+    """Decide radii of a grid for a cascade of smoothed classifiers, with as many draws of each
+    stage as its decision needs.
+
+    The certificates are those of ``cascade``. Each bound is a sequential test of its own: of p_k
+    and of the rivals before the last stage those of ``adaptive``, with p0 in place of 1/2; at the
+    last stage that of ``sequential``. The one that promises the smallest radius is decided first,
+    and the next ones only up to the radius that is left.
+
+    Formal guarantee: that of ``cascade``, however early the tests stop: a false statement needs one
+    fixed row of the table of one fixed test to be rejected.
+    """
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        numbers = range(1, len(self.stages) + 1)
+        of_stages = (name.format(number) for name in (RIVAL_AT, DRAWN_AT) for number in numbers)
+        own = (*GRID_COLUMNS, STAGE, *of_stages)
+        return (*own, LABEL_AWARE) if self.label_aware else own
+
+    def record(self) -> dict[str, Any]:
+        tables = [each.record()["tables_sha256"] for each in self.bounds.values()]
+        return {**super().record(), "tables_sha256": digest(tables)}
+
+    @cached_property
+    def bounds(self) -> dict[tuple[int, bool], GridProcedure]:
+        """The sequential tests, by stage and by whether they are about the rivals alone."""
+        bounds: dict[tuple[int, bool], GridProcedure] = {}
+        for place, stage in enumerate(self.stages):
+            own = replace(self.smoothing, sigma=stage.sigma, noise_distance=stage.noise_distance)
+            if place == len(self.stages) - 1:
+                bounds[place, False] = Sequential(own, self.radii, alpha_share=self.alpha_share)
+                break
+            for of_rivals, threshold in ((False, self.threshold), (True, 1 - self.threshold)):
+                bounds[place, of_rivals] = _Exceeding(
+                    own, self.radii, threshold=threshold, of_others=of_rivals
+                )
+        return bounds
+
+    def votes(self, label: int) -> Voting:
+        candidate, last, selection = yield from self.selected()
+        skipped = self.label_aware and candidate != label
+        promised, most = self.promised(selection, last), math.inf
+        found: dict[int, Looked] = {}
+        for stage in () if skipped else sorted(range(last + 1), key=lambda each: promised[each]):
+            bound = self.bounds[stage, stage < last]
+            found[stage] = yield from bound.decide(selection[stage], candidate, most, stage)
+            most = min(most, found[stage].radius)
+            if most < 0:
+                break
+        level = sum(radius <= most for radius in self.radii) - 1 if found else -1
+        drawn = len(selection) * self.smoothing.n0 + sum(each.drawn for each in found.values())
+        looks = sum(each.looks for each in found.values())
+        details = dict.fromkeys(self.columns, 0) | {STAGE: last + 1}
+        details |= dict(zip(GRID_COLUMNS, (drawn, level, looks)))
+        details |= {LABEL_AWARE: int(skipped)} if self.label_aware else {}
+        for stage, each in found.items():
+            details[RIVAL_AT.format(stage + 1)] = strongest_rival(each.votes, candidate)
+            details[DRAWN_AT.format(stage + 1)] = int(each.votes.sum())
+        own = found[last].votes if last in found else np.zeros_like(selection[0])
+        statement = (ABSTAIN, 0.0) if level < 0 else (candidate, self.radii[level])
+        return Certificate(*statement, int(own[candidate]), int(own.sum()), details)
+
+
+def _recorded(stage: Mapping[str, Any]) -> Stage:
+    """A stage as the manifest of a log has it."""
+    return Stage(float(stage["sigma"]), float(stage.get("noise_distance", 0.0)))

@@ -1,0 +1,349 @@
+"""Certificates of cascades: exact bounds, how often they are false, and stages in closed form.
+
+A statement of a certificate is false only if its radius exceeds that of the theorem for the true
+probabilities at x, which linear classifiers attain.
+"""
+
+from itertools import product
+
+import mpmath
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+
+from smoothadv.statistics import ABSTAIN, PROCEDURES, Smoothing
+from smoothadv.statistics.bounds import radius_probability, threshold_quantile, threshold_radius
+from smoothadv.statistics.cascade import (
+    DRAWN_AT,
+    RIVAL_AT,
+    STAGE,
+    Cascade,
+    CascadeProcedure,
+    SequentialCascade,
+    Stage,
+)
+from smoothadv.statistics.two_sided import TwoSided, strongest_rival
+from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
+from support.false_statements import exactly_false, whole_run
+from support.statistical_checks import too_many
+from support.votes import ListedVotes, certify, listed
+
+ALPHA = 0.05
+STAGES = {2: (Stage(1.0), Stage(0.5)), 3: (Stage(1.0), Stage(0.5), Stage(0.25))}
+many = settings(deadline=None, derandomize=True, max_examples=100)
+both_forms = pytest.mark.parametrize("kind", [Cascade, SequentialCascade])
+
+
+@many
+@given(
+    st.integers(1, 3000),
+    st.data(),
+    st.floats(1e-6, 0.3),
+    st.floats(0.001, 0.9),
+    st.just(0.0) | st.floats(1e-9, 0.01),
+)
+def test_the_radius_is_that_of_exact_bounds_and_not_above_it(trials, data, alpha, p0, distance):
+    successes = data.draw(st.integers(1, trials))
+    radius = threshold_radius(successes, trials, 2.0, alpha, p0, distance)
+
+    def tail(r: float) -> mpmath.mpf:
+        """Of a probability with which the threshold is only just exceeded at distance r."""
+        edge = mpmath.ncdf(mpmath.mpf(r) / 2 + normal_quantile(mpmath.mpf(p0) + distance))
+        return probability_of_at_most(trials - successes, trials, 1 - edge - distance)
+
+    with mpmath.workdps(DIGITS):
+        if radius == -np.inf:  # p_lower is not above the distance
+            assert distance and probability_of_at_most(
+                trials - successes, trials, 1 - mpmath.mpf(distance) * (1 + 1e-9)
+            ) > alpha * (1 - 1e-6)
+        else:
+            assert tail(radius) <= alpha
+            assert radius < -4 or alpha < tail(radius + 1e-6), "tight unless it certifies nothing"
+
+
+@many
+@given(st.floats(0.001, 0.99), st.just(0.0) | st.floats(1e-9, 0.005), st.floats(-1, 3))
+def test_quantiles_and_hypotheses_are_rounded_upwards(p0, distance, radius):
+    with mpmath.workdps(DIGITS):
+        exact = normal_quantile(mpmath.mpf(p0) + distance)
+        above = threshold_quantile(p0, distance)
+        assert exact <= above <= exact + mpmath.mpf("1e-12")
+        edge = mpmath.ncdf(mpmath.mpf(radius) / mpmath.mpf(0.7) + exact) + distance
+        null = radius_probability(radius, 0.7, distance, p0)
+        assert min(edge, 1) <= null <= edge + mpmath.mpf("1e-9")
+
+
+@pytest.mark.parametrize("p0", [0.0, 0.0009, 0.9991, 1.0, float("nan")])
+def test_thresholds_out_of_range_are_refused(p0):
+    with pytest.raises(ValueError, match=r"threshold must lie in 0\.001\.\.0\.999"):
+        threshold_radius(5, 10, 1.0, 0.05, p0)
+
+
+@pytest.mark.parametrize("p0", [0.49, 1.0])
+def test_a_cascade_refuses_thresholds_below_a_half(p0):
+    with pytest.raises(ValueError, match=r"a probability from 0\.5 to 0\.999"):
+        Cascade(Smoothing(1.0, 10, 100, ALPHA), threshold=p0)
+
+
+@both_forms
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_cascade_refuses_shares_of_nothing(kind, share):
+    with pytest.raises(ValueError, match="share"):
+        kind(Smoothing(1.0, 10, 100, ALPHA), alpha_share=share)
+
+
+def test_a_cascade_of_one_stage_is_the_two_sided_procedure():
+    smoothing, generator = Smoothing(0.25, 20, 400, 0.01), np.random.default_rng(0)
+    for p in np.linspace(0.3, 0.99, 20):
+        votes = listed(p, 420, generator)
+        alone, usual = (
+            certify(kind(smoothing), ListedVotes(votes)) for kind in (Cascade, TwoSided)
+        )
+        assert (alone.prediction, alone.radius) == (usual.prediction, usual.radius)
+        assert (alone.successes, alone.trials) == (usual.successes, usual.trials)
+        assert alone.details == {STAGE: 1, RIVAL_AT.format(1): usual.details["rival"]}
+
+
+def quantile(p: float) -> float:
+    return float(special.ndtri(p))
+
+
+def theorem(p: list[list[float]], k: int, c: int, p0: float, stages: tuple[Stage, ...]) -> float:
+    """The largest radius that a certificate of class c and stage k (from 0) may state for the
+    probabilities at each stage; negative if none.
+    """
+    radii = [
+        stage.sigma * (quantile(p0) - quantile(max(np.delete(shares, c))))
+        for stage, shares in zip(stages[:k], p)
+    ]
+    if k < len(stages) - 1:
+        return min([*radii, stages[k].sigma * (quantile(p[k][c]) - quantile(p0))])
+    rival = max(np.delete(p[k], c))
+    return min([*radii, stages[k].sigma * (quantile(p[k][c]) - quantile(rival)) / 2])
+
+
+def at_edge(radius: float, sigma: float, p0: float, of_rivals: bool) -> list[list[float]]:
+    """Probabilities of three classes with which the bound of a stage allows just this radius for
+    class 0: one rival alone, two equal ones, or a tie of all that is left.
+    """
+    if of_rivals:
+        q = float(special.ndtr(quantile(p0) - radius / sigma))
+        pairs = [[1 - q, q, 0.0], [0.0, q, 1 - q]] if q >= 0.5 else [[1 - q, q, 0.0]]
+        return [*pairs, [1 - 2 * q, q, q]] if q <= 0.5 else pairs
+    p = float(special.ndtr(quantile(p0) + radius / sigma))
+    return [[p, 1 - p, 0.0], [p, (1 - p) / 2, (1 - p) / 2]]
+
+
+def last_edge(radius: float, sigma: float) -> list[list[float]]:
+    p = float(special.ndtr(radius / sigma))
+    other = float(special.ndtr(quantile(0.45) - 2 * radius / sigma))
+    return [[p, 1 - p, 0.0], [0.45, other, 0.55 - other]]
+
+
+def claims(
+    procedure: CascadeProcedure, stage: int, last: int, weakest: bool = False
+) -> list[tuple[int, np.ndarray]]:
+    """For each look of a bound, the radii that its counts certify for class 0."""
+    smoothing, settings_ = procedure.smoothing, {**vars(procedure.smoothing), **vars(procedure)}
+    is_sequential = isinstance(procedure, SequentialCascade)
+    bound = procedure.bounds[stage, stage < last] if is_sequential else None
+    found = []
+    for look, n in enumerate(bound.looks.tolist() if is_sequential else [smoothing.n]):
+        radii = np.full((n + 1, n + 1), -1.0)
+        for own in range(n + 1):
+            for rival in range(n + 1 - own):
+                votes = np.array([own, rival, n - own - rival])
+                if is_sequential:
+                    radii[own, rival] = bound.certified(votes, 0, look)
+                else:
+                    radii[own, rival] = procedure._radius(
+                        settings_,
+                        procedure.stages,
+                        stage,
+                        last,
+                        own,
+                        min(votes[1:]) if weakest else strongest_rival(votes, 0),
+                        n,
+                    )
+        found.append((n, radii))
+    return found
+
+
+@both_forms
+@pytest.mark.parametrize("p0", [0.5, 0.7])
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_false_statement_is_no_more_probable_than_alpha(kind, p0, number):
+    """Exactly: the stages' draws are independent, and a statement is false if all bounds exceed the
+    radius of the theorem.
+    """
+    n, stages = (60 if kind is Cascade else 120), STAGES[number]
+    further = {} if kind is Cascade else {"radii": (0.1, 0.25, 0.5)}
+    procedure = kind(Smoothing(1.0, 10, n, ALPHA), threshold=p0, stages=stages, **further)
+    rates = []
+    for last in range(number):
+        of_bounds = [claims(procedure, stage, last) for stage in range(last + 1)]
+        for radius in (0.1, 0.25):
+            edges = [at_edge(radius, each.sigma, p0, True) for each in stages[:last]]
+            own = stages[last].sigma
+            if last < number - 1:
+                edges.append(at_edge(radius, own, p0, False))
+            else:
+                edges.append(last_edge(radius, own))
+            for failing in range(last + 1):  # the other bounds hold by far, or just
+                for p in edges[failing]:
+                    wrong = exactly_false(of_bounds[failing], p, radius)
+                    rates.append(wrong)
+            for p in product(*edges):
+                at_once = [exactly_false(of, each, radius) for of, each in zip(of_bounds, p)]
+                rates.append(float(np.prod(at_once)))
+    assert len(rates) > 20 and max(rates) <= ALPHA, max(rates)
+    assert max(rates) > ALPHA / 5, "the level is used"
+
+
+def test_controls_exceed_alpha():
+    """The same sums find what is wrong: the stage chosen by the votes that estimate, rivals chosen
+    after a look, and a stage that is left out.
+    """
+    procedure = Cascade(Smoothing(1.0, 10, 150, ALPHA), stages=STAGES[2])
+    radius, z0 = 0.25, quantile(0.7)
+    first, second = at_edge(radius, 1.0, 0.7, False)[0], last_edge(radius, 0.5)[0]
+    either = [
+        exactly_false(claims(procedure, 0, 0), first, radius),
+        exactly_false(claims(procedure, 1, 1), second, radius),
+    ]
+    q = float(special.ndtr(z0 - radius))
+    assert first[1] < q, "the rivals of the first stage hold"
+    assert 1 - (1 - either[0]) * (1 - either[1]) > 1.5 * ALPHA, "the better of two certificates"
+    tie = at_edge(0.6, 1.0, 0.7, True)[-1]
+    assert tie[1] == tie[2]
+    weaker = claims(procedure, 0, 1, weakest=True)
+    assert exactly_false(weaker, tie, 0.6) > 1.4 * ALPHA, "the weaker of two equal rivals"
+    sure = [0.999, 0.001, 0.0]
+    alone = exactly_false(claims(procedure, 1, 1), sure, radius)
+    assert alone > ALPHA, "a certificate of the last stage alone, where the first one decides"
+
+
+HARD = {
+    "the first rival just at the edge": [[0.3, special.ndtr(quantile(0.7) - 0.25), 0.0]],
+    "two rivals tie": [[0.2, 0.4, 0.4]],
+    "the first rival just below the threshold": [[0.3005, 0.6995, 0.0]],
+    "rivals differ by stage": [[0.5, 0.3, 0.2]],
+}
+
+
+@pytest.mark.slow
+@both_forms
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("name", HARD)
+def test_whole_runs_are_seldom_false(kind, number, name):
+    """A correct procedure fails with probability at most 1e-6 per case."""
+    first = [*HARD[name][0]]
+    first[2] = 1 - first[0] - first[1]
+    middle, last = [0.55, 0.15, 0.3], [special.ndtr(1.0), 0.0, special.ndtr(-1.0)]
+    p = [first, *([[*middle]] if number == 3 else []), [*last]]
+    runs, false = (200_000 if kind is Cascade else 20_000), 0
+    further = {} if kind is Cascade else {"radii": (0.1, 0.25, 0.5)}
+    procedure = kind(Smoothing(1.0, 30, 300, ALPHA), stages=STAGES[number], **further)
+    allowed = {
+        (c, k): theorem(p, k, c, 0.7, STAGES[number]) for c in range(3) for k in range(number)
+    }
+    generator, certified = np.random.default_rng(0), 0
+    for _ in range(runs):
+        found = whole_run(procedure, p, generator)
+        if found.prediction != ABSTAIN:
+            certified += 1
+            of = found.prediction, found.details[STAGE] - 1
+            false += found.radius > allowed[of] + 1e-12
+    assert certified and not too_many(false, runs, ALPHA), (false, runs)
+
+
+def linear(margins: list[float], stages: tuple[Stage, ...], p0: float) -> tuple[list, float]:
+    """Two classes, by the sign of the distance of x to a plane of stage j, all planes parallel:
+    probabilities at each stage for x at these signed distances, and the radius within which the
+    cascade is class 0.
+
+    Moving by r against the planes makes the margins smaller by r: the first stage with a class
+    above p0 decides. The cascade changes at the smallest r at which it returns class 1, or ties.
+    """
+    shares = [float(special.ndtr(m / each.sigma)) for m, each in zip(margins, stages)]
+
+    def decides(r: float) -> int:
+        for margin, each in zip(margins[:-1], stages):
+            z = (margin - r) / each.sigma
+            if abs(z) > quantile(p0):
+                return int(z < 0)
+        return int(margins[-1] - r <= 0)
+
+    steps = np.linspace(0, 3, 30001)
+    wrong = [r for r in steps if decides(r) == 1]
+    return [[p, 1 - p, 0.0] for p in shares], float(wrong[0]) if wrong else 3.0
+
+
+@both_forms
+@pytest.mark.parametrize(
+    "margins",
+    [[1.5, 0.9, 0.6], [0.3, 1.2, 0.7], [0.1, 0.2, 0.8], [0.9, 0.3, 0.4], [-0.2, 0.5, 0.4]],
+)
+def test_linear_stages_have_nearly_their_true_radius(kind, margins):
+    """Never above it, but with probability 1e-4 per run, and in the median within 5 % of what the
+    certificate of this stage can state, or two steps of the grid.
+    """
+    stages, generator = STAGES[3], np.random.default_rng(0)
+    p, true = linear(margins, stages, 0.7)
+    steps = {} if kind is Cascade else {"radii": tuple(np.arange(1, 60) / 40)}
+    n, least = (400_000, 1e-9) if kind is Cascade else (20_000, 0.05)
+    procedure = kind(Smoothing(1.0, 1000, n, 1e-4), stages=stages, **steps)
+    found = [whole_run(procedure, p, generator) for _ in range(15)]
+    assert {each.prediction for each in found} == {0}
+    radii = np.array([each.radius for each in found])
+    best = np.array([theorem(p, each.details[STAGE] - 1, 0, 0.7, stages) for each in found])
+    assert (radii <= true).all() and (best <= true + 1e-3).all()
+    assert np.median(radii - best * 0.95) >= -least, (radii, best)
+
+
+def test_counts_of_a_row_give_its_radius():
+    stages, generator = STAGES[3], np.random.default_rng(1)
+    procedure = Cascade(Smoothing(1.0, 50, 2000, 1e-3), stages=stages)
+    stage_seen = set()
+    for margins in product([-0.3, 0.4, 1.5], repeat=3):
+        p, _ = linear(list(margins), stages, 0.7)
+        found = whole_run(procedure, p, generator)
+        counts = {"successes": found.successes, "trials": found.trials, **found.details}
+        recorded = {**vars(procedure.smoothing), **procedure.record()}
+        recorded |= {"stages": [{"sigma": each.sigma} for each in stages]}
+        assert set(Cascade.counts(recorded)) == set(counts)
+        if found.prediction != ABSTAIN:
+            stage_seen.add(found.details[STAGE])
+            assert found.trials == 2000 and Cascade.radius_from(counts, recorded) == found.radius
+            worse = {**recorded, "alpha": 1e-6}
+            assert (Cascade.radius_from(counts, worse) or 0) < found.radius
+    assert stage_seen == {1, 2, 3}
+
+
+def test_a_stage_that_is_sure_costs_few_draws_of_a_sequential_cascade():
+    procedure = SequentialCascade(Smoothing(1.0, 100, 20_000, 1e-3), stages=STAGES[2])
+    p = [[0.36, 0.34, 0.3], [0.97, 0.02, 0.01]]
+    found = whole_run(procedure, p, np.random.default_rng(0))
+    drawn = [found.details[DRAWN_AT.format(number)] for number in (1, 2)]
+    assert found.prediction == 0 and found.details[STAGE] == 2 and found.radius == 0.75
+    assert drawn[0] < 1000 and found.details["samples"] >= 200 + sum(drawn)
+    assert drawn[1] == found.trials
+
+
+@both_forms
+def test_noise_at_a_distance_makes_radii_smaller(kind):
+    generator, radii = np.random.default_rng(0), []
+    p, _ = linear([0.3, 1.2, 0.7], STAGES[3], 0.7)
+    steps = {} if kind is Cascade else {"radii": tuple(np.arange(1, 100) / 100)}
+    for distance in (0.0, 0.01, 0.03):
+        stages = tuple(Stage(each.sigma, distance) for each in STAGES[3])
+        procedure = kind(Smoothing(1.0, 1000, 10_000, 1e-3), stages=stages, **steps)
+        radii.append(np.median([whole_run(procedure, p, generator).radius for _ in range(9)]))
+    assert radii[0] > radii[1] > radii[2] > 0
+
+
+def test_both_forms_are_registered():
+    assert PROCEDURES["cascade"] is Cascade
+    assert PROCEDURES["sequential-cascade"] is SequentialCascade

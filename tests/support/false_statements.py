@@ -1,0 +1,46 @@
+"""How often certificates are false: exactly, by sums over all counts of three classes; and whole
+runs with random votes.
+"""
+
+import numpy as np
+import pytest
+from scipy import signal, stats
+
+from smoothadv.statistics import Certificate, Procedure
+
+
+def exactly_false(
+    claims: list[tuple[int, np.ndarray]], p: list[float], theorem_says: float
+) -> float:
+    """The probability that a radius is certified, at some look, that is above the theorem's: all
+    counts are followed from look to look.
+    """
+    alive, before, wrong = np.ones((1, 1)), 0, 0.0
+    for n, radii in claims:
+        own, rival = np.meshgrid(*[np.arange(n - before + 1)] * 2, indexing="ij")
+        counts = np.stack([own, rival, n - before - own - rival], axis=-1)
+        more = np.where(
+            counts[..., 2] >= 0, stats.multinomial.pmf(np.maximum(counts, 0), n - before, p), 0.0
+        )
+        alive, before = signal.convolve2d(alive, more), n
+        false = (radii >= 0) & (radii > theorem_says + 1e-12)
+        wrong += float(alive[false].sum())
+        alive = np.where(false, 0.0, alive)
+    assert wrong + alive.sum() == pytest.approx(1, abs=1e-9)
+    return wrong
+
+
+def whole_run(
+    procedure: Procedure, p: list[list[float]] | list[float], generator: np.random.Generator
+) -> Certificate:
+    """The certificate of random votes, those of the selection among them; of a cascade, ``p`` has
+    the probabilities at each stage.
+    """
+    stages = p if isinstance(p[0], list) else [p]
+    voting = procedure.votes(-1)
+    request = next(voting)
+    while True:
+        try:
+            request = voting.send(generator.multinomial(request.count, stages[request.stage]))
+        except StopIteration as end:
+            return end.value
