@@ -22,7 +22,6 @@ from smoothadv.statistics.cascade import (
     Cascade,
     CascadeProcedure,
     SequentialCascade,
-    Stage,
 )
 from smoothadv.statistics.two_sided import TwoSided, strongest_rival
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
@@ -31,7 +30,7 @@ from support.statistical_checks import too_many
 from support.votes import ListedVotes, certify, listed
 
 ALPHA = 0.05
-STAGES = {2: (Stage(1.0), Stage(0.5)), 3: (Stage(1.0), Stage(0.5), Stage(0.25))}
+SIGMAS = {2: (1.0, 0.5), 3: (1.0, 0.5, 0.25)}
 many = settings(deadline=None, derandomize=True, max_examples=100)
 both_forms = pytest.mark.parametrize("kind", [Cascade, SequentialCascade])
 
@@ -110,18 +109,18 @@ def quantile(p: float) -> float:
     return float(special.ndtri(p))
 
 
-def theorem(p: list[list[float]], k: int, c: int, p0: float, stages: tuple[Stage, ...]) -> float:
+def theorem(p: list[list[float]], k: int, c: int, p0: float, sigmas: tuple[float, ...]) -> float:
     """The largest radius that a certificate of class c and stage k (from 0) may state for the
     probabilities at each stage; negative if none.
     """
     radii = [
-        stage.sigma * (quantile(p0) - quantile(max(np.delete(shares, c))))
-        for stage, shares in zip(stages[:k], p)
+        sigma * (quantile(p0) - quantile(max(np.delete(shares, c))))
+        for sigma, shares in zip(sigmas[:k], p)
     ]
-    if k < len(stages) - 1:
-        return min([*radii, stages[k].sigma * (quantile(p[k][c]) - quantile(p0))])
+    if k < len(sigmas) - 1:
+        return min([*radii, sigmas[k] * (quantile(p[k][c]) - quantile(p0))])
     rival = max(np.delete(p[k], c))
-    return min([*radii, stages[k].sigma * (quantile(p[k][c]) - quantile(rival)) / 2])
+    return min([*radii, sigmas[k] * (quantile(p[k][c]) - quantile(rival)) / 2])
 
 
 def at_edge(radius: float, sigma: float, p0: float, of_rivals: bool) -> list[list[float]]:
@@ -160,7 +159,6 @@ def claims(
                 else:
                     radii[own, rival] = procedure._radius(
                         settings_,
-                        procedure.stages,
                         stage,
                         last,
                         own,
@@ -178,15 +176,15 @@ def test_a_false_statement_is_no_more_probable_than_alpha(kind, p0, number):
     """Exactly: the stages' draws are independent, and a statement is false if all bounds exceed the
     radius of the theorem.
     """
-    n, stages = (60 if kind is Cascade else 120), STAGES[number]
+    n, sigmas = (60 if kind is Cascade else 120), SIGMAS[number]
     further = {} if kind is Cascade else {"radii": (0.1, 0.25, 0.5)}
-    procedure = kind(Smoothing(1.0, 10, n, ALPHA), threshold=p0, stages=stages, **further)
+    procedure = kind(Smoothing(1.0, 10, n, ALPHA), threshold=p0, sigmas=sigmas, **further)
     rates = []
     for last in range(number):
         of_bounds = [claims(procedure, stage, last) for stage in range(last + 1)]
         for radius in (0.1, 0.25):
-            edges = [at_edge(radius, each.sigma, p0, True) for each in stages[:last]]
-            own = stages[last].sigma
+            edges = [at_edge(radius, each, p0, True) for each in sigmas[:last]]
+            own = sigmas[last]
             if last < number - 1:
                 edges.append(at_edge(radius, own, p0, False))
             else:
@@ -206,7 +204,7 @@ def test_controls_exceed_alpha():
     """The same sums find what is wrong: the stage chosen by the votes that estimate, rivals chosen
     after a look, and a stage that is left out.
     """
-    procedure = Cascade(Smoothing(1.0, 10, 150, ALPHA), stages=STAGES[2])
+    procedure = Cascade(Smoothing(1.0, 10, 150, ALPHA), sigmas=SIGMAS[2])
     radius, z0 = 0.25, quantile(0.7)
     first, second = at_edge(radius, 1.0, 0.7, False)[0], last_edge(radius, 0.5)[0]
     either = [
@@ -245,9 +243,9 @@ def test_whole_runs_are_seldom_false(kind, number, name):
     p = [first, *([[*middle]] if number == 3 else []), [*last]]
     runs, false = (200_000 if kind is Cascade else 20_000), 0
     further = {} if kind is Cascade else {"radii": (0.1, 0.25, 0.5)}
-    procedure = kind(Smoothing(1.0, 30, 300, ALPHA), stages=STAGES[number], **further)
+    procedure = kind(Smoothing(1.0, 30, 300, ALPHA), sigmas=SIGMAS[number], **further)
     allowed = {
-        (c, k): theorem(p, k, c, 0.7, STAGES[number]) for c in range(3) for k in range(number)
+        (c, k): theorem(p, k, c, 0.7, SIGMAS[number]) for c in range(3) for k in range(number)
     }
     generator, certified = np.random.default_rng(0), 0
     for _ in range(runs):
@@ -259,7 +257,7 @@ def test_whole_runs_are_seldom_false(kind, number, name):
     assert certified and not too_many(false, runs, ALPHA), (false, runs)
 
 
-def linear(margins: list[float], stages: tuple[Stage, ...], p0: float) -> tuple[list, float]:
+def linear(margins: list[float], sigmas: tuple[float, ...], p0: float) -> tuple[list, float]:
     """Two classes, by the sign of the distance of x to a plane of stage j, all planes parallel:
     probabilities at each stage for x at these signed distances, and the radius within which the
     cascade is class 0.
@@ -267,11 +265,11 @@ def linear(margins: list[float], stages: tuple[Stage, ...], p0: float) -> tuple[
     Moving by r against the planes makes the margins smaller by r: the first stage with a class
     above p0 decides. The cascade changes at the smallest r at which it returns class 1, or ties.
     """
-    shares = [float(special.ndtr(m / each.sigma)) for m, each in zip(margins, stages)]
+    shares = [float(special.ndtr(m / each)) for m, each in zip(margins, sigmas)]
 
     def decides(r: float) -> int:
-        for margin, each in zip(margins[:-1], stages):
-            z = (margin - r) / each.sigma
+        for margin, each in zip(margins[:-1], sigmas):
+            z = (margin - r) / each
             if abs(z) > quantile(p0):
                 return int(z < 0)
         return int(margins[-1] - r <= 0)
@@ -290,29 +288,28 @@ def test_linear_stages_have_nearly_their_true_radius(kind, margins):
     """Never above it, but with probability 1e-4 per run, and in the median within 5 % of what the
     certificate of this stage can state, or two steps of the grid.
     """
-    stages, generator = STAGES[3], np.random.default_rng(0)
-    p, true = linear(margins, stages, 0.7)
+    sigmas, generator = SIGMAS[3], np.random.default_rng(0)
+    p, true = linear(margins, sigmas, 0.7)
     steps = {} if kind is Cascade else {"radii": tuple(np.arange(1, 60) / 40)}
     n, least = (400_000, 1e-9) if kind is Cascade else (20_000, 0.05)
-    procedure = kind(Smoothing(1.0, 1000, n, 1e-4), stages=stages, **steps)
+    procedure = kind(Smoothing(1.0, 1000, n, 1e-4), sigmas=sigmas, **steps)
     found = [whole_run(procedure, p, generator) for _ in range(15)]
     assert {each.prediction for each in found} == {0}
     radii = np.array([each.radius for each in found])
-    best = np.array([theorem(p, each.details[STAGE] - 1, 0, 0.7, stages) for each in found])
+    best = np.array([theorem(p, each.details[STAGE] - 1, 0, 0.7, sigmas) for each in found])
     assert (radii <= true).all() and (best <= true + 1e-3).all()
     assert np.median(radii - best * 0.95) >= -least, (radii, best)
 
 
 def test_counts_of_a_row_give_its_radius():
-    stages, generator = STAGES[3], np.random.default_rng(1)
-    procedure = Cascade(Smoothing(1.0, 50, 2000, 1e-3), stages=stages)
+    sigmas, generator = SIGMAS[3], np.random.default_rng(1)
+    procedure = Cascade(Smoothing(1.0, 50, 2000, 1e-3), sigmas=sigmas)
     stage_seen = set()
     for margins in product([-0.3, 0.4, 1.5], repeat=3):
-        p, _ = linear(list(margins), stages, 0.7)
+        p, _ = linear(list(margins), sigmas, 0.7)
         found = whole_run(procedure, p, generator)
         counts = {"successes": found.successes, "trials": found.trials, **found.details}
         recorded = {**vars(procedure.smoothing), **procedure.record()}
-        recorded |= {"stages": [{"sigma": each.sigma} for each in stages]}
         assert set(Cascade.counts(recorded)) == set(counts)
         if found.prediction != ABSTAIN:
             stage_seen.add(found.details[STAGE])
@@ -323,7 +320,7 @@ def test_counts_of_a_row_give_its_radius():
 
 
 def test_a_stage_that_is_sure_costs_few_draws_of_a_sequential_cascade():
-    procedure = SequentialCascade(Smoothing(1.0, 100, 20_000, 1e-3), stages=STAGES[2])
+    procedure = SequentialCascade(Smoothing(1.0, 100, 20_000, 1e-3), sigmas=SIGMAS[2])
     p = [[0.36, 0.34, 0.3], [0.97, 0.02, 0.01]]
     found = whole_run(procedure, p, np.random.default_rng(0))
     drawn = [found.details[DRAWN_AT.format(number)] for number in (1, 2)]
@@ -335,11 +332,11 @@ def test_a_stage_that_is_sure_costs_few_draws_of_a_sequential_cascade():
 @both_forms
 def test_noise_at_a_distance_makes_radii_smaller(kind):
     generator, radii = np.random.default_rng(0), []
-    p, _ = linear([0.3, 1.2, 0.7], STAGES[3], 0.7)
+    p, _ = linear([0.3, 1.2, 0.7], SIGMAS[3], 0.7)
     steps = {} if kind is Cascade else {"radii": tuple(np.arange(1, 100) / 100)}
     for distance in (0.0, 0.01, 0.03):
-        stages = tuple(Stage(each.sigma, distance) for each in STAGES[3])
-        procedure = kind(Smoothing(1.0, 1000, 10_000, 1e-3), stages=stages, **steps)
+        smoothing = Smoothing(1.0, 1000, 10_000, 1e-3, distance)
+        procedure = kind(smoothing, sigmas=SIGMAS[3], **steps)
         radii.append(np.median([whole_run(procedure, p, generator).radius for _ in range(9)]))
     assert radii[0] > radii[1] > radii[2] > 0
 

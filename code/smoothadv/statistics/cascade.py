@@ -25,6 +25,7 @@ from smoothadv.statistics import (
     Certificate,
     Draws,
     Procedure,
+    Smoothing,
     Voting,
 )
 from smoothadv.statistics.adaptive import Adaptive
@@ -42,21 +43,13 @@ not looked at."""
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A stage's noise: ``sigma`` > 0 and the ``noise_distance`` of ``Smoothing``."""
-
-    sigma: float
-    noise_distance: float = 0.0
-
-
-@dataclass(frozen=True)
 class CascadeProcedure(Procedure):
     """What the certificates of a cascade share: settings, and the choice of class and stage.
 
-    ``stages`` in their order; none stands for the one of ``smoothing``. Each bound has all of
-    alpha, since a radius that is the smallest of several is too large only if one fixed bound
-    fails. At the last stage, a sum of two bounds has ``alpha_share`` for the class and the rest for
-    its rivals, as in ``two-sided``.
+    ``sigmas`` and ``noise_distances`` (none: those of ``smoothing``) are what ``Smoothing`` has, of
+    each stage, in their order. Each bound has all of alpha, since a radius that is the smallest of
+    several is too large only if one fixed bound fails. At the last stage, a sum of two bounds has
+    ``alpha_share`` for the class and the rest for its rivals, as in ``two-sided``.
     """
 
     threshold: float = setting(
@@ -66,26 +59,36 @@ class CascadeProcedure(Procedure):
         parse=number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999),
     )
     alpha_share: float = setting(**SHARE)
-    stages: tuple[Stage, ...] = field(default=(), kw_only=True)
+    sigmas: tuple[float, ...] = field(default=(), kw_only=True)
+    noise_distances: tuple[float, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.stages:
-            alone = Stage(self.smoothing.sigma, self.smoothing.noise_distance)
-            object.__setattr__(self, "stages", (alone,))
+        sigmas = self.sigmas or (self.smoothing.sigma,)
+        distances = self.noise_distances or (self.smoothing.noise_distance,) * len(sigmas)
+        object.__setattr__(self, "sigmas", tuple(map(float, sigmas)))
+        object.__setattr__(self, "noise_distances", distances)
         check_share(self.alpha_share, self.smoothing.alpha)
 
     def record(self) -> dict[str, Any]:
         record = super().record()
-        del record["stages"]  # the evaluation records them, with their classifiers
+        del record["noise_distances"]
         return record
+
+    @property
+    def smoothings(self) -> list[Smoothing]:
+        """Those of the stages."""
+        return [
+            replace(self.smoothing, sigma=sigma, noise_distance=distance)
+            for sigma, distance in zip(self.sigmas, self.noise_distances, strict=True)
+        ]
 
     def selected(self) -> Generator[Draws, np.ndarray, tuple[int, int, list[np.ndarray]]]:
         """Draws n0 votes of each stage; returns the class, the number of the stage whose
         certificate promises the largest radius, from 0, and the votes [K] of each stage.
         """
         votes = []
-        for stage in range(len(self.stages)):
+        for stage in range(len(self.sigmas)):
             votes.append((yield Draws(self.smoothing.n0, stage=stage)))
         promised = [min(self.promised(votes, stage)) for stage in range(len(votes))]
         stage = int(np.argmax(promised))
@@ -97,14 +100,14 @@ class CascadeProcedure(Procedure):
         """
         candidate, drawn = int(votes[stage].argmax()), self.smoothing.n0
         z0, radii = float(special.ndtri(self.threshold)), list[float]()
-        for each, counts in zip(self.stages[: stage + 1], votes):
+        for sigma, counts in zip(self.sigmas[: stage + 1], votes):
             own, rival = int(counts[candidate]), strongest_rival(counts, candidate)
             z_own, z_rival = special.ndtri((np.array([own, rival]) + 0.5) / (drawn + 1))
             if len(radii) < stage:
                 radius = z0 - z_rival
             else:
                 radius = z_own - z0 if stage < len(votes) - 1 else (z_own - z_rival) / 2
-            radii.append(each.sigma * float(radius))
+            radii.append(sigma * float(radius))
         return radii
 
 
@@ -127,41 +130,35 @@ class Cascade(CascadeProcedure):
 
     @classmethod
     def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        rivals = (RIVAL_AT.format(number + 1) for number in range(len(settings["stages"])))
+        rivals = (RIVAL_AT.format(number + 1) for number in range(len(settings["sigmas"])))
         return (*COUNT_COLUMNS, STAGE, *rivals)
 
     @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        stages = [one if isinstance(one, Stage) else _recorded(one) for one in settings["stages"]]
-        own, last = counts["successes"], counts[STAGE] - 1
+        own, last, trials = counts["successes"], counts[STAGE] - 1, counts["trials"]
         rivals = [counts[RIVAL_AT.format(number + 1)] for number in range(last + 1)]
         radii = [
-            cls._radius(settings, stages, stage, last, own, rival, counts["trials"])
+            cls._radius(settings, stage, last, own, rival, trials)
             for stage, rival in enumerate(rivals)
         ]
         return None if min(radii) < 0 else min(radii)
 
     @staticmethod
     def _radius(
-        settings: Mapping[str, Any],
-        stages: Sequence[Stage],
-        stage: int,
-        last: int,
-        own: int,
-        rival: int,
-        trials: int,
+        settings: Mapping[str, Any], stage: int, last: int, own: int, rival: int, trials: int
     ) -> float:
         """The radius that a stage's counts certify in a certificate of stage ``last``; negative if
         they certify none.
         """
-        sigma, distance = stages[stage].sigma, stages[stage].noise_distance
-        alpha, threshold = settings["alpha"], settings["threshold"]
+        sigmas, alpha, threshold = (settings[name] for name in ("sigmas", "alpha", "threshold"))
+        distance = (settings.get("noise_distances") or (0.0,) * len(sigmas))[stage]
+        levels = sigmas[stage], alpha
         if stage < last:
-            return threshold_radius(trials - rival, trials, sigma, alpha, 1 - threshold, distance)
-        if stage < len(stages) - 1:
-            return threshold_radius(own, trials, sigma, alpha, threshold, distance)
+            return threshold_radius(trials - rival, trials, *levels, 1 - threshold, distance)
+        if stage < len(sigmas) - 1:
+            return threshold_radius(own, trials, *levels, threshold, distance)
         share = settings["alpha_share"]
-        radius = two_sided_radius(own, rival, trials, sigma, alpha, share, distance)
+        radius = two_sided_radius(own, rival, trials, *levels, share, distance)
         return -1.0 if radius is None else radius
 
     @property
@@ -176,7 +173,7 @@ class Cascade(CascadeProcedure):
             """That of these votes if all that are missing are for the class."""
             own = n - int(votes.sum() - votes[candidate])
             rival = strongest_rival(votes, candidate)
-            return self._radius(settings, self.stages, stage, last, own, rival, n)
+            return self._radius(settings, stage, last, own, rival, n)
 
         def must_abstain(stage: int, votes: np.ndarray) -> bool:
             return radius(stage, votes) < 0
@@ -230,7 +227,7 @@ class SequentialCascade(CascadeProcedure, OnGrid):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        numbers = range(1, len(self.stages) + 1)
+        numbers = range(1, len(self.sigmas) + 1)
         of_stages = (name.format(number) for name in (RIVAL_AT, DRAWN_AT) for number in numbers)
         own = (*GRID_COLUMNS, STAGE, *of_stages)
         return (*own, LABEL_AWARE) if self.label_aware else own
@@ -243,9 +240,8 @@ class SequentialCascade(CascadeProcedure, OnGrid):
     def bounds(self) -> dict[tuple[int, bool], GridProcedure]:
         """The sequential tests, by stage and by whether they are about the rivals alone."""
         bounds: dict[tuple[int, bool], GridProcedure] = {}
-        for place, stage in enumerate(self.stages):
-            own = replace(self.smoothing, sigma=stage.sigma, noise_distance=stage.noise_distance)
-            if place == len(self.stages) - 1:
+        for place, own in enumerate(self.smoothings):
+            if place == len(self.sigmas) - 1:
                 bounds[place, False] = Sequential(own, self.radii, alpha_share=self.alpha_share)
                 break
             for of_rivals, threshold in ((False, self.threshold), (True, 1 - self.threshold)):
@@ -277,8 +273,3 @@ class SequentialCascade(CascadeProcedure, OnGrid):
         own = found[last].votes if last in found else np.zeros_like(selection[0])
         statement = (ABSTAIN, 0.0) if level < 0 else (candidate, self.radii[level])
         return Certificate(*statement, int(own[candidate]), int(own.sum()), details)
-
-
-def _recorded(stage: Mapping[str, Any]) -> Stage:
-    """A stage as the manifest of a log has it."""
-    return Stage(float(stage["sigma"]), float(stage.get("noise_distance", 0.0)))
