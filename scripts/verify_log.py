@@ -21,6 +21,12 @@ bounds on rivals have a sum S for which t Phi(z - R / sigma) > Phi(Phi^-1(S) + R
 have, with S at most 1 - Phi(z):
   top-k     as two-sided, for one z, and for the rival_1 to rival_k each at the rest of alpha,
             divided by k
+Or each of the stages up to `stage` does its part in a cascade, whose threshold is p0 (the class of
+the first stage that has one with more than p0; else the most probable one of the last):
+  cascade   as exact; at a stage before it, all classes but the strongest rival have more than
+            Phi(R / sigma - Phi^-1(p0)); at `stage`, the class has more than Phi(R / sigma +
+            Phi^-1(p0)); where that is the last one, as two-sided
+  sequential-cascade  the same, by the boundaries of adaptive; at the last stage as sequential
   --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2
             + d; and the `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R
             is 0; of two hypotheses, each has + d, and z + y >= 2 (R / sigma + e), Phi(m + e)
@@ -67,16 +73,18 @@ FORMS = {
 # Here begins what code/smoothadv/records/manifests.py and scripts/verify_log.py both have, word
 # for word: a test compares them.
 _SETTINGS = """
-text: dataset precision module_sha256 arch library noise device torch cpu_capability generator
+text: dataset precision arch library noise device torch cpu_capability generator
 text: arch_given classifier_sha256 noise_kernel method tables_sha256
 text or null: split dataset_fingerprint logits_sha256
 text or null or list of text or null: input_layer
-text or object: checkpoint_sha256
+text or object: checkpoint_sha256 module_sha256
 object: denoiser against plugins shard
 object or null: attack
 object or null or list of object or null: training
 flag: compiled pretrained folded fused tf32 sound label_aware ladder images_saved base_attack
 number 5e-324 to 10: sigma
+list of number 5e-324 to 10: sigmas
+number 0.5 to 0.999: threshold
 number 5e-324 to 0.9999999999999999: alpha alpha_share
 list of number 0 to 1.7976931348623157e308: radii
 list of number -1e300 to 1e300: mean std
@@ -136,6 +144,11 @@ METHODS = {  # the settings and the columns of each procedure that not all have
     "top-k": ("alpha_share top_k", ""),
     "adaptive": ("radii label_aware ladder tables_sha256", "samples level looks"),
     "sequential": ("radii label_aware alpha_share tables_sha256", "samples level looks rival"),
+    "cascade": ("alpha_share sigmas threshold", "stage"),
+    "sequential-cascade": (
+        "radii label_aware alpha_share tables_sha256 sigmas threshold",
+        "samples level looks stage",
+    ),
 }
 
 
@@ -189,6 +202,7 @@ def log_fault(manifest: dict[str, Any]) -> str:
     if foreign := [name for name in settings if name not in allowed]:
         return f"states {foreign[0]!r}, which no such log has"
     whole, radii = images_of({}, run), settings.get("radii", [0])
+    sigmas = settings.get("sigmas", [settings["sigma"]])
     selection = [whole.start, whole.stop, whole.step]
     usual = {"index": 0, "count": 1, "examples": selection}
     shard = settings.get("shard", usual)
@@ -200,6 +214,8 @@ def log_fault(manifest: dict[str, Any]) -> str:
         "radii that do not ascend from 0": radii[:1] != [0]
         or any(a >= b for a, b in zip(radii, radii[1:])),
         "an N above 4000000000": settings["N"] > 4 * 10**9,
+        "a sigma that is not the largest of its sigmas": settings["sigma"]
+        != max(sigmas, default=0),
         "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
         "an impossible shard": not len(part) == len(shard) == 3
         or not fits([index, count], "list of whole 0 to 1000000000")
@@ -214,6 +230,9 @@ def certification_columns(settings: dict[str, Any]) -> list[str]:
     own = METHODS[settings["method"]][1]
     columns = f"idx label predict radius correct time successes trials {own}".split()
     columns += [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
+    stages = range(1, 1 + len(settings.get("sigmas", [])))
+    columns += [f"stage_{number}_rival" for number in stages]
+    columns += [f"stage_{number}_trials" for number in stages if "radii" in settings]
     columns += ["label_aware"] * settings.get("label_aware", False)
     return columns + ["squared_radius"] * settings["sound"]
 
@@ -263,17 +282,23 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         "squared_radius is not below (255 R)^2": ((0 <= squared) & (squared < (255 * radius) ** 2))
         | (squared == 0),
     }
-    return {**checks, **(grid_checks(row, settings) if "radii" in settings else {})}
+    checks |= grid_checks(row, settings) if "radii" in settings else {}
+    return checks | (stage_checks(row, settings) if "sigmas" in settings else {})
 
 
 def grid_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """As ``row_checks``, of procedures that look several times at the votes."""
     label, predict, trials, looks = (row[name] for name in "label predict trials looks".split())
-    drawn, claims, aware = row["samples"] - settings["N0"], predict >= 0, row.get("label_aware", 0)
+    stages, claims, aware = (
+        len(settings.get("sigmas", [0])),
+        predict >= 0,
+        row.get("label_aware", 0),
+    )
+    drawn = row["samples"] - stages * settings["N0"]
     return {
         "trials, samples and looks disagree": (trials <= drawn)
-        & (drawn <= settings["N"])
-        & (claims | (trials == drawn))
+        & (drawn <= stages * settings["N"])
+        & (claims | (trials == drawn) | ("sigmas" in settings))
         & (0 <= looks)
         & (looks <= drawn)
         & ((looks > 0) == (drawn > 0)),
@@ -283,6 +308,32 @@ def grid_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
             (claims & settings["label_aware"]) <= (predict == label)
         )
         & (((aware == 1) & (drawn == 0)) | (aware == 0)),
+    }
+
+
+def stage_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """As ``row_checks``, of cascades."""
+    stage, claims, n, known = row["stage"], row["predict"] >= 0, settings["N"], "radii" in settings
+    numbers = range(1, 1 + len(settings["sigmas"]))
+    rivals = [row[f"stage_{number}_rival"] for number in numbers]
+    drawn = [
+        row[f"stage_{number}_trials"] if known else n * (number <= stage) for number in numbers
+    ]
+    sums, own, rest = 0, 0, row["trials"] - row["successes"]
+    possible, others = True, (settings["num_classes"] - 2)
+    for number, rival, trials in zip(numbers, rivals, drawn):
+        is_own, sums = stage == number, sums + trials
+        own += is_own * trials
+        possible &= (0 <= rival) & (rival <= trials) & (trials <= n)
+        possible &= (number <= stage) | (trials == 0)
+        possible &= (claims & (number <= stage)) <= (trials > 0)
+        possible &= is_own <= ((rival <= rest) & (rest - rival <= others * rival))
+    return {
+        "its stage is none of the cascade's": (1 <= stage) & (stage <= numbers[-1]),
+        "the counts of its stages are impossible": possible,
+        "trials are not those of its stage": (row["trials"] == own) | (not known),
+        "its stages have more draws than samples": sums
+        <= (row["samples"] - len(numbers) * settings["N0"] if known else sums),
     }
 
 
@@ -312,6 +363,15 @@ def normal_cdf(x):
         total += term
     density = -below(-iv.exp(-((iv.mpf(x) / ONE) ** 2) / 2) / iv.sqrt(2 * iv.pi))
     return min(ONE, ONE // 2 - (-density * (total + term) // ONE))
+
+
+def quantile_above(t):
+    """Phi^-1 of t, in units, from above."""
+    guess = mp.sqrt(2) * mp.erfinv(2 * mp.mpf(t) / ONE - 1) if t < ONE else mp.inf
+    above = Fraction(int(mp.ceil(guess * ONE)), ONE) + Fraction(1, 10**15) if guess < 13 else 13
+    if normal_cdf(above) - (ONE >> 100) < t:
+        raise ValueError("its threshold is too near to 1")
+    return above
 
 
 def binomial(draws, t):
@@ -391,7 +451,7 @@ class Procedure:
     what images.
     """
 
-    def __init__(self, settings, run):
+    def __init__(self, settings, run, threshold=Fraction(1, 2)):
         self.settings, self.images = settings, images_of(settings, run)
         self.sigma, self.alpha, self.n = (
             Fraction(settings["sigma"]),
@@ -414,6 +474,8 @@ class Procedure:
         # Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d for z far below
         # 0.1.
         self.loss = Fraction(252, 100) * self.distance / ONE
+        if threshold != Fraction(1, 2):
+            self.loss = quantile_above(ceil(threshold * ONE) + self.distance)
         self.boundaries, self.edges = {}, {}
         self.looks = [self.n]
         if self.adaptive:
@@ -651,6 +713,51 @@ class Procedure:
         return found[look]
 
 
+class CascadeProcedure:
+    """As ``Procedure``, for logs of cascades: a procedure for each bound, by stage, from 0, and by
+    whether it is about the rivals alone.
+    """
+
+    def __init__(self, settings, run):
+        self.settings, self.images = settings, images_of(settings, run)
+        sigmas, p0 = settings["sigmas"], Fraction(settings["threshold"])
+        foreign = "sigmas", "threshold", "alpha_share"
+        common = {name: value for name, value in settings.items() if name not in foreign}
+        self.sequential, self.bounds = "radii" in settings, {}
+        one, both = ("adaptive", "sequential") if self.sequential else ("exact", "two-sided")
+        for stage, sigma in enumerate(sigmas[:-1]):
+            own = {**common, "sigma": sigma, "method": one, "ladder": False}
+            for of_rivals in (False, True):
+                self.bounds[stage, of_rivals] = Procedure(own, run, 1 - p0 if of_rivals else p0)
+        share = {"alpha_share": settings["alpha_share"]}
+        last = {**common, **share, "sigma": sigmas[-1], "method": both}
+        self.bounds[len(sigmas) - 1, False] = Procedure(last, run)
+
+    def fault(self, row):
+        """Why a row does not hold; None if it does."""
+        checks, last, radius = (
+            row_checks(row, self.settings, self.images),
+            row["stage"],
+            row["radius"],
+        )
+        if self.sequential:
+            checks["its radius is not on the grid"] = float(radius) in self.settings["radii"]
+        for stage in range(last) if all(checks.values()) and row["predict"] >= 0 else ():
+            bound = self.bounds[stage, stage < last - 1]
+            rival, n = (
+                row[f"stage_{stage + 1}_rival"],
+                row.get(f"stage_{stage + 1}_trials", bound.n),
+            )
+            successes = row["successes"] if stage == last - 1 else n - rival
+            find = bound.lacks
+            if bound.both:
+                find = bound.lacks_on_grid if self.sequential else bound.lacks_of_two
+            lacking = "its trials are no look" if n not in bound.looks else ""
+            lacking = lacking or find(radius, n, successes, rival)
+            checks[f"stage {stage + 1}: {lacking}"] = not lacking
+        return next((fault for fault, holds in checks.items() if not holds), None)
+
+
 def verify(log):
     """Print a line for each row that does not hold, and a summary; return whether all rows hold and
     none is missing.
@@ -658,7 +765,8 @@ def verify(log):
     manifest = json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
     if fault := manifest_fault(manifest) or log_fault(manifest):
         raise ValueError(f"its manifest {fault}")
-    procedure, messages, seen = Procedure(manifest["settings"], manifest["runs"][-1]), [], set()
+    kind = CascadeProcedure if "sigmas" in manifest["settings"] else Procedure
+    procedure, messages, seen = kind(manifest["settings"], manifest["runs"][-1]), [], set()
     columns, (header, *lines) = (
         certification_columns(procedure.settings),
         log.read_text().removesuffix("\n").split("\n"),

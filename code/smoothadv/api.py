@@ -29,6 +29,7 @@ from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.logits import logits_in, logits_of, probe
 from smoothadv.attacks.estimators import frozen
 from smoothadv.base import plugins
+from smoothadv.base.cascades import STAGES, stages_of
 from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError
 from smoothadv.base.progress import progress_hidden
@@ -98,13 +99,18 @@ def torch_settings_kept() -> Iterator[None]:
 
 @torch_settings_kept()
 @takes(CertifySpec, ArraySpec)
-def certify(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd.DataFrame:
+def certify(
+    model: Model | None = None, images: Any = None, labels: Any = None, **keywords: Any
+) -> pd.DataFrame:
     """Certify images with the smoothed classifier (Cohen et al., 2019): a class and an l2 radius
     each, or -1 and 0.
 
         rows = smoothadv.certify(model, images, labels, sigma=0.25, n=10_000, log="logs/mine.tsv")
 
-    ``log`` is the file to write or to continue (None: no file).
+    ``log`` is the file to write or to continue (None: no file). A cascade has ``stages`` in place
+    of ``model`` and ``sigma``:
+
+        rows = smoothadv.certify(images=images, labels=labels, stages=[(first, 1.0), (second, 0.5)])
 
     Returns columns idx, label, predict, correct (int64), radius (float64), successes, trials and
     those of the method. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
@@ -116,7 +122,9 @@ def certify(model: Model, images: Any, labels: Any = None, **keywords: Any) -> p
 
 @torch_settings_kept()
 @takes(PredictSpec, ArraySpec)
-def predict(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd.DataFrame:
+def predict(
+    model: Model | None = None, images: Any = None, labels: Any = None, **keywords: Any
+) -> pd.DataFrame:
     """The smoothed classifier's classes (-1: it abstains), after an ``attack`` on the images, where
     one is given. Each is right but for ``alpha`` (PREDICT of Cohen et al., 2019).
 
@@ -281,7 +289,7 @@ def _training_images(
 def _spec(
     kind: type[Spec],
     function: str,
-    model: Model,
+    model: Model | None,
     images: Any,
     labels: Any,
     keywords: Mapping[str, Any],
@@ -292,21 +300,28 @@ def _spec(
             "under torchrun the processes share a log: name the file or folder to write"
         )
     names = {one.field for one in settings_of(ArraySpec)}
-    given = ArraySpec(**{name: keywords[name] for name in names & keywords.keys()})
+    arrays = ArraySpec(**{name: keywords[name] for name in names & keywords.keys()})
     fields = {name: value for name, value in keywords.items() if name not in names}
-    if not isinstance(model, (str, os.PathLike, torch.nn.Module)):
+    if fields.get("sigma") is None and fields.get("stages") is None:
+        raise TypeError(f"{function}() missing a required argument: 'sigma'")
+    source: Any = model
+    if model is None and fields.get("stages") is not None:
+        fields = {"sigma": STAGES, **fields, "stages": stages_of(fields["stages"])}
+        source = fields["stages"][0].model
+    if not isinstance(source, (str, os.PathLike, torch.nn.Module)):
         raise UserError(
-            f"the model is a {type(model).__name__}: give a torch.nn.Module or the path of a "
+            f"the model is a {type(source).__name__}: give a torch.nn.Module or the path of a "
             "checkpoint"
         )
-    source = model if isinstance(model, torch.nn.Module) else Path(model)
+    source = source if isinstance(source, torch.nn.Module) else Path(source)
     dataset = images
     if not isinstance(images, str):
         arch = None if fields.get("arch") is None else checked("arch", fields["arch"], str)
-        dataset = dataset_of(source, images, labels, given.num_classes, given.name, arch)
+        dataset = dataset_of(source, images, labels, arrays.num_classes, arrays.name, arch)
     elif labels is not None:
         raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
-    return kind(model=source, dataset=dataset, command=called_from(function), **fields)
+    given = None if model is None else source
+    return kind(model=given, dataset=dataset, command=called_from(function), **fields)
 
 
 def called_from(function: str) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def test_thresholds_out_of_range_are_refused(p0):
 
 @pytest.mark.parametrize("p0", [0.49, 1.0])
 def test_a_cascade_refuses_thresholds_below_a_half(p0):
-    with pytest.raises(ValueError, match=r"a probability from 0\.5 to 0\.999"):
+    with pytest.raises(ValueError, match=r"threshold must lie in 0\.5\.\.0\.999"):
         Cascade(Smoothing(1.0, 10, 100, ALPHA), threshold=p0)
 
 

@@ -170,6 +170,10 @@ class SmoothedAttack:
         self.restarts, self.target, self.batch = restarts, target, batch
         self.on_smaller_batch = on_smaller_batch
 
+    def watch(self, on_smaller: Callable[[int], None]) -> None:
+        """Set ``on_smaller_batch``."""
+        self.on_smaller_batch = on_smaller
+
     @property
     def examples_per_pass(self) -> int:
         """The number of examples that share a pass over the model.
@@ -227,6 +231,22 @@ class SmoothedAttack:
             return self._chosen(seen, group, self._noise(group.inputs, group.numbers))
 
         return self._in_groups(choose, model, examples) if len(inputs) else labels.clone()
+
+    @torch.no_grad()
+    def shares(
+        self,
+        model: Model,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        indices: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """The shares of the votes for each class, float [B, K], on the draws of the attack."""
+
+        def count(seen: FixedShape, group: _Examples) -> torch.Tensor:
+            logits = noisy_logits(seen, group.inputs, self._noise(group.inputs, group.numbers))
+            return F.one_hot(logits.argmax(-1), logits.shape[-1]).float().mean(1)
+
+        return self._in_groups(count, model, _Examples(inputs, labels, indices))
 
     def _in_groups(
         self,

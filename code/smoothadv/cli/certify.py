@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smoothadv.base.cascades import STAGES
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
@@ -17,7 +18,7 @@ from smoothadv.cli.options.components import (
 )
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import Parser, run
-from smoothadv.evaluation.specs import CertifySpec, VerifySpec
+from smoothadv.evaluation.specs import CertifySpec, VerifySpec, procedure_name
 from smoothadv.records.readers import read_certification_log
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import PROCEDURES
@@ -54,7 +55,8 @@ def spec_of(options: Options, command: Sequence[str]) -> CertifySpec:
     """The spec that the options describe; a usage error for options of another procedure than
     --method's.
     """
-    method = options.get("--method", "exact")
+    is_cascade = options["sigma"] == STAGES
+    method = procedure_name(options.get("--method", "exact"), is_cascade)
     refuse_foreign_settings(options, PROCEDURES, "--method", method)
     settings = given_settings(PROCEDURES[method], options)
     return spec_from(CertifySpec, options, command, settings=settings)

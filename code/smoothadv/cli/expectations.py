@@ -87,7 +87,7 @@ class CommandReader:
                 description = self._described(str(spec.dataset), spec.data_dir)
                 noise = (RoundedGaussianNoise if spec.sound else GaussianNoise)(spec.sigma, 0)
                 distance = noise.distance(math.prod(description.image_shape))
-                procedure = spec.procedure(description, distance)
+                procedure = spec.procedure(description, (distance,))
                 assert spec.log is not None, "a command names its log"
                 records = {spec.log: {**spec.identity(*archs), **procedure.record()}}
             else:

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from smoothadv.base.errors import UserError
+from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import write_log
 from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
-from smoothadv.evaluation.setup import prepare, warn_of_few_draws
+from smoothadv.evaluation.setup import warn_of_few_draws
 from smoothadv.evaluation.specs import AttackSpec
 from smoothadv.records.logs import attacked_log
 from smoothadv.records.writer import WrittenLog

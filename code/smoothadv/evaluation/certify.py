@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from smoothadv.base.errors import UserError, warn
+from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, LogContent, write_log
-from smoothadv.evaluation.setup import Evaluation, prepare
+from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.records.logs import (
     CERTIFICATION_COLUMNS,
@@ -39,7 +40,8 @@ def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, Log
     """All that certifying needs, the procedure, and how the log is made."""
     evaluation = prepare(spec, spec.log, spec.sound)
     noise, description = evaluation.noise, evaluation.dataset.description
-    procedure = spec.procedure(description, noise.distance(math.prod(description.image_shape)))
+    dimension = math.prod(description.image_shape)
+    procedure = spec.procedure(description, evaluation.distances(dimension))
     if procedure.largest_radius is None:
         least = procedure.least_draws(spec.alpha)
         enough = "a larger --N" if least is None else f"at least --N {least}"
@@ -52,8 +54,8 @@ def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, Log
         for example in examples:
             if noise.is_sound:
                 evaluation.check_image(example.index, example.image)
-            stream = noise.stream(example.index, evaluation.device)
-            yield Poll(example.image, stream, _row(procedure, example.label, noise.is_sound))
+            voting = _row(procedure, example.label, noise.is_sound)
+            yield evaluation.poll(example.index, example.image, voting)
 
     content = LogContent(
         columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *[_SOUND_COLUMN] * noise.is_sound),
@@ -121,8 +123,7 @@ def _draws_per_second(evaluation: Evaluation, index: int) -> float:
         yield Draws(count)
 
     def seconds(count: int) -> float:
-        stream = evaluation.noise.stream(index, evaluation.device)
-        (result,) = counter.run([Poll(image, stream, voting(count))])
+        (result,) = counter.run([evaluation.poll(index, image, voting(count))])
         return result.seconds
 
     seconds(batch)  # the first batch takes longer

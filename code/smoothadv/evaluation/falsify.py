@@ -27,11 +27,11 @@ from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.attack import chosen_images
+from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, write_log
 from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
-    prepare,
     settings_to_continue,
     warn_of_few_draws,
 )
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _SAME = (
     "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma "
+    "sigmas threshold "
     "precision"
 ).split()
 

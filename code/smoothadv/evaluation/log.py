@@ -28,7 +28,7 @@ from smoothadv.records.writer import LogWriter, MemoryLog, Row, WrittenLog, read
 from smoothadv.voting.counter import Poll, check_exact
 
 if TYPE_CHECKING:
-    from smoothadv.attacks import SmoothedAttack
+    from smoothadv.attacks import CascadeAttack, SmoothedAttack
 
 # An attack takes up to this many passes' worth of images at a time, so that few places of its last
 # passes stay empty.
@@ -62,7 +62,7 @@ class LogContent:
     activity: str
     title: str = "correct"
     scores: Callable[[Row], bool] = lambda row: bool(row["correct"])
-    attack: SmoothedAttack | None = None
+    attack: SmoothedAttack | CascadeAttack | None = None
     keeps_images: bool = False
 
     @property
@@ -194,9 +194,9 @@ def _write_rows(
         # Other kernels may be chosen for them.
         evaluation.voter.use_fast_form(partial(check_exact, counter))
 
-    counter.on_batch, counter.on_smaller_batch = say_how_fast, vote_in_smaller_batches
+    counter.watch(say_how_fast, vote_in_smaller_batches)
     if content.attack is not None:  # it may have to halve its batch, too
-        content.attack.on_smaller_batch = lambda batch: log.amend({"attack_batch": batch})
+        content.attack.watch(lambda batch: log.amend({"attack_batch": batch}))
     missing = (index for index in examples if index not in log.done)
     with contextlib.closing(log), contextlib.closing(bar):
         for result in counter.run(_polls(evaluation, content, missing)):

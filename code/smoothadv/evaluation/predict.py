@@ -11,17 +11,17 @@ import numpy as np
 import torch
 
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
-from smoothadv.attacks import SmoothedAttack
+from smoothadv.attacks import CascadeAttack, SmoothedAttack
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.geometry import in_grey_levels, l2_norm
 from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.base.devices import to_device, to_host
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import settings_record
+from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, LogContent, write_log
 from smoothadv.evaluation.setup import (
     Evaluation,
-    prepare,
     settings_to_continue,
     warn_of_few_draws,
 )
@@ -30,13 +30,14 @@ from smoothadv.noise import Purpose
 from smoothadv.records.logs import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_columns
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN, Draws, prediction
+from smoothadv.statistics.cascade import predict_in_cascade
 from smoothadv.voting.classifier import default_attack_batch
 from smoothadv.voting.counter import Poll
 
 
 def with_attack_batch(
     evaluation: Evaluation, usual_batch: int | None = None
-) -> tuple[Evaluation, SmoothedAttack | None]:
+) -> tuple[Evaluation, SmoothedAttack | CascadeAttack | None]:
     """The evaluation with the batch of its attack, and that attack; None without one.
 
     The batch is that of the spec, else that of the log to be continued, else ``usual_batch``, by
@@ -80,7 +81,7 @@ class PredictionPolls:
     """
 
     evaluation: Evaluation
-    attack: SmoothedAttack | None
+    attack: SmoothedAttack | CascadeAttack | None
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
@@ -110,9 +111,9 @@ class PredictionPolls:
         aims = [self.aim(example) for example in examples]
         labels = torch.tensor([label for label, _ in aims], device=evaluation.device)
         epsilon = torch.tensor([epsilon for _, epsilon in aims], dtype=torch.float64)
-        targets = attack.choose_targets(evaluation.victim, images, labels, indices)
+        targets = attack.choose_targets(evaluation.attacked, images, labels, indices)
         adversarial = attack(
-            evaluation.victim, images, labels, indices, epsilon=epsilon, targets=targets
+            evaluation.attacked, images, labels, indices, epsilon=epsilon, targets=targets
         )
         if evaluation.noise.is_sound:
             adversarial = in_grey_levels(images, adversarial, epsilon)
@@ -140,8 +141,8 @@ class PredictionPolls:
         """
         evaluation = self.evaluation
         base = to_host(evaluation.classifier(image.unsqueeze(0)).argmax())
-        stream = evaluation.noise.stream(example.index, evaluation.device, self.votes)
-        return Poll(image, stream, self._voting(example, columns, base))
+        voting = self._voting(example, columns, base)
+        return evaluation.poll(example.index, image, voting, self.votes)
 
     def _voting(
         self, example: Example, columns: dict[str, Any], base: Callable[[], torch.Tensor]
@@ -152,7 +153,11 @@ class PredictionPolls:
         of them; ``base`` returns the base classifier's class, for which no draw should wait.
         """
         spec, (label, _) = self.evaluation.spec, self.aim(example)
-        classes = yield from prediction.predict(spec.n, spec.alpha, self.top_k)
+        if spec.stages is None or spec.threshold is None:
+            classes = yield from prediction.predict(spec.n, spec.alpha, self.top_k)
+        else:
+            number = len(spec.stages)
+            classes = yield from predict_in_cascade(spec.n, spec.alpha, spec.threshold, number)
         predicted = label if label in classes else [*classes, ABSTAIN][0]
         return {
             "abstain": int(not classes),

@@ -43,7 +43,7 @@ from smoothadv.voting.classifier import (
     make_deterministic,
     optimized_for_inference,
 )
-from smoothadv.voting.counter import VoteCounter, check_exact, check_repeatable
+from smoothadv.voting.counter import Poll, VoteCounter, check_exact, check_repeatable
 
 # Logits of an image that differ by more than this share of the largest one differ by more than
 # rounding, also in bf16.
@@ -90,8 +90,30 @@ class Evaluation:
     run_record: dict[str, Any]
     processes: Processes
 
-    def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:
-        """A new counter of ``voter.scores``, in batches of this size (None: the usual one)."""
+    @property
+    def attacked(self) -> Any:
+        """The model that an attack gets; of a cascade, those of its stages."""
+        return self.victim
+
+    @property
+    def are_integers(self) -> bool:
+        """Whether the network is one of integers, with the same votes on all machines."""
+        return self.voter.integers is not None
+
+    def distances(self, dimension: int) -> tuple[float, ...]:
+        """What ``Noise.distance`` says; of a cascade, for each stage."""
+        return (self.noise.distance(dimension),)
+
+    def poll(
+        self, index: int, image: torch.Tensor, voting: Any, purpose: int = Purpose.VOTES
+    ) -> Any:
+        """A poll, for ``counter``, of an image [C, H, W] with this index, with a new stream."""
+        return Poll(image, self.noise.stream(index, self.device, purpose), voting)
+
+    def counter(self, batch: int | None = None, consensus: bool = True) -> Any:
+        """A new ``VoteCounter`` of ``voter.scores``, in batches of this size (None: the usual
+        one); of a cascade, a ``StagedCounter``.
+        """
         return VoteCounter(
             partial(self.voter.scores, consensus=consensus),
             self.dataset.description.num_classes,
@@ -134,7 +156,7 @@ class Evaluation:
         settings = {**self.settings, "batch": batch, LOGITS: digest}
         # The gradients of an attack are float32.
         is_attacked = getattr(self.spec, "attack", None) is not None
-        if self.noise.is_sound and self.voter.integers is not None and not is_attacked:
+        if self.noise.is_sound and self.are_integers and not is_attacked:
             settings = {name: value for name, value in settings.items() if name not in _MACHINE}
         run_record = {**self.run_record, LOGITS: digest}
         return replace(self, log=log, batch=batch, settings=settings, run_record=run_record)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.base import plugins
+from smoothadv.base.cascades import STAGES, Stage, read_cascade, stages_of
 from smoothadv.base.choices import INPUT_LAYER_NAMES, PRECISION_NAMES
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import (
@@ -39,9 +40,10 @@ from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
+from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
-    from smoothadv.attacks import SmoothedAttack
+    from smoothadv.attacks import CascadeAttack, SmoothedAttack
 
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
@@ -57,6 +59,10 @@ def shard(text: str) -> Shard:
             "shards"
         )
     return Shard(int(match[1]), int(match[2]))
+
+
+def _sigma(text: str) -> float | str:
+    return text if text == STAGES else positive_noise_level(text)
 
 
 def _limit(text: str) -> int | None:
@@ -93,12 +99,28 @@ class EvaluationSpec(RunSpec):
         help="checkpoint.pth.tar, an ensemble A.pth.tar+B.pth.tar or TOML file, or a network by "
         "name like timm:NAME, onnx:FILE, FILE.py:FUNCTION (docs/networks.md)",
     )
-    sigma: float = setting(
-        parse=positive_noise_level,
+    sigma: Any = setting(
+        None,
+        parse=_sigma,
         flag="sigma",
         records="sigma",
         unit="on images in [0, 1]",
-        help="standard deviation of the smoothing noise",
+        help=f"standard deviation of the smoothing noise; {STAGES} where CHECKPOINT is a TOML file "
+        "of a cascade (docs/cascades.md)",
+    )
+    stages: tuple[Stage, ...] | None = setting(
+        None,
+        kind=object,
+        flag="",
+        help="(model, sigma) of each stage of a cascade, in place of model and sigma",
+    )
+    threshold: float | None = setting(
+        None,
+        parse=number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999),
+        metavar="P0",
+        records="threshold",
+        help="a stage of a cascade before the last one decides if a class has more than this "
+        f"probability there (default: that of its file, or {DEFAULT_THRESHOLD})",
     )
     n: int = setting(
         None,
@@ -181,17 +203,43 @@ class EvaluationSpec(RunSpec):
         help="evaluate the K-th of N shares of the images; `merge` joins the shares",
     )
     command: Sequence[str] | None = None
+    _OF_ONE_STAGE: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
         if isinstance(self.model, (str, os.PathLike)):
             self._set(model=Path(self.model))
         super().__post_init__()
+        self._read_stages()
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
         if self.arch and not isinstance(self.model, Path):
             raise UsageError("--arch is for checkpoints: leave it out for a module")
         if self.arch and plugins.names_function(self.arch) and self.arch not in plugins.FUNCTIONS:
             self._set(arch=plugins.load(self.arch).name)
+
+    def _read_stages(self) -> None:
+        """Set the stages and their threshold, and as sigma the largest one, where the model is a
+        cascade.
+        """
+        if self.stages is not None:
+            self._set(stages=stages_of(self.stages))
+        elif isinstance(self.sigma, str):
+            stages, threshold = read_cascade(Path(self.model))
+            self._set(stages=stages, threshold=self.threshold or threshold)
+        if self.stages is None:
+            if self.threshold is not None:
+                raise UsageError("--threshold is for cascades: leave it out")
+            return
+        if self.denoiser is not None:
+            raise UsageError("--denoiser is for one sigma: leave it out for a cascade")
+        self._set(sigma=max(stage.sigma for stage in self.stages))
+        if self.threshold is None:
+            self._set(threshold=DEFAULT_THRESHOLD)
+
+    def of_stage(self, stage: Stage) -> EvaluationSpec:
+        """The spec of one stage of a cascade."""
+        alone = {**self._OF_ONE_STAGE, "model": stage.model, "sigma": stage.sigma}
+        return dataclasses.replace(self, stages=None, threshold=None, **alone)
 
     def missing_plugin(self) -> str:
         if not isinstance(self.model, Path):
@@ -245,6 +293,18 @@ def _certification_draws() -> str:
     return f"draws that estimate the class's probability, at most (default: {', '.join(usual)})"
 
 
+def procedure_name(method: str, is_cascade: bool) -> str:
+    """The procedure that --method names, of a single classifier or of a cascade; UsageError where
+    it is for the other.
+    """
+    names = {"exact": "cascade", "sequential": "sequential-cascade"}
+    if not is_cascade and method in names.values():
+        raise UsageError(f"--method {method} is for cascades: write {STAGES} in place of sigma")
+    if is_cascade and method not in {*names, *names.values()}:
+        raise UsageError(f"--method {method} is not for cascades: take one of {', '.join(names)}")
+    return names.get(method, method) if is_cascade else method
+
+
 @dataclass(frozen=True, kw_only=True)
 class CertifySpec(EvaluationSpec):
     """Certify images into the log ``log``."""
@@ -283,22 +343,29 @@ class CertifySpec(EvaluationSpec):
         help="say what would be done and how long it would take, and write nothing",
     )
 
+    _OF_ONE_STAGE: ClassVar[dict[str, Any]] = {"method": "exact", "settings": None}
+
     def __post_init__(self) -> None:
-        if self.n is None:
-            self._set(n=self.procedure_type.default_n)
+        asked = self.n
         super().__post_init__()
+        kind = self.procedure_type
+        if asked is None:
+            self._set(n=kind.default_n)
+        self._set(method=procedure_name(self.method, self.stages is not None))
         self.procedure()  # refuses its numbers before anything is loaded
 
     @property
     def procedure_type(self) -> type[Procedure]:
         """The class of the certification procedure."""
-        return PROCEDURES[self.method]
+        return PROCEDURES[procedure_name(self.method, self.stages is not None)]
 
     def procedure(
-        self, description: DatasetDescription | None = None, noise_distance: float = 0.0
+        self,
+        description: DatasetDescription | None = None,
+        noise_distances: tuple[float, ...] = (0.0,),
     ) -> Procedure:
         """The certification procedure for images of this description, under noise at this distance
-        from a Gaussian; UsageError where it refuses its settings.
+        from a Gaussian, at each stage of a cascade; UsageError where it refuses its settings.
         """
         known = {field.name for field in dataclasses.fields(self.procedure_type)} - {"smoothing"}
         given = dict(self.settings or {})
@@ -309,8 +376,12 @@ class CertifySpec(EvaluationSpec):
             )
         if description is not None and "radii" in known:
             given.setdefault("radii", description.radii)
+        if self.stages is not None:
+            sigmas = tuple(stage.sigma for stage in self.stages)
+            given |= {"sigmas": sigmas, "threshold": self.threshold}
+            given["noise_distances"] = noise_distances
         try:
-            smoothing = Smoothing(self.sigma, self.n0, self.n, self.alpha, noise_distance)
+            smoothing = Smoothing(self.sigma, self.n0, self.n, self.alpha, noise_distances[0])
             procedure = self.procedure_type(smoothing, **given)
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
@@ -399,19 +470,24 @@ class AttackedSpec(EvaluationSpec):
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def smoothed_attack(self, seed: int, batch: int = 256) -> SmoothedAttack:
-        """The attack on the smoothed classifier, with this seed and batch."""
-        from smoothadv.attacks import SmoothedAttack
+    def smoothed_attack(self, seed: int, batch: int = 256) -> SmoothedAttack | CascadeAttack:
+        """The attack on the smoothed classifier, or on the cascade, with this seed and batch."""
+        from smoothadv.attacks import CascadeAttack, SmoothedAttack
 
-        return SmoothedAttack(
-            self.attack,
-            0.0 if self.base_attack else self.sigma,
-            self.num_noise_vec,
-            seed=seed,
-            restarts=self.restarts,
-            target=self.target,
-            batch=batch,
-        )
+        stages = self.stages or (Stage(self.model, self.sigma),)
+        attacks = [
+            SmoothedAttack(
+                self.attack,
+                0.0 if self.base_attack else stage.sigma,
+                self.num_noise_vec,
+                seed=seed,
+                restarts=self.restarts,
+                target=self.target,
+                batch=batch,
+            )
+            for stage in stages
+        ]
+        return CascadeAttack(attacks, self.threshold) if self.threshold else attacks[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,6 +510,11 @@ class PredictSpec(AttackedSpec):
     )
     USUAL_ATTACK_DRAWS: ClassVar[int] = 1
     NEEDS_ATTACK: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.top_k > 1 and self.stages is not None:
+            raise UsageError("--top-k is not for cascades: leave it out")
 
     def identity(self, *architectures: str) -> dict[str, Any]:
         sets = {"top_k": self.top_k} if self.top_k > 1 else {}

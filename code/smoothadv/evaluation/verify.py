@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothadv.base.cascades import STAGES
 from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.plugins import FUNCTIONS, names_function
@@ -119,7 +120,10 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
         for one in settings_of(CertifySpec)
         if one.records and settings.get(one.records) is not None
     }
-    recorded["input_layer"] = _input_layer(spec.log, model, settings)
+    if "sigmas" in settings:
+        recorded |= {"sigma": STAGES, "input_layer": None}
+    else:
+        recorded["input_layer"] = _input_layer(spec.log, model, settings)
     names = {field.name for field in dataclasses.fields(PROCEDURES[method])} & settings.keys()
     own = {name: settings[name] for name in names}
     try:

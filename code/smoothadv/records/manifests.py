@@ -15,16 +15,18 @@ from typing import Any
 # Here begins what code/smoothadv/records/manifests.py and scripts/verify_log.py both have, word
 # for word: a test compares them.
 _SETTINGS = """
-text: dataset precision module_sha256 arch library noise device torch cpu_capability generator
+text: dataset precision arch library noise device torch cpu_capability generator
 text: arch_given classifier_sha256 noise_kernel method tables_sha256
 text or null: split dataset_fingerprint logits_sha256
 text or null or list of text or null: input_layer
-text or object: checkpoint_sha256
+text or object: checkpoint_sha256 module_sha256
 object: denoiser against plugins shard
 object or null: attack
 object or null or list of object or null: training
 flag: compiled pretrained folded fused tf32 sound label_aware ladder images_saved base_attack
 number 5e-324 to 10: sigma
+list of number 5e-324 to 10: sigmas
+number 0.5 to 0.999: threshold
 number 5e-324 to 0.9999999999999999: alpha alpha_share
 list of number 0 to 1.7976931348623157e308: radii
 list of number -1e300 to 1e300: mean std
@@ -84,6 +86,11 @@ METHODS = {  # the settings and the columns of each procedure that not all have
     "top-k": ("alpha_share top_k", ""),
     "adaptive": ("radii label_aware ladder tables_sha256", "samples level looks"),
     "sequential": ("radii label_aware alpha_share tables_sha256", "samples level looks rival"),
+    "cascade": ("alpha_share sigmas threshold", "stage"),
+    "sequential-cascade": (
+        "radii label_aware alpha_share tables_sha256 sigmas threshold",
+        "samples level looks stage",
+    ),
 }
 
 
@@ -137,6 +144,7 @@ def log_fault(manifest: dict[str, Any]) -> str:
     if foreign := [name for name in settings if name not in allowed]:
         return f"states {foreign[0]!r}, which no such log has"
     whole, radii = images_of({}, run), settings.get("radii", [0])
+    sigmas = settings.get("sigmas", [settings["sigma"]])
     selection = [whole.start, whole.stop, whole.step]
     usual = {"index": 0, "count": 1, "examples": selection}
     shard = settings.get("shard", usual)
@@ -148,6 +156,8 @@ def log_fault(manifest: dict[str, Any]) -> str:
         "radii that do not ascend from 0": radii[:1] != [0]
         or any(a >= b for a, b in zip(radii, radii[1:])),
         "an N above 4000000000": settings["N"] > 4 * 10**9,
+        "a sigma that is not the largest of its sigmas": settings["sigma"]
+        != max(sigmas, default=0),
         "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
         "an impossible shard": not len(part) == len(shard) == 3
         or not fits([index, count], "list of whole 0 to 1000000000")
@@ -162,6 +172,9 @@ def certification_columns(settings: dict[str, Any]) -> list[str]:
     own = METHODS[settings["method"]][1]
     columns = f"idx label predict radius correct time successes trials {own}".split()
     columns += [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
+    stages = range(1, 1 + len(settings.get("sigmas", [])))
+    columns += [f"stage_{number}_rival" for number in stages]
+    columns += [f"stage_{number}_trials" for number in stages if "radii" in settings]
     columns += ["label_aware"] * settings.get("label_aware", False)
     return columns + ["squared_radius"] * settings["sound"]
 
@@ -211,17 +224,23 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         "squared_radius is not below (255 R)^2": ((0 <= squared) & (squared < (255 * radius) ** 2))
         | (squared == 0),
     }
-    return {**checks, **(grid_checks(row, settings) if "radii" in settings else {})}
+    checks |= grid_checks(row, settings) if "radii" in settings else {}
+    return checks | (stage_checks(row, settings) if "sigmas" in settings else {})
 
 
 def grid_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """As ``row_checks``, of procedures that look several times at the votes."""
     label, predict, trials, looks = (row[name] for name in "label predict trials looks".split())
-    drawn, claims, aware = row["samples"] - settings["N0"], predict >= 0, row.get("label_aware", 0)
+    stages, claims, aware = (
+        len(settings.get("sigmas", [0])),
+        predict >= 0,
+        row.get("label_aware", 0),
+    )
+    drawn = row["samples"] - stages * settings["N0"]
     return {
         "trials, samples and looks disagree": (trials <= drawn)
-        & (drawn <= settings["N"])
-        & (claims | (trials == drawn))
+        & (drawn <= stages * settings["N"])
+        & (claims | (trials == drawn) | ("sigmas" in settings))
         & (0 <= looks)
         & (looks <= drawn)
         & ((looks > 0) == (drawn > 0)),
@@ -231,6 +250,32 @@ def grid_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
             (claims & settings["label_aware"]) <= (predict == label)
         )
         & (((aware == 1) & (drawn == 0)) | (aware == 0)),
+    }
+
+
+def stage_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """As ``row_checks``, of cascades."""
+    stage, claims, n, known = row["stage"], row["predict"] >= 0, settings["N"], "radii" in settings
+    numbers = range(1, 1 + len(settings["sigmas"]))
+    rivals = [row[f"stage_{number}_rival"] for number in numbers]
+    drawn = [
+        row[f"stage_{number}_trials"] if known else n * (number <= stage) for number in numbers
+    ]
+    sums, own, rest = 0, 0, row["trials"] - row["successes"]
+    possible, others = True, (settings["num_classes"] - 2)
+    for number, rival, trials in zip(numbers, rivals, drawn):
+        is_own, sums = stage == number, sums + trials
+        own += is_own * trials
+        possible &= (0 <= rival) & (rival <= trials) & (trials <= n)
+        possible &= (number <= stage) | (trials == 0)
+        possible &= (claims & (number <= stage)) <= (trials > 0)
+        possible &= is_own <= ((rival <= rest) & (rest - rival <= others * rival))
+    return {
+        "its stage is none of the cascade's": (1 <= stage) & (stage <= numbers[-1]),
+        "the counts of its stages are impossible": possible,
+        "trials are not those of its stage": (row["trials"] == own) | (not known),
+        "its stages have more draws than samples": sums
+        <= (row["samples"] - len(numbers) * settings["N0"] if known else sums),
     }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from smoothadv.base.digests import digest
-from smoothadv.base.settings import number, setting
+from smoothadv.base.settings import setting
 from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics import (
     ABSTAIN,
@@ -29,8 +29,14 @@ from smoothadv.statistics import (
     Voting,
 )
 from smoothadv.statistics.adaptive import Adaptive
-from smoothadv.statistics.bounds import radius_probability, threshold_radius, two_sided_radius
+from smoothadv.statistics.bounds import (
+    failure_upper_bound,
+    radius_probability,
+    threshold_radius,
+    two_sided_radius,
+)
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, Looked, OnGrid
+from smoothadv.statistics.prediction import predict_from_votes
 from smoothadv.statistics.sequential import Sequential
 from smoothadv.statistics.two_sided import SHARE, check_share, strongest_rival
 
@@ -52,18 +58,15 @@ class CascadeProcedure(Procedure):
     ``alpha_share`` for the class and the rest for its rivals, as in ``two-sided``.
     """
 
-    threshold: float = setting(
-        DEFAULT_THRESHOLD,
-        help="p0: a stage of a cascade before the last one decides if it returns a class with more "
-        "than this probability",
-        parse=number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999),
-    )
+    threshold: float = DEFAULT_THRESHOLD
     alpha_share: float = setting(**SHARE)
     sigmas: tuple[float, ...] = field(default=(), kw_only=True)
     noise_distances: tuple[float, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0.5 <= self.threshold <= 0.999:
+            raise ValueError(f"threshold must lie in 0.5..0.999, got {self.threshold}")
         sigmas = self.sigmas or (self.smoothing.sigma,)
         distances = self.noise_distances or (self.smoothing.noise_distance,) * len(sigmas)
         object.__setattr__(self, "sigmas", tuple(map(float, sigmas)))
@@ -273,3 +276,28 @@ class SequentialCascade(CascadeProcedure, OnGrid):
         own = found[last].votes if last in found else np.zeros_like(selection[0])
         statement = (ABSTAIN, 0.0) if level < 0 else (candidate, self.radii[level])
         return Certificate(*statement, int(own[candidate]), int(own.sum()), details)
+
+
+def predict_in_cascade(
+    n: int, alpha: float, threshold: float, stages: int
+) -> Generator[Draws, np.ndarray, list[int]]:
+    """PREDICT for a cascade, as ``prediction.predict``: by n votes of each stage until one decides.
+
+    A stage before the last one decides if the lower bound on its most frequent class is above the
+    threshold, and leaves it to the next one if the upper bound is not; else the answer is none.
+    Each bound has alpha / (2 * stages).
+
+    Formal guarantee: the class is another one than the cascade's with probability at most alpha
+    (proof: docs/guarantee.md).
+    """
+    level = alpha / (2 * stages)
+    for stage in range(stages - 1):
+        votes = yield Draws(n, stage=stage)
+        leading, count = int(votes.argmax()), int(votes.max())
+        if failure_upper_bound(count, n, level) < (1 - threshold) * (1 - 1e-15):
+            return [leading]
+        if failure_upper_bound(n - count, n, level) > threshold:
+            return []
+    votes = yield Draws(n, stage=stages - 1)
+    prediction = predict_from_votes(votes, 2 * level)
+    return [] if prediction == ABSTAIN else [prediction]

@@ -150,6 +150,10 @@ class VoteCounter:
         # An accelerator works on the next batch while the votes of this one are counted.
         self._depth = 1 if device.type == "cpu" else 2
 
+    def watch(self, on_batch: Callable[[int], None], on_smaller: Callable[[int], None]) -> None:
+        """Set ``on_batch`` and ``on_smaller_batch``."""
+        self.on_batch, self.on_smaller_batch = on_batch, on_smaller
+
     def run(self, polls: Iterable[Poll]) -> Iterator[Result]:
         """The results of ``polls``, in their order. A batch takes draws of earlier polls first,
         then of later ones.

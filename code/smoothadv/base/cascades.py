@@ -1,0 +1,85 @@
+"""Files that name the stages of a cascade of smoothed classifiers (``statistics.cascade``):
+
+threshold = 0.7                # p0 (default: 0.7)
+[[stage]]                      # two or more, in the order in which they are asked
+checkpoint = "a.pth.tar"       # as certify takes it; a path is relative to this file
+sigma = 1.0
+[[stage]]
+checkpoint = "b.pth.tar"
+sigma = 0.5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoothadv.base.errors import UserError
+from smoothadv.base.files import read_toml
+from smoothadv.base.settings import checked, positive_noise_level
+
+STAGES = "stages"
+"""What stands in place of sigma where the model is a cascade."""
+_FORM = "threshold and two or more [[stage]] with checkpoint and sigma"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A base classifier, and the standard deviation ``sigma`` > 0 of its noise."""
+
+    model: Any
+    sigma: float
+
+
+def stages_of(pairs: Any, called: str = STAGES) -> tuple[Stage, ...]:
+    """The stages that pairs of a model and a sigma describe; UserError unless there are two or
+    more.
+    """
+    try:
+        stages = [each if isinstance(each, Stage) else _stage(*each) for each in pairs]
+    except (TypeError, ValueError):
+        raise UserError(f"{called}: found {pairs!r:.200}, expected pairs (model, sigma)") from None
+    if len(stages) < 2:
+        raise UserError(f"{called}: found {len(stages)}, expected two or more")
+    return tuple(stages)
+
+
+def _stage(model: Any, sigma: Any) -> Stage:
+    source = Path(model) if isinstance(model, str) else model
+    return Stage(source, checked("sigma", sigma, positive_noise_level))
+
+
+def read_cascade(path: Path) -> tuple[tuple[Stage, ...], Any]:
+    """The stages in a file, and its threshold (None: it has none); UserError where it is no such
+    file.
+    """
+    try:
+        content = read_toml(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cascade {path} is no TOML file with {_FORM}: {reason}") from None
+    tables = content.pop("stage", None)
+    unknown = content.keys() - {"threshold"}
+    if not isinstance(tables, list) or unknown or not all(map(_is_stage, tables)):
+        found = ", ".join(sorted(unknown)) or f"stage = {tables!r:.100}"
+        raise UserError(f"cascade {path}: found {found}, expected {_FORM}")
+    pairs = [(_location(path, each["checkpoint"]), each["sigma"]) for each in tables]
+    return stages_of(pairs, f"cascade {path}"), content.get("threshold")
+
+
+def _is_stage(table: Any) -> bool:
+    is_table = isinstance(table, dict) and table.keys() == {"checkpoint", "sigma"}
+    return is_table and isinstance(table["checkpoint"], str)
+
+
+def _location(path: Path, name: str) -> Path:
+    """The checkpoint that a file names; a network by name like timm:resnet18 stays as it is."""
+    beside = path.parent / name
+    return Path(name) if ":" in name and not beside.exists() else beside
+
+
+def names_of(stages: Iterable[Stage]) -> str:
+    """What people call a cascade: the sigmas of its stages, like "1 > 0.5 > 0.25"."""
+    return " > ".join(f"{stage.sigma:g}" for stage in stages)

@@ -1,0 +1,104 @@
+"""Prepares an evaluation of a cascade: one evaluation per stage, under one identity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UserError
+from smoothadv.evaluation import setup
+from smoothadv.evaluation.setup import Evaluation
+from smoothadv.evaluation.specs import EvaluationSpec
+from smoothadv.noise import Purpose
+from smoothadv.records.logs import CLASSIFIER
+from smoothadv.voting.stages import StagedCounter, StagedPoll
+
+_OF_STAGES = ("checkpoint_sha256", "module_sha256")
+
+
+@dataclass(frozen=True)
+class CascadeEvaluation(Evaluation):
+    """An evaluation of a cascade, with that of each of its ``stages``; the classifier, its forms
+    and the noise are those of the last one.
+    """
+
+    stages: tuple[Evaluation, ...] = field(kw_only=True)
+
+    @property
+    def attacked(self) -> Any:
+        return [stage.attacked for stage in self.stages]
+
+    @property
+    def are_integers(self) -> bool:
+        return all(stage.are_integers for stage in self.stages)
+
+    def distances(self, dimension: int) -> tuple[float, ...]:
+        return tuple(stage.noise.distance(dimension) for stage in self.stages)
+
+    def counter(self, batch: int | None = None, consensus: bool = True) -> Any:
+        return StagedCounter([stage.counter(batch, consensus) for stage in self.stages])
+
+    def poll(
+        self, index: int, image: torch.Tensor, voting: Any, purpose: int = Purpose.VOTES
+    ) -> Any:
+        streams = (stage.noise.stream(index, self.device, purpose) for stage in self.stages)
+        return StagedPoll(image, tuple(streams), voting)
+
+    def logits_digest(self, batch: int) -> str | None:
+        digests = [stage.logits_digest(batch) for stage in self.stages]
+        return None if None in digests else digest([" ".join(map(str, digests))])
+
+
+def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Evaluation:
+    """As ``setup.prepare``, also for cascades, all of whose stages vote in batches of one size."""
+    if spec.stages is None:
+        return setup.prepare(spec, log, sound)
+    stages: list[Evaluation] = []
+    for stage in spec.stages:
+        own = spec.of_stage(stage)
+        batch = stages[0].batch if stages else own.batch
+        stages.append(setup.prepare(replace(own, batch=batch), log, sound))
+        images = [(each.dataset.fingerprint(), each.dataset.description) for each in stages]
+        if images[0] != images[-1]:
+            raise UserError(
+                f"{spec.model or 'stages'}: stage {len(stages)} has other images or classes than "
+                "the first one: all must have the same"
+            )
+    last = stages[-1]
+    architectures = [str(stage.settings["arch"]) for stage in stages]
+    settings = _joined([stage.settings for stage in stages])
+    settings |= {
+        **spec.identity(*architectures),
+        CLASSIFIER: digest([" ".join(stage.key.classifier for stage in stages)]),
+        "sigmas": [stage.sigma for stage in spec.stages],
+    }
+    name = None if spec.model is None else str(spec.model)
+    of_cascade = {"spec": spec, "settings": settings}
+    of_cascade["run_record"] = {**last.run_record, "checkpoint": name}
+    evaluation = CascadeEvaluation(**{**vars(last), **of_cascade}, stages=tuple(stages))
+    return evaluation.continuing(log)
+
+
+def _joined(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the settings of stages have in common, and lists of what differs; texts that differ are
+    joined, and a flag is that of all.
+    """
+    joined: dict[str, Any] = {}
+    for name in {name: None for each in settings for name in each}:
+        values = [each.get(name) for each in settings]
+        if name in _OF_STAGES:
+            joined[name] = {"stages": values}
+        elif all(value == values[0] for value in values):
+            joined[name] = values[0]
+        elif all(isinstance(value, bool) for value in values):
+            joined[name] = all(values)
+        elif name == "input_layer" or any(isinstance(value, dict) for value in values):
+            joined[name] = values
+        elif all(isinstance(value, str) for value in values):
+            joined[name] = " > ".join(map(str, values))
+    return joined
