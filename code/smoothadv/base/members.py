@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothadv.base.cascades import STAGES
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_toml
 
@@ -87,6 +88,8 @@ def _described(path: Path) -> Members:
         raise UserError(
             f"ensemble {path} is no TOML file: {getattr(error, 'strerror', None) or error}"
         ) from None
+    if "stage" in content:
+        raise UserError(f"{path}: it is a cascade: write {STAGES} in place of sigma")
     members, mean = content.get("members", []), content.get("mean", MEANS[0])
     layer = content.get("input_layer")
     fits = {
