@@ -28,8 +28,8 @@ _MODULES = {
     **dict.fromkeys(("attack", "certify", "falsify", "predict", "train"), "smoothadv.api"),
 }
 _ANALYSES = (
-    "compare empirical envelope examples gap heat_map held_out parameters plot plot_empirical "
-    "plot_envelope plot_training probabilities report summary table"
+    "cascade compare empirical envelope examples gap heat_map held_out parameters plot "
+    "plot_empirical plot_envelope plot_training probabilities report summary table"
 ).split()
 
 __all__ = ["Smooth", "__version__", "attack", "certify", "falsify", "plugins", "predict", "train"]

@@ -20,6 +20,7 @@ from support.commands import CODE, call
 
 CERTIFIED = ("three", "cohen")
 CALLS = {
+    "cascade": (("cohen",), {"thresholds": [0.6, 0.7], "radii": [0, 0.25]}),
     "compare": (("sets/ten.tsv", "sets/ten2.tsv"), {"radii": [0, 0.25], "seed": 3}),
     "empirical": (("begun",), {}),
     "envelope": ((f"One={CERTIFIED[0]}", f"Two={CERTIFIED[1]}"), {"radii": [0.25]}),

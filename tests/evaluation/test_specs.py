@@ -14,8 +14,8 @@ from smoothadv.evaluation.specs import (
     CertifySpec,
     FalsifySpec,
     PredictSpec,
-    shard,
 )
+from smoothadv.evaluation.values import shard
 
 KINDS = {
     "certify": CertifySpec,

@@ -27,5 +27,8 @@ def loaded_verifier() -> ModuleType:
     module.boundaries = boundaries
     module.noise_distance = functools.cache(module.noise_distance)
     procedure = functools.cache(lambda *texts, make=module.Procedure: make(*map(json.loads, texts)))
-    module.Procedure = lambda *content: procedure(*map(json.dumps, content))
+    make = module.Procedure
+    module.Procedure = lambda *content: (
+        procedure(*map(json.dumps, content)) if len(content) == 2 else make(*content)
+    )
     return module

@@ -95,6 +95,8 @@ class Log:
             name = "one-sided"
         elif RIVAL in self.table:
             name = "two-sided"
+        elif "sigmas" in self.facts.settings:
+            name = "cascade"
         return f"{name}, label-aware" if LABEL_AWARE in self.table else name
 
     @property

@@ -39,6 +39,8 @@ def stages_of(pairs: Any, called: str = STAGES) -> tuple[Stage, ...]:
     """
     try:
         stages = [each if isinstance(each, Stage) else _stage(*each) for each in pairs]
+    except UserError:
+        raise  # of sigma
     except (TypeError, ValueError):
         raise UserError(f"{called}: found {pairs!r:.200}, expected pairs (model, sigma)") from None
     if len(stages) < 2:

@@ -18,7 +18,8 @@ from smoothadv.cli.options.components import (
 )
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import Parser, run
-from smoothadv.evaluation.specs import CertifySpec, VerifySpec, procedure_name
+from smoothadv.evaluation.specs import CertifySpec, VerifySpec
+from smoothadv.evaluation.values import procedure_name
 from smoothadv.records.readers import read_certification_log
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import PROCEDURES

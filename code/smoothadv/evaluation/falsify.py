@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SAME = (
-    "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma "
     "sigmas threshold "
+    "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma "
     "precision"
 ).split()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from smoothadv.base.cascades import STAGES, Stage, read_cascade, stages_of
 from smoothadv.base.choices import INPUT_LAYER_NAMES, PRECISION_NAMES
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import (
-    SettingError,
     any_seed,
     batch_size,
     checked,
@@ -30,7 +28,6 @@ from smoothadv.base.settings import (
     output_folder,
     perturbation_size,
     positive_int,
-    positive_noise_level,
     probability,
     setting,
     settings_of,
@@ -38,6 +35,7 @@ from smoothadv.base.settings import (
 )
 from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
+from smoothadv.evaluation import values
 from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
@@ -47,38 +45,6 @@ if TYPE_CHECKING:
 
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
-_fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
-
-
-def shard(text: str) -> Shard:
-    """Parses K/N with 0 <= K < N."""
-    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
-    if not match or not int(match[1]) < int(match[2]):
-        raise SettingError(
-            f"'{text}' is no shard: write K/N, K from 0 to N-1, as in 0/8, 1/8, ... 7/8 for eight "
-            "shards"
-        )
-    return Shard(int(match[1]), int(match[2]))
-
-
-def _sigma(text: str) -> float | str:
-    return text if text == STAGES else positive_noise_level(text)
-
-
-def _limit(text: str) -> int | None:
-    return None if text == "-1" else positive_int(text)
-
-
-def _target(text: str) -> int | str:
-    from smoothadv.attacks.smoothed_attack import EVERY, KNOWN_TARGETS, TARGET_RULES
-
-    if text.isascii() and text.isdigit():
-        return non_negative_int(text)
-    if text not in KNOWN_TARGETS:
-        raise SettingError(
-            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
-        )
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +67,12 @@ class EvaluationSpec(RunSpec):
     )
     sigma: Any = setting(
         None,
-        parse=_sigma,
+        parse=values.sigma_or_stages,
         flag="sigma",
         records="sigma",
         unit="on images in [0, 1]",
         help=f"standard deviation of the smoothing noise; {STAGES} where CHECKPOINT is a TOML file "
-        "of a cascade (docs/cascades.md)",
+        "of a cascade (smoothadv/base/cascades.py shows one)",
     )
     stages: tuple[Stage, ...] | None = setting(
         None,
@@ -166,7 +132,7 @@ class EvaluationSpec(RunSpec):
     )
     limit: int | None = setting(
         None,
-        parse=_limit,
+        parse=values.limit,
         flag="--max --limit",
         metavar="M",
         group="images",
@@ -196,7 +162,7 @@ class EvaluationSpec(RunSpec):
     )
     shard: Shard | None = setting(
         None,
-        parse=shard,
+        parse=values.shard,
         metavar="K/N",
         group="speed",
         keyword=False,
@@ -293,18 +259,6 @@ def _certification_draws() -> str:
     return f"draws that estimate the class's probability, at most (default: {', '.join(usual)})"
 
 
-def procedure_name(method: str, is_cascade: bool) -> str:
-    """The procedure that --method names, of a single classifier or of a cascade; UsageError where
-    it is for the other.
-    """
-    names = {"exact": "cascade", "sequential": "sequential-cascade"}
-    if not is_cascade and method in names.values():
-        raise UsageError(f"--method {method} is for cascades: write {STAGES} in place of sigma")
-    if is_cascade and method not in {*names, *names.values()}:
-        raise UsageError(f"--method {method} is not for cascades: take one of {', '.join(names)}")
-    return names.get(method, method) if is_cascade else method
-
-
 @dataclass(frozen=True, kw_only=True)
 class CertifySpec(EvaluationSpec):
     """Certify images into the log ``log``."""
@@ -351,13 +305,13 @@ class CertifySpec(EvaluationSpec):
         kind = self.procedure_type
         if asked is None:
             self._set(n=kind.default_n)
-        self._set(method=procedure_name(self.method, self.stages is not None))
+        self._set(method=values.procedure_name(self.method, self.stages is not None))
         self.procedure()  # refuses its numbers before anything is loaded
 
     @property
     def procedure_type(self) -> type[Procedure]:
         """The class of the certification procedure."""
-        return PROCEDURES[procedure_name(self.method, self.stages is not None)]
+        return PROCEDURES[values.procedure_name(self.method, self.stages is not None)]
 
     def procedure(
         self,
@@ -424,7 +378,7 @@ class AttackedSpec(EvaluationSpec):
     )
     target: int | str | None = setting(
         None,
-        parse=_target,
+        parse=values.target,
         metavar="CLASS",
         group="attack",
         records="target",
@@ -592,7 +546,7 @@ class FalsifySpec(_OutdirSpec):
     )
     fraction: float = setting(
         0.999,
-        parse=_fraction,
+        parse=values.fraction,
         group="falsification",
         help="largest norm of an attack, as a fraction of the radius",
     )

@@ -2,7 +2,29 @@
 
 Stage j has a base classifier f_j and noise N_j of standard deviation sigma_j. With a threshold p0
 in [1/2, 1), the cascade g(x) is the class b of the first stage j < K with P[f_j(x + N_j) = b] > p0;
-where there is none, it is the most probable class of stage K. docs/guarantee.md has the proofs.
+where there is none, it is the most probable class of stage K.
+
+A certificate states that g is class c on the closed ball of radius R around x. The selection draws
+choose c and a stage k; all bounds below are from other draws. It is true if, on that ball,
+
+- at each stage j < k, no class but c has more than p0. A rival with probability q_j at x has at most
+  Phi(Phi^-1(q_j) + r / sigma_j) at distance r (Cohen et al., 2019, lemma 4), which is at most p0
+  for r <= R_j = sigma_j (Phi^-1(p0) - Phi^-1(q_j)), the edge included; and
+- at stage k < K, c has more than p0: for r < R_k = sigma_k (Phi^-1(p_k) - Phi^-1(p0)), with p_k its
+  probability at x; or at stage K, c is more probable than any other class (``two-sided``).
+
+For then the first stage that decides returns c: a stage before k that decides at all returns c, as
+only c can have more than p0 there, and stage k decides for c if none did. No two classes have more
+than p0 >= 1/2; a tie at p0 = 1/2 is no decision, which both conditions treat as such.
+
+**All of alpha serves each bound.** Let T_j be the radius R_j or R_k for the true probabilities, and
+j* the bound with the smallest T_j: it depends on c, k and the classifiers, not on the draws of the
+bounds. If R <= T_j* the statement is true (for stage k, if R < T_j*). R is the smallest radius that
+the bounds show. So a false statement needs the bound j* alone to show a radius of T_j* or more,
+which has probability at most alpha: the confidence bound on p_k fails so, and the one on q_j, too,
+which is from the largest count of any class but c. That count is at least the count of the most
+probable rival, and only its bound has to hold (as for ``two-sided``). Other bounds can only make R
+smaller; neither do they matter by stopping early, nor need the stages' draws be independent.
 """
 
 from __future__ import annotations
@@ -189,7 +211,7 @@ class Cascade(CascadeProcedure):
             details[RIVAL_AT.format(stage + 1)] = strongest_rival(votes, candidate)
             if stage == last:
                 successes, trials = int(votes[candidate]), int(votes.sum())
-            if radii[-1] < 0:
+            if radii[-1] < 0 or votes.sum() < n:
                 return Certificate(ABSTAIN, 0.0, successes, trials, details)
         return Certificate(candidate, min(radii), successes, trials, details)
 
@@ -288,7 +310,9 @@ def predict_in_cascade(
     Each bound has alpha / (2 * stages).
 
     Formal guarantee: the class is another one than the cascade's with probability at most alpha
-    (proof: docs/guarantee.md).
+    (a stage errs if it
+    decides for a class with at most the threshold, at most two of which have a share of alpha /
+    (2 * stages) each, or passes over one with more).
     """
     level = alpha / (2 * stages)
     for stage in range(stages - 1):

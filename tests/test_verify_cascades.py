@@ -1,0 +1,128 @@
+"""scripts/verify_log.py on logs of cascades: accepts what certify writes, and rejects single fields
+by which a log claims too much.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import smoothadv
+from smoothadv.records.logs import manifest_path
+from support.commands import header, rows
+from support.models import IntervalClassifier
+from support.verifier import loaded_verifier
+
+GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
+"""The first pixel: class 2 of four above 127.5 of 255."""
+LOGS = {
+    "exact": {"stages": (0.5, 0.2)},
+    "three": {"stages": (0.5, 0.3, 0.2), "threshold": 0.6},
+    "sound": {"stages": (0.5, 0.2), "sound": True},
+    "sequential": {
+        "stages": (0.5, 0.2),
+        "method": "sequential",
+        "settings": {"radii": (0.05, 0.1, 0.2)},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def script():
+    return loaded_verifier()
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory) -> dict[str, Path]:
+    folder, found = tmp_path_factory.mktemp("logs"), {}
+    images = torch.full((len(GREY), 1, 2, 2), 51 / 255)
+    images[:, 0, 0, 0] = torch.tensor(GREY) / 255
+    # Confident at the first stage only far from the plane: certificates of both kinds.
+    networks = [IntervalClassifier(-0.4, 0.5, 1.4), *[IntervalClassifier(-9, 0.5, 9)] * 2]
+    for name, options in LOGS.items():
+        stages = [*zip(networks, options["stages"])]
+        keywords = {"n": 400, "log": folder / f"{name}.tsv", **options, "stages": stages}
+        labels = torch.full((len(GREY),), 2)
+        smoothadv.certify(images=images, labels=labels, device="cpu", **keywords)
+        found[name] = folder / f"{name}.tsv"
+    return found
+
+
+def verdict(script, log: Path, capsys) -> tuple[bool, str]:
+    capsys.readouterr()
+    try:
+        return script.verify(log), capsys.readouterr().out
+    except (KeyError, ValueError, TypeError) as error:
+        return False, f"cannot be verified: {error}"
+
+
+def changed(log: Path, target: Path, number: int, fields: dict, settings: dict) -> Path:
+    table, manifest = rows(log), json.loads(manifest_path(log).read_text())
+    table[number].update({name: str(value) for name, value in fields.items()})
+    manifest["settings"].update(settings)
+    lines = ["\t".join(each) for each in [header(log), *(row.values() for row in table)]]
+    target.write_text("\n".join(lines) + "\n")
+    manifest_path(target).write_text(json.dumps(manifest))
+    return target
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_honest_logs_are_accepted(script, logs, name, capsys):
+    accepted, said = verdict(script, logs[name], capsys)
+    assert accepted and f"{len(GREY)} of {len(GREY)} rows hold" in said
+    claims = {row["radius"] for row in rows(logs[name]) if row["predict"] != "-1"}
+    assert len(claims) >= 3, "several radii, for this to say anything"
+
+
+def tamperings(row: dict[str, str], settings: dict) -> list[dict]:
+    if row["predict"] == "-1":
+        return [{"predict": 2}, {"radius": "0.05"}]
+    stage, radius, trials = int(row["stage"]), float(row["radius"]), int(row["trials"])
+    grid = settings.get("radii")
+    larger = [r for r in grid if r > radius] if grid else [radius * (1 + 1e-7), radius * 1.5]
+    found = [{"radius": f"{r:.20f}" if grid is None else repr(r)} for r in [*larger, radius + 1e-3]]
+    found += [{"stage": 0}, {"stage": 4}, {"trials": trials - 1}, {"successes": trials // 2}]
+    found += [{f"stage_{place}_rival": trials} for place in range(1, stage + 1)]
+    found += [{f"stage_{place}_rival": -1} for place in range(1, stage + 1)]
+    later = range(stage + 1, len(settings["sigmas"]) + 1)
+    found += [{f"stage_{place}_rival": 1} for place in later]
+    if grid:
+        found += [{f"stage_{stage}_trials": trials + 1}, {"level": int(row["level"]) + 1}]
+        found += [{"samples": int(row["trials"])}]
+    return found
+
+
+OF_MANIFEST = {
+    "a smaller alpha": {"alpha": 1e-9},
+    "smaller noise": {"sigmas": [0.05, 0.02], "sigma": 0.05},
+    "sigma is not the largest": {"sigma": 0.3},
+    "one stage": {"sigmas": [0.5]},
+    "a threshold below 1/2": {"threshold": 0.4},
+    "another threshold": {"threshold": 0.5},
+    "another procedure": {"method": "exact"},
+    "more draws": {"N": 450},
+}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_fields_that_claim_too_much_are_rejected(script, logs, name, tmp_path, capsys):
+    settings, target = json.loads(manifest_path(logs[name]).read_text())["settings"], None
+    target, rejected = tmp_path / "x.tsv", 0
+    for number, row in [*enumerate(rows(logs[name]))][::3]:
+        for fields in tamperings(row, settings):
+            accepted, said = verdict(
+                script, changed(logs[name], target, number, fields, {}), capsys
+            )
+            assert not accepted, (row, fields, said)
+            rejected += 1
+    assert rejected > 30
+
+
+@pytest.mark.parametrize("fault", OF_MANIFEST)
+def test_settings_under_which_the_counts_show_less_are_rejected(
+    script, logs, fault, tmp_path, capsys
+):
+    settings = OF_MANIFEST[fault]
+    log = changed(logs["exact"], tmp_path / "x.tsv", 0, {}, settings)
+    assert not verdict(script, log, capsys)[0]
