@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special
+from scipy import special, stats
 
-from smoothadv.statistics import ABSTAIN, PROCEDURES, Smoothing
+from smoothadv.statistics import ABSTAIN, PROCEDURES, Draws, Smoothing
 from smoothadv.statistics.bounds import radius_probability, threshold_quantile, threshold_radius
 from smoothadv.statistics.cascade import (
     DRAWN_AT,
@@ -22,6 +22,7 @@ from smoothadv.statistics.cascade import (
     Cascade,
     CascadeProcedure,
     SequentialCascade,
+    predict_in_cascade,
 )
 from smoothadv.statistics.two_sided import TwoSided, strongest_rival
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
@@ -344,3 +345,42 @@ def test_noise_at_a_distance_makes_radii_smaller(kind):
 def test_both_forms_are_registered():
     assert PROCEDURES["cascade"] is Cascade
     assert PROCEDURES["sequential-cascade"] is SequentialCascade
+
+
+def answers(votes: np.ndarray, alpha: float, p0: float, stages: int) -> int | None:
+    """What PREDICT answers with these votes of the first of several stages: a class, ABSTAIN, or
+    None, which leaves it to the next one.
+    """
+    voting = predict_in_cascade(int(votes.sum()), alpha, p0, stages)
+    assert next(voting).stage == 0
+    try:
+        assert voting.send(votes).stage == 1
+    except StopIteration as end:
+        return end.value[0] if end.value else ABSTAIN
+    return None
+
+
+@pytest.mark.parametrize("p0", [0.5, 0.7])
+def test_a_stage_of_a_prediction_is_seldom_wrong(p0):
+    """Exactly, of three classes: it decides wrongly, or passes over, with probability at most alpha
+    / 2, and uses a part of it.
+    """
+    n, alpha, rates, sure = 60, 0.2, [], 0.0
+    counts = [np.array([a, b, n - a - b]) for a in range(n + 1) for b in range(n + 1 - a)]
+    found = [answers(votes, alpha, p0, 2) for votes in counts]
+    for p in ([p0, 1 - p0, 0.0], [p0 + 1e-6, 0.0, 1 - p0 - 1e-6], [0.5, 0.5, 0.0], [0.4, 0.3, 0.3]):
+        right = 0 if p[0] > p0 else None
+        chances = stats.multinomial.pmf(counts, n, p)
+        rates.append(sum(c for c, a in zip(chances, found) if a not in (right, ABSTAIN)))
+    clear = stats.multinomial.pmf(counts, n, [0.97, 0.03, 0.0])
+    sure = sum(c for c, a in zip(clear, found) if a == 0)
+    assert max(rates) <= alpha / 2 and max(rates) > alpha / 40 and sure > 0.9
+
+
+def test_the_last_stage_of_a_prediction_is_that_of_predict():
+    voting = predict_in_cascade(100, 0.01, 0.7, 2)
+    next(voting)
+    assert voting.send(np.array([34, 33, 33])) == Draws(100, stage=1)
+    with pytest.raises(StopIteration) as end:
+        voting.send(np.array([90, 10, 0]))
+    assert end.value.value == [0]

@@ -7,9 +7,9 @@ where there is none, it is the most probable class of stage K.
 A certificate states that g is class c on the closed ball of radius R around x. The selection draws
 choose c and a stage k; all bounds below are from other draws. It is true if, on that ball,
 
-- at each stage j < k, no class but c has more than p0. A rival with probability q_j at x has at most
-  Phi(Phi^-1(q_j) + r / sigma_j) at distance r (Cohen et al., 2019, lemma 4), which is at most p0
-  for r <= R_j = sigma_j (Phi^-1(p0) - Phi^-1(q_j)), the edge included; and
+- at each stage j < k, no class but c has more than p0. A rival with probability q_j at x has at
+  most Phi(Phi^-1(q_j) + r / sigma_j) at distance r (Cohen et al., 2019, lemma 4), which is at most
+  p0 for r <= R_j = sigma_j (Phi^-1(p0) - Phi^-1(q_j)), the edge included; and
 - at stage k < K, c has more than p0: for r < R_k = sigma_k (Phi^-1(p_k) - Phi^-1(p0)), with p_k its
   probability at x; or at stage K, c is more probable than any other class (``two-sided``).
 
@@ -309,10 +309,11 @@ def predict_in_cascade(
     threshold, and leaves it to the next one if the upper bound is not; else the answer is none.
     Each bound has alpha / (2 * stages).
 
-    Formal guarantee: the class is another one than the cascade's with probability at most alpha
-    (a stage errs if it
-    decides for a class with at most the threshold, at most two of which have a share of alpha /
-    (2 * stages) each, or passes over one with more).
+    Formal guarantee: the class is another one than the cascade's with probability at most alpha.
+    Each stage errs with probability at most alpha / stages. Where a class has more than the
+    threshold, either this class is passed over, or another one decides, for which more than half of
+    the votes must be against it. Where no class has more, one of them decides; by convexity of the
+    tail, two classes that share all votes are the worst case.
     """
     level = alpha / (2 * stages)
     for stage in range(stages - 1):

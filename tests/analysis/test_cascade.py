@@ -1,0 +1,64 @@
+"""Estimates of cascades: those of an obvious loop over images, and the choice on other images."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import smoothadv
+from smoothadv.analysis.cascade import estimated_radii
+from support.analyzed_folder import log
+
+quantile = stats.norm.ppf
+
+
+def one_by_one(stages: list[tuple[int, float, float]], threshold: float, label: int) -> float:
+    """The radius of one image: the largest one of all certificates; -1 where its class is wrong."""
+    found = []
+    for k, (c, radius, sigma) in enumerate(stages):
+        if c < 0:
+            continue
+        radii = [radius if k == len(stages) - 1 else radius - sigma * quantile(threshold)]
+        for other, before, noise in stages[:k]:
+            p_a = stats.norm.cdf(before / noise) if other >= 0 else 0.5
+            rival = 1 - p_a if other == c else p_a
+            radii.append(noise * (quantile(threshold) - quantile(rival)))
+        if min(radii) >= 0:
+            found.append((min(radii), -k, c))
+    radius, _, c = max(found, default=(-1.0, 0, -1))
+    return radius if c == label else -1.0
+
+
+image = st.tuples(st.integers(-1, 2), st.floats(0.01, 1))
+
+
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(st.lists(st.tuples(image, image, image), min_size=1, max_size=8), st.floats(0.5, 0.95))
+def test_the_estimate_is_that_of_an_obvious_loop(images, threshold):
+    sigmas, labels = (1.0, 0.5, 0.25), np.arange(len(images)) % 3
+    stages = []
+    for place, sigma in enumerate(sigmas):
+        classes = np.array([each[place][0] for each in images])
+        radii = np.array([each[place][1] * sigma * 3 for each in images]) * (classes >= 0)
+        stages.append((classes, radii, sigma))
+    found = estimated_radii(stages, threshold, labels)
+    expected = [
+        one_by_one(
+            [(int(c[row]), float(r[row]), sigma) for c, r, sigma in stages], threshold, row % 3
+        )
+        for row in range(len(images))
+    ]
+    assert found == pytest.approx(np.array(expected), abs=1e-9)
+
+
+def test_the_best_is_chosen_on_some_images_and_measured_on_the_others(workplace):
+    """The first model is good on even images, the second one on odd ones."""
+    log("a.tsv", [0.5, 0.0] * 10, sigma=0.5)
+    log("b.tsv", [0.0, 0.2] * 10, sigma=0.25)
+    table = smoothadv.cascade("a.tsv", "b.tsv", choose_on=2, radii=[0, 0.25], thresholds=[0.5])
+    assert table.iloc[0].cascade == "a > b"
+    alone = table[table.threshold.isna()].set_index("cascade")
+    assert alone.loc["a", "0.25"] == 0 and alone.loc["b", "0"] == 1
+    whole = smoothadv.cascade("a.tsv", "b.tsv", radii=[0, 0.25], thresholds=[0.5])
+    assert whole[whole.threshold.isna()].set_index("cascade").loc["a", "0.25"] == 0.5
