@@ -165,9 +165,8 @@ def test_analysis_takes_one_log_of_its_kind(analyze, analysis):
         ("prediction", "attacked/N100/PGD_0.250/num_1/predictions"),
     ]:
         outcome = analyze(analysis, log, *to_file(analysis, "result"))
-        needed = {"compare": (), "gap": (), "held_out": (), "plot_empirical": ("prediction",)}.get(
-            analysis, kinds
-        )
+        several = dict.fromkeys(("cascade", "compare", "gap", "held_out"), ())
+        needed = {**several, "plot_empirical": ("prediction",)}.get(analysis, kinds)
         assert ends_well_or_in_one_line(outcome) == (kind in needed), (kind, outcome)
 
 

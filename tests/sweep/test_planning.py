@@ -46,7 +46,7 @@ def test_tables_of_certificates_are_those_of_the_noise_of_sound(dataset):
     description = describe_dataset(dataset)
     distance = RoundedGaussianNoise(0.25, 0).distance(math.prod(description.image_shape))
     tables = [
-        spec.procedure(description, each).record()["tables_sha256"] for each in (distance, 0.0)
+        spec.procedure(description, (each,)).record()["tables_sha256"] for each in (distance, 0.0)
     ]
     assert expected["tables_sha256"] == tables[0]
     assert dataset == "digits" or tables[0] != tables[1]

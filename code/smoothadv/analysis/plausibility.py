@@ -17,7 +17,7 @@ from smoothadv.statistics import ABSTAIN, Procedure, Smoothing
 from smoothadv.statistics.adaptive import LADDER
 from smoothadv.statistics.bounds import maximum_radius
 from smoothadv.statistics.exact import Exact
-from smoothadv.statistics.on_grid import LABEL_AWARE, GridProcedure
+from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure
 from smoothadv.statistics.two_sided import RIVAL, TwoSided
 
 _OTHER_ALPHA = 0.01
@@ -38,10 +38,9 @@ def check_certificates(log: Log) -> Log:
     sigma = log.facts.get("sigma")
     if log.radii_follow_from_counts:
         log = _check_trials(log)
-    elif log.facts.settings.get("method") in METHODS and issubclass(
-        log.procedure_type, GridProcedure
-    ):
-        _check_looks(log)
+    elif log.facts.settings.get("method") in METHODS and set(GRID_COLUMNS) <= set(log.table):
+        if issubclass(log.procedure_type, GridProcedure):
+            _check_looks(log)
     if sigma is None:
         note = "its sigma is unknown, so its radii could not be checked: --sigma states it"
         return replace(log, notes=(*log.notes, note))
