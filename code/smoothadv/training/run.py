@@ -210,7 +210,8 @@ class TrainingRun:
         address = Address(self.seed, epoch, self.steps)
         batch = min(schedule.batch, at_a_time)
         tested = self.update.evaluate(images, tests.chosen(len(images)), batch, address)
-        if math.isnan(tested["test_loss"]):  # running statistics may be too large, weights finite
+        # Running statistics may be too large where weights are finite.
+        if tested["test_images"] and math.isnan(tested["test_loss"]):
             raise self._not_finite("test loss", epoch)
         return tested
 
