@@ -27,6 +27,9 @@ the first stage that has one with more than p0; else the most probable one of th
             Phi(R / sigma - Phi^-1(p0)); at `stage`, the class has more than Phi(R / sigma +
             Phi^-1(p0)); where that is the last one, as two-sided
   sequential-cascade  the same, by the boundaries of adaptive; at the last stage as sequential
+Or a router, the last one of the sigmas, chooses `stage`, and the class is that of this stage:
+  router    as two-sided, for router_successes and router_rival, and for successes and rival
+  sequential-router  the same, as sequential
   --sound   t = Phi(R / sigma + z) + d, d the distance of the noise from a Gaussian, Phi(z) >= 1/2
             + d; and the `squared_radius`, in squared grey levels, is below (255 R)^2, or 0 where R
             is 0; of two hypotheses, each has + d, and z + y >= 2 (R / sigma + e), Phi(m + e)
@@ -149,6 +152,11 @@ METHODS = {  # the settings and the columns of each procedure that not all have
         "radii label_aware alpha_share tables_sha256 sigmas threshold",
         "samples level looks stage",
     ),
+    "router": ("alpha_share sigmas", "stage rival router_successes router_rival"),
+    "sequential-router": (
+        "radii label_aware alpha_share tables_sha256 sigmas",
+        "samples level looks stage rival router_successes router_rival router_trials",
+    ),
 }
 
 
@@ -230,7 +238,7 @@ def certification_columns(settings: dict[str, Any]) -> list[str]:
     own = METHODS[settings["method"]][1]
     columns = f"idx label predict radius correct time successes trials {own}".split()
     columns += [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
-    stages = range(1, 1 + len(settings.get("sigmas", [])))
+    stages = range(1, 1 + len(settings["sigmas"]) if "threshold" in settings else 1)
     columns += [f"stage_{number}_rival" for number in stages]
     columns += [f"stage_{number}_trials" for number in stages if "radii" in settings]
     columns += ["label_aware"] * settings.get("label_aware", False)
@@ -283,17 +291,15 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         | (squared == 0),
     }
     checks |= grid_checks(row, settings) if "radii" in settings else {}
-    return checks | (stage_checks(row, settings) if "sigmas" in settings else {})
+    checks |= stage_checks(row, settings) if "threshold" in settings else {}
+    return checks | (router_checks(row, settings) if "router_rival" in row else {})
 
 
 def grid_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """As ``row_checks``, of procedures that look several times at the votes."""
     label, predict, trials, looks = (row[name] for name in "label predict trials looks".split())
-    stages, claims, aware = (
-        len(settings.get("sigmas", [0])),
-        predict >= 0,
-        row.get("label_aware", 0),
-    )
+    claims, aware = predict >= 0, row.get("label_aware", 0)
+    stages = 2 if "router_rival" in row else len(settings.get("sigmas", [0]))
     drawn = row["samples"] - stages * settings["N0"]
     return {
         "trials, samples and looks disagree": (trials <= drawn)
@@ -334,6 +340,24 @@ def stage_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
         "trials are not those of its stage": (row["trials"] == own) | (not known),
         "its stages have more draws than samples": sums
         <= (row["samples"] - len(numbers) * settings["N0"] if known else sums),
+    }
+
+
+def router_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """As ``row_checks``, of routers."""
+    claims, known, stages = row["predict"] >= 0, "radii" in settings, len(settings["sigmas"]) - 1
+    routed, rival = row["router_successes"], row["router_rival"]
+    drawn = row["router_trials"] if known else settings["N"]
+    rest = drawn - routed
+    return {
+        "its stage is none of the router's": (1 <= row["stage"]) & (row["stage"] <= stages),
+        "the counts of its router are impossible": (0 <= routed)
+        & (0 <= rival)
+        & (rival <= rest)
+        & (drawn <= settings["N"])
+        & (claims <= (rest <= (stages - 1) * rival)),
+        "its classifiers have more draws than samples": (row["trials"] + drawn)
+        <= (row["samples"] - 2 * settings["N0"] if known else row["trials"] + drawn),
     }
 
 
@@ -713,49 +737,75 @@ class Procedure:
         return found[look]
 
 
-class CascadeProcedure:
-    """As ``Procedure``, for logs of cascades: a procedure for each bound, by stage, from 0, and by
-    whether it is about the rivals alone.
+class StagedProcedure:
+    """As ``Procedure``, for logs of several classifiers: ``bounds`` has the procedure of each bound
+    that a certificate may need.
     """
 
     def __init__(self, settings, run):
         self.settings, self.images = settings, images_of(settings, run)
-        sigmas, p0 = settings["sigmas"], Fraction(settings["threshold"])
         foreign = "sigmas", "threshold", "alpha_share"
         common = {name: value for name, value in settings.items() if name not in foreign}
         self.sequential, self.bounds = "radii" in settings, {}
         one, both = ("adaptive", "sequential") if self.sequential else ("exact", "two-sided")
-        for stage, sigma in enumerate(sigmas[:-1]):
-            own = {**common, "sigma": sigma, "method": one, "ladder": False}
-            for of_rivals in (False, True):
-                self.bounds[stage, of_rivals] = Procedure(own, run, 1 - p0 if of_rivals else p0)
-        share = {"alpha_share": settings["alpha_share"]}
-        last = {**common, **share, "sigma": sigmas[-1], "method": both}
-        self.bounds[len(sigmas) - 1, False] = Procedure(last, run)
+        self.alone = {**common, "method": one, "ladder": False}
+        self.of_two = {**common, "method": both, "alpha_share": settings["alpha_share"]}
+        self.add_bounds(run)
 
     def fault(self, row):
         """Why a row does not hold; None if it does."""
-        checks, last, radius = (
-            row_checks(row, self.settings, self.images),
-            row["stage"],
-            row["radius"],
-        )
+        checks, radius = row_checks(row, self.settings, self.images), row["radius"]
         if self.sequential:
             checks["its radius is not on the grid"] = float(radius) in self.settings["radii"]
-        for stage in range(last) if all(checks.values()) and row["predict"] >= 0 else ():
-            bound = self.bounds[stage, stage < last - 1]
-            rival, n = (
-                row[f"stage_{stage + 1}_rival"],
-                row.get(f"stage_{stage + 1}_trials", bound.n),
-            )
-            successes = row["successes"] if stage == last - 1 else n - rival
+        holds = all(checks.values()) and row["predict"] >= 0
+        for name, bound, n, successes, rival in self.used(row) if holds else ():
             find = bound.lacks
             if bound.both:
                 find = bound.lacks_on_grid if self.sequential else bound.lacks_of_two
             lacking = "its trials are no look" if n not in bound.looks else ""
             lacking = lacking or find(radius, n, successes, rival)
-            checks[f"stage {stage + 1}: {lacking}"] = not lacking
+            checks[f"{name}: {lacking}"] = not lacking
         return next((fault for fault, holds in checks.items() if not holds), None)
+
+
+class CascadeProcedure(StagedProcedure):
+    """For logs of cascades: bounds by stage, from 0, and by whether they are about the rivals
+    alone.
+    """
+
+    def add_bounds(self, run):
+        """A bound on the class and one on the rivals; of both at the last stage."""
+        sigmas, p0 = self.settings["sigmas"], Fraction(self.settings["threshold"])
+        for stage, sigma in enumerate(sigmas[:-1]):
+            for of_rivals in (False, True):
+                null = 1 - p0 if of_rivals else p0
+                self.bounds[stage, of_rivals] = Procedure({**self.alone, "sigma": sigma}, run, null)
+        self.bounds[len(sigmas) - 1, False] = Procedure({**self.of_two, "sigma": sigmas[-1]}, run)
+
+    def used(self, row):
+        """Name, bound, draws, successes and rival of each stage up to that of the row."""
+        last = row["stage"] - 1
+        for stage in range(last + 1):
+            bound, rival = self.bounds[stage, stage < last], row[f"stage_{stage + 1}_rival"]
+            n = row.get(f"stage_{stage + 1}_trials", bound.n)
+            successes = row["successes"] if stage == last else n - rival
+            yield f"stage {stage + 1}", bound, n, successes, rival
+
+
+class RouterProcedure(StagedProcedure):
+    """For logs of routers: bounds by stage, from 0, and last that of the router."""
+
+    def add_bounds(self, run):
+        """One of each classifier."""
+        for place, sigma in enumerate(self.settings["sigmas"]):
+            self.bounds[place] = Procedure({**self.of_two, "sigma": sigma}, run)
+
+    def used(self, row):
+        """As for cascades, of the router and of the stage in the row."""
+        router, stage = self.bounds[len(self.bounds) - 1], self.bounds[row["stage"] - 1]
+        n = row.get("router_trials", router.n)
+        yield "the router", router, n, row["router_successes"], row["router_rival"]
+        yield f"stage {row['stage']}", stage, row["trials"], row["successes"], row["rival"]
 
 
 def verify(log):
@@ -765,7 +815,8 @@ def verify(log):
     manifest = json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
     if fault := manifest_fault(manifest) or log_fault(manifest):
         raise ValueError(f"its manifest {fault}")
-    kind = CascadeProcedure if "sigmas" in manifest["settings"] else Procedure
+    kind = RouterProcedure if "sigmas" in manifest["settings"] else Procedure
+    kind = CascadeProcedure if "threshold" in manifest["settings"] else kind
     procedure, messages, seen = kind(manifest["settings"], manifest["runs"][-1]), [], set()
     columns, (header, *lines) = (
         certification_columns(procedure.settings),

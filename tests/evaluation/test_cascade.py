@@ -130,7 +130,7 @@ def test_another_cascade_does_not_continue_a_log(cascade, log, workplace, capsys
 
 
 FAULTS = {
-    "no file": ("nowhere.toml", "cascade nowhere.toml is no TOML file with threshold"),
+    "no file": ("nowhere.toml", "nowhere.toml is no TOML file with threshold"),
     "no stages": ("threshold = 0.7", "found stage = None"),
     "one stage": ('[[stage]]\ncheckpoint = "a"\nsigma = 1', "found 1, expected two or more"),
     "no sigma": ('[[stage]]\ncheckpoint = "a"', "found stage = "),
@@ -175,7 +175,7 @@ def test_contradictions_are_usage_errors(cascade, workplace, sigma, options, wor
 
 def test_a_cascade_given_as_a_checkpoint_is_answered(cascade, workplace, capsys):
     outcome = call(capsys, "certify", "digits", cascade, 0.25, "log.tsv", *NUMBERS)
-    assert refused(outcome, "it is a cascade: write stages in place of sigma")
+    assert refused(outcome, "it is a cascade, or a router: write stages in place of sigma")
 
 
 def test_predictions_are_those_of_the_cascade_and_few_are_wrong(cascade, log, workplace, capsys):

@@ -93,10 +93,10 @@ class Log:
         name = str(self.facts.settings.get("method"))
         if self.procedure_type.one_sided:
             name = "one-sided"
+        elif "sigmas" in self.facts.settings:
+            name = "cascade" if "threshold" in self.facts.settings else "router"
         elif RIVAL in self.table:
             name = "two-sided"
-        elif "sigmas" in self.facts.settings:
-            name = "cascade"
         return f"{name}, label-aware" if LABEL_AWARE in self.table else name
 
     @property

@@ -15,12 +15,20 @@ common; ``SmoothedAttack`` attacks the smoothed classifier itself, with noise, r
 ``geometry`` and ``micro_batches`` hold what several attacks use.
 """
 
-from smoothadv.attacks.cascade_attack import CascadeAttack
 from smoothadv.attacks.gradient_attack import GradientAttack, Problem
 from smoothadv.attacks.smoothed_attack import SmoothedAttack
+from smoothadv.attacks.staged_attacks import CascadeAttack, RouterAttack, StagedAttack
 from smoothadv.base.registry import Registry, discover
 
-__all__ = ["ATTACKS", "CascadeAttack", "GradientAttack", "Problem", "SmoothedAttack"]
+__all__ = [
+    "ATTACKS",
+    "CascadeAttack",
+    "GradientAttack",
+    "Problem",
+    "RouterAttack",
+    "SmoothedAttack",
+    "StagedAttack",
+]
 
 ATTACKS: Registry[type[GradientAttack]] = Registry("attack")
 

@@ -1,6 +1,10 @@
-"""Files that name the stages of a cascade of smoothed classifiers (``statistics.cascade``):
+"""Files that name the stages of a cascade (``statistics.cascade``) or of a router
+(``statistics.router``):
 
-threshold = 0.7                # p0 (default: 0.7)
+threshold = 0.7                # p0 of a cascade (default: 0.7)
+[router]                       # or the router, in the form of a stage
+checkpoint = "router.pth.tar"
+sigma = 1.0
 [[stage]]                      # two or more, in the order in which they are asked
 checkpoint = "a.pth.tar"       # as certify takes it; a path is relative to this file
 sigma = 1.0
@@ -21,8 +25,8 @@ from smoothadv.base.files import read_toml
 from smoothadv.base.settings import checked, positive_noise_level
 
 STAGES = "stages"
-"""What stands in place of sigma where the model is a cascade."""
-_FORM = "threshold and two or more [[stage]] with checkpoint and sigma"
+"""What stands in place of sigma where the model is a cascade or a router."""
+_FORM = "threshold or [router], and two or more [[stage]] with checkpoint and sigma"
 
 
 @dataclass(frozen=True)
@@ -38,37 +42,54 @@ def stages_of(pairs: Any, called: str = STAGES) -> tuple[Stage, ...]:
     more.
     """
     try:
-        stages = [each if isinstance(each, Stage) else _stage(*each) for each in pairs]
-    except UserError:
-        raise  # of sigma
-    except (TypeError, ValueError):
+        stages = [stage_of(pair, called) for pair in pairs]
+    except TypeError:
         raise UserError(f"{called}: found {pairs!r:.200}, expected pairs (model, sigma)") from None
     if len(stages) < 2:
         raise UserError(f"{called}: found {len(stages)}, expected two or more")
     return tuple(stages)
 
 
-def _stage(model: Any, sigma: Any) -> Stage:
+def stage_of(pair: Any, called: str) -> Stage:
+    """The stage, or the router, that a pair of a model and a sigma describes; UserError where it is
+    none.
+    """
+    if isinstance(pair, Stage):
+        return pair
+    try:
+        model, sigma = pair
+    except (TypeError, ValueError):
+        raise UserError(f"{called}: found {pair!r:.200}, expected (model, sigma)") from None
     source = Path(model) if isinstance(model, str) else model
     return Stage(source, checked("sigma", sigma, positive_noise_level))
 
 
-def read_cascade(path: Path) -> tuple[tuple[Stage, ...], Any]:
-    """The stages in a file, and its threshold (None: it has none); UserError where it is no such
-    file.
+def sigma_names(sigmas: Iterable[float]) -> tuple[str, ...]:
+    """What the classes of a router are called: the sigmas of its stages, like "0.25"."""
+    return tuple(f"{sigma:g}" for sigma in sigmas)
+
+
+def read_stages(path: Path) -> tuple[tuple[Stage, ...], Stage | None, Any]:
+    """The stages in a file, its router and its threshold (None: it has none); UserError where it is
+    no such file.
     """
     try:
         content = read_toml(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cascade {path} is no TOML file with {_FORM}: {reason}") from None
+        raise UserError(f"{path} is no TOML file with {_FORM}: {reason}") from None
     tables = content.pop("stage", None)
+    router = content.pop("router", None)
     unknown = content.keys() - {"threshold"}
     if not isinstance(tables, list) or unknown or not all(map(_is_stage, tables)):
         found = ", ".join(sorted(unknown)) or f"stage = {tables!r:.100}"
-        raise UserError(f"cascade {path}: found {found}, expected {_FORM}")
-    pairs = [(_location(path, each["checkpoint"]), each["sigma"]) for each in tables]
-    return stages_of(pairs, f"cascade {path}"), content.get("threshold")
+        raise UserError(f"{path}: found {found}, expected {_FORM}")
+    if router is not None and not _is_stage(router):
+        raise UserError(f"{path}: found router = {router!r:.100}, expected {_FORM}")
+    named = [*tables, *([] if router is None else [router])]
+    pairs = [(_location(path, each["checkpoint"]), each["sigma"]) for each in named]
+    chooses = None if router is None else stage_of(pairs.pop(), f"{path}, router")
+    return stages_of(pairs, str(path)), chooses, content.get("threshold")
 
 
 def _is_stage(table: Any) -> bool:
@@ -80,8 +101,3 @@ def _location(path: Path, name: str) -> Path:
     """The checkpoint that a file names; a network by name like timm:resnet18 stays as it is."""
     beside = path.parent / name
     return Path(name) if ":" in name and not beside.exists() else beside
-
-
-def names_of(stages: Iterable[Stage]) -> str:
-    """What people call a cascade: the sigmas of its stages, like "1 > 0.5 > 0.25"."""
-    return " > ".join(f"{stage.sigma:g}" for stage in stages)

@@ -89,7 +89,7 @@ def _described(path: Path) -> Members:
             f"ensemble {path} is no TOML file: {getattr(error, 'strerror', None) or error}"
         ) from None
     if "stage" in content:
-        raise UserError(f"{path}: it is a cascade: write {STAGES} in place of sigma")
+        raise UserError(f"{path}: it is a cascade, or a router: write {STAGES} in place of sigma")
     members, mean = content.get("members", []), content.get("mean", MEANS[0])
     layer = content.get("input_layer")
     fits = {

@@ -56,8 +56,9 @@ def spec_of(options: Options, command: Sequence[str]) -> CertifySpec:
     """The spec that the options describe; a usage error for options of another procedure than
     --method's.
     """
-    is_cascade = options["sigma"] == STAGES
-    method = procedure_name(options.get("--method", "exact"), is_cascade)
+    method = options.get("--method", "exact")
+    if options["sigma"] == STAGES and not method.endswith("router"):
+        method = procedure_name(method, "cascade")  # a router's has the same settings
     refuse_foreign_settings(options, PROCEDURES, "--method", method)
     settings = given_settings(PROCEDURES[method], options)
     return spec_from(CertifySpec, options, command, settings=settings)

@@ -1,4 +1,6 @@
-"""Prepares an evaluation of a cascade: one evaluation per stage, under one identity."""
+"""Prepares an evaluation of a cascade or a router: one evaluation per classifier, under one
+identity.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from typing import Any
 
 import torch
 
+from smoothadv.base.cascades import sigma_names
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
+from smoothadv.datasets.relabelled import RelabelledImages
 from smoothadv.evaluation import setup
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.specs import EvaluationSpec
@@ -23,8 +27,8 @@ _OF_STAGES = ("checkpoint_sha256", "module_sha256")
 
 @dataclass(frozen=True)
 class CascadeEvaluation(Evaluation):
-    """An evaluation of a cascade, with that of each of its ``stages``; the classifier, its forms
-    and the noise are those of the last one.
+    """An evaluation of a cascade, with that of each of its ``stages``, and last of its router, if
+    it has one; the classifier, its forms and the noise are those of the last stage.
     """
 
     stages: tuple[Evaluation, ...] = field(kw_only=True)
@@ -55,27 +59,36 @@ class CascadeEvaluation(Evaluation):
 
 
 def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Evaluation:
-    """As ``setup.prepare``, also for cascades, all of whose stages vote in batches of one size."""
+    """As ``setup.prepare``, also for several classifiers, which vote in batches of one size."""
     if spec.stages is None:
         return setup.prepare(spec, log, sound)
     stages: list[Evaluation] = []
-    for stage in spec.stages:
+    for number, stage in enumerate(spec.classifiers):
         own = spec.of_stage(stage)
         batch = stages[0].batch if stages else own.batch
-        stages.append(setup.prepare(replace(own, batch=batch), log, sound))
-        images = [(each.dataset.fingerprint(), each.dataset.description) for each in stages]
-        if images[0] != images[-1]:
+        own = replace(own, batch=batch)
+        if number == len(spec.stages):  # the router, whose classes are the stages
+            names = sigma_names(each.sigma for each in spec.stages)
+            images = stages[0].dataset
+            anything = [0] * images.description.num_classes
+            own = replace(own, dataset=RelabelledImages(images, names, anything))
+            stages.append(setup.prepare(own, log, sound))
+            break
+        stages.append(setup.prepare(own, log, sound))
+        known = [(each.dataset.fingerprint(), each.dataset.description) for each in stages]
+        if known[0] != known[-1]:
             raise UserError(
                 f"{spec.model or 'stages'}: stage {len(stages)} has other images or classes than "
                 "the first one: all must have the same"
             )
-    last = stages[-1]
+    last = stages[len(spec.stages) - 1]
     architectures = [str(stage.settings["arch"]) for stage in stages]
     settings = _joined([stage.settings for stage in stages])
     settings |= {
         **spec.identity(*architectures),
         CLASSIFIER: digest([" ".join(stage.key.classifier for stage in stages)]),
-        "sigmas": [stage.sigma for stage in spec.stages],
+        "sigmas": [stage.sigma for stage in spec.classifiers],
+        **{name: last.settings[name] for name in ("num_classes", "dataset_fingerprint")},
     }
     name = None if spec.model is None else str(spec.model)
     of_cascade = {"spec": spec, "settings": settings}

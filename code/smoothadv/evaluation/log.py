@@ -28,7 +28,7 @@ from smoothadv.records.writer import LogWriter, MemoryLog, Row, WrittenLog, read
 from smoothadv.voting.counter import Poll, check_exact
 
 if TYPE_CHECKING:
-    from smoothadv.attacks import CascadeAttack, SmoothedAttack
+    from smoothadv.attacks import SmoothedAttack, StagedAttack
 
 # An attack takes up to this many passes' worth of images at a time, so that few places of its last
 # passes stay empty.
@@ -62,7 +62,7 @@ class LogContent:
     activity: str
     title: str = "correct"
     scores: Callable[[Row], bool] = lambda row: bool(row["correct"])
-    attack: SmoothedAttack | CascadeAttack | None = None
+    attack: SmoothedAttack | StagedAttack | None = None
     keeps_images: bool = False
 
     @property

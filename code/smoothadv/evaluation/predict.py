@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
-from smoothadv.attacks import CascadeAttack, SmoothedAttack
+from smoothadv.attacks import SmoothedAttack, StagedAttack
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.geometry import in_grey_levels, l2_norm
 from smoothadv.attacks.smoothed_attack import EVERY
@@ -31,13 +31,14 @@ from smoothadv.records.logs import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_col
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN, Draws, prediction
 from smoothadv.statistics.cascade import predict_in_cascade
+from smoothadv.statistics.router import predict_by_router
 from smoothadv.voting.classifier import default_attack_batch
 from smoothadv.voting.counter import Poll
 
 
 def with_attack_batch(
     evaluation: Evaluation, usual_batch: int | None = None
-) -> tuple[Evaluation, SmoothedAttack | CascadeAttack | None]:
+) -> tuple[Evaluation, SmoothedAttack | StagedAttack | None]:
     """The evaluation with the batch of its attack, and that attack; None without one.
 
     The batch is that of the spec, else that of the log to be continued, else ``usual_batch``, by
@@ -81,7 +82,7 @@ class PredictionPolls:
     """
 
     evaluation: Evaluation
-    attack: SmoothedAttack | CascadeAttack | None
+    attack: SmoothedAttack | StagedAttack | None
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
@@ -153,11 +154,13 @@ class PredictionPolls:
         of them; ``base`` returns the base classifier's class, for which no draw should wait.
         """
         spec, (label, _) = self.evaluation.spec, self.aim(example)
-        if spec.stages is None or spec.threshold is None:
-            classes = yield from prediction.predict(spec.n, spec.alpha, self.top_k)
+        stages = len(spec.stages or ())
+        if spec.router is not None:
+            classes = yield from predict_by_router(spec.n, spec.alpha, stages)
+        elif spec.threshold is not None:
+            classes = yield from predict_in_cascade(spec.n, spec.alpha, spec.threshold, stages)
         else:
-            number = len(spec.stages)
-            classes = yield from predict_in_cascade(spec.n, spec.alpha, spec.threshold, number)
+            classes = yield from prediction.predict(spec.n, spec.alpha, self.top_k)
         predicted = label if label in classes else [*classes, ABSTAIN][0]
         return {
             "abstain": int(not classes),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.base import plugins
-from smoothadv.base.cascades import STAGES, Stage, read_cascade, stages_of
+from smoothadv.base.cascades import STAGES, Stage, read_stages, stage_of, stages_of
 from smoothadv.base.choices import INPUT_LAYER_NAMES, PRECISION_NAMES
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import (
@@ -41,7 +41,7 @@ from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
-    from smoothadv.attacks import CascadeAttack, SmoothedAttack
+    from smoothadv.attacks import SmoothedAttack, StagedAttack
 
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
@@ -72,13 +72,19 @@ class EvaluationSpec(RunSpec):
         records="sigma",
         unit="on images in [0, 1]",
         help=f"standard deviation of the smoothing noise; {STAGES} where CHECKPOINT is a TOML file "
-        "of a cascade (smoothadv/base/cascades.py shows one)",
+        "of a cascade or a router (docs/cascades.md)",
     )
     stages: tuple[Stage, ...] | None = setting(
         None,
         kind=object,
         flag="",
         help="(model, sigma) of each stage of a cascade, in place of model and sigma",
+    )
+    router: Stage | None = setting(
+        None,
+        kind=object,
+        flag="",
+        help="(model, sigma) of a router, which says for each image which of the stages decides",
     )
     threshold: float | None = setting(
         None,
@@ -184,28 +190,44 @@ class EvaluationSpec(RunSpec):
             self._set(arch=plugins.load(self.arch).name)
 
     def _read_stages(self) -> None:
-        """Set the stages and their threshold, and as sigma the largest one, where the model is a
-        cascade.
+        """Set the stages, their router or threshold, and as sigma the largest one, where the model
+        has stages.
         """
         if self.stages is not None:
-            self._set(stages=stages_of(self.stages))
+            router = self.router and stage_of(self.router, "router")
+            self._set(stages=stages_of(self.stages), router=router)
         elif isinstance(self.sigma, str):
-            stages, threshold = read_cascade(Path(self.model))
-            self._set(stages=stages, threshold=self.threshold or threshold)
+            stages, router, threshold = read_stages(Path(self.model))
+            self._set(stages=stages, router=router, threshold=self.threshold or threshold)
+        if self.threshold is not None and self.kind != "cascade":
+            raise UsageError("--threshold is for cascades: leave it out")
         if self.stages is None:
-            if self.threshold is not None:
-                raise UsageError("--threshold is for cascades: leave it out")
+            if self.router is not None:
+                raise UsageError("router: found one without stages: give stages, too")
             return
         if self.denoiser is not None:
-            raise UsageError("--denoiser is for one sigma: leave it out for a cascade")
-        self._set(sigma=max(stage.sigma for stage in self.stages))
-        if self.threshold is None:
+            raise UsageError(f"--denoiser is for one sigma: leave it out for a {self.kind}")
+        self._set(sigma=max(stage.sigma for stage in self.classifiers))
+        if self.router is None and self.threshold is None:
             self._set(threshold=DEFAULT_THRESHOLD)
 
+    @property
+    def kind(self) -> str:
+        """What the model is: a "cascade", a "router", or "": a single classifier."""
+        if self.stages is None:
+            return ""
+        return "cascade" if self.router is None else "router"
+
+    @property
+    def classifiers(self) -> tuple[Stage, ...]:
+        """The stages, and then the router; one of a single classifier."""
+        stages = self.stages or (Stage(self.model, self.sigma),)
+        return stages if self.router is None else (*stages, self.router)
+
     def of_stage(self, stage: Stage) -> EvaluationSpec:
-        """The spec of one stage of a cascade."""
+        """The spec of one of several classifiers."""
         alone = {**self._OF_ONE_STAGE, "model": stage.model, "sigma": stage.sigma}
-        return dataclasses.replace(self, stages=None, threshold=None, **alone)
+        return dataclasses.replace(self, stages=None, router=None, threshold=None, **alone)
 
     def missing_plugin(self) -> str:
         if not isinstance(self.model, Path):
@@ -305,13 +327,13 @@ class CertifySpec(EvaluationSpec):
         kind = self.procedure_type
         if asked is None:
             self._set(n=kind.default_n)
-        self._set(method=values.procedure_name(self.method, self.stages is not None))
+        self._set(method=values.procedure_name(self.method, self.kind))
         self.procedure()  # refuses its numbers before anything is loaded
 
     @property
     def procedure_type(self) -> type[Procedure]:
         """The class of the certification procedure."""
-        return PROCEDURES[values.procedure_name(self.method, self.stages is not None)]
+        return PROCEDURES[values.procedure_name(self.method, self.kind)]
 
     def procedure(
         self,
@@ -319,7 +341,7 @@ class CertifySpec(EvaluationSpec):
         noise_distances: tuple[float, ...] = (0.0,),
     ) -> Procedure:
         """The certification procedure for images of this description, under noise at this distance
-        from a Gaussian, at each stage of a cascade; UsageError where it refuses its settings.
+        from a Gaussian, of each classifier; UsageError where it refuses its settings.
         """
         known = {field.name for field in dataclasses.fields(self.procedure_type)} - {"smoothing"}
         given = dict(self.settings or {})
@@ -331,9 +353,9 @@ class CertifySpec(EvaluationSpec):
         if description is not None and "radii" in known:
             given.setdefault("radii", description.radii)
         if self.stages is not None:
-            sigmas = tuple(stage.sigma for stage in self.stages)
-            given |= {"sigmas": sigmas, "threshold": self.threshold}
+            given["sigmas"] = tuple(stage.sigma for stage in self.classifiers)
             given["noise_distances"] = noise_distances
+            given |= {} if self.threshold is None else {"threshold": self.threshold}
         try:
             smoothing = Smoothing(self.sigma, self.n0, self.n, self.alpha, noise_distances[0])
             procedure = self.procedure_type(smoothing, **given)
@@ -424,11 +446,10 @@ class AttackedSpec(EvaluationSpec):
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def smoothed_attack(self, seed: int, batch: int = 256) -> SmoothedAttack | CascadeAttack:
-        """The attack on the smoothed classifier, or on the cascade, with this seed and batch."""
-        from smoothadv.attacks import CascadeAttack, SmoothedAttack
+    def smoothed_attack(self, seed: int, batch: int = 256) -> SmoothedAttack | StagedAttack:
+        """The attack on the smoothed classifier, or on all, with this seed and batch."""
+        from smoothadv.attacks import CascadeAttack, RouterAttack, SmoothedAttack
 
-        stages = self.stages or (Stage(self.model, self.sigma),)
         attacks = [
             SmoothedAttack(
                 self.attack,
@@ -439,8 +460,11 @@ class AttackedSpec(EvaluationSpec):
                 target=self.target,
                 batch=batch,
             )
-            for stage in stages
+            for stage in self.classifiers
         ]
+        if self.router is not None:
+            attacks[-1].target = None  # it has other classes
+            return RouterAttack(attacks[:-1], attacks[-1])
         return CascadeAttack(attacks, self.threshold) if self.threshold else attacks[0]
 
 
@@ -468,7 +492,7 @@ class PredictSpec(AttackedSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.top_k > 1 and self.stages is not None:
-            raise UsageError("--top-k is not for cascades: leave it out")
+            raise UsageError(f"--top-k is not for {self.kind}s: leave it out")
 
     def identity(self, *architectures: str) -> dict[str, Any]:
         sets = {"top_k": self.top_k} if self.top_k > 1 else {}

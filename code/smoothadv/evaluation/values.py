@@ -52,13 +52,17 @@ def target(text: str) -> int | str:
     return text
 
 
-def procedure_name(method: str, is_cascade: bool) -> str:
-    """The procedure that --method names, of a single classifier or of a cascade; UsageError where
-    it is for the other.
+def procedure_name(method: str, kind: str) -> str:
+    """The procedure that --method names, for a model of this kind: "cascade", "router" or "", a
+    single classifier; UsageError where it is for another kind.
     """
-    names = {"exact": "cascade", "sequential": "sequential-cascade"}
-    if not is_cascade and method in names.values():
-        raise UsageError(f"--method {method} is for cascades: write {STAGES} in place of sigma")
-    if is_cascade and method not in {*names, *names.values()}:
-        raise UsageError(f"--method {method} is not for cascades: take one of {', '.join(names)}")
-    return names.get(method, method) if is_cascade else method
+    usual = ("exact", "sequential")
+    names = {each: dict(zip(usual, (each, f"sequential-{each}"))) for each in ("cascade", "router")}
+    own = names.pop(kind, {})
+    for other, foreign in names.items():
+        if method in foreign.values():
+            hint = "" if kind else f": write {STAGES} in place of sigma"
+            raise UsageError(f"--method {method} is for {other}s{hint}")
+    if kind and method not in {*own, *own.values()}:
+        raise UsageError(f"--method {method} is not for {kind}s: take one of {', '.join(usual)}")
+    return own.get(method, method)

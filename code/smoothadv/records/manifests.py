@@ -91,6 +91,11 @@ METHODS = {  # the settings and the columns of each procedure that not all have
         "radii label_aware alpha_share tables_sha256 sigmas threshold",
         "samples level looks stage",
     ),
+    "router": ("alpha_share sigmas", "stage rival router_successes router_rival"),
+    "sequential-router": (
+        "radii label_aware alpha_share tables_sha256 sigmas",
+        "samples level looks stage rival router_successes router_rival router_trials",
+    ),
 }
 
 
@@ -172,7 +177,7 @@ def certification_columns(settings: dict[str, Any]) -> list[str]:
     own = METHODS[settings["method"]][1]
     columns = f"idx label predict radius correct time successes trials {own}".split()
     columns += [f"rival_{number + 1}" for number in range(settings.get("top_k", 0))]
-    stages = range(1, 1 + len(settings.get("sigmas", [])))
+    stages = range(1, 1 + len(settings["sigmas"]) if "threshold" in settings else 1)
     columns += [f"stage_{number}_rival" for number in stages]
     columns += [f"stage_{number}_trials" for number in stages if "radii" in settings]
     columns += ["label_aware"] * settings.get("label_aware", False)
@@ -225,17 +230,15 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         | (squared == 0),
     }
     checks |= grid_checks(row, settings) if "radii" in settings else {}
-    return checks | (stage_checks(row, settings) if "sigmas" in settings else {})
+    checks |= stage_checks(row, settings) if "threshold" in settings else {}
+    return checks | (router_checks(row, settings) if "router_rival" in row else {})
 
 
 def grid_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
     """As ``row_checks``, of procedures that look several times at the votes."""
     label, predict, trials, looks = (row[name] for name in "label predict trials looks".split())
-    stages, claims, aware = (
-        len(settings.get("sigmas", [0])),
-        predict >= 0,
-        row.get("label_aware", 0),
-    )
+    claims, aware = predict >= 0, row.get("label_aware", 0)
+    stages = 2 if "router_rival" in row else len(settings.get("sigmas", [0]))
     drawn = row["samples"] - stages * settings["N0"]
     return {
         "trials, samples and looks disagree": (trials <= drawn)
@@ -276,6 +279,24 @@ def stage_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
         "trials are not those of its stage": (row["trials"] == own) | (not known),
         "its stages have more draws than samples": sums
         <= (row["samples"] - len(numbers) * settings["N0"] if known else sums),
+    }
+
+
+def router_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """As ``row_checks``, of routers."""
+    claims, known, stages = row["predict"] >= 0, "radii" in settings, len(settings["sigmas"]) - 1
+    routed, rival = row["router_successes"], row["router_rival"]
+    drawn = row["router_trials"] if known else settings["N"]
+    rest = drawn - routed
+    return {
+        "its stage is none of the router's": (1 <= row["stage"]) & (row["stage"] <= stages),
+        "the counts of its router are impossible": (0 <= routed)
+        & (0 <= rival)
+        & (rival <= rest)
+        & (drawn <= settings["N"])
+        & (claims <= (rest <= (stages - 1) * rival)),
+        "its classifiers have more draws than samples": (row["trials"] + drawn)
+        <= (row["samples"] - 2 * settings["N0"] if known else row["trials"] + drawn),
     }
 
 

@@ -71,24 +71,21 @@ not looked at."""
 
 
 @dataclass(frozen=True)
-class CascadeProcedure(Procedure):
-    """What the certificates of a cascade share: settings, and the choice of class and stage.
+class StagedProcedure(Procedure):
+    """What certificates of several smoothed classifiers share.
 
     ``sigmas`` and ``noise_distances`` (none: those of ``smoothing``) are what ``Smoothing`` has, of
-    each stage, in their order. Each bound has all of alpha, since a radius that is the smallest of
-    several is too large only if one fixed bound fails. At the last stage, a sum of two bounds has
+    each classifier, in their order. Each bound has all of alpha, since a radius that is the
+    smallest of several is too large only if one fixed bound fails. A sum of two bounds has
     ``alpha_share`` for the class and the rest for its rivals, as in ``two-sided``.
     """
 
-    threshold: float = DEFAULT_THRESHOLD
     alpha_share: float = setting(**SHARE)
     sigmas: tuple[float, ...] = field(default=(), kw_only=True)
     noise_distances: tuple[float, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.5 <= self.threshold <= 0.999:
-            raise ValueError(f"threshold must lie in 0.5..0.999, got {self.threshold}")
         sigmas = self.sigmas or (self.smoothing.sigma,)
         distances = self.noise_distances or (self.smoothing.noise_distance,) * len(sigmas)
         object.__setattr__(self, "sigmas", tuple(map(float, sigmas)))
@@ -102,11 +99,25 @@ class CascadeProcedure(Procedure):
 
     @property
     def smoothings(self) -> list[Smoothing]:
-        """Those of the stages."""
+        """Those of the classifiers."""
         return [
             replace(self.smoothing, sigma=sigma, noise_distance=distance)
             for sigma, distance in zip(self.sigmas, self.noise_distances, strict=True)
         ]
+
+
+@dataclass(frozen=True)
+class CascadeProcedure(StagedProcedure):
+    """What the certificates of a cascade share: the threshold, and the choice of class and
+    stage.
+    """
+
+    threshold: float = DEFAULT_THRESHOLD
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0.5 <= self.threshold <= 0.999:
+            raise ValueError(f"threshold must lie in 0.5..0.999, got {self.threshold}")
 
     def selected(self) -> Generator[Draws, np.ndarray, tuple[int, int, list[np.ndarray]]]:
         """Draws n0 votes of each stage; returns the class, the number of the stage whose

@@ -34,6 +34,7 @@ from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.exact.training import trained_integers
 from smoothadv.noise import derive_generator
 from smoothadv.training.folder import RunFolder
+from smoothadv.training.routing import routed
 from smoothadv.training.run import TrainingRun, TrainingSetup
 from smoothadv.training.schedule import layer_groups
 from smoothadv.training.spec import TrainSpec
@@ -109,6 +110,9 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     else:
         training, test = (get_dataset(spec.dataset, split, spec.data_dir) for split in SPLITS)
     images = training.description = spec.augmented(training.description)
+    if spec.route is not None:
+        training, test = routed(training, spec.route)
+        images = training.description
     pseudo_labelled = None
     if spec.use_unlabelled is not None:
         pseudo_labelled = load_pseudo_labelled(spec.use_unlabelled, images)

@@ -336,6 +336,15 @@ class TrainSpec(RunSpec):
         help="weight of the loss on the images of --use-unlabelled (paper: 0.1, 0.5, 1; default: "
         "1)",
     )
+    route: tuple[Path, ...] | None = setting(
+        None,
+        parse=Path,
+        many=True,
+        metavar="LOG",
+        group=_DATA,
+        help="train a router: the class of a training image is the stage that certifies it best, "
+        "by a certification log of each stage on training images (docs/cascades.md)",
+    )
     input_layer: str | None = setting(
         None,
         choices=INPUT_LAYER_NAMES,
@@ -371,6 +380,8 @@ class TrainSpec(RunSpec):
                 "of them out": execution.synchronized_norm and has_micro_batch,
                 "--finetune-quantized needs a --pretrained-model of integers, and their exact "
                 "sums: no --precision": self.finetune_quantized and not is_exact,
+                "--route names the classes of the training images, and --use-unlabelled others: "
+                "leave one of them out": self.route is not None and self.use_unlabelled is not None,
                 "--pretrained and --pretrained-model both say where to start: leave one of them "
                 "out": self.pretrained and start is not None,
                 f"--noise 0 makes all {objective.copies} noisy copies of an image identical: leave "

@@ -1,0 +1,199 @@
+"""Certificates of a router: a smoothed classifier that says which of several stages classifies.
+
+Stage j has a base classifier f_j and noise of standard deviation sigma_j; its smoothed class is the
+most probable one. The router h is a classifier of images into the numbers of the stages, with noise
+of its own. g(x) is the class of the stage that the smoothed router chooses for x (dual randomized
+smoothing). If the router chooses k on the closed ball of radius R around x, and stage k has class c
+there, then g is c on that ball.
+
+The selection draws choose k and c. R is the smaller one of the radii that ``two-sided`` certifies
+for the router's k and for the stage's c, each at alpha. Of the two true radii, the smaller one
+belongs to a fixed bound, since k and c are chosen: a false statement needs this bound to fail, so
+that alpha is not divided (as in ``cascade``), and the draws need not be independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from smoothadv.base.digests import digest
+from smoothadv.records.logs import COUNT_COLUMNS
+from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Voting
+from smoothadv.statistics.bounds import two_sided_radius
+from smoothadv.statistics.cascade import STAGE, StagedProcedure
+from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, Looked, OnGrid
+from smoothadv.statistics.prediction import predict_from_votes
+from smoothadv.statistics.sequential import Sequential
+from smoothadv.statistics.two_sided import RIVAL, strongest_rival
+
+ROUTED, ROUTED_RIVAL, ROUTED_TRIALS = "router_successes", "router_rival", "router_trials"
+"""Columns of a log: of the router's estimation draws, the count of the stage, the largest count of
+another stage, and all."""
+
+
+class _Selected:
+    """What the selection draws of a router chose.
+
+    ``stage`` is the number of the stage, from 0, ``candidate`` the class. ``bounds`` has of the
+    router and of that stage which classifier it is, what is to be certified for it, and its votes.
+    """
+
+    def __init__(self, router: int, routed: np.ndarray, votes: np.ndarray) -> None:
+        self.stage, self.candidate = int(routed.argmax()), int(votes.argmax())
+        self.bounds = [(router, self.stage, routed), (self.stage, self.candidate, votes)]
+
+
+@dataclass(frozen=True)
+class RouterProcedure(StagedProcedure):
+    """What the certificates of a router share; the last one of ``sigmas`` is the router's."""
+
+    def selected(self) -> Generator[Draws, np.ndarray, _Selected]:
+        """Draws n0 votes of the router and n0 votes of the stage that they choose."""
+        router, n0 = len(self.sigmas) - 1, self.smoothing.n0
+        routed = yield Draws(n0, stage=router)
+        return _Selected(router, routed, (yield Draws(n0, stage=int(routed.argmax()))))
+
+
+@PROCEDURES.register("router")
+@dataclass(frozen=True)
+class Router(RouterProcedure):
+    """Certify a router and its stages by n votes of the router and n votes of one stage.
+
+    The radius is the smaller one of the radii of ``two_sided_radius``, of the router for the stage
+    that the selection draws choose, and of that stage for the class that they choose.
+
+    Formal guarantee: that of ``Procedure``, of the router with its stages.
+    """
+
+    fixed_sample: ClassVar[bool] = True
+
+    @classmethod
+    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        return (*COUNT_COLUMNS, STAGE, RIVAL, ROUTED, ROUTED_RIVAL)
+
+    @classmethod
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        router, stage = len(settings["sigmas"]) - 1, counts[STAGE] - 1
+        trials = counts["trials"]
+        radii = (
+            cls._radius(settings, router, counts[ROUTED], counts[ROUTED_RIVAL], trials),
+            cls._radius(settings, stage, counts["successes"], counts[RIVAL], trials),
+        )
+        return None if min(radii) < 0 else min(radii)
+
+    @staticmethod
+    def _radius(
+        settings: Mapping[str, Any], place: int, own: int, rival: int, trials: int
+    ) -> float:
+        """The radius that these counts of one classifier certify; negative if they certify none."""
+        sigma = settings["sigmas"][place]
+        distances = settings.get("noise_distances") or (0.0,) * len(settings["sigmas"])
+        levels = settings["alpha"], settings["alpha_share"], distances[place]
+        radius = two_sided_radius(own, rival, trials, sigma, *levels)
+        return -1.0 if radius is None else radius
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.counts(vars(self))[len(COUNT_COLUMNS) :]
+
+    def votes(self, label: int) -> Voting:
+        selected = yield from self.selected()
+        counts, radius = np.zeros((2, 3), dtype=int), math.inf
+        for row, (place, chosen, _) in enumerate(selected.bounds):
+            votes, certified = yield from self._bound(place, chosen)
+            counts[row] = votes[chosen], strongest_rival(votes, chosen), votes.sum()
+            if (radius := min(radius, certified)) < 0:
+                break
+        (routed, routed_rival, _), (successes, rival, trials) = counts.tolist()
+        values = selected.stage + 1, rival, routed, routed_rival
+        statement = (selected.candidate, radius) if radius >= 0 else (ABSTAIN, 0.0)
+        return Certificate(*statement, successes, trials, dict(zip(self.columns, values)))
+
+    def _bound(
+        self, place: int, chosen: int
+    ) -> Generator[Draws, np.ndarray, tuple[np.ndarray, float]]:
+        """The votes of one classifier, and the radius that they certify for what was chosen;
+        negative if they certify none, of which fewer than n votes may be drawn.
+        """
+        n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
+
+        def radius(votes: np.ndarray) -> float:
+            """That of these votes if all that are missing are for the one chosen."""
+            own = n - int(votes.sum() - votes[chosen])
+            return self._radius(settings, place, own, strongest_rival(votes, chosen), n)
+
+        votes = yield Draws(n, lambda votes: radius(votes) < 0, place)
+        return votes, radius(votes) if votes.sum() == n else -1.0
+
+
+@PROCEDURES.register("sequential-router")
+@dataclass(frozen=True)
+class SequentialRouter(RouterProcedure, OnGrid):
+    """Decide radii of a grid for a router and its stages, with as many draws of each as its
+    decision needs.
+
+    The certificates are those of ``router``; each of the two bounds is ``sequential``. The one that
+    the selection draws make smaller is decided first, and the other one up to that radius.
+
+    Formal guarantee: that of ``router``, however early the tests stop.
+    """
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        own = (*GRID_COLUMNS, STAGE, RIVAL, ROUTED, ROUTED_RIVAL, ROUTED_TRIALS)
+        return (*own, LABEL_AWARE) if self.label_aware else own
+
+    def record(self) -> dict[str, Any]:
+        tables = [each.record()["tables_sha256"] for each in self.bounds]
+        return {**super().record(), "tables_sha256": digest(tables)}
+
+    @cached_property
+    def bounds(self) -> list[Sequential]:
+        """The sequential test of each stage, and last of the router."""
+        return [
+            Sequential(own, self.radii, alpha_share=self.alpha_share) for own in self.smoothings
+        ]
+
+    def votes(self, label: int) -> Voting:
+        selected = yield from self.selected()
+        skipped, most = self.label_aware and selected.candidate != label, math.inf
+        found: dict[int, Looked] = {}
+        order = sorted(
+            selected.bounds,
+            key=lambda each: self.sigmas[each[0]] * (each[2][each[1]] / each[2].sum() - 0.5),
+        )
+        for place, chosen, selection in () if skipped else order:
+            looked = yield from self.bounds[place].decide(selection, chosen, most, place)
+            found[place], most = looked, min(most, looked.radius)
+            if most < 0:
+                break
+        level = sum(radius <= most for radius in self.radii) - 1 if found else -1
+        drawn = 2 * self.smoothing.n0 + sum(each.drawn for each in found.values())
+        details = dict(zip(GRID_COLUMNS, (drawn, level, sum(e.looks for e in found.values()))))
+        counts = []
+        for place, chosen, selection in selected.bounds:
+            votes = found[place].votes if place in found else np.zeros_like(selection)
+            counts += [int(votes[chosen]), strongest_rival(votes, chosen), int(votes.sum())]
+        routed, routed_rival, routed_trials, successes, rival, trials = counts
+        details |= {STAGE: selected.stage + 1, RIVAL: rival}
+        details |= {ROUTED: routed, ROUTED_RIVAL: routed_rival, ROUTED_TRIALS: routed_trials}
+        details |= {LABEL_AWARE: int(skipped)} if self.label_aware else {}
+        statement = (selected.candidate, self.radii[level]) if level >= 0 else (ABSTAIN, 0.0)
+        return Certificate(*statement, successes, trials, details)
+
+
+def predict_by_router(n: int, alpha: float, stages: int) -> Generator[Draws, np.ndarray, list[int]]:
+    """PREDICT for a router with so many stages, as ``prediction.predict``: by n votes of the router
+    and n votes of the stage that they predict, each at alpha / 2.
+    """
+    routed = predict_from_votes((yield Draws(n, stage=stages)), alpha / 2)
+    if routed == ABSTAIN:
+        return []
+    predicted = predict_from_votes((yield Draws(n, stage=routed)), alpha / 2)
+    return [] if predicted == ABSTAIN else [predicted]

@@ -1,0 +1,109 @@
+"""Images whose labels are the stages that certify them best: with them, a router is trained
+(``statistics.router``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from smoothadv.base.cascades import sigma_names
+from smoothadv.base.digests import digest
+from smoothadv.base.errors import UserError, escape
+from smoothadv.datasets import Batches, ImageDataset, Indices
+from smoothadv.datasets.images import Item
+from smoothadv.records.logs import read_manifest_file
+from smoothadv.records.readers import read_certification_log
+
+HELD_OUT = 10
+"""Every tenth image is held out, to test the router."""
+
+
+class RoutedImages:
+    """Some of ``images``, those at ``indices`` int64 [N], whose classes are ``labels`` int64 [N] of
+    ``class_names``; in all else as ``images``.
+    """
+
+    def __init__(
+        self,
+        images: ImageDataset,
+        indices: torch.Tensor,
+        labels: torch.Tensor,
+        class_names: Sequence[str],
+    ) -> None:
+        self.images, self._indices, self.labels = images, indices, labels
+        self.description = replace(images.description, class_names=tuple(class_names))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        return self.images[int(self._indices[index])][0], int(self.labels[index])
+
+    def training_batches(
+        self, batches: Indices, device: torch.device, generator: torch.Generator
+    ) -> Batches:
+        """See ``ImageDataset``."""
+        chosen = [self._indices[batch] for batch in batches]
+        return self._relabelled(batches, self.images.training_batches(chosen, device, generator))
+
+    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
+        """See ``ImageDataset``."""
+        chosen = [self._indices[batch] for batch in batches]
+        return self._relabelled(batches, self.images.evaluation_batches(chosen, device))
+
+    def _relabelled(self, batches: Indices, found: Batches) -> Batches:
+        for batch, (images, labels) in zip(batches, found):
+            yield images, self.labels[batch].to(labels.device)
+
+    def fingerprint(self) -> str:
+        """See ``ImageDataset``; it changes with the choice of images and with the labels, too."""
+        own = np.stack([self._indices.numpy(), self.labels.numpy()])
+        return digest([self.images.fingerprint(), own])
+
+
+def routed(images: ImageDataset, logs: Sequence[Path]) -> tuple[RoutedImages, RoutedImages]:
+    """The images to train a router, and those held out to test it, from a certification log of each
+    stage on ``images``, in the order of the stages.
+
+    Of each image that a stage certifies, the label is the stage with the largest radius, the first
+    one of several; other images say nothing about stages. UserError where a log is of other images
+    or of one noise level among several, or where too few images are left.
+    """
+    if len(logs) < 2:
+        raise UserError(f"--route: found {len(logs)} logs, expected one per stage, two or more")
+    tables, sigmas = [], []
+    for path in logs:
+        settings = read_manifest_file(path)["settings"]
+        if settings.get("dataset_fingerprint") != images.fingerprint():
+            raise UserError(
+                f"--route: {path} is of other images than the training images of "
+                f"'{escape(images.description.name)}': certify those, with --split train"
+            )
+        if "sigmas" in settings or "sigma" not in settings:
+            raise UserError(f"--route: {path} is of no single classifier with noise of one sigma")
+        table = read_certification_log(path)
+        tables.append(table.radius.where(table.correct == 1, -1.0).set_axis(table.idx))
+        sigmas.append(settings["sigma"])
+    common = tables[0].index
+    for table in tables[1:]:
+        common = common.intersection(table.index)
+    radii = np.array([table.loc[common].to_numpy() for table in tables])
+    is_certified = radii.max(0, initial=-1.0) >= 0
+    indices = torch.from_numpy(common.to_numpy()[is_certified])
+    labels = torch.from_numpy(radii[:, is_certified].argmax(0))
+    if len(labels) < 2 * HELD_OUT:
+        raise UserError(
+            f"--route: {len(labels)} images are certified in any of the logs, too few to train a "
+            "router"
+        )
+    is_held_out, names = torch.arange(len(labels)) % HELD_OUT == 0, sigma_names(sigmas)
+    training, test = (
+        RoutedImages(images, indices[part], labels[part], names)
+        for part in (~is_held_out, is_held_out)
+    )
+    return training, test
