@@ -1,5 +1,5 @@
-"""scripts/verify_log.py on logs of cascades: accepts what certify writes, and rejects single fields
-by which a log claims too much.
+"""scripts/verify_log.py on logs of cascades and routers: accepts what certify writes, and rejects
+single fields by which a log claims too much.
 """
 
 import json
@@ -25,7 +25,20 @@ LOGS = {
         "method": "sequential",
         "settings": {"radii": (0.05, 0.1, 0.2)},
     },
+    "router": {"stages": (0.5, 0.2), "router": (IntervalClassifier(0.6), 0.4)},
+    "router, sound": {
+        "stages": (0.5, 0.3, 0.2),
+        "router": (IntervalClassifier(0.45, 0.6), 0.4),
+        "sound": True,
+    },
+    "router, sequential": {
+        "stages": (0.5, 0.2),
+        "router": (IntervalClassifier(0.6), 0.4),
+        "method": "sequential",
+        "settings": {"radii": (0.02, 0.05, 0.1)},
+    },
 }
+ROUTERS = [name for name in LOGS if "router" in name]
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +118,31 @@ OF_MANIFEST = {
 }
 
 
+def router_tamperings(row: dict[str, str], settings: dict) -> list[dict]:
+    found = [{"stage": 0}, {"stage": len(settings["sigmas"])}, {"router_rival": -1}]
+    if row["predict"] == "-1":
+        return [*found, {"predict": 2}, {"radius": "0.05"}]
+    counts = ("successes", "rival", "trials", "router_successes", "router_rival", "router_trials")
+    own, rival, trials, routed, routed_rival, drawn = (int(row.get(name, 0)) for name in counts)
+    grid = settings.get("radii")
+    larger = [r for r in grid if r > float(row["radius"])] if grid else []
+    found += [{"radius": repr(r)} for r in [*larger, float(row["radius"]) * 1.001 + 1e-3]]
+    found += [{"successes": trials // 2}, {"trials": trials - 1}, {"rival": own}]
+    found += [{"router_successes": (routed + routed_rival) // 2}, {"router_successes": trials + 1}]
+    found += [{"router_rival": routed}, {"successes": own + rival + 1}]
+    if grid:
+        found += [{"router_trials": drawn + 1}, {"samples": trials + drawn}]
+        found += [{"level": int(row["level"]) + 1}]
+    return found
+
+
 @pytest.mark.parametrize("name", LOGS)
 def test_fields_that_claim_too_much_are_rejected(script, logs, name, tmp_path, capsys):
     settings, target = json.loads(manifest_path(logs[name]).read_text())["settings"], None
     target, rejected = tmp_path / "x.tsv", 0
+    made = router_tamperings if name in ROUTERS else tamperings
     for number, row in [*enumerate(rows(logs[name]))][::3]:
-        for fields in tamperings(row, settings):
+        for fields in made(row, settings):
             accepted, said = verdict(
                 script, changed(logs[name], target, number, fields, {}), capsys
             )

@@ -247,7 +247,7 @@ def test_stages_in_python_are_modules_or_paths(workplace):
     ("stages", "words"),
     [
         ([(IntervalClassifier(0.5), 0.5)], "found 1, expected two or more"),
-        ([IntervalClassifier(0.5)] * 2, "expected pairs"),
+        ([IntervalClassifier(0.5)] * 2, "expected a pair"),
         (3, "expected pairs"),
         ([(IntervalClassifier(0.5), 0)] * 2, "would smooth nothing"),
         ([(IntervalClassifier(0.5), 0.5), (IntervalClassifier(0.2, 0.5), 0.25)], "classes"),

@@ -59,7 +59,7 @@ def stage_of(pair: Any, called: str) -> Stage:
     try:
         model, sigma = pair
     except (TypeError, ValueError):
-        raise UserError(f"{called}: found {pair!r:.200}, expected (model, sigma)") from None
+        raise UserError(f"{called}: found {pair!r:.200}, expected a pair (model, sigma)") from None
     source = Path(model) if isinstance(model, str) else model
     return Stage(source, checked("sigma", sigma, positive_noise_level))
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from smoothadv.base.cascades import sigma_names
+from smoothadv.base.cascades import Stage, sigma_names
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
+from smoothadv.datasets import ImageDataset
 from smoothadv.datasets.relabelled import RelabelledImages
 from smoothadv.evaluation import setup
 from smoothadv.evaluation.setup import Evaluation
@@ -63,24 +64,17 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     if spec.stages is None:
         return setup.prepare(spec, log, sound)
     stages: list[Evaluation] = []
-    for number, stage in enumerate(spec.classifiers):
-        own = spec.of_stage(stage)
-        batch = stages[0].batch if stages else own.batch
-        own = replace(own, batch=batch)
-        if number == len(spec.stages):  # the router, whose classes are the stages
-            names = sigma_names(each.sigma for each in spec.stages)
-            images = stages[0].dataset
-            anything = [0] * images.description.num_classes
-            own = replace(own, dataset=RelabelledImages(images, names, anything))
-            stages.append(setup.prepare(own, log, sound))
-            break
-        stages.append(setup.prepare(own, log, sound))
+    for stage in spec.stages:
+        stages.append(_of_one(spec, stage, stages, log, sound))
         known = [(each.dataset.fingerprint(), each.dataset.description) for each in stages]
         if known[0] != known[-1]:
             raise UserError(
                 f"{spec.model or 'stages'}: stage {len(stages)} has other images or classes than "
                 "the first one: all must have the same"
             )
+    if spec.router is not None:
+        by_stage = _by_stage(stages[0].dataset, spec.stages)
+        stages.append(_of_one(spec, spec.router, stages, log, sound, dataset=by_stage))
     last = stages[len(spec.stages) - 1]
     architectures = [str(stage.settings["arch"]) for stage in stages]
     settings = _joined([stage.settings for stage in stages])
@@ -95,6 +89,30 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     of_cascade["run_record"] = {**last.run_record, "checkpoint": name}
     evaluation = CascadeEvaluation(**{**vars(last), **of_cascade}, stages=tuple(stages))
     return evaluation.continuing(log)
+
+
+def _of_one(
+    spec: EvaluationSpec,
+    stage: Stage,
+    earlier: Sequence[Evaluation],
+    log: Path | None,
+    sound: bool,
+    **further: Any,
+) -> Evaluation:
+    """The evaluation of one classifier, with the batch of the ``earlier`` ones; ``further`` are
+    fields of its spec.
+    """
+    own = spec.of_stage(stage)
+    batch = earlier[0].batch if earlier else own.batch
+    return setup.prepare(replace(own, batch=batch, **further), log, sound)
+
+
+def _by_stage(images: ImageDataset, stages: Sequence[Stage]) -> RelabelledImages:
+    """The images for a router, whose classes are the stages; their labels say nothing."""
+    names, known = sigma_names(stage.sigma for stage in stages), images.description
+    by_stage = RelabelledImages(images, names, [0] * known.num_classes)
+    by_stage.description = replace(by_stage.description, name=f"{known.name} by stage")
+    return by_stage
 
 
 def _joined(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -86,7 +86,8 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     enough.
     """
     settings, runs = manifest["settings"], manifest["runs"]
-    is_module = "module_sha256" in settings and "library" not in settings
+    checkpoints = [Path(run["checkpoint"]) for run in runs if run.get("checkpoint")]
+    is_module = "module_sha256" in settings and not checkpoints
     if is_module or settings.get("split") is None:
         raise UserError(
             f"{spec.log} is of a module or of images that a program handed over: only it can "
@@ -95,7 +96,6 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     method = settings.get("method")
     if method not in PROCEDURES:
         raise UserError(f"the manifest of {spec.log} names no certification procedure")
-    checkpoints = [Path(run["checkpoint"]) for run in runs if run.get("checkpoint")]
     model = spec.model or next(iter(checkpoints), None)
     if model is None:
         raise UserError(
@@ -127,7 +127,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     names = {field.name for field in dataclasses.fields(PROCEDURES[method])} & settings.keys()
     own = {name: settings[name] for name in names}
     try:
-        return CertifySpec(
+        certify_spec = CertifySpec(
             **recorded,
             dataset=settings["dataset"],
             split=settings["split"],
@@ -141,6 +141,13 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
         )
     except UsageError as error:
         raise UserError(f"{spec.log} cannot be repeated here: {error}") from error
+    for stage in certify_spec.classifiers if spec.model is None else ():
+        if names_function(str(stage.model)):
+            raise UserError(
+                f"{model} names code in a file, {stage.model}, which is not run unasked: add "
+                f"--classifier {model}"
+            )
+    return certify_spec
 
 
 def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None:

@@ -1,0 +1,86 @@
+"""Attacks on cascades and routers: what is kept is what changes the answer of all stages."""
+
+import pytest
+import torch
+
+from smoothadv.attacks import CascadeAttack, RouterAttack, SmoothedAttack
+from smoothadv.attacks.pgd import PGD
+
+
+class Plane(torch.nn.Module):
+    """Class 1 where the sum of all pixels is above ``bias``, else class 0."""
+
+    def __init__(self, bias: float, classes: int = 2) -> None:
+        super().__init__()
+        self.bias, self.classes = bias, classes
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        score = (images.flatten(1).sum(1, keepdim=True) - self.bias) * 5
+        others = torch.full((len(images), self.classes - 2), -100.0)
+        return torch.cat([-score, score, others], dim=1)
+
+
+INPUTS = torch.full((3, 1, 2, 2), 0.5)
+"""Their sum is 2; an attack of size epsilon changes it by up to 2 epsilon."""
+ALWAYS_0, ALWAYS_1 = Plane(50.0), Plane(-50.0)
+ZEROS = torch.zeros(3, dtype=torch.int64)
+
+
+def attacks(count: int, sigma: float = 0.05, **options) -> list[SmoothedAttack]:
+    attack = PGD(epsilon=0.4, num_steps=10)
+    return [SmoothedAttack(attack, sigma, 16, seed=seed, **options) for seed in range(count)]
+
+
+def sums(found: torch.Tensor) -> list[float]:
+    return found.flatten(1).sum(1).tolist()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_router_is_attacked_where_its_stages_cannot_be(sign):
+    """Both stages are constant, of other classes: only the router can be moved."""
+    router = Plane(2 + 0.4 * sign)
+    stages = (ALWAYS_0, ALWAYS_1) if sign > 0 else (ALWAYS_1, ALWAYS_0)
+    attack = RouterAttack(attacks(2), attacks(1)[0])
+    found = attack((*stages, router), INPUTS, ZEROS)
+    assert all(sign * (each - 2) > 0.4 for each in sums(found))
+    assert (found - INPUTS).flatten(1).norm(dim=1).max() <= 0.4 + 1e-5
+
+
+def test_a_stage_is_attacked_where_the_router_stays():
+    stage, router = Plane(2.4), Plane(50.0)  # which always chooses the first stage
+    found = RouterAttack(attacks(2), attacks(1)[0])((stage, ALWAYS_1, router), INPUTS, ZEROS)
+    assert min(sums(found)) > 2.4
+
+
+def test_targets_of_a_routers_attack_are_classes_of_the_stages():
+    """Class 2 is none of the router's."""
+    stages, router = (Plane(50.0, classes=3), Plane(-50.0, classes=3)), Plane(2.4)
+    targeted = RouterAttack(attacks(2, target=1), attacks(1)[0])
+    targets = targeted.choose_targets((*stages, router), INPUTS, ZEROS)
+    assert targets.tolist() == [1, 1, 1]
+    found = targeted((*stages, router), INPUTS, ZEROS, targets=targets)
+    assert min(sums(found)) > 2.4
+    labels = torch.full((3,), 2)
+    assert targeted((*stages, router), INPUTS, labels, targets=targets).shape == INPUTS.shape
+
+
+def test_a_cascade_is_attacked_at_the_stage_that_decides():
+    """The first stage decides for class 0 far below its plane: an attack on the second stage alone
+    changes nothing.
+    """
+    near, far = Plane(2.4), Plane(1.0)
+    attack = CascadeAttack(attacks(2), threshold=0.7)
+    assert min(sums(attack((near, ALWAYS_1), INPUTS, ZEROS))) > 2.4
+    # Class 1, which the first stage decides, is out of reach: the attack keeps to its ball.
+    kept = attack((far, near), INPUTS, torch.ones(3, dtype=torch.int64))
+    assert min(sums(kept)) > 1.0
+
+
+def test_memory_and_batches_are_those_of_all_parts():
+    parts, router, smaller = attacks(2, batch=64), attacks(1, batch=64)[0], []
+    attack = RouterAttack(parts, router)
+    attack.watch(smaller.append)
+    for each in (*parts, router):
+        each.on_smaller_batch(7)
+    parts[1].batch = 16
+    assert smaller == [7, 7, 7] and attack.batch == 16 and attack.examples_per_pass == 4

@@ -1,0 +1,303 @@
+"""Routers in the commands and in Python: training, rows, verification, attacks and refusals."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import smoothadv
+from smoothadv.base.errors import UserError
+from smoothadv.checkpoints import read_checkpoint
+from smoothadv.datasets import get_dataset
+from smoothadv.records.logs import recorded_settings
+from smoothadv.records.readers import read_certification_log
+from smoothadv.statistics.bounds import two_sided_radius
+from smoothadv.training.routing import routed
+from support.commands import call, forget_plugins, header, refused, rows, succeed, timeless
+from support.models import IntervalClassifier
+
+N = 600
+NUMBERS = ["--N", N, "--N0", 60, "--skip", 12, "--device", "cpu"]
+BRIGHTNESS = """
+import torch
+
+class Brightness(torch.nn.Module):
+    def forward(self, images):
+        score = 40 * (images.flatten(1).mean(1, keepdim=True) - 0.31)
+        return torch.cat([score, -score], dim=1)
+
+def router(description):
+    return Brightness()
+"""
+pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
+
+
+def write(path: Path, router: object, stages: list[tuple[Path, float]], more: str = "") -> Path:
+    text = more
+    for name, (checkpoint, sigma) in [("[router]", (router, 0.2)), *(("", s) for s in stages)]:
+        text += f"{name or '[[stage]]'}\ncheckpoint = {json.dumps(str(checkpoint))}\n"
+        text += f"sigma = {sigma}\n"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stages(checkpoints) -> list[tuple[Path, float]]:
+    return [(checkpoints["PGD"], 0.25), (checkpoints["gaussian"], 0.12)]
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory, stages) -> Path:
+    """Bright digits go to the first stage."""
+    folder = tmp_path_factory.mktemp("router")
+    (folder / "bright.py").write_text(BRIGHTNESS)
+    yield write(folder / "router.toml", folder / "bright.py:router", stages)
+    forget_plugins()
+
+
+@pytest.fixture(scope="module")
+def log(router) -> Path:
+    path = router.parent / "log.tsv"
+    succeed("certify", "digits", router, "stages", path, *NUMBERS)
+    return path
+
+
+def test_rows_follow_from_their_counts(log):
+    expected = "idx label predict radius correct time successes trials stage rival".split()
+    assert header(log) == [*expected, "router_successes", "router_rival"]
+    seen = set()
+    for row in rows(log):
+        if row["predict"] == "-1":
+            assert row["radius"] == "0.0"
+            continue
+        names = ("stage", "successes", "rival", "router_successes", "router_rival", "trials")
+        stage, own, rival, routed_, routed_rival, trials = (int(row[name]) for name in names)
+        seen.add(stage)
+        radius = min(
+            two_sided_radius(routed_, routed_rival, N, 0.2, 1e-3, 0.9),
+            two_sided_radius(own, rival, N, (0.25, 0.12)[stage - 1], 1e-3, 0.9),
+        )
+        assert trials == N and float(row["radius"]) == pytest.approx(radius, abs=1e-12)
+    assert seen == {1, 2}, "both stages"
+
+
+def test_votes_of_a_stage_are_those_of_the_single_model(router, log, stages):
+    compared = 0
+    for number, (checkpoint, sigma) in enumerate(stages, start=1):
+        alone = router.parent / f"{number}.tsv"
+        succeed("certify", "digits", checkpoint, sigma, alone, *NUMBERS, "--method", "two-sided")
+        for row, single in zip(rows(log), rows(alone)):
+            if row["predict"] == single["predict"] != "-1" and int(row["stage"]) == number:
+                assert (row["successes"], row["rival"]) == (single["successes"], single["rival"])
+                compared += 1
+    assert compared > 15
+
+
+def test_the_manifest_has_all_classifiers(log):
+    settings = recorded_settings(log)
+    assert (settings["sigmas"], settings["sigma"]) == ([0.25, 0.12, 0.2], 0.25)
+    assert (settings["method"], settings["num_classes"]) == ("router", 10)
+    assert settings["dataset"] == "digits" and "threshold" not in settings
+    assert settings["dataset_fingerprint"] == get_dataset("digits", "test").fingerprint()
+
+
+def test_a_torn_log_is_continued_and_shards_are_merged(router, log, workplace):
+    lines = log.read_bytes().splitlines(keepends=True)
+    Path("torn.tsv").write_bytes(b"".join(lines[:7]) + lines[7][:11])
+    manifest = Path(f"{log}.manifest.json")
+    Path("torn.tsv.manifest.json").write_bytes(manifest.read_bytes())
+    succeed("certify", "digits", router, "stages", "torn.tsv", *NUMBERS)
+    assert timeless(Path("torn.tsv")) == timeless(log)
+    for shard in ("0/2", "1/2"):
+        succeed("certify", "digits", router, "stages", "all.tsv", *NUMBERS, "--shard", shard)
+    succeed("certify", "merge", "all.tsv")
+    assert timeless(Path("all.tsv")) == timeless(log)
+
+
+@pytest.mark.parametrize("options", [["--method", "sequential"], ["--sound"]])
+def test_logs_are_verified_by_new_draws(router, workplace, options, capsys):
+    succeed("certify", "digits", router, "stages", "log.tsv", *NUMBERS, *options)
+    verify = ["certify", "verify", "log.tsv", "--rows", 5, "--device", "cpu"]
+    assert refused(call(capsys, *verify), "which is not run unasked: add --classifier")
+    found = call(capsys, *verify, "--classifier", router)
+    assert found.code == 0 and "all are equal" in found.out
+    if "--method" in options:
+        grid = recorded_settings(Path("log.tsv"))["radii"]
+        assert {float(row["radius"]) for row in rows(Path("log.tsv"))} <= {*grid}
+
+
+def test_predictions_are_those_of_the_router_and_few_are_wrong(router, log, workplace, capsys):
+    succeed("predict", "digits", router, "stages", "p.tsv", "--N", 2000, *NUMBERS[4:])
+    pairs = [(a["predict"], b["predict"]) for a, b in zip(rows(Path("p.tsv")), rows(log))]
+    both = [(a, b) for a, b in pairs if "-1" not in (a, b)]
+    assert len(both) > 15 and all(a == b for a, b in both)
+    outcome = call(capsys, "predict", "digits", router, "stages", "q.tsv", "--top-k", 2)
+    assert refused(outcome, "--top-k is not for routers", code=2)
+
+
+def test_no_certificate_is_contradicted_by_an_attack_that_knows_the_router(
+    router, log, workplace, capsys
+):
+    options = ["--N", 1000, "--num-noise-vec", 8, "--num-steps", 5, "--device", "cpu"]
+    outcome = call(capsys, "attack", "digits", router, "stages", "out", "--against", log, *options)
+    assert outcome.code == 0 and ", 0 flipped" in outcome.out
+
+
+def test_analyses_keep_routers_apart(log, router, capsys):
+    alone = router.parent / "1.tsv"
+    outcome = call(capsys, "analyze", "table", f"router={log}", f"alone={alone}")
+    assert outcome.code == 0 and "procedure" in outcome.err
+    assert read_certification_log(log).radius.max() > 0
+
+
+FAULTS = {
+    "a threshold": ("threshold = 0.7", "checkpoint", "--threshold is for cascades"),
+    "no sigma": ("[router]", "[other]", "found other, expected threshold or [router]"),
+    "no table": ("sigma = 0.2\n", "sigm = 0.2\n", "found router = {'checkpoint': "),
+    "classes": ("", "", "does not fit dataset 'digits by stage'"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_files_of_no_router_are_refused_in_one_line(name, stages, checkpoints, workplace, capsys):
+    text, instead, words = FAULTS[name]
+    path = write(Path("r.toml"), checkpoints["gaussian"], stages)
+    content = path.read_text()
+    path.write_text(f"{text}\n{content}" if "thr" in text else content.replace(text, instead))
+    outcome = call(capsys, "certify", "digits", path, "stages", "log.tsv", *NUMBERS)
+    # Warnings of other noise come first.
+    last = outcome.err.strip().split("\n")[-1]
+    assert outcome.code and words in last and not Path("log.tsv").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--method", "adaptive"], "--method adaptive is not for cascades"),
+        (["--method", "sequential-cascade"], "--method sequential-cascade is for cascades"),
+        (["--threshold", "0.7"], "--threshold is for cascades"),
+    ],
+)
+def test_contradictions_are_usage_errors(router, workplace, options, words, capsys):
+    outcome = call(capsys, "certify", "digits", router, "stages", "log.tsv", *NUMBERS, *options)
+    assert refused(outcome, words, code=2)
+
+
+@pytest.fixture(scope="module")
+def training_logs(stages, tmp_path_factory) -> list[Path]:
+    folder, logs = tmp_path_factory.mktemp("training"), []
+    for number, (checkpoint, sigma) in enumerate(stages):
+        logs.append(folder / f"{number}.tsv")
+        numbers = ["--N", 100, "--N0", 20, "--skip", 5, "--split", "train", "--device", "cpu"]
+        succeed("certify", "digits", checkpoint, sigma, logs[-1], *numbers)
+    return logs
+
+
+def test_a_router_is_trained_from_logs_and_used(training_logs, stages, workplace):
+    options = ["--noise", 0.2, "--epochs", 2, "--batch", 32, "--device", "cpu"]
+    succeed("train", "digits", "digits_resnet8", "out", *options, "--route", *training_logs)
+    content = read_checkpoint(Path("out/checkpoint.pth.tar"))
+    assert content["classes"] == ["0.25", "0.12"] and content["dataset"] == "digits"
+    router = write(Path("r.toml"), Path("checkpoint.pth.tar"), stages)
+    router = router.rename("out/r.toml")
+    succeed("certify", "digits", router, "stages", "log.tsv", *NUMBERS)
+    assert len(rows(Path("log.tsv"))) == 30
+    assert recorded_settings(Path("log.tsv"))["training"][2]["objective"]["noise_sd"] == 0.2
+
+
+def test_labels_are_the_stages_that_certify_best(training_logs):
+    images = get_dataset("digits", "train")
+    training, test = routed(images, training_logs)
+    best = {}
+    for stage, path in enumerate(training_logs):
+        for row in rows(path):
+            radius = float(row["radius"]) if row["correct"] == "1" else -1.0
+            if radius > best.get(int(row["idx"]), (-0.5, 0))[0]:
+                best[int(row["idx"])] = radius, stage
+    expected = [(index, best[index][1]) for index in sorted(best)]
+    assert {stage for _, stage in expected} == {0, 1} and len(expected) < 288
+    for part, numbers in ((test, expected[::10]), (training, [*expected])):
+        if part is training:
+            del numbers[::10]
+        assert part.labels.tolist() == [stage for _, stage in numbers]
+        for number in (0, 3, len(part) - 1):
+            image, label = part[number]
+            assert torch.equal(image, images[numbers[number][0]][0])
+            assert label == numbers[number][1]
+        (batch,) = part.evaluation_batches([torch.tensor([3, 0])], torch.device("cpu"))
+        assert torch.equal(batch[0][0], part[3][0]) and batch[1].tolist() == [
+            part[3][1],
+            part[0][1],
+        ]
+    assert training.fingerprint() != test.fingerprint() != images.fingerprint()
+    again, _ = routed(images, training_logs[::-1])
+    assert again.fingerprint() != training.fingerprint(), "the order of the stages matters"
+
+
+def test_logs_of_no_use_are_refused(training_logs, log, stages, workplace, capsys):
+    def refusal(*logs: object) -> str:
+        command = ["train", "digits", "digits_resnet8", "out", "--noise", 0.2, "--route", *logs]
+        outcome = call(capsys, *command, "--epochs", 1, "--device", "cpu")
+        assert outcome.code != 0 and not Path("out").exists()
+        return outcome.err
+
+    assert "found 1 logs, expected one per stage" in refusal(training_logs[0])
+    assert "is of other images than the training images of 'digits'" in refusal(log, log)
+    few = Path("few.tsv")
+    few.write_text("".join(training_logs[0].read_text().splitlines(keepends=True)[:12]))
+    Path("few.tsv.manifest.json").write_bytes(
+        Path(f"{training_logs[0]}.manifest.json").read_bytes()
+    )
+    assert "too few to train a router" in refusal(few, training_logs[1])
+    assert "leave one of them out" in refusal(*training_logs, "--use-unlabelled", "x.npz")
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    grey = torch.linspace(0.1, 0.9, 12)
+    pictures = torch.full((12, 1, 2, 2), 0.5)
+    pictures[:, 0, 0, 0] = grey
+    return pictures, (grey > 0.5).long()
+
+
+def test_a_router_in_python_is_a_module_or_a_path(workplace):
+    """Two classes by a threshold on one pixel, the stage by another one: the true radius is the
+    distance to the nearer one.
+    """
+    pictures, labels = images()
+    stage = IntervalClassifier(0.5)
+    given = {"images": pictures, "labels": labels, "n": 2000, "log": "log.tsv"}
+    given |= {"stages": [(stage, 0.5), (stage, 0.25)], "router": (IntervalClassifier(0.2), 0.3)}
+    found = smoothadv.certify(**given)
+    pixel = pictures[:, 0, 0, 0].numpy()
+    distance = np.minimum(np.abs(pixel - 0.5), np.abs(pixel - 0.2))
+    assert (found.predict == found.label).sum() >= 9
+    assert (found.radius <= distance).all() and (found.radius > distance * 0.8 - 0.1).all()
+    assert found.stage.isin([1, 2]).all() and (found.stage == 1 + (pixel > 0.2)).sum() >= 11
+    pd.testing.assert_frame_equal(found, smoothadv.certify(**given))
+    answers = smoothadv.predict(**{**given, "log": None})
+    assert (answers.predict == found.label).sum() >= 9
+
+
+@pytest.mark.parametrize(
+    ("router", "words"),
+    [
+        (IntervalClassifier(0.5), "router: found IntervalClassifier"),
+        ((IntervalClassifier(0.5), 0), "would smooth nothing"),
+        ((IntervalClassifier(0.2, 0.5), 0.5), "has 3 classes, the images of 'images by stage'"),
+    ],
+)
+def test_routers_that_are_none_are_refused(router, words):
+    pictures, labels = images()
+    stages = [(IntervalClassifier(0.5), 0.5)] * 2
+    with pytest.raises(UserError, match=words):
+        smoothadv.certify(images=pictures, labels=labels, stages=stages, router=router, n=100)
+
+
+def test_a_router_needs_stages():
+    pictures, labels = images()
+    router = (IntervalClassifier(0.5), 0.5)
+    with pytest.raises(UserError, match="found one without stages"):
+        smoothadv.certify(IntervalClassifier(0.5), pictures, labels, sigma=0.5, router=router)

@@ -1,0 +1,251 @@
+"""Certificates of routers: how often they are false, rows, predictions.
+
+A statement is false only if its radius exceeds the theorem's for the router's probabilities at x,
+or for those of the stage that was chosen.
+"""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from smoothadv.statistics import ABSTAIN, PROCEDURES, Draws, Smoothing
+from smoothadv.statistics.cascade import STAGE
+from smoothadv.statistics.router import (
+    ROUTED,
+    ROUTED_RIVAL,
+    ROUTED_TRIALS,
+    Router,
+    RouterProcedure,
+    SequentialRouter,
+    predict_by_router,
+)
+from smoothadv.statistics.two_sided import RIVAL, strongest_rival
+from support.false_statements import exactly_false, whole_run
+from support.statistical_checks import too_many
+
+ALPHA = 0.05
+SIGMAS = (1.0, 0.5, 0.8)
+"""Of two stages, and of the router."""
+both_forms = pytest.mark.parametrize("kind", [Router, SequentialRouter])
+
+
+def quantile(p: float) -> float:
+    return float(special.ndtri(p))
+
+
+def theorem(p: list[list[float]], k: int, c: int) -> float:
+    """The largest radius that a certificate of class c at stage k may state; negative if none."""
+    radii = []
+    for shares, own, sigma in ((p[2], k, SIGMAS[2]), (p[k], c, SIGMAS[k])):
+        rival = max(np.delete(shares, own))
+        radii.append(sigma * (quantile(shares[own]) - quantile(rival)) / 2)
+    return min(radii)
+
+
+def edges(radius: float, sigma: float) -> list[list[float]]:
+    """Probabilities of three classes that allow just this radius for the first one."""
+    p = float(special.ndtr(radius / sigma))
+    other = float(special.ndtr(quantile(0.45) - 2 * radius / sigma))
+    return [[p, 1 - p, 0.0], [0.45, other, 0.55 - other]]
+
+
+def claims(procedure: RouterProcedure, place: int) -> list[tuple[int, np.ndarray]]:
+    """For each look at one classifier, the radii that its counts certify for what was chosen."""
+    settings = {**vars(procedure.smoothing), **vars(procedure)}
+    is_sequential = isinstance(procedure, SequentialRouter)
+    bound, found = (procedure.bounds[place] if is_sequential else None), []
+    for look, n in enumerate(bound.looks.tolist() if bound else [procedure.smoothing.n]):
+        radii = np.full((n + 1, n + 1), -1.0)
+        for own in range(n + 1):
+            for rival in range(n + 1 - own):
+                votes = np.array([own, rival, n - own - rival])
+                if bound:
+                    radii[own, rival] = bound.certified(votes, 0, look)
+                else:
+                    counts = own, strongest_rival(votes, 0), n
+                    radii[own, rival] = procedure._radius(settings, place, *counts)
+        found.append((n, radii))
+    return found
+
+
+def of_kind(kind: type[RouterProcedure], n: int, alpha: float = ALPHA) -> RouterProcedure:
+    further = {} if kind is Router else {"radii": (0.1, 0.25, 0.5)}
+    return kind(Smoothing(1.0, 30, n, alpha), sigmas=SIGMAS, **further)
+
+
+@both_forms
+def test_a_false_statement_is_no_more_probable_than_alpha(kind):
+    """Exactly: the classifiers' draws are independent, and a statement is false if both bounds
+    exceed the smaller radius of the theorem.
+    """
+    procedure, rates = of_kind(kind, 60 if kind is Router else 120), []
+    router = claims(procedure, 2)
+    for stage, radius in product((0, 1), (0.1, 0.25)):
+        own = claims(procedure, stage)
+        of_router = [exactly_false(router, p, radius) for p in edges(radius, SIGMAS[2])]
+        of_stage = [exactly_false(own, p, radius) for p in edges(radius, SIGMAS[stage])]
+        # The other bound holds by far, or is at its edge, too.
+        rates += [*of_router, *of_stage, *(a * b for a, b in product(of_router, of_stage))]
+    assert len(rates) == 32 and max(rates) <= ALPHA, max(rates)
+    assert max(rates) > ALPHA / 5, "the level is used"
+
+
+def test_controls_exceed_alpha():
+    """The same sums find a router that is left out, and a stage chosen by the votes that
+    estimate.
+    """
+    procedure = of_kind(Router, 150)
+    own = claims(procedure, 0)
+    sure = [0.999, 0.001, 0.0]
+    assert exactly_false(own, sure, 0.1) > ALPHA, "the router changes its choice at 0.1"
+    either = [
+        exactly_false(claims(procedure, stage), edges(0.25, SIGMAS[stage])[0], 0.25)
+        for stage in (0, 1)
+    ]
+    assert 1 - (1 - either[0]) * (1 - either[1]) > 1.4 * ALPHA, "the better of two stages"
+
+
+HARD = {
+    "the router just at the edge": [[0.98, 0.01, 0.01], [0.9, 0.1, 0.0], [0.62, 0.38]],
+    "the stages differ, the router is undecided": [[0.7, 0.3, 0.0], [0.3, 0.7, 0.0], [0.51, 0.49]],
+    "a stage with two equal rivals": [[0.4, 0.3, 0.3], [0.9, 0.1, 0.0], [0.97, 0.03]],
+}
+
+
+@pytest.mark.slow
+@both_forms
+@pytest.mark.parametrize("name", HARD)
+def test_whole_runs_are_seldom_false(kind, name):
+    """A correct procedure fails with probability at most 1e-6 per case."""
+    p, runs = HARD[name], 200_000 if kind is Router else 20_000
+    procedure, generator = of_kind(kind, 300), np.random.default_rng(0)
+    allowed = {(c, k): theorem(p, k, c) for c in range(3) for k in range(2)}
+    false, certified = 0, 0
+    for _ in range(runs):
+        found = whole_run(procedure, p, generator)
+        if found.prediction != ABSTAIN:
+            certified += 1
+            of = found.prediction, found.details[STAGE] - 1
+            false += found.radius > allowed[of] + 1e-12
+    assert certified and not too_many(false, runs, ALPHA), (false, runs)
+
+
+@both_forms
+@pytest.mark.parametrize("route", [[0.9, 0.1], [0.02, 0.98]])
+def test_radii_are_nearly_those_of_the_theorem(kind, route):
+    """Never above it, but with probability 1e-4 per run."""
+    p = [[0.9, 0.06, 0.04], [0.99, 0.005, 0.005], route]
+    steps = {} if kind is Router else {"radii": tuple(np.arange(1, 60) / 40)}
+    n, least = (400_000, 1e-9) if kind is Router else (20_000, 0.05)
+    procedure = kind(Smoothing(1.0, 1000, n, 1e-4), sigmas=SIGMAS, **steps)
+    generator = np.random.default_rng(0)
+    found = [whole_run(procedure, p, generator) for _ in range(15)]
+    best, stage = theorem(p, int(np.argmax(route)), 0), 1 + int(np.argmax(route))
+    assert {(each.prediction, each.details[STAGE]) for each in found} == {(0, stage)}
+    radii = np.array([each.radius for each in found])
+    assert (radii <= best).all() and np.median(radii) >= best * 0.95 - least, (radii, best)
+
+
+def test_counts_of_a_row_give_its_radius():
+    procedure, generator = of_kind(Router, 2000, 1e-3), np.random.default_rng(1)
+    seen = set()
+    for a, b, c in product((0.45, 0.8, 0.99), repeat=3):
+        p = [[a, 1 - a, 0.0], [b, (1 - b) / 2, (1 - b) / 2], [c, 1 - c]]
+        found = whole_run(procedure, p, generator)
+        counts = {"successes": found.successes, "trials": found.trials, **found.details}
+        recorded = {**vars(procedure.smoothing), **procedure.record()}
+        assert set(Router.counts(recorded)) == set(counts)
+        if found.trials < 2000:
+            assert found.prediction == ABSTAIN
+            continue
+        radius = Router.radius_from(counts, recorded)
+        assert (radius is None) == (found.prediction == ABSTAIN)
+        if radius is None:
+            continue
+        seen.add((found.details[STAGE], radius))
+        assert found.trials == 2000 and radius == found.radius
+        assert (Router.radius_from(counts, {**recorded, "alpha": 1e-6}) or 0) < radius
+        fewer = {**counts, ROUTED: counts[ROUTED] - 100, ROUTED_RIVAL: counts[ROUTED_RIVAL] + 100}
+        assert (Router.radius_from(fewer, recorded) or 0) <= radius
+    assert {stage for stage, _ in seen} == {1, 2} and len(seen) > 10
+
+
+@both_forms
+def test_an_undecided_router_abstains_before_its_stage_votes(kind):
+    procedure = of_kind(kind, 5000, 1e-3)
+    p = [[0.99, 0.01, 0.0], [0.99, 0.01, 0.0], [0.5, 0.5]]
+    generator, drawn = np.random.default_rng(0), []
+    for _ in range(10):
+        found = whole_run(procedure, p, generator)
+        assert (found.prediction, found.radius) == (ABSTAIN, 0.0)
+        drawn.append(found.trials)
+    assert sorted(drawn)[5] == 0, "the stage votes only where the selection promised more"
+
+
+def test_a_sequential_router_counts_all_draws():
+    found = whole_run(
+        of_kind(SequentialRouter, 20_000, 1e-3),
+        [[0.5, 0.5, 0.0], [0.995, 0.005, 0.0], [0.05, 0.95]],
+        np.random.default_rng(0),
+    )
+    assert (found.prediction, found.radius, found.details[STAGE]) == (0, 0.5, 2)
+    routed = found.details[ROUTED_TRIALS]
+    assert found.details["samples"] >= 60 + found.trials + routed and found.details["level"] == 3
+    assert found.details[RIVAL] <= found.trials - found.successes
+    assert found.details[ROUTED] + found.details[ROUTED_RIVAL] == routed
+
+
+@both_forms
+def test_noise_at_a_distance_makes_radii_smaller(kind):
+    p, radii = [[0.75, 0.25, 0.0], [0.9, 0.1, 0.0], [0.77, 0.23]], []
+    steps = {} if kind is Router else {"radii": tuple(np.arange(1, 100) / 100)}
+    for distances in ((0.0, 0.0, 0.0), (0.0, 0.0, 0.02), (0.05, 0.0, 0.02)):
+        procedure = kind(
+            Smoothing(1.0, 100, 10_000, 1e-3),
+            sigmas=(1.0, 0.5, 1.0),
+            noise_distances=distances,
+            **steps,
+        )
+        runs = [whole_run(procedure, p, np.random.default_rng(seed)) for seed in range(9)]
+        radii.append(np.median([each.radius for each in runs]))
+    assert radii[0] > radii[1] > radii[2] > 0
+
+
+def test_both_forms_are_registered():
+    assert PROCEDURES["router"] is Router
+    assert PROCEDURES["sequential-router"] is SequentialRouter
+
+
+def prediction_of(routed: np.ndarray, votes: np.ndarray, alpha: float) -> list[int]:
+    voting = predict_by_router(int(routed.sum()), alpha, 2)
+    assert next(voting) == Draws(int(routed.sum()), stage=2)
+    try:
+        assert voting.send(routed).stage == routed.argmax()
+        voting.send(votes)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it asks for more")
+
+
+def test_predictions_ask_the_stage_of_the_router():
+    sure = np.array([2, 98, 0])
+    assert prediction_of(np.array([3, 97]), sure, 0.01) == [1]
+    assert prediction_of(np.array([52, 48]), sure, 0.01) == []
+    assert prediction_of(np.array([3, 97]), np.array([50, 50, 0]), 0.01) == []
+
+
+def test_predictions_are_seldom_wrong():
+    """Exactly: with a router and a stage that are undecided, each goes wrong with probability at
+    most alpha / 2, and uses a part of it.
+    """
+    n, alpha = 60, 0.2
+    counts = [np.array([own, n - own]) for own in range(n + 1)]
+    chances = stats.binom.pmf(range(n + 1), n, 0.5)
+    sure = np.array([n, 0])
+    of_router = [prediction_of(each, sure, alpha) for each in counts]
+    of_stage = [prediction_of(sure, each, alpha) for each in counts]
+    for found in (of_router, of_stage):
+        decided = sum(c for c, answer in zip(chances, found) if answer)
+        assert alpha / 20 < decided <= alpha / 2
