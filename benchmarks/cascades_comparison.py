@@ -1,0 +1,130 @@
+"""Single noise levels, cascades, a router and an oracle on digits, and the table in
+docs/cascades.md.
+
+    python benchmarks/cascades_comparison.py
+
+For each of three seeds, SmoothAdv trains a model at each noise level, a router is trained from
+their logs on half of the training images, and all are certified on every second test image. The
+oracle takes of each image the single model with the largest radius; it knows the labels. The script
+runs the commands that a user would type and continues where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from digits_comparison import CODE, RESAMPLES, average_radius, call, cell, interval, write_between
+
+from smoothadv.records.readers import read_certification_log
+
+SIGMAS = (1.0, 0.5, 0.25)
+SEEDS = (0, 1, 2)
+RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+THRESHOLD = 0.7
+DRAWS, DRAWS_TO_ROUTE = 5_000, 500
+ATTACK = ["--attack", "PGD", "--epsilon", "0.5", "--num-steps", "2", "--num-noise-vec", "2"]
+CASCADES = {"cascade 1 > .5 > .25": SIGMAS, "cascade .5 > .25": SIGMAS[1:]}
+ROUTER = "router among 1, .5, .25"
+
+
+def name_of(sigma: float) -> str:
+    return f"sigma {sigma:g}"
+
+
+def stages(folder: Path, sigmas: tuple[float, ...]) -> str:
+    """The tables of a file of stages."""
+    lines = []
+    for sigma in sigmas:
+        checkpoint = folder / f"model_{sigma}" / "checkpoint.pth.tar"
+        lines += ["[[stage]]", f'checkpoint = "{checkpoint}"', f"sigma = {sigma}"]
+    return "\n".join(lines) + "\n"
+
+
+def certify(folder: Path, model: Path, sigma: object, name: str, *options: str) -> Path:
+    log = folder / f"{name}.tsv"
+    call("certify", "digits", str(model), str(sigma), str(log), "--skip", "2", *options)
+    return log
+
+
+def run_seed(folder: Path, seed: int) -> dict[str, Path]:
+    """Train and certify all that has this seed; the log of each row of the table."""
+    folder = folder / f"seed_{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    logs, to_route, draws = {}, [], ("--N", str(DRAWS))
+    schedule = ["--seed", str(seed), "--resume"]
+    for sigma in SIGMAS:
+        model = folder / f"model_{sigma}"
+        options = ["--noise", str(sigma), *ATTACK, "--epochs", "40", *schedule]
+        call("train_pgd", "digits", "digits_resnet8", str(model), *options)
+        checkpoint, two = model / "checkpoint.pth.tar", ("--method", "two-sided")
+        logs[name_of(sigma)] = certify(folder, checkpoint, sigma, f"single_{sigma}", *two, *draws)
+        few = (*two, "--N", str(DRAWS_TO_ROUTE), "--split", "train")
+        to_route.append(certify(folder, checkpoint, sigma, f"train_{sigma}", *few))
+    for number, (name, sigmas) in enumerate(CASCADES.items()):
+        file = folder / f"cascade_{number}.toml"
+        file.write_text(f"threshold = {THRESHOLD}\n{stages(folder, sigmas)}")
+        logs[name] = certify(folder, file, "stages", file.stem, *draws)
+    words = ["digits", "digits_resnet8", str(folder / "router"), "--noise", str(max(SIGMAS))]
+    call("train", *words, "--epochs", "20", *schedule, "--route", *map(str, to_route))
+    file = folder / "router.toml"
+    head = f'[router]\ncheckpoint = "router/checkpoint.pth.tar"\nsigma = {max(SIGMAS)}\n'
+    file.write_text(head + stages(folder, SIGMAS))
+    logs[ROUTER] = certify(folder, file, "stages", "router", *draws)
+    return logs
+
+
+def radii_of(log: Path) -> np.ndarray:
+    """The radius of each image, in order; -1 where the class is wrong or there is none."""
+    table = read_certification_log(log)
+    return np.where(table.correct == 1, table.radius, -1.0)
+
+
+def table(found: dict[str, np.ndarray]) -> str:
+    """The table, and the differences of each combination from the best single models; ``found`` has
+    radii [seeds, images].
+    """
+    images = next(iter(found.values())).shape[1]
+    draws = np.random.default_rng(0).integers(images, size=(RESAMPLES, images))
+    heads = " | ".join(f"{radius:.2f}" for radius in RADII)
+    lines = [f"| model | average certified radius | seeds | {heads} |"]
+    lines.append("|---|---:|---:|" + "---:|" * len(RADII))
+    for name, radii in found.items():
+        by_seed = ", ".join(f"{average_radius(seed):.3f}" for seed in radii)
+        accuracies = [f"{100 * (radii >= radius).mean():.1f}" for radius in RADII]
+        average = cell(radii.clip(min=0).mean(0), draws, 1, 3)
+        lines.append("| " + " | ".join([name, average, by_seed, *accuracies]) + " |")
+    lines += ["", "In pairs, in points of certified accuracy at 0, .25, .5 and .75:", ""]
+    for name in (*CASCADES, ROUTER):
+        for sigma in (0.5, 0.25):
+            parts = []
+            for radius in RADII[:4]:
+                first, second = (100.0 * (found[n] >= radius) for n in (name, name_of(sigma)))
+                low, high = interval((first - second).mean(0), draws)
+                parts.append(f"{(first - second).mean():+.1f} ({low:+.1f} to {high:+.1f})")
+            lines.append(f"- {name} against {name_of(sigma)}: {', '.join(parts)}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Train, certify, compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=Path("logs/cascades_comparison"))
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--page", type=Path, default=CODE.parent / "docs" / "cascades.md")
+    options = parser.parse_args()
+    folder = options.folder.resolve()
+    with ThreadPoolExecutor(options.processes) as pool:
+        logs = [*pool.map(lambda seed: run_seed(folder, seed), SEEDS)]
+    found = {name: np.stack([radii_of(each[name]) for each in logs]) for name in logs[0]}
+    found["oracle"] = np.max([found[name_of(sigma)] for sigma in SIGMAS], axis=0)
+    text = table(found)
+    write_between(options.page, text, "cascades comparison")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
