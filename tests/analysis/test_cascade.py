@@ -61,4 +61,8 @@ def test_the_best_is_chosen_on_some_images_and_measured_on_the_others(workplace)
     alone = table[table.threshold.isna()].set_index("cascade")
     assert alone.loc["a", "0.25"] == 0 and alone.loc["b", "0"] == 1
     whole = smoothadv.cascade("a.tsv", "b.tsv", radii=[0, 0.25], thresholds=[0.5])
-    assert whole[whole.threshold.isna()].set_index("cascade").loc["a", "0.25"] == 0.5
+    alone = whole[whole.threshold.isna()].set_index("cascade")
+    assert alone.loc["a", "0.25"] == 0.5
+    oracle = whole.iloc[-1]
+    assert oracle.cascade.startswith("oracle") and (oracle["0"], oracle["0.25"]) == (1, 0.5)
+    assert oracle.average == pytest.approx(0.35)

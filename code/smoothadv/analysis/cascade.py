@@ -26,7 +26,7 @@ _MOST_LOGS = 5
 class CascadeEstimate(AtRadii, Analysis):
     """what cascades of single models would certify (statistics.cascade), estimated from their logs:
     a row per order of two or more logs and threshold, by average certified radius, then one per
-    log. Rivals are taken as 1 - p_A where an image's class is that of the cascade, as p_A
+    log, and that of an oracle, which knows the labels. Rivals are taken as 1 - p_A where an image's class is that of the cascade, as p_A
     elsewhere, so that the estimate is too small rather than too large
     """
 
@@ -74,20 +74,20 @@ class CascadeEstimate(AtRadii, Analysis):
         for table in tables:
             at = table.loc[images]
             of_logs.append((at.predict.to_numpy(), at.radius.to_numpy()))
+        titles = [log.title or log.name for log in part]
         found: list[tuple[float, list[Cell]]] = []
         for size in range(2, len(part) + 1):
             for order in permutations(range(len(part)), size):
-                name = " > ".join(part[place].title or part[place].name for place in order)
+                name = " > ".join(titles[place] for place in order)
                 stages = [(*of_logs[place], sigmas[place]) for place in order]
                 for threshold in self.thresholds:
                     radius = estimated_radii(stages, threshold, labels)
                     promise = float(np.maximum(radius[chooses], 0).mean())
                     found.append((promise, row(name, float(threshold), radius)))
         found.sort(key=lambda each: -each[0])
-        singles = [
-            row(log.title or log.name, None, np.where(predict == labels, radius, -1.0))
-            for log, (predict, radius) in zip(part, of_logs)
-        ]
+        alone = [np.where(predict == labels, radius, -1.0) for predict, radius in of_logs]
+        singles = [row(title, None, radius) for title, radius in zip(titles, alone)]
+        singles.append(row("oracle: the best log of each image", None, np.max(alone, axis=0)))
         columns = [
             Column("cascade", f"cascade (at {self.heading})", "text"),
             *columns_of("number", threshold="threshold", average="average certified radius (l2)"),
