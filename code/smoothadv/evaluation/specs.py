@@ -7,15 +7,13 @@ Python function; a contradiction between them is refused here, for both.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.base import plugins
-from smoothadv.base.cascades import STAGES, Stage, read_stages, stage_of, stages_of
-from smoothadv.base.choices import INPUT_LAYER_NAMES, PRECISION_NAMES
+from smoothadv.base.choices import PRECISION_NAMES
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import (
     any_seed,
@@ -23,7 +21,6 @@ from smoothadv.base.settings import (
     checked,
     identity,
     non_negative_int,
-    number,
     output_file,
     output_folder,
     perturbation_size,
@@ -36,9 +33,9 @@ from smoothadv.base.settings import (
 from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.evaluation import values
+from smoothadv.evaluation.model_spec import ModelSpec
 from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
-from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
     from smoothadv.attacks import SmoothedAttack, StagedAttack
@@ -48,52 +45,12 @@ PREDICTION_DRAWS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationSpec(RunSpec):
+class EvaluationSpec(ModelSpec):
     """The settings that all evaluations of a smoothed classifier share.
 
-    ``model`` is a checkpoint, an ensemble, a network by name or a module that maps images
-    [B, C, H, W] in [0, 1] to logits [B, K]. ``command`` is the command line that the manifest
-    records (None: that of this process).
+    ``command`` is the command line that the manifest records (None: that of this process).
     """
 
-    model: Any = setting(
-        parse=Path,
-        kind=object,
-        flag="checkpoint",
-        metavar="CHECKPOINT",
-        keyword=False,
-        help="checkpoint.pth.tar, an ensemble A.pth.tar+B.pth.tar or TOML file, or a network by "
-        "name like timm:NAME, onnx:FILE, FILE.py:FUNCTION (docs/networks.md)",
-    )
-    sigma: Any = setting(
-        None,
-        parse=values.sigma_or_stages,
-        flag="sigma",
-        records="sigma",
-        unit="on images in [0, 1]",
-        help=f"standard deviation of the smoothing noise; {STAGES} where CHECKPOINT is a TOML file "
-        "of a cascade or a router (docs/cascades.md)",
-    )
-    stages: tuple[Stage, ...] | None = setting(
-        None,
-        kind=object,
-        flag="",
-        help="(model, sigma) of each stage of a cascade, in place of model and sigma",
-    )
-    router: Stage | None = setting(
-        None,
-        kind=object,
-        flag="",
-        help="(model, sigma) of a router, which says for each image which of the stages decides",
-    )
-    threshold: float | None = setting(
-        None,
-        parse=number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999),
-        metavar="P0",
-        records="threshold",
-        help="a stage of a cascade before the last one decides if a class has more than this "
-        f"probability there (default: that of its file, or {DEFAULT_THRESHOLD})",
-    )
     n: int = setting(
         None,
         parse=positive_int,
@@ -106,31 +63,6 @@ class EvaluationSpec(RunSpec):
         parse=probability,
         records="alpha",
         help="probability of a false statement per image",
-    )
-    arch: str | None = setting(
-        None,
-        parse=str,
-        metavar="NAME",
-        records="arch_given",
-        help="architecture of a checkpoint that does not record it, such as a state_dict alone: "
-        "a name, or FILE.py:FUNCTION",
-    )
-    input_layer: str | None = setting(
-        None,
-        choices=INPUT_LAYER_NAMES,
-        records="input_layer",
-        help="first layer of a model whose checkpoint does not record it",
-    )
-    pretrained: bool = setting(
-        True,
-        flag="--no-pretrained",
-        help="a network by name has its own weights (the default), else random ones",
-    )
-    denoiser: str | None = setting(
-        None,
-        parse=str,
-        metavar="CHECKPOINT",
-        help="denoiser before the model: a checkpoint of train_denoiser, or diffusers:PATH",
     )
     split: str = setting("test", choices=SPLITS, group="images", help="images to use")
     skip: int = setting(
@@ -175,67 +107,11 @@ class EvaluationSpec(RunSpec):
         help="evaluate the K-th of N shares of the images; `merge` joins the shares",
     )
     command: Sequence[str] | None = None
-    _OF_ONE_STAGE: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, (str, os.PathLike)):
-            self._set(model=Path(self.model))
         super().__post_init__()
-        self._read_stages()
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
-        if self.arch and not isinstance(self.model, Path):
-            raise UsageError("--arch is for checkpoints: leave it out for a module")
-        if self.arch and plugins.names_function(self.arch) and self.arch not in plugins.FUNCTIONS:
-            self._set(arch=plugins.load(self.arch).name)
-
-    def _read_stages(self) -> None:
-        """Set the stages, their router or threshold, and as sigma the largest one, where the model
-        has stages.
-        """
-        if self.stages is not None:
-            router = self.router and stage_of(self.router, "router")
-            self._set(stages=stages_of(self.stages), router=router)
-        elif isinstance(self.sigma, str):
-            stages, router, threshold = read_stages(Path(self.model))
-            self._set(stages=stages, router=router, threshold=self.threshold or threshold)
-        if self.threshold is not None and self.kind != "cascade":
-            raise UsageError("--threshold is for cascades: leave it out")
-        if self.stages is None:
-            if self.router is not None:
-                raise UsageError("router: found one without stages: give stages, too")
-            return
-        if self.denoiser is not None:
-            raise UsageError(f"--denoiser is for one sigma: leave it out for a {self.kind}")
-        self._set(sigma=max(stage.sigma for stage in self.classifiers))
-        if self.router is None and self.threshold is None:
-            self._set(threshold=DEFAULT_THRESHOLD)
-
-    @property
-    def kind(self) -> str:
-        """What the model is: a "cascade", a "router", or "": a single classifier."""
-        if self.stages is None:
-            return ""
-        return "cascade" if self.router is None else "router"
-
-    @property
-    def classifiers(self) -> tuple[Stage, ...]:
-        """The stages, and then the router; one of a single classifier."""
-        stages = self.stages or (Stage(self.model, self.sigma),)
-        return stages if self.router is None else (*stages, self.router)
-
-    def of_stage(self, stage: Stage) -> EvaluationSpec:
-        """The spec of one of several classifiers."""
-        alone = {**self._OF_ONE_STAGE, "model": stage.model, "sigma": stage.sigma}
-        return dataclasses.replace(self, stages=None, router=None, threshold=None, **alone)
-
-    def missing_plugin(self) -> str:
-        if not isinstance(self.model, Path):
-            return ""
-        from smoothadv.checkpoints import missing_dataset_plugin  # imports torch
-
-        reason = missing_dataset_plugin(self.model, self.dataset)
-        return f"checkpoint {self.model}: {reason}" if reason else ""
 
     @property
     def dataset_name(self) -> str | None:
