@@ -138,7 +138,7 @@ FAULTS = {
     "no noise": ('[[stage]]\ncheckpoint = "a"\nsigma = 0\n' * 2, "'0' would smooth nothing"),
     "threshold": (
         "threshold = 0.4\n" + '[[stage]]\ncheckpoint = "a"\nsigma = 1\n' * 2,
-        "threshold must lie in 0.5..0.999",
+        "c.toml, threshold: found 0.4, expected a probability from 0.5 to 0.999",
     ),
     "no checkpoint": (
         '[[stage]]\ncheckpoint = "a"\nsigma = 1\n' * 2,
@@ -183,6 +183,10 @@ def test_predictions_are_those_of_the_cascade_and_few_are_wrong(cascade, log, wo
     pairs = [(a["predict"], b["predict"]) for a, b in zip(rows(Path("p.tsv")), rows(log))]
     both = [(a, b) for a, b in pairs if "-1" not in (a, b)]
     assert len(both) > 15 and all(a == b for a, b in both)
+    low = Path("low.toml")
+    low.write_text(cascade.read_text().replace("threshold = 0.7", "threshold = 0.1"))
+    outcome = call(capsys, "predict", "digits", low, "stages", "q.tsv")
+    assert refused(outcome, "threshold: found 0.1, expected a probability from 0.5")
     outcome = call(capsys, "predict", "digits", cascade, "stages", "q.tsv", "--top-k", 2)
     assert refused(outcome, "--top-k is not for cascades", code=2)
 

@@ -22,10 +22,11 @@ from typing import Any
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_toml
-from smoothadv.base.settings import checked, positive_noise_level
+from smoothadv.base.settings import checked, number, positive_noise_level
 
 STAGES = "stages"
 """What stands in place of sigma where the model is a cascade or a router."""
+a_threshold = number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999)
 _FORM = "threshold or [router], and two or more [[stage]] with checkpoint and sigma"
 
 
@@ -69,7 +70,7 @@ def sigma_names(sigmas: Iterable[float]) -> tuple[str, ...]:
     return tuple(f"{sigma:g}" for sigma in sigmas)
 
 
-def read_stages(path: Path) -> tuple[tuple[Stage, ...], Stage | None, Any]:
+def read_stages(path: Path) -> tuple[tuple[Stage, ...], Stage | None, float | None]:
     """The stages in a file, its router and its threshold (None: it has none); UserError where it is
     no such file.
     """
@@ -86,10 +87,13 @@ def read_stages(path: Path) -> tuple[tuple[Stage, ...], Stage | None, Any]:
         raise UserError(f"{path}: found {found}, expected {_FORM}")
     if router is not None and not _is_stage(router):
         raise UserError(f"{path}: found router = {router!r:.100}, expected {_FORM}")
+    threshold = content.get("threshold")
+    if threshold is not None:
+        threshold = checked(f"{path}, threshold", threshold, a_threshold)
     named = [*tables, *([] if router is None else [router])]
     pairs = [(_location(path, each["checkpoint"]), each["sigma"]) for each in named]
     chooses = None if router is None else stage_of(pairs.pop(), f"{path}, router")
-    return stages_of(pairs, str(path)), chooses, content.get("threshold")
+    return stages_of(pairs, str(path)), chooses, threshold
 
 
 def _is_stage(table: Any) -> bool:

@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from smoothadv.base import plugins
-from smoothadv.base.cascades import STAGES, Stage, read_stages, stage_of, stages_of
+from smoothadv.base.cascades import (
+    STAGES,
+    Stage,
+    a_threshold,
+    read_stages,
+    stage_of,
+    stages_of,
+)
 from smoothadv.base.choices import INPUT_LAYER_NAMES
 from smoothadv.base.errors import UsageError
-from smoothadv.base.settings import number, setting
+from smoothadv.base.settings import setting
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.evaluation import values
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
@@ -60,7 +67,7 @@ class ModelSpec(RunSpec):
     )
     threshold: float | None = setting(
         None,
-        parse=number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999),
+        parse=a_threshold,
         metavar="P0",
         records="threshold",
         help="a stage of a cascade before the last one decides if a class has more than this "
