@@ -355,7 +355,7 @@ def router_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
         & (0 <= rival)
         & (rival <= rest)
         & (drawn <= settings["N"])
-        & (claims <= (rest <= (stages - 1) * rival)),
+        & (claims <= ((routed > 0) & (rest <= (stages - 1) * rival))),
         "its classifiers have more draws than samples": (row["trials"] + drawn)
         <= (row["samples"] - 2 * settings["N0"] if known else row["trials"] + drawn),
     }
@@ -756,7 +756,8 @@ class StagedProcedure:
         """Why a row does not hold; None if it does."""
         checks, radius = row_checks(row, self.settings, self.images), row["radius"]
         if self.sequential:
-            checks["its radius is not on the grid"] = float(radius) in self.settings["radii"]
+            grid = self.settings["radii"]
+            checks["its radius is not on the grid"] = radius <= float(radius) in grid
         holds = all(checks.values()) and row["predict"] >= 0
         for name, bound, n, successes, rival in self.used(row) if holds else ():
             find = bound.lacks

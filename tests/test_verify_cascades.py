@@ -101,6 +101,7 @@ def tamperings(row: dict[str, str], settings: dict) -> list[dict]:
     later = range(stage + 1, len(settings["sigmas"]) + 1)
     found += [{f"stage_{place}_rival": 1} for place in later]
     if grid:
+        found += [{"radius": row["radius"] + "0000000000000000001"}]
         found += [{f"stage_{stage}_trials": trials + 1}, {"level": int(row["level"]) + 1}]
         found += [{"samples": int(row["trials"])}]
     return found
@@ -132,6 +133,8 @@ def router_tamperings(row: dict[str, str], settings: dict) -> list[dict]:
     found += [{"router_rival": routed}, {"successes": own + rival + 1}]
     if grid:
         found += [{"router_trials": drawn + 1}, {"samples": trials + drawn}]
+        found += [{"router_successes": 0, "router_rival": 0, "router_trials": 0}]
+        found += [{"radius": row["radius"] + "0000000000000000001"}]
         found += [{"level": int(row["level"]) + 1}]
     return found
 

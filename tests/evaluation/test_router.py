@@ -285,6 +285,8 @@ def test_a_router_in_python_is_a_module_or_a_path(workplace):
     ("router", "words"),
     [
         (IntervalClassifier(0.5), "router: found IntervalClassifier"),
+        ((), r"router: found \(\), expected a pair"),
+        ((None, 0.5), "router: found no model"),
         ((IntervalClassifier(0.5), 0), "would smooth nothing"),
         ((IntervalClassifier(0.2, 0.5), 0.5), "has 3 classes, the images of 'images by stage'"),
     ],

@@ -27,8 +27,8 @@ class CascadeEstimate(AtRadii, Analysis):
     """what cascades of single models would certify (statistics.cascade), estimated from their logs:
     a row per order of two or more logs and threshold, by average certified radius, then one per
     log, and that of an oracle, which knows the labels. Rivals are taken as 1 - p_A where an image's
-    class is that of the cascade, as p_A elsewhere, so that the estimate is too small rather than
-    too large
+    class is that of the cascade, as p_A elsewhere: logs of ``exact`` suit best, and those
+    of a grid or with bounds on rivals make the estimate too large. No substitute for a certificate
     """
 
     thresholds: Sequence[float] = setting(

@@ -61,6 +61,8 @@ def stage_of(pair: Any, called: str) -> Stage:
         model, sigma = pair
     except (TypeError, ValueError):
         raise UserError(f"{called}: found {pair!r:.200}, expected a pair (model, sigma)") from None
+    if model is None:
+        raise UserError(f"{called}: found no model, expected a pair (model, sigma)")
     source = Path(model) if isinstance(model, str) else model
     return Stage(source, checked("sigma", sigma, positive_noise_level))
 

@@ -115,7 +115,7 @@ class ModelSpec(RunSpec):
         has stages.
         """
         if self.stages is not None:
-            router = self.router and stage_of(self.router, "router")
+            router = None if self.router is None else stage_of(self.router, "router")
             self._set(stages=stages_of(self.stages), router=router)
         elif isinstance(self.sigma, str):
             stages, router, threshold = read_stages(Path(self.model))

@@ -294,7 +294,7 @@ def router_checks(row: Any, settings: dict[str, Any]) -> dict[str, Any]:
         & (0 <= rival)
         & (rival <= rest)
         & (drawn <= settings["N"])
-        & (claims <= (rest <= (stages - 1) * rival)),
+        & (claims <= ((routed > 0) & (rest <= (stages - 1) * rival))),
         "its classifiers have more draws than samples": (row["trials"] + drawn)
         <= (row["samples"] - 2 * settings["N0"] if known else row["trials"] + drawn),
     }
