@@ -3,6 +3,7 @@ single fields by which a log claims too much.
 """
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,11 @@ def test_honest_logs_are_accepted(script, logs, name, capsys):
     assert len(claims) >= 3, "several radii, for this to say anything"
 
 
+def just_above(radius: str) -> str:
+    """More than a radius of the grid, and the same float."""
+    return f"{Decimal(float(radius)) + Decimal('1e-25'):f}"
+
+
 def tamperings(row: dict[str, str], settings: dict) -> list[dict]:
     if row["predict"] == "-1":
         return [{"predict": 2}, {"radius": "0.05"}]
@@ -101,7 +107,7 @@ def tamperings(row: dict[str, str], settings: dict) -> list[dict]:
     later = range(stage + 1, len(settings["sigmas"]) + 1)
     found += [{f"stage_{place}_rival": 1} for place in later]
     if grid:
-        found += [{"radius": row["radius"] + "0000000000000000001"}]
+        found += [{"radius": just_above(row["radius"])}]
         found += [{f"stage_{stage}_trials": trials + 1}, {"level": int(row["level"]) + 1}]
         found += [{"samples": int(row["trials"])}]
     return found
@@ -134,7 +140,7 @@ def router_tamperings(row: dict[str, str], settings: dict) -> list[dict]:
     if grid:
         found += [{"router_trials": drawn + 1}, {"samples": trials + drawn}]
         found += [{"router_successes": 0, "router_rival": 0, "router_trials": 0}]
-        found += [{"radius": row["radius"] + "0000000000000000001"}]
+        found += [{"radius": just_above(row["radius"])}]
         found += [{"level": int(row["level"]) + 1}]
     return found
 
