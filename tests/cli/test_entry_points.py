@@ -112,8 +112,11 @@ DOCUMENTS = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md"))]
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_documented_commands_are_valid(document, validate, monkeypatch, tmp_path):
-    """A page's plug-in is its first program."""
+    """A page's plug-in is its first program, and a file of stages is the one of cascades.md."""
     monkeypatch.chdir(tmp_path)
+    cascades = (REPOSITORY / "docs" / "cascades.md").read_text()
+    (stages,) = re.findall(r"^```toml\n(threshold.*?)^```$", cascades, re.DOTALL | re.MULTILINE)
+    Path("cascade.toml").write_text(stages)
     text = document.read_text()
     for name in re.findall(r"--plugin ([a-z]+\.py)", text):
         Path(name).write_text(

@@ -342,8 +342,8 @@ class TrainSpec(RunSpec):
         many=True,
         metavar="LOG",
         group=_DATA,
-        help="train a router: the class of a training image is the stage that certifies it best, "
-        "by a certification log of each stage on training images (docs/cascades.md)",
+        help="train a router, by a certification log of each stage on training images "
+        "(docs/cascades.md)",
     )
     input_layer: str | None = setting(
         None,
