@@ -5,12 +5,14 @@ single fields by which a log claims too much.
 import json
 from decimal import Decimal
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 import torch
 
 import smoothadv
 from smoothadv.records.logs import manifest_path
+from smoothadv.records.manifests import log_fault, row_checks
 from support.commands import header, rows
 from support.models import IntervalClassifier
 from support.verifier import loaded_verifier
@@ -134,7 +136,7 @@ def router_tamperings(row: dict[str, str], settings: dict) -> list[dict]:
     grid = settings.get("radii")
     larger = [r for r in grid if r > float(row["radius"])] if grid else []
     found += [{"radius": repr(r)} for r in [*larger, float(row["radius"]) * 1.001 + 1e-3]]
-    found += [{"successes": trials // 2}, {"trials": trials - 1}, {"rival": own}]
+    found += [{"successes": rival}, {"trials": trials - 1}, {"rival": own}]
     found += [{"router_successes": (routed + routed_rival) // 2}, {"router_successes": trials + 1}]
     found += [{"router_rival": routed}, {"successes": own + rival + 1}]
     if grid:
@@ -158,6 +160,26 @@ def test_fields_that_claim_too_much_are_rejected(script, logs, name, tmp_path, c
             assert not accepted, (row, fields, said)
             rejected += 1
     assert rejected > 30
+
+
+@pytest.mark.parametrize(("name", "sigmas"), [("exact", [0.5]), ("router", [0.5, 0.4])])
+def test_fewer_than_two_stages_are_no_cascade_or_router(logs, name, sigmas):
+    manifest = json.loads(manifest_path(logs[name]).read_text())
+    assert log_fault(manifest) == ""
+    manifest["settings"]["sigmas"] = sigmas
+    assert log_fault(manifest) == "has fewer than two stages"
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_no_radius_exceeds_what_n_draws_of_its_stage_show(logs, stage):
+    """Of n successes, the lower bound on p_A is alpha^(1/n) (Clopper and Pearson, 1934)."""
+    settings = json.loads(manifest_path(logs["exact"]).read_text())["settings"]
+    row = dict(idx=0, label=2, predict=2, correct=1, successes=400, trials=400, stage=stage)
+    row |= {"stage_1_rival": 0, "stage_2_rival": 0}
+    most = (0.5, 0.2)[stage - 1] * NormalDist().inv_cdf(0.001 ** (1 / 400))
+    for radius, holds in ((most * (1 - 1e-6), True), (most * (1 + 1e-6), False)):
+        checks = row_checks({**row, "radius": radius}, settings, range(15))
+        assert checks["no draws show so large a radius"] == holds
 
 
 @pytest.mark.parametrize("fault", OF_MANIFEST)

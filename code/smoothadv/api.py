@@ -305,8 +305,10 @@ def _spec(
     if fields.get("sigma") is None and fields.get("stages") is None:
         raise TypeError(f"{function}() missing a required argument: 'sigma'")
     source: Any = model
-    if model is None and fields.get("stages") is not None:
-        fields = {"sigma": STAGES, **fields, "stages": stages_of(fields["stages"])}
+    if fields.get("stages") is not None:
+        if model is not None or fields.get("sigma") not in (None, STAGES):
+            raise UserError("stages: found a model or a sigma beside them: leave one of them out")
+        fields |= {"sigma": STAGES, "stages": stages_of(fields["stages"])}
         source = fields["stages"][0].model
     if not isinstance(source, (str, os.PathLike, torch.nn.Module)):
         raise UserError(

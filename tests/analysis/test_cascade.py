@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 import smoothadv
 from smoothadv.analysis.cascade import estimated_radii
+from smoothadv.base.errors import UserError
 from support.analyzed_folder import log
+from support.models import IntervalClassifier
 
 quantile = stats.norm.ppf
 
@@ -66,3 +69,30 @@ def test_the_best_is_chosen_on_some_images_and_measured_on_the_others(workplace)
     oracle = whole.iloc[-1]
     assert oracle.cascade.startswith("oracle") and (oracle["0"], oracle["0.25"]) == (1, 0.5)
     assert oracle.average == pytest.approx(0.35)
+
+
+def test_counts_say_more_than_the_radius_of_a_grid(workplace):
+    """p_A is at least the bound of Clopper and Pearson, whatever radius the grid has."""
+    pictures = torch.full((6, 1, 2, 2), 0.5)
+    pictures[:, 0, 0, 0] = torch.tensor([0.1, 0.3, 0.5, 0.6, 0.8, 0.9])
+    given = {"images": pictures, "labels": (pictures[:, 0, 0, 0] > 0.5).long(), "n": 1000}
+    given |= {"method": "adaptive", "settings": {"radii": (0.0, 0.05)}}
+    stages = []
+    for name, sigma in (("a", 0.5), ("b", 0.25)):
+        table = smoothadv.certify(IntervalClassifier(0.5), **given, sigma=sigma, log=f"{name}.tsv")
+        bounds = stats.beta.ppf(0.001, table.successes, table.trials - table.successes + 1)
+        radii = sigma * quantile(bounds) * (table.predict >= 0)
+        stages.append([*zip(table.predict, radii, [sigma] * 6)])
+    found = smoothadv.cascade("a.tsv", "b.tsv", radii=[0], thresholds=[0.6]).set_index("cascade")
+    for name, order in (("a > b", stages), ("b > a", stages[::-1])):
+        radii = [one_by_one(each, 0.6, label) for *each, label in zip(*order, table.label)]
+        average = float(np.maximum(radii, 0).mean())
+        assert average > 0.06 and found.loc[name].average == pytest.approx(average, abs=1e-9)
+    assert found.loc["b"].average <= 0.05
+
+
+def test_logs_of_several_stages_are_refused(workplace):
+    log("a.tsv", [0.25] * 4)
+    log("b.tsv", [0.1] * 4, sigmas=[0.5, 0.25], threshold=0.7)
+    with pytest.raises(UserError, match="b.tsv has several stages: give logs of single models"):
+        smoothadv.cascade("a.tsv", "b.tsv")

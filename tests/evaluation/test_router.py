@@ -1,6 +1,5 @@
 """Routers in the commands and in Python: training, rows, verification, attacks and refusals."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.training.routing import routed
 from support.commands import call, forget_plugins, header, refused, rows, succeed, timeless
 from support.models import IntervalClassifier
+from support.staged import slow_votes, write_stages
 
 N = 600
 NUMBERS = ["--N", N, "--N0", 60, "--skip", 12, "--device", "cpu"]
@@ -35,15 +35,6 @@ def router(description):
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 
 
-def write(path: Path, router: object, stages: list[tuple[Path, float]], more: str = "") -> Path:
-    text = more
-    for name, (checkpoint, sigma) in [("[router]", (router, 0.2)), *(("", s) for s in stages)]:
-        text += f"{name or '[[stage]]'}\ncheckpoint = {json.dumps(str(checkpoint))}\n"
-        text += f"sigma = {sigma}\n"
-    path.write_text(text)
-    return path
-
-
 @pytest.fixture(scope="module")
 def stages(checkpoints) -> list[tuple[Path, float]]:
     return [(checkpoints["PGD"], 0.25), (checkpoints["gaussian"], 0.12)]
@@ -54,7 +45,7 @@ def router(tmp_path_factory, stages) -> Path:
     """Bright digits go to the first stage."""
     folder = tmp_path_factory.mktemp("router")
     (folder / "bright.py").write_text(BRIGHTNESS)
-    yield write(folder / "router.toml", folder / "bright.py:router", stages)
+    yield write_stages(folder / "router.toml", stages, router=(folder / "bright.py:router", 0.2))
     forget_plugins()
 
 
@@ -84,16 +75,16 @@ def test_rows_follow_from_their_counts(log):
     assert seen == {1, 2}, "both stages"
 
 
-def test_votes_of_a_stage_are_those_of_the_single_model(router, log, stages):
-    compared = 0
-    for number, (checkpoint, sigma) in enumerate(stages, start=1):
-        alone = router.parent / f"{number}.tsv"
-        succeed("certify", "digits", checkpoint, sigma, alone, *NUMBERS, "--method", "two-sided")
-        for row, single in zip(rows(log), rows(alone)):
-            if row["predict"] == single["predict"] != "-1" and int(row["stage"]) == number:
-                assert (row["successes"], row["rival"]) == (single["successes"], single["rival"])
-                compared += 1
-    assert compared > 15
+def test_counts_are_those_of_draws_of_its_own(log, stages):
+    """A few votes may differ by rounding."""
+    differ, compared = 0, {1: 0, 2: 0}
+    for row in [each for each in rows(log) if each["predict"] != "-1"][:12]:
+        place = int(row["stage"])
+        votes = slow_votes(log, place, stages[place - 1], int(row["idx"]), 60, N)
+        differ += abs(int(votes[int(row["predict"])]) - int(row["successes"]))
+        votes[int(row["predict"])] = 0
+        differ, compared[place] = differ + abs(int(votes.max()) - int(row["rival"])), 1
+    assert differ <= 2 and all(compared.values())
 
 
 def test_the_manifest_has_all_classifiers(log):
@@ -146,8 +137,9 @@ def test_no_certificate_is_contradicted_by_an_attack_that_knows_the_router(
     assert outcome.code == 0 and ", 0 flipped" in outcome.out
 
 
-def test_analyses_keep_routers_apart(log, router, capsys):
-    alone = router.parent / "1.tsv"
+def test_analyses_keep_routers_apart(log, router, stages, capsys):
+    alone = router.parent / "alone.tsv"
+    succeed("certify", "digits", *stages[0], alone, *NUMBERS)
     outcome = call(capsys, "analyze", "table", f"router={log}", f"alone={alone}")
     assert outcome.code == 0 and "procedure" in outcome.err
     assert read_certification_log(log).radius.max() > 0
@@ -164,7 +156,7 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_files_of_no_router_are_refused_in_one_line(name, stages, checkpoints, workplace, capsys):
     text, instead, words = FAULTS[name]
-    path = write(Path("r.toml"), checkpoints["gaussian"], stages)
+    path = write_stages(Path("r.toml"), stages, router=(checkpoints["gaussian"], 0.2))
     content = path.read_text()
     path.write_text(f"{text}\n{content}" if "thr" in text else content.replace(text, instead))
     outcome = call(capsys, "certify", "digits", path, "stages", "log.tsv", *NUMBERS)
@@ -201,7 +193,7 @@ def test_a_router_is_trained_from_logs_and_used(training_logs, stages, workplace
     succeed("train", "digits", "digits_resnet8", "out", *options, "--route", *training_logs)
     content = read_checkpoint(Path("out/checkpoint.pth.tar"))
     assert content["classes"] == ["0.25", "0.12"] and content["dataset"] == "digits"
-    router = write(Path("r.toml"), Path("checkpoint.pth.tar"), stages)
+    router = write_stages(Path("r.toml"), stages, router=("checkpoint.pth.tar", 0.2))
     router = router.rename("out/r.toml")
     succeed("certify", "digits", router, "stages", "log.tsv", *NUMBERS)
     assert len(rows(Path("log.tsv"))) == 30
@@ -245,7 +237,8 @@ def test_logs_of_no_use_are_refused(training_logs, log, stages, workplace, capsy
         return outcome.err
 
     assert "found 1 logs, expected one per stage" in refusal(training_logs[0])
-    assert "is of other images than the training images of 'digits'" in refusal(log, log)
+    assert "is of other images than the training images" in refusal(log, training_logs[0])
+    assert "found one log twice" in refusal(training_logs[0], training_logs[0])
     few = Path("few.tsv")
     few.write_text("".join(training_logs[0].read_text().splitlines(keepends=True)[:12]))
     Path("few.tsv.manifest.json").write_bytes(

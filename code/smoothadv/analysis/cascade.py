@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
@@ -15,7 +16,11 @@ from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.table_formats import Cell, Column, Table, columns_of
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import number, positive_int, setting
+from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics import ABSTAIN
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 _MOST_LOGS = 5
@@ -27,8 +32,9 @@ class CascadeEstimate(AtRadii, Analysis):
     """what cascades of single models would certify (statistics.cascade), estimated from their logs:
     a row per order of two or more logs and threshold, by average certified radius, then one per
     log, and that of an oracle, which knows the labels. Rivals are taken as 1 - p_A where an image's
-    class is that of the cascade, as p_A elsewhere: logs of ``exact`` suit best, and those
-    of a grid or with bounds on rivals make the estimate too large. No substitute for a certificate
+    class is that of the cascade, as p_A elsewhere; p_A is bounded by the counts in a log, or
+    Phi(radius / sigma) without them: logs that stop early make the estimate too small. No
+    substitute for a certificate
     """
 
     thresholds: Sequence[float] = setting(
@@ -71,22 +77,23 @@ class CascadeEstimate(AtRadii, Analysis):
             average = float(np.maximum(found[measures], 0).mean())
             return [name, threshold, average, *accuracies]
 
-        of_logs = []
-        for table in tables:
-            at = table.loc[images]
-            of_logs.append((at.predict.to_numpy(), at.radius.to_numpy()))
+        rows = [table.loc[images] for table in tables]
+        of_logs = [
+            (at.predict.to_numpy(), _one_sided_radii(at, sigma, log.facts.alpha), sigma)
+            for log, at, sigma in zip(part, rows, sigmas)
+        ]
         titles = [log.title or log.name for log in part]
         found: list[tuple[float, list[Cell]]] = []
         for size in range(2, len(part) + 1):
             for order in permutations(range(len(part)), size):
                 name = " > ".join(titles[place] for place in order)
-                stages = [(*of_logs[place], sigmas[place]) for place in order]
+                stages = [of_logs[place] for place in order]
                 for threshold in self.thresholds:
                     radius = estimated_radii(stages, threshold, labels)
                     promise = float(np.maximum(radius[chooses], 0).mean())
                     found.append((promise, row(name, float(threshold), radius)))
         found.sort(key=lambda each: -each[0])
-        alone = [np.where(predict == labels, radius, -1.0) for predict, radius in of_logs]
+        alone = [np.where(at.predict == labels, at.radius, -1.0) for at in rows]
         singles = [row(title, None, radius) for title, radius in zip(titles, alone)]
         singles.append(row("oracle: the best log of each image", None, np.max(alone, axis=0)))
         columns = [
@@ -121,7 +128,20 @@ def estimated_radii(
     return np.where(chosen == labels, best, -1.0)
 
 
+def _one_sided_radii(rows: DataFrame, sigma: float, alpha: float) -> np.ndarray:
+    """Of each row [N], a radius with p_A >= Phi(radius / sigma): by the counts, where there are
+    some (Clopper and Pearson, 1934).
+    """
+    if not {*COUNT_COLUMNS} <= {*rows}:
+        return rows.radius.to_numpy()
+    own, trials = rows.successes.to_numpy().clip(min=1), rows.trials.to_numpy().clip(min=1)
+    bounds = special.betaincinv(own, trials - own + 1, alpha)
+    return np.where(rows.predict >= 0, sigma * special.ndtri(bounds), 0.0)
+
+
 def _sigma(log: Log) -> float:
+    if "sigmas" in log.facts.settings:
+        raise UserError(f"{log.path} has several stages: give logs of single models")
     sigma = log.facts.get("sigma")
     if sigma is None:
         raise UserError(f"{log.path} does not say its sigma: --sigma states it, or its manifest")

@@ -79,7 +79,8 @@ def read_stages(path: Path) -> tuple[tuple[Stage, ...], Stage | None, float | No
     try:
         content = read_toml(path)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        is_binary = isinstance(error, UnicodeDecodeError)
+        reason = "it is no text" if is_binary else getattr(error, "strerror", None) or error
         raise UserError(f"{path} is no TOML file with {_FORM}: {reason}") from None
     tables = content.pop("stage", None)
     router = content.pop("router", None)

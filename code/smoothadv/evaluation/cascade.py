@@ -75,12 +75,14 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     if spec.router is not None:
         by_stage = _by_stage(stages[0].dataset, spec.stages)
         stages.append(_of_one(spec, spec.router, stages, log, sound, dataset=by_stage))
+    together = digest([" ".join(stage.key.classifier for stage in stages)])
+    stages = [_keyed(stage, f"{together} {place}") for place, stage in enumerate(stages, start=1)]
     last = stages[len(spec.stages) - 1]
     architectures = [str(stage.settings["arch"]) for stage in stages]
     settings = _joined([stage.settings for stage in stages])
     settings |= {
         **spec.identity(*architectures),
-        CLASSIFIER: digest([" ".join(stage.key.classifier for stage in stages)]),
+        CLASSIFIER: together,
         "sigmas": [stage.sigma for stage in spec.classifiers],
         **{name: last.settings[name] for name in ("num_classes", "dataset_fingerprint")},
     }
@@ -105,6 +107,14 @@ def _of_one(
     own = spec.of_stage(stage)
     batch = earlier[0].batch if earlier else own.batch
     return setup.prepare(replace(own, batch=batch, **further), log, sound)
+
+
+def _keyed(stage: Evaluation, classifier: str) -> Evaluation:
+    """The evaluation of a stage, with draws of its own: those of a log of the same model alone may
+    have chosen the stages.
+    """
+    key = replace(stage.key, classifier=classifier)
+    return replace(stage, key=key, noise=replace(stage.noise, key=key))
 
 
 def _by_stage(images: ImageDataset, stages: Sequence[Stage]) -> RelabelledImages:

@@ -100,8 +100,10 @@ def rehearse(spec: CertifySpec) -> str:
         if foreign := done - indices:
             raise UserError(f"cannot resume {log}: it has image {min(foreign)}, which is left out")
     missing = sorted(indices - done)
-    draws, each = len(missing) * (spec.n0 + spec.n), f"{spec.n0:,} + {spec.n:,}"
-    most = "" if spec.procedure_type.fixed_sample else "at most "
+    voters = len(spec.classifiers) if spec.router is None else 2
+    draws = len(missing) * voters * (spec.n0 + spec.n)
+    each = f"{voters} times " * (voters > 1) + f"{spec.n0:,} + {spec.n:,}"
+    most = "" if spec.procedure_type.fixed_sample and voters == 1 else "at most "
     if not missing:
         return f"nothing is left to be done: {log} has all {len(indices):,} images"
     rate, name = _draws_per_second(evaluation, missing[0]), evaluation.settings["dataset"]

@@ -40,6 +40,8 @@ from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 if TYPE_CHECKING:
     from smoothadv.attacks import SmoothedAttack, StagedAttack
 
+OF_STAGES = ("sigmas", "noise_distances", "threshold")
+"""Settings of procedures that the stages decide, and no ``settings``."""
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
 
@@ -219,7 +221,8 @@ class CertifySpec(EvaluationSpec):
         """The certification procedure for images of this description, under noise at this distance
         from a Gaussian, of each classifier; UsageError where it refuses its settings.
         """
-        known = {field.name for field in dataclasses.fields(self.procedure_type)} - {"smoothing"}
+        fields = {field.name for field in dataclasses.fields(self.procedure_type)}
+        known = fields - {"smoothing", *OF_STAGES}
         given = dict(self.settings or {})
         if unknown := [name for name in given if name not in known]:
             expected = ", ".join(sorted(known)) or "none"

@@ -17,7 +17,7 @@ from smoothadv.checkpoints import read_members
 from smoothadv.evaluation.certify import prepare_certification
 from smoothadv.evaluation.log import write_log
 from smoothadv.evaluation.model import is_named
-from smoothadv.evaluation.specs import CertifySpec, VerifySpec
+from smoothadv.evaluation.specs import OF_STAGES, CertifySpec, VerifySpec
 from smoothadv.records.logs import (
     DENOISER,
     differing_fields,
@@ -125,7 +125,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     else:
         recorded["input_layer"] = _input_layer(spec.log, model, settings)
     names = {field.name for field in dataclasses.fields(PROCEDURES[method])} & settings.keys()
-    own = {name: settings[name] for name in names}
+    own = {name: settings[name] for name in names.difference(OF_STAGES)}
     try:
         certify_spec = CertifySpec(
             **recorded,

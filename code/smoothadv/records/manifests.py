@@ -163,6 +163,7 @@ def log_fault(manifest: dict[str, Any]) -> str:
         "an N above 4000000000": settings["N"] > 4 * 10**9,
         "a sigma that is not the largest of its sigmas": settings["sigma"]
         != max(sigmas, default=0),
+        "fewer than two stages": "sigmas" in own and len(sigmas) - ("threshold" not in own) < 2,
         "a top_k of all its classes": settings.get("top_k", 0) >= max(2, settings["num_classes"]),
         "an impossible shard": not len(part) == len(shard) == 3
         or not fits([index, count], "list of whole 0 to 1000000000")
@@ -202,6 +203,9 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
     # 5 at most.
     z = -NormalDist().inv_cdf(min(1 - 2**-53, -math.expm1(math.log(settings["alpha"]) / n)))
     z += 5 * ("top_k" in settings)
+    sigma = settings["sigma"]
+    if "sigmas" in settings:
+        sigma = sum((row["stage"] == k) * each for k, each in enumerate(settings["sigmas"], 1))
     is_decided = (trials > 0) if "radii" in settings else (trials == n)
     checks = {
         "its image is not among those selected": (images.start <= idx)
@@ -213,7 +217,7 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         & (predict < classes),
         "correct is not whether predict is the label": row["correct"] == (predict == label),
         "an abstention has predict -1 and radius 0": (radius >= 0) & (claims | (radius == 0)),
-        "no draws show so large a radius": radius <= settings["sigma"] * max(0, z) * (1 + 1e-9),
+        "no draws show so large a radius": radius <= sigma * max(0, z) * (1 + 1e-9),
         # The pigeonhole principle: of the other classes, none has more votes than the last of the
         # rivals.
         "its counts are impossible": (0 <= successes)

@@ -76,6 +76,8 @@ def routed(images: ImageDataset, logs: Sequence[Path]) -> tuple[RoutedImages, Ro
     """
     if len(logs) < 2:
         raise UserError(f"--route: found {len(logs)} logs, expected one per stage, two or more")
+    if len({path.resolve() for path in logs}) < len(logs):
+        raise UserError("--route: found one log twice, expected one per stage")
     tables, sigmas = [], []
     for path in logs:
         settings = read_manifest_file(path)["settings"]
