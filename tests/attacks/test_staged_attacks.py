@@ -5,6 +5,7 @@ import torch
 
 from smoothadv.attacks import CascadeAttack, RouterAttack, SmoothedAttack
 from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.staged_attacks import _Given
 
 
 class Plane(torch.nn.Module):
@@ -84,3 +85,22 @@ def test_memory_and_batches_are_those_of_all_parts():
         each.on_smaller_batch(7)
     parts[1].batch = 16
     assert smaller == [7, 7, 7] and attack.batch == 16 and attack.examples_per_pass == 4
+
+
+@pytest.mark.parametrize(("threshold", "moved"), [(0.9, True), (0.6, False)])
+def test_an_undecided_stage_of_a_cascade_asks_the_next_one(threshold, moved):
+    """The first stage has 3/4 of its votes for class 0, everywhere; the second one is moved, and
+    what it says counts only where the first one decides nothing.
+    """
+
+    class Undecided(Plane):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            is_other = torch.arange(len(images)) % 4 == 0
+            score = torch.where(is_other, -5.0, 5.0) + 0 * images.flatten(1).sum(1)
+            return torch.stack([score, torch.zeros(len(images))], 1)
+
+    models = (Undecided(0.0), Plane(2.4))
+    attack = CascadeAttack(attacks(2), threshold)
+    found = attack(models, INPUTS, ZEROS)
+    given = _Given(models, INPUTS, ZEROS, None, None, None)
+    assert (attack.lead(given, found) < 0).all() == moved

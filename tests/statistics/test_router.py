@@ -249,3 +249,32 @@ def test_predictions_are_seldom_wrong():
     for found in (of_router, of_stage):
         decided = sum(c for c, answer in zip(chances, found) if answer)
         assert alpha / 20 < decided <= alpha / 2
+
+
+def answered(procedure: RouterProcedure, shares: list[list[float]], missing: int = 0):
+    """The certificate where each request is answered in these shares of votes, by classifier; the
+    last one of a fixed sample lacks some.
+    """
+    voting = procedure.votes(0)
+    request = next(voting)
+    while True:
+        lacks = missing if request.count > procedure.smoothing.n0 else 0
+        votes = np.round(np.array(shares[request.stage]) * request.count).astype(int)
+        votes[0] += request.count - lacks - votes.sum()
+        try:
+            request = voting.send(votes)
+        except StopIteration as end:
+            return end.value
+
+
+@pytest.mark.parametrize(("missing", "prediction"), [(0, 0), (1, ABSTAIN)])
+def test_fewer_votes_than_were_asked_for_certify_nothing(missing, prediction):
+    sure = [[0.99, 0.01, 0.0], [0.99, 0.01, 0.0], [0.99, 0.01]]
+    assert answered(of_kind(Router, 200), sure, missing).prediction == prediction
+
+
+def test_the_smaller_radius_counts_though_the_other_bound_is_sure_at_once():
+    """The stage's first look certifies more than the router's last one."""
+    route, stage = [0.62, 0.38], [1.0, 0.0, 0.0]
+    found = answered(of_kind(SequentialRouter, 1000), [stage, stage, route])
+    assert found.prediction == 0 and 0 < found.radius <= 0.8 * quantile(0.62)
