@@ -68,6 +68,15 @@ CERTIFICATION_PATHS = {
         training="Gaussian",
         objective="Gaussian",
     ),
+    "mnist/cohen/noise_0.25/lenet/sigma_0.25": dict(
+        PUBLISHED,
+        dataset="mnist",
+        arch="lenet",
+        noise=0.25,
+        sigma=0.25,
+        training="Gaussian",
+        objective="Gaussian",
+    ),
     "cifar10_sigma_0.5_alpha_0.01": {"sigma": 0.5, "N": 100_000, "alpha": 0.01},
     "results/log.tsv": PUBLISHED,
     # The innermost folder wins.
@@ -376,10 +385,10 @@ def test_values_are_shown_as_people_write_them(name, value, text):
 @pytest.mark.parametrize(
     "path, stated, dimension",
     [
-        *((f"{name}/sigma_0.25", {}, 3072) for name in ("cifar10", "imagenet32")),
+        *((f"{name}/sigma_0.25", {}, 3072) for name in ("cifar10", "cifar100", "imagenet32")),
         *(
             (f"{name}/sigma_0.25", {}, size)
-            for name, size in (("imagenet", 150_528), ("digits", 64))
+            for name, size in (("imagenet", 150_528), ("digits", 64), ("fmnist", 784))
         ),
         ("sigma_0.25", {}, None),
         ("cifar10/sigma_0.25", {"dimension": 100}, 100),

@@ -2,14 +2,20 @@
 them.
 """
 
+import itertools
+import re
+
 import pytest
 import torch
 from scipy.stats import norm
 from torch import nn
+from torch.nn import functional as F
 
 from smoothadv.architectures import ARCHITECTURES, INPUT_LAYERS, get_architecture
 from smoothadv.base.errors import UserError
+from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import describe_dataset
+from support.networks import settle_batch_norms
 from support.released import CIFAR_MEAN, CIFAR_STD, CifarResNet
 
 
@@ -23,7 +29,10 @@ def parameters_of(model: nn.Module) -> int:
         ("cifar_resnet110", "cifar10", 1_730_714, 668),
         ("imagenet32_resnet110", "imagenet32", 1_795_064, 668),
         ("cifar_resnet20", "cifar10", 272_474, 128),
+        ("cifar100_resnet110", "cifar100", 1_736_564, 668),
         ("resnet50", "imagenet", 25_557_032, 320),
+        ("wide_resnet28_10", "cifar10", 36_479_194, 155),
+        ("lenet", "mnist", 431_080, 8),
     ],
 )
 def test_sizes_are_the_published_ones(arch, dataset, parameters, entries):
@@ -121,7 +130,7 @@ def test_every_architecture_trains_on_a_dataset_that_it_fits(arch):
 
 def fitting(arch: str):
     """The architecture for the first dataset, in order of image size, that it accepts."""
-    for dataset in ("cifar10", "digits", "imagenet"):
+    for dataset in ("digits", "mnist", "imagenet"):
         description = describe_dataset(dataset)
         try:
             return get_architecture(arch, description), description
@@ -140,6 +149,62 @@ def test_unknown_architecture_lists_the_known_ones():
 def test_unknown_input_layer_lists_the_known_ones():
     with pytest.raises(UserError, match="'normalise'.*normalize, center"):
         get_architecture("cifar_resnet20", "cifar10", "normalise")
+
+
+LENET = {"conv1": (20, 1, 5, 5), "conv2": (50, 20, 5, 5), "fc1": (500, 800), "fc2": (10, 500)}
+
+
+def test_released_lenet_is_loaded_without_an_input_layer(tmp_path):
+    random = torch.Generator().manual_seed(0)
+    state = {}
+    for name, shape in LENET.items():
+        state[f"1.{name}.weight"] = 0.1 * torch.randn(shape, generator=random)
+        state[f"1.{name}.bias"] = torch.randn(shape[0], generator=random)
+    path = tmp_path / "checkpoint.pth.tar"
+    torch.save({"epoch": 90, "arch": "lenet", "state_dict": state, "optimizer": {}}, path)
+    images = torch.rand(2, 1, 28, 28, generator=random)
+    x = images
+    for name in ("1.conv1", "1.conv2"):
+        x = F.conv2d(x, state[f"{name}.weight"], state[f"{name}.bias"]).relu()
+        x = x.unfold(2, 2, 2).unfold(3, 2, 2).amax((4, 5))
+    x = F.linear(x.reshape(2, 800), state["1.fc1.weight"], state["1.fc1.bias"]).relu()
+    expected = F.linear(x, state["1.fc2.weight"], state["1.fc2.bias"])
+    torch.testing.assert_close(load_classifier(path, "mnist", "none")(images), expected)
+
+
+def plain_wide_resnet(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """WRN-16-k in eval mode, with weights by the names of the networks of TRADES."""
+
+    def activated(x: torch.Tensor, name: str) -> torch.Tensor:
+        of = [weights[f"{name}.{part}"] for part in ("running_mean", "running_var")]
+        return F.batch_norm(x, *of, weights[f"{name}.weight"], weights[f"{name}.bias"]).relu()
+
+    x = F.conv2d(x, weights["conv1.weight"], padding=1)
+    for stage, block in itertools.product((1, 2, 3), (0, 1)):
+        name, stride = f"block{stage}.layer.{block}", 2 if (stage > 1 and block == 0) else 1
+        first = activated(x, f"{name}.bn1")
+        out = F.conv2d(first, weights[f"{name}.conv1.weight"], None, stride, 1)
+        out = F.conv2d(activated(out, f"{name}.bn2"), weights[f"{name}.conv2.weight"], padding=1)
+        if block == 0:
+            x = F.conv2d(first, weights[f"{name}.convShortcut.weight"], None, stride)
+        x = x + out
+    x = activated(x, "bn1").mean((2, 3))
+    return F.linear(x, weights["fc.weight"], weights["fc.bias"])
+
+
+def test_wide_resnet_is_the_published_function_of_its_weights():
+    torch.manual_seed(0)
+    model = get_architecture("wide_resnet16_4", "cifar10", "none").double()
+    images = torch.rand(4, 3, 32, 32, dtype=torch.float64)
+    settle_batch_norms(model, images)
+    expected = plain_wide_resnet(model[1].state_dict(), images)
+    torch.testing.assert_close(model.eval()(images), expected)
+
+
+@pytest.mark.parametrize("dataset, shape", [("digits", "[1, 8, 8]"), ("cifar10", "[3, 32, 32]")])
+def test_lenet_refuses_images_that_are_not_grey_and_28x28(dataset, shape):
+    with pytest.raises(UserError, match=f"{dataset} are {re.escape(shape)}"):
+        get_architecture("lenet", dataset)
 
 
 def test_resnet50_refuses_images_that_are_not_of_3_channels():

@@ -1,20 +1,15 @@
-"""Datasets known by name, digits, cifar10, imagenet32 and imagenet: as they were published, with
-their facts; other names, locations and files are refused.
+"""Datasets known by name: their facts, and digits, imagenet32 and imagenet as they were published;
+other names, locations and files are refused.
 """
 
-import hashlib
 import os
 import pickle
-import tarfile
-import urllib.error
-import urllib.request
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from torchvision.datasets import CIFAR10
 
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import DATASETS, SPLITS, describe_dataset, get_dataset
@@ -27,7 +22,7 @@ LOCATED = [name for name in DATASETS if DATASETS[name].takes_location]
 
 @pytest.mark.parametrize("ask", [describe_dataset, lambda name: get_dataset(name, "test")])
 def test_unknown_name_lists_the_known_ones_and_suggests_the_close_one(ask):
-    message = refusal(ask, "cifar100", names="'cifar100'")
+    message = refusal(ask, "cifa10", names="'cifa10'")
     assert "did you mean 'cifar10'" in message
     assert all(name in message for name in DATASETS)
 
@@ -42,7 +37,7 @@ def test_location_after_a_plain_name_is_refused(name, location):
 @pytest.mark.parametrize("name", LOCATED)
 @pytest.mark.parametrize("colon", ["", ":"])
 def test_missing_location_is_asked_for(name, colon):
-    with pytest.raises(UserError, match=f"{name}:PATH"):
+    with pytest.raises(UserError, match=f"{name}:{DATASETS[name].location}"):
         describe_dataset(name + colon)
 
 
@@ -90,102 +85,17 @@ def test_documented_constants_are_those_of_the_training_images():
     pixels = grey_levels(get_dataset("digits", "train")).astype(np.float64) / 16
     assert description.mean == (pytest.approx(pixels.mean(), abs=5e-5),)
     assert description.std == (pytest.approx(pixels.std(), abs=5e-5),)
-    assert not description.horizontal_flip, "a mirrored digit is none"
 
 
 # The published order, label 0 first.
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-BATCHES = [
-    "data_batch_1",
-    "data_batch_2",
-    "data_batch_3",
-    "data_batch_4",
-    "data_batch_5",
-    "test_batch",
-]
-IMAGES_PER_BATCH = 3
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-
-
-def batch_content(name: str) -> dict:
-    """A batch as published: rows of 1,024 red, 1,024 green and 1,024 blue values, and a list of
-    labels.
-    """
-    random = np.random.default_rng(BATCHES.index(name))
-    return {
-        "batch_label": name,
-        "data": random.integers(0, 256, (IMAGES_PER_BATCH, 3072), dtype=np.uint8),
-        "labels": random.integers(0, 10, IMAGES_PER_BATCH).tolist(),
-    }
 
 
 def image_of(row: np.ndarray) -> np.ndarray:
     """The image [3, 32, 32] in [0, 1] of 1,024 red, 1,024 green and 1,024 blue values."""
     colours = [row[:1024], row[1024:2048], row[2048:]]
     return np.stack([colour.reshape(32, 32) for colour in colours]) / np.float32(255)
-
-
-def md5(path) -> str:
-    return hashlib.md5(path.read_bytes()).hexdigest()
-
-
-@pytest.fixture
-def offline(monkeypatch):
-    """Any attempt to download fails the way it does without a network."""
-
-    def refuse(*arguments, **options):
-        raise urllib.error.URLError("Temporary failure in name resolution")
-
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
-
-
-@pytest.fixture
-def published(tmp_path, monkeypatch, offline):
-    """A folder with cifar-10-batches-py/ and cifar-10-python.tar.gz, which torchvision takes for
-    the published ones.
-    """
-    folder = tmp_path / "published" / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    for name in BATCHES:
-        (folder / name).write_bytes(pickle.dumps(batch_content(name), protocol=2))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list(CLASSES)}, protocol=2))
-    archive = folder.parent / "cifar-10-python.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(folder, folder.name)
-    monkeypatch.setattr(CIFAR10, "tgz_md5", md5(archive))
-    monkeypatch.setattr(CIFAR10, "train_list", [[name, md5(folder / name)] for name in BATCHES[:5]])
-    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", md5(folder / "test_batch")]])
-    monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": md5(folder / "batches.meta")})
-    return folder.parent
-
-
-@pytest.mark.parametrize("form", ["archive", "extracted"])
-@pytest.mark.parametrize("split, batches", [("train", BATCHES[:5]), ("test", BATCHES[5:])])
-def test_images_and_labels_are_those_of_the_batches_in_order(
-    published, tmp_path, form, split, batches
-):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    name = "cifar-10-python.tar.gz" if form == "archive" else "cifar-10-batches-py"
-    (published / name).rename(folder / name)
-    dataset = get_dataset("cifar10", split, folder)
-    rows = np.concatenate([batch_content(batch)["data"] for batch in batches])
-    labels = [label for batch in batches for label in batch_content(batch)["labels"]]
-    assert [dataset[index][1] for index in range(len(dataset))] == labels
-    for index, row in enumerate(rows):
-        assert np.array_equal(dataset[index][0].numpy(), image_of(row))
-
-
-def test_nothing_there_and_no_network_is_one_line_that_says_what_to_do(tmp_path, offline):
-    message = refusal(get_dataset, "cifar10", "test", tmp_path / "empty", names=tmp_path / "empty")
-    assert "cifar-10-python.tar.gz" in message and "--data-dir" in message
-
-
-def test_damaged_batch_is_named(published):
-    (published / "cifar-10-python.tar.gz").unlink()
-    batch = published / "cifar-10-batches-py/data_batch_3"
-    batch.write_bytes(batch.read_bytes()[:-1])
-    refusal(get_dataset, "cifar10", "test", published, names=f"{batch} is damaged")
 
 
 TRAINING_FILES = [f"train_data_batch_{number}" for number in range(1, 11)]
@@ -260,6 +170,29 @@ def test_inconsistent_content_is_refused_by_file_name(tmp_path, fault):
 FACTS = {
     "digits": (tuple("0123456789"), (1, 8, 8), (0.3054,), (0.3753,), (128, 60, 0.1, 20)),
     "cifar10": (CLASSES, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, (256, 150, 0.1, 50)),
+    "cifar100": (
+        100,
+        (3, 32, 32),
+        (0.5071, 0.4867, 0.4408),
+        (0.2675, 0.2565, 0.2761),
+        (256, 150, 0.1, 50),
+    ),
+    "mnist": (tuple("0123456789"), (1, 28, 28), (0.1307,), (0.3081,), (256, 90, 0.01, 30)),
+    "fashion-mnist": (10, (1, 28, 28), (0.2860,), (0.3530,), (256, 150, 0.01, 50)),
+    "svhn": (
+        tuple("0123456789"),
+        (3, 32, 32),
+        (0.4377, 0.4438, 0.4728),
+        (0.1980, 0.2010, 0.1970),
+        (256, 150, 0.1, 50),
+    ),
+    "tiny-imagenet": (
+        200,
+        (3, 64, 64),
+        (0.4802, 0.4481, 0.3975),
+        (0.2770, 0.2691, 0.2821),
+        (256, 150, 0.1, 50),
+    ),
     "imagenet32": (1000, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, (256, 150, 0.1, 50)),
     "imagenet": (
         1000,
@@ -275,7 +208,7 @@ FACTS = {
 def test_description_has_the_published_classes_constants_and_schedule(name):
     description = describe_dataset(name)
     classes, *facts, schedule = FACTS[name]
-    found = description.num_classes if classes == 1000 else description.class_names
+    found = description.num_classes if isinstance(classes, int) else description.class_names
     assert found == classes
     assert [description.image_shape, description.mean, description.std] == facts
     defaults = description.defaults
@@ -405,3 +338,14 @@ def test_another_number_of_classes_is_refused(imagenet, tmp_path, number):
         (folder / "image.bmp").symlink_to(imagenet / "val" / SYNSETS[0] / "image.bmp")
     with pytest.raises(UserError, match=f"{number} class folders, not 1000"):
         get_dataset("imagenet", "test", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "svhn"])
+def test_digits_are_not_mirrored(name):
+    assert not describe_dataset(name).horizontal_flip, "a mirrored digit is none"
+
+
+def test_fine_classes_of_cifar100_are_in_alphabetical_order():
+    names = describe_dataset("cifar100").class_names
+    assert list(names) == sorted(names) and (names[0], names[99]) == ("apple", "worm")
+    assert len({*names}) == 100

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from smoothadv.architectures import get_architecture
+from smoothadv.datasets import describe_dataset
 from smoothadv.exact.conversion import largest_values, read_network
 from support.integers import grey_images, quantized, slow_logits, with_entrance
 from support.networks import TwoReadersOfTheImage
@@ -168,6 +170,16 @@ def test_network_without_an_integer_form_is_refused_with_the_layer(words, wire):
     assert words.split(" of 0")[0] in refusal(
         quantized, classifier, IMAGES, names="no integer form"
     )
+
+
+@pytest.mark.parametrize(
+    ("arch", "dataset", "layer"),
+    [("lenet", "mnist", "max_pool2d"), ("wide_resnet16_4", "digits", "BatchNorm2d")],
+)
+def test_architecture_without_an_integer_form_is_refused_with_the_layer(arch, dataset, layer):
+    classifier = get_architecture(arch, dataset).eval()
+    images = torch.rand(4, *describe_dataset(dataset).image_shape)
+    assert layer in refusal(quantized, classifier, images, names="no integer form")
 
 
 def test_sum_with_the_image_is_refused():

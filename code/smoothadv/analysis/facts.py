@@ -101,9 +101,10 @@ _PUBLISHED = {"N": 100_000, "alpha": 0.001}
 _NOMINAL: dict[Value, Value] = {127 / 256: 0.5, 255 / 256: 1.0}
 """What the paper calls the epsilons of released models."""
 # Only for logs without a manifest that states the shape of the images, such as the released ones.
-_DIMENSIONS = {
-    "cifar10": 3 * 32 * 32,
-    "imagenet32": 3 * 32 * 32,
+DIMENSIONS = {
+    **dict.fromkeys(("cifar10", "cifar100", "imagenet32", "svhn"), 3 * 32 * 32),
+    **dict.fromkeys(("mnist", "fashion-mnist"), 28 * 28),
+    "tiny-imagenet": 3 * 64 * 64,
     "imagenet": 3 * 224 * 224,
     "digits": 8 * 8,
 }
@@ -150,7 +151,7 @@ class Facts:
     def dimension(self) -> int | None:
         """Number of coordinates of an image, on which l_inf radii depend; None if it is unknown."""
         sizes = [math.prod(shape) for run in self.runs if (shape := run.get("image_shape"))]
-        known = [_DIMENSIONS.get(self.get("dataset")), *sizes, self.get("dimension")]
+        known = [DIMENSIONS.get(self.get("dataset")), *sizes, self.get("dimension")]
         return next(filter(None, reversed(known)), None)
 
 
@@ -277,15 +278,15 @@ _MEANING: dict[str, Callable[[str], Value]] = {
     # An l2 norm on [0, 1] images; whole numbers count in 1/256, as the released code did.
     "epsilon": lambda text: float(text) if "." in text else int(text) / 256,
     "epsilon_in_256ths": lambda text: float(text) / 256,
-    "dataset": lambda text: {"cifar": "cifar10"}.get(text, text),
+    "dataset": lambda text: {"cifar": "cifar10", "fmnist": "fashion-mnist"}.get(text, text),
     "objective": _FOLDERS.__getitem__,
     "gradient": {"_nogradtrick": "gradient-free", "base": "base classifier"}.__getitem__,
 }
 """What a text in a path stands for, by the hyper-parameter; others are the text itself."""
 _SHARED_PARTS = (
-    r"^(?P<dataset>cifar10|imagenet32|imagenet|digits)$",
+    f"^(?P<dataset>{'|'.join([*DIMENSIONS, 'fmnist'])})$",
     r"^predict_(?P<dataset>cifar|imagenet)_",
-    r"^(?P<arch>(?:cifar_|digits_|imagenet32_)?resnet\d+)$",
+    r"^(?P<arch>(?:cifar_|cifar100_|digits_|imagenet32_)?resnet\d+|wide_resnet\d+_\d+|lenet)$",
     r"(?:^|_)sigma_(?P<sigma>\d+(?:\.\d+)?)(?![\deE]|\.\d)",
     r"(?:^|_)alpha_(?P<alpha>0?\.\d+)",
 )

@@ -11,6 +11,7 @@ from typing import cast
 
 import numpy as np
 
+from smoothadv.analysis.facts import DIMENSIONS
 from smoothadv.analysis.logs import Log
 from smoothadv.analysis.table_formats import Column
 from smoothadv.base.errors import UserError
@@ -189,8 +190,9 @@ class AtRadii(Norm):
             return [*map(Radius.of, self.radii)]
         if self.norm == "linf":
             return [*map(Radius.parse, _LINF_RADII)]
-        is_cifar = {log.facts.get("dataset") for log in logs} <= {"cifar10", "imagenet32"}
-        limit = {"most": most} if is_cifar else {}
+        small = DIMENSIONS.keys() - {"imagenet", "digits"}
+        is_small = {log.facts.get("dataset") for log in logs} <= small
+        limit = {"most": most} if is_small else {}
         return [*map(Radius.of, default_radii([log.table for log in logs], **limit))]
 
     def chosen_radii_from_0(self, logs: Sequence[Log]) -> list[Radius]:

@@ -13,6 +13,13 @@ from smoothadv.base.errors import UserError
 from smoothadv.datasets import DatasetDescription
 
 
+def initialize(network: nn.Module) -> None:
+    """Draw weights of convolutions from N(0, 2 / (k^2 C_out)): He et al. (2015), over outputs."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
 
@@ -60,10 +67,7 @@ class SmallImageResNet(nn.Module):
             self.add_module(f"layer{stage}", nn.Sequential(*layers))
             self._stages.append(f"layer{stage}")
         self.fc = nn.Linear(channels, num_classes)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                # N(0, 2 / (k^2 C_out)), He et al. (2015) over the outputs.
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        initialize(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
@@ -83,8 +87,9 @@ def _cifar_resnet(depth: int, description: DatasetDescription) -> nn.Module:
 
 for _depth in range(20, 111, 6):
     ARCHITECTURES.register(f"cifar_resnet{_depth}")(partial(_cifar_resnet, _depth))
-# The same network, under the paper's name for the one with 1,000 classes.
-ARCHITECTURES.register("imagenet32_resnet110")(partial(_cifar_resnet, 110))
+# The same network, under the names that the released checkpoints for other classes record.
+for _name in ("imagenet32_resnet110", "cifar100_resnet110"):
+    ARCHITECTURES.register(_name)(partial(_cifar_resnet, 110))
 # For the 8x8 digits: it has all parts of the large ones, on 8x8, 4x4 and 2x2 maps, and trains in
 # seconds.
 ARCHITECTURES.register("digits_resnet8")(partial(_cifar_resnet, 8))

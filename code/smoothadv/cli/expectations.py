@@ -27,7 +27,10 @@ from smoothadv.training.spec import TrainSpec
 
 _RELEASED = "--released-behaviour"
 _PUBLISHED_SIZES = {
-    "cifar10": (50_000, 10_000),
+    **dict.fromkeys(("cifar10", "cifar100"), (50_000, 10_000)),
+    **dict.fromkeys(("mnist", "fashion-mnist"), (60_000, 10_000)),
+    "svhn": (73_257, 26_032),
+    "tiny-imagenet": (100_000, 10_000),
     "imagenet": (1_281_167, 50_000),
     "imagenet32": (1_281_167, 50_000),
 }

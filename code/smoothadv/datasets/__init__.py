@@ -151,7 +151,8 @@ class Source:
 
     ``describe(location, data_dir)`` returns its DatasetDescription without reading all images;
     ``load(split, location, data_dir)`` reads a split ("train" or "test"). ``location`` is the text
-    after the colon of the name, "" if there is none; a source with ``takes_location`` requires one.
+    after the colon of the name, "" if there is none; a source with ``takes_location`` requires one,
+    which messages call ``location``.
     With ``takes_preparation`` it may end in "@" and a ``Preparation``, which --image-size appends.
     ``data_dir`` is None where the user named none: the source then uses its default.
     """
@@ -160,6 +161,7 @@ class Source:
     load: Callable[[str, str, Path | None], ImageDataset]
     takes_location: bool = False
     takes_preparation: bool = False
+    location: str = "PATH"
 
 
 DATASETS: Registry[Source] = Registry("dataset")
@@ -173,7 +175,7 @@ def source_of(name: str) -> tuple[Source, str]:
     kind, colon, location = name.partition(":")
     source = DATASETS[kind]
     if source.takes_location and not location:
-        raise UserError(f"dataset '{name}' needs a file or folder: write {kind}:PATH")
+        raise UserError(f"dataset '{name}' needs a location: write {kind}:{source.location}")
     if colon and not source.takes_location:
         raise UserError(
             f"dataset '{name}': '{kind}' takes nothing after its name; for your own images write "
@@ -208,5 +210,5 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
 discover(
     __name__,
     __path__,
-    without=("given", "images", "loose", "relabelled", "unlabelled"),
+    without=("arrays", "downloaded", "given", "images", "loose", "relabelled", "unlabelled"),
 )

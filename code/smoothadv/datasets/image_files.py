@@ -199,4 +199,4 @@ class ImageFiles(StoredImages):
         return self.files[index][0]
 
     def place(self, index: int) -> str:
-        return "/".join(self.file(index).parts[-2:])
+        return self.file(index).relative_to(self.folder).as_posix()

@@ -13,7 +13,9 @@ from smoothadv.datasets.image_files import ImageFiles, StoredImages, class_folde
 from smoothadv.datasets.stored import stored_source
 
 
-class _FolderImages(ImageFiles):
+class FolderImages(ImageFiles):
+    """Later processes remember what was computed of the files while these stay as they are."""
+
     def remembered(self, what: str, indices: Sequence[int], compute: Callable[[], str]) -> str:
         import PIL
 
@@ -46,7 +48,7 @@ def _splits(path: str) -> dict[str, StoredImages]:
             f"imagefolder: the classes of {root}/train and {root}/test differ in "
             f"{', '.join(sorted(odd)[:5])}"
         )
-    return {split: _FolderImages(folders[split], classes) for split in splits}
+    return {split: FolderImages(folders[split], classes) for split in splits}
 
 
 DATASETS.register("imagefolder")(

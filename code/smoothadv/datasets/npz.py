@@ -16,6 +16,7 @@ from smoothadv.datasets import (
     constants,
     photographs,
 )
+from smoothadv.datasets.arrays import checked_arrays
 from smoothadv.datasets.image_files import Image, Made, StoredImages
 from smoothadv.datasets.preparation import split_location
 
@@ -26,7 +27,6 @@ _NAMES = (
     ("test", ("test_images", "test_labels")),
     ("test", ("images", "labels")),
 )
-_MOST_CLASSES = 100_000
 
 
 @lru_cache(maxsize=1)
@@ -50,39 +50,6 @@ def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:500]
         raise UserError(f"npz: {path} cannot be read: {reason}") from error
     return found
-
-
-def checked_arrays(
-    images: np.ndarray, labels: np.ndarray, *names: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Images, uint8 or float32 [N, C, H, W], and labels, int64 [N]; ValueError where they cannot be
-    meant. Labels may be a column, as those of MedMNIST.
-    """
-    shape, kind = list(images.shape), images.dtype
-    images = images[:, None] if images.ndim == 3 else images
-    if images.ndim == 4 and images.shape[3] in (1, 3):
-        images = images.transpose(0, 3, 1, 2)
-    is_level = kind == np.uint8 or (
-        kind == np.float32 and images.size and images.min() >= 0 and images.max() <= 1
-    )
-    if not (is_level and images.size and images.ndim == 4 and images.shape[1] in (1, 3)):
-        raise ValueError(
-            f"{names[0]} is {kind} {shape}, expected [N, H, W, C] or [N, C, H, W] of 1 or 3 "
-            f"channels, uint8 or float32 in [0, 1]{_range(images)}"
-        )
-    is_number = labels.shape in ((len(images),), (len(images), 1)) and labels.dtype.kind in "iu"
-    if not (is_number and 0 <= labels.min() <= labels.max() < _MOST_CLASSES):
-        raise ValueError(
-            f"{names[1]} is {labels.dtype} {list(labels.shape)}, expected "
-            f"{len(images)} whole numbers from 0 to {_MOST_CLASSES - 1}{_range(labels)}"
-        )
-    return np.ascontiguousarray(images), labels.reshape(-1).astype(np.int64)
-
-
-def _range(values: np.ndarray) -> str:
-    if not values.size or values.dtype.kind not in "iuf":
-        return ""
-    return f"; it has values from {values.min():g} to {values.max():g}"
 
 
 def _arrays(location: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:

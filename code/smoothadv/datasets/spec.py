@@ -25,7 +25,8 @@ def device(text: str) -> Any:
 
 
 def _known_datasets() -> str:
-    names = [f"{name}:PATH" if DATASETS[name].takes_location else name for name in DATASETS]
+    sources = [(name, DATASETS[name]) for name in DATASETS]
+    names = [f"{name}:{one.location}" if one.takes_location else name for name, one in sources]
     return f"one of {', '.join(names)}"
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import DatasetDescription
+from smoothadv.datasets.arrays import checked_arrays
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.datasets.npz import checked_arrays
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 
 _IMAGES = ("data", "images")
@@ -33,24 +33,13 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
         names = [_held(content, known) for known in (_IMAGES, _LABELS)]
         # Copies are writable, as PyTorch requires.
         images, labels = (np.array(plain_array(content[name])) for name in names)
-        images, labels = checked_arrays(images, labels, *names)
+        images, labels = checked_arrays(images, labels, *names, of=description)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = " ".join(str(error).split())[:200]
         raise UserError(
             f"--use-unlabelled: {path} cannot be read as a .npz file or a pickle of arrays: "
             f"{reason}"
         ) from error
-    if images.dtype != np.uint8 or images.shape[1:] != description.image_shape:
-        raise UserError(
-            f"--use-unlabelled: {path} holds images [N, C, H, W] of shape {list(images.shape)} and "
-            f"type {images.dtype}; {description.name} needs uint8 "
-            f"[N, {', '.join(map(str, description.image_shape))}]"
-        )
-    if labels.max() >= description.num_classes:
-        raise UserError(
-            f"--use-unlabelled: {path} holds the label {labels.max()}; {description.name} "
-            f"has the classes 0 to {description.num_classes - 1}"
-        )
     name = dataclasses.replace(description, name=f"pseudo-labelled {path.name}")
     return InMemoryImages(images, labels, name)
 

@@ -1,0 +1,188 @@
+"""Datasets read from files in their published form: pixels, labels and their order, or what is
+wrong.
+"""
+
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from smoothadv.datasets import SPLITS, describe_dataset, get_dataset
+from support.published import DOWNLOADED, arrays_of_images, tiny_imagenet
+from support.refusals import refusal
+
+CPU = torch.device("cpu")
+HELD = {
+    "cifar10": "cifar-10-python.tar.gz",
+    "cifar100": "cifar-100-python.tar.gz",
+    "mnist": "MNIST/raw/t10k-images-idx3-ubyte.gz",
+    "fashion-mnist": "FashionMNIST/raw/t10k-labels-idx1-ubyte.gz",
+    "svhn": "test_32x32.mat",
+}
+"""A published file that the test images need."""
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    """Any attempt to download fails the way it does without a network."""
+
+    def refuse(*arguments, **options):
+        raise urllib.error.URLError("Temporary failure in name resolution")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+
+
+def assert_holds(dataset, images: np.ndarray, labels: np.ndarray) -> None:
+    indices = [torch.arange(len(images))]
+    ((found, numbers),) = dataset.evaluation_batches(indices, CPU)
+    assert len(dataset) == len(images) and numbers.tolist() == labels.tolist()
+    assert np.array_equal(found.numpy(), images / np.float32(255))
+    assert torch.equal(dataset[1][0], found[1]) and dataset[1][1] == labels[1]
+
+
+@pytest.mark.parametrize("name", DOWNLOADED)
+def test_downloaded_images_and_labels_are_the_published_ones_in_order(name, tmp_path, monkeypatch):
+    splits = DOWNLOADED[name](tmp_path, monkeypatch)
+    for split in SPLITS:
+        assert_holds(get_dataset(name, split, tmp_path), *splits[split])
+
+
+@pytest.mark.parametrize("name", DOWNLOADED)
+def test_what_is_missing_or_damaged_is_one_line_that_says_what_to_do(name, tmp_path, monkeypatch):
+    message = refusal(get_dataset, name, "test", tmp_path / "none", names=tmp_path / "none")
+    assert HELD[name] in message and "--data-dir" in message and message.startswith(f"{name}: ")
+    DOWNLOADED[name](tmp_path, monkeypatch)
+    path = tmp_path / HELD[name]
+    path.write_bytes(path.read_bytes()[:-1])
+    refusal(get_dataset, name, "test", tmp_path, names=f"{path} is damaged")
+
+
+def test_extracted_batches_are_enough_and_a_damaged_one_is_named(tmp_path, monkeypatch):
+    splits, batches = DOWNLOADED["cifar10"](tmp_path, monkeypatch), tmp_path / "made"
+    assert_holds(get_dataset("cifar10", "train", batches), *splits["train"])
+    batch = batches / "cifar-10-batches-py/data_batch_3"
+    batch.write_bytes(batch.read_bytes()[:-1])
+    refusal(get_dataset, "cifar10", "test", batches, names=f"{batch} is damaged")
+
+
+@pytest.mark.parametrize("held", ["images", "labels"])
+def test_extracted_files_that_were_cut_are_refused(held, tmp_path, monkeypatch):
+    DOWNLOADED["mnist"](tmp_path, monkeypatch)
+    get_dataset("mnist", "test", tmp_path)
+    (path,) = (tmp_path / "MNIST/raw").glob(f"t10k-{held}*ubyte")
+    path.write_bytes(path.read_bytes()[:-1])
+    message = refusal(get_dataset, "mnist", "test", tmp_path, names=tmp_path)
+    assert "not whole" in message and "t10k-images-idx3-ubyte.gz" in message
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return folder, tiny_imagenet(folder)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_tiny_imagenet_numbers_the_sorted_classes(tiny, split):
+    folder, splits = tiny
+    pictures = [np.asarray(Image.open(path).convert("RGB")) for path, _ in splits[split]]
+    labels = np.array([label for _, label in splits[split]])
+    images = np.stack(pictures).transpose(0, 3, 1, 2)
+    assert_holds(get_dataset("tiny-imagenet", split, folder), images, labels)
+
+
+def test_tiny_imagenet_that_is_not_as_published_is_refused(tmp_path):
+    refusal(get_dataset, "tiny-imagenet", "test", tmp_path, names=tmp_path / "tiny-imagenet-200")
+    splits = tiny_imagenet(tmp_path)
+    root = tmp_path / "tiny-imagenet-200"
+    damaged = splits["test"][1][0]
+    damaged.write_bytes(damaged.read_bytes()[:99])
+    images = get_dataset("tiny-imagenet", "test", tmp_path)
+    refusal(images.__getitem__, 1, names=damaged)
+    faults = {
+        "train": (root / "train/n00000007/images", lambda path: path.rename(root / "other")),
+        "test": (root / "val/val_annotations.txt", lambda path: path.write_text("val_0.JPEG\n")),
+    }
+    for split, (path, spoil) in faults.items():
+        spoil(path)
+        refusal(get_dataset, "tiny-imagenet", split, tmp_path, names=f"{root} is not as published")
+    (root / "wnids.txt").write_text("n00000000\n")
+    refusal(get_dataset, "tiny-imagenet", "test", tmp_path, names="1 classes, not 200")
+
+
+@pytest.mark.parametrize("name, version, count", [("", "v6", 2000), ("-v4", "v4", 2021)])
+def test_cifar10_1_has_test_images_of_the_classes_of_cifar10(tmp_path, name, version, count):
+    files = [tmp_path / f"cifar10.1_{version}_{part}.npy" for part in ("data", "labels")]
+    images, labels = arrays_of_images(*files, count, "int32")
+    assert_holds(get_dataset(f"cifar10.1{name}", "test", tmp_path), *channels_first(images, labels))
+
+
+def channels_first(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return images.transpose(0, 3, 1, 2), labels
+
+
+@pytest.fixture(scope="module")
+def corrupted(tmp_path_factory):
+    """The folder above CIFAR-10-C, and the content of fog.npy and labels.npy."""
+    folder = tmp_path_factory.mktemp("corrupted")
+    files = folder / "CIFAR-10-C/fog.npy", folder / "CIFAR-10-C/labels.npy"
+    return folder, *arrays_of_images(*files, 50_000, "uint8")
+
+
+@pytest.mark.parametrize("severity", [1, 3, 5])
+def test_severities_follow_each_other_in_a_file(corrupted, severity):
+    folder, images, labels = corrupted
+    part = slice(10_000 * (severity - 1), 10_000 * severity)
+    dataset = get_dataset(f"cifar10-c:fog/{severity}", "test", folder)
+    assert len(dataset) == 10_000 and dataset.labels.tolist() == labels[part].tolist()
+    assert np.array_equal(dataset.images, images[part].transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("location", ["rain/3", "fog/0", "fog/6", "fog/", "fog", "fog/12", "/3"])
+def test_unknown_corruptions_and_severities_list_the_known_ones(location):
+    message = refusal(describe_dataset, f"cifar10-c:{location}", names=f"cifar10-c:{location}")
+    assert "from 1 to 5" in message and "gaussian_noise" in message and "saturate" in message
+
+
+@pytest.mark.parametrize("name", ["cifar10.1", "cifar10.1-v4", "cifar10-c:fog/3"])
+def test_other_test_sets_are_described_as_cifar10_and_have_nothing_to_train_on(name, tmp_path):
+    found, cifar10 = describe_dataset(name), describe_dataset("cifar10")
+    assert found.name == name and found.class_names == cifar10.class_names
+    assert (found.mean, found.std, found.image_shape) == (
+        cifar10.mean,
+        cifar10.std,
+        cifar10.image_shape,
+    )
+    message = refusal(get_dataset, name, "train", tmp_path, names=name)
+    assert "test images only" in message and "cifar10" in message
+
+
+RIGHT = np.zeros((2000, 32, 32, 3), np.uint8), np.zeros(2000, np.int32)
+UNFIT = {
+    "missing labels": (RIGHT[0], None, "labels.npy"),
+    "fewer images": (RIGHT[0][1:], RIGHT[1], "1,999 images and 2,000 labels, expected 2,000"),
+    "another size": (RIGHT[0][:, 1:], RIGHT[1], "needs uint8 [N, 3, 32, 32]"),
+    "floats": (RIGHT[0].astype(np.float32), RIGHT[1], "float32"),
+    "no class": (RIGHT[0], RIGHT[1] + 10, "label 10; cifar10.1 has the classes 0 to 9"),
+    "one number": (np.uint8(3), RIGHT[1], "cifar10.1_v6_data.npy"),
+}
+
+
+@pytest.mark.parametrize("images, labels, words", UNFIT.values(), ids=UNFIT)
+def test_arrays_that_are_not_the_published_ones_are_refused(tmp_path, images, labels, words):
+    for part, array in (("data", images), ("labels", labels)):
+        if array is not None:
+            np.save(tmp_path / f"cifar10.1_v6_{part}.npy", array)
+    assert words in refusal(get_dataset, "cifar10.1", "test", tmp_path, names=tmp_path)
+
+
+def test_arrays_that_were_cut_are_refused(tmp_path):
+    for part, array in zip(("data", "labels"), RIGHT):
+        np.save(tmp_path / f"cifar10.1_v6_{part}.npy", array)
+    path = tmp_path / "cifar10.1_v6_data.npy"
+    for size in (path.stat().st_size - 1, 20, 0):
+        with path.open("r+b") as file:
+            file.truncate(size)
+        refusal(get_dataset, "cifar10.1", "test", tmp_path, names=path.name)
