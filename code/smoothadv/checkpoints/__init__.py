@@ -352,7 +352,8 @@ def recorded_input_layer(content: dict[str, Any], path: str | Path, asked: str |
         released = (
             "The released SmoothAdv models under imagenet/ and cifar10/ use 'center', but those "
             "under imagenet32/, cifar10/finetune_cifar_from_imagenetPGD2steps/ and "
-            "cifar10/self_training/ use 'normalize', as do those of Cohen et al."
+            "cifar10/self_training/ use 'normalize', as do those of Cohen et al.; those of MNIST "
+            "use 'none'."
         )
         alone = (
             "'normalize' if it was trained on images that were normalized with the dataset's mean "
