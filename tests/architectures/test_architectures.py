@@ -173,7 +173,7 @@ def test_released_lenet_is_loaded_without_an_input_layer(tmp_path):
 
 
 def plain_wide_resnet(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """WRN-16-k in eval mode, with weights by the names of the networks of TRADES."""
+    """WRN-16-k in eval mode, with weights by their usual names."""
 
     def activated(x: torch.Tensor, name: str) -> torch.Tensor:
         of = [weights[f"{name}.{part}"] for part in ("running_mean", "running_var")]

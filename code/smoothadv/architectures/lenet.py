@@ -1,5 +1,5 @@
-"""LeNet for MNIST and Fashion-MNIST, as in the code released with MACER, consistency, SmoothMix and
-CAT-RS (Zhai et al., 2020; Jeong et al., 2020, 2021, 2023): layers and their names are theirs.
+"""LeNet for MNIST and Fashion-MNIST, with the layers and names of parameters of the code released
+with MACER (Zhai et al., 2020), consistency, SmoothMix and CAT-RS (Jeong et al., 2020, 2021, 2023).
 """
 
 import torch

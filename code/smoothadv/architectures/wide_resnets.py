@@ -34,8 +34,8 @@ class PreactivationBlock(nn.Module):
 
 
 def _wide_resnet(depth: int, factor: int, description: DatasetDescription) -> nn.Module:
-    """WRN-depth-factor without dropout; parameters have the names of the networks of TRADES and of
-    RobustBench.
+    """WRN-depth-factor without dropout; parameters have the names of xternalz/WideResNet-pytorch,
+    from which most networks of adversarial training are derived.
     """
     channels = 16
     layers: dict[str, nn.Module] = {

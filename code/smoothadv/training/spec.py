@@ -5,6 +5,7 @@ values they take, and what commands call them.
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -209,9 +210,13 @@ class EvaluationSchedule(Checked):
 
 
 def _architectures() -> str:
+    """For the help: the first and the last name of a family stand for all."""
     libraries = ", ".join(f"{kind}:NAME" for kind in LIBRARIES if kind != "onnx")
+    families = groupby(ARCHITECTURES, lambda name: name.rstrip("0123456789_"))
+    known = [[*names] for _, names in families]
+    named = [one for each in known for one in ([each[0], "...", each[-1]] if each[3:] else each)]
     return (
-        f"one of {', '.join(ARCHITECTURES)}; of a library: {libraries}; or FILE.py:FUNCTION "
+        f"one of {', '.join(named)}; of a library: {libraries}; or FILE.py:FUNCTION "
         "(docs/networks.md)"
     )
 
