@@ -18,8 +18,8 @@ _DESCRIPTION = DatasetDescription(
     name="tiny-imagenet",
     class_names=tuple(f"class {label}" for label in range(_CLASSES)),
     image_shape=(3, 64, 64),
-    # Of all training pixels, as commonly stated. Other constants in use have a smaller std: the mean
-    # of those of single images.
+    # Of all training pixels, as commonly stated. Another std in use is smaller: the mean of those
+    # of single images.
     mean=(0.4802, 0.4481, 0.3975),
     std=(0.2770, 0.2691, 0.2821),
     defaults=CIFAR_TRAINING,
