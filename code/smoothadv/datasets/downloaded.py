@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import DEFAULT_DATA_DIR, DatasetDescription, ImageDataset, Source
 from smoothadv.datasets.arrays import checked_arrays
 
@@ -53,9 +53,10 @@ def downloaded(kind: str, description: DatasetDescription) -> Source:
                 for path, md5 in held
                 if path.exists() and not check_integrity(path, md5)
             ]
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise UserError(
                 f"{description.name}: {[*damaged, f'it is not, or not whole, in {folder}'][0]}, "
-                f"and could not be downloaded ({first_line(error) or type(error).__name__}): put "
+                f"and could not be downloaded ({reason}): put "
                 f"{', '.join(name for name, _ in published)} into {folder}, in place of what is "
                 "there, or name another folder with --data-dir"
             ) from error
