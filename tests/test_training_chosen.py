@@ -90,44 +90,75 @@ def test_images_are_chosen_by_looks_that_end_in_the_checkpoint(capsys):
     )
 
 
-def test_teacher_votes_once_for_each_noise_and_number_of_draws(
+def test_teacher_votes_once_for_each_image_noise_and_number_of_draws(
     checkpoints, own_cache, capsys, monkeypatch
 ):
+    """When a batch has images that it has not seen, for whatever training."""
     for folder, name in {"t": "gaussian", "u": "PGD"}.items():
         shutil.copytree(checkpoints[name].parent, folder)
     looks = watch(monkeypatch, teacher)
     for count, changes in enumerate(
         [["t"], ["t", "--teacher-draws", 3], ["t", "--noise", 0.5], ["u"]], 1
     ):
-        options = [
-            *CAT_RS,
-            "--overwrite",
-            "--teacher",
-            f"{changes[0]}/checkpoint.pth.tar",
-            *changes[1:],
-        ]
-        assert (
-            train(capsys, "run", *options).code
-            == train(capsys, "run", *options, "--seed", 1).code
-            == 0
-        )
-        assert len(looks) == count and looks[-1][0] == 1438
+        options = [*CAT_RS, "--overwrite", "--teacher", f"{changes[0]}/checkpoint.pth.tar"]
+        options += changes[1:]
+        for more in ([], [], ["--seed", 1], ["--seed", 1]):
+            assert train(capsys, "run", *options, *more).code == 0
+        assert len(looks) == 2 * count and looks[-2][0] == 256 > looks[-1][0] > 128
+    again = [*CAT_RS, "--overwrite", "--teacher", CHECKPOINT, "--teacher-noise", 0.5]
+    assert train(capsys, "run", *again).code == 0 and len(looks) == 8, "the votes of --noise 0.5"
     taken = train(capsys, "t", *CAT_RS, "--teacher", "u/checkpoint.pth.tar", "--teacher-draws", 4)
-    assert refused(taken, "t already holds a trained model") and len(looks) == 4, (
+    assert refused(taken, "t already holds a trained model") and len(looks) == 8, (
         "before anything is counted"
     )
     for file in (own_cache / "teacher_votes").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
-    assert train(capsys, "run", *options, "--seed", 2).code == 0
-    assert len(looks) == 5, "what is damaged in the cache is counted again"
+    assert train(capsys, "run", *options).code == 0
+    assert looks[8:] == looks[:1], "what is damaged in the cache is counted again"
     assert header(Path("run/log.txt"))[-2:] == ["train_cross_entropy", "train_divergence"]
-    assert train(capsys, "distilled", *DISTILLED).code == 0 and len(looks) == 5
+    assert train(capsys, "distilled", *DISTILLED).code == 0 and len(looks) == 9
     assert header(Path("distilled/log.txt"))[-2:] == ["train_distance", "train_cross_entropy"]
+
+
+def test_a_stop_with_votes_or_without_them_leaves_no_trace(checkpoint, own_cache, capsys):
+    options = [*CAT_RS, "--teacher", checkpoint, "--teacher-draws", 60, "--epochs", 2]
+    options += ["--steps-per-epoch", 4, "--resume"]
+    assert train(capsys, "whole", *options).code == 0
+    for folder, loses in (("kept", False), ("lost", True)):
+        shutil.rmtree(own_cache / "teacher_votes")
+        with pytest.MonkeyPatch.context() as patch:
+            looks = watch(patch, teacher)
+            after_update(patch, 3, send)
+            assert train(capsys, folder, *options).code == 143
+            if loses:
+                shutil.rmtree(own_cache / "teacher_votes")
+            assert train(capsys, folder, *options).code == 0
+        images = sum(count for count, _ in looks)
+        assert (1438 < images) == loses and looks[:4] == [(256, 60)] * 4
+        assert same_state(Path(folder), Path("whole"))
+
+
+def test_a_teacher_says_which_images_are_left_out(checkpoint, capsys, monkeypatch):
+    seen = []
+
+    def count(classifier, images, indices, draws, noise, *_, **__):
+        seen.append((classifier.state_dict(), noise.sigma))
+        return 100 * (indices % 2)[:, np.newaxis]
+
+    monkeypatch.setattr(loop, "count_votes", count)
+    options = [*CHOSEN[:4], "--attack-from-epoch", 0, "--drop-below", 0.1, "--resample-every", 0]
+    options += ["--teacher", checkpoint, "--teacher-noise", 0.5, "--steps-per-epoch", 1]
+    assert train(capsys, "run", *options).code == 0
+    ((weights, noise_sd),) = seen
+    of_teacher = read(checkpoint.parent)["state_dict"]
+    assert noise_sd == 0.5 and all(torch.equal(weights[name], of_teacher[name]) for name in weights)
+    assert read(Path("run"))["image_weights"].tolist() == [0, 1] * 719
 
 
 REFUSED = {
     "--teacher": (CAT_RS, ["--objective", "distillation"], DISTILLED[2:]),
     "--teacher-draws": ([*DISTILLED, "--teacher-draws", 3],),
+    "--teacher-noise": ([*DISTILLED, "--teacher-noise", 1], [*CHOSEN, "--teacher-noise", 1]),
     "--choose-from-epoch": (["--drop-below", 0.5], ["--resample-every", 2]),
     "--drop-below": (["--drop-below", 1.5, "--choose-from-epoch", 1],),
     "--momentum": (["--optimizer", "adamw", "--momentum", 0.5],),

@@ -53,11 +53,13 @@ ACR_WEAKNESS = [
     1,
 ]
 ACR_WEAKNESS += ["--drop-below", 0, "--resample-every", 1]
+CAT_RS = ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 40]
 # Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
 KILLED = {
     "PGD": [*PGD, "--random-start", "--warmup", 3, "--lr-step-size", 2],
     "DDN": [*DDN, "--warmup", 3, "--lr-step-size", 2],
     "acr-weakness": ACR_WEAKNESS,
+    "cat-rs": CAT_RS,
 }
 
 
@@ -109,18 +111,24 @@ def kill_at_random(
 
 @pytest.mark.parametrize(
     ("attack", "start", "startup", "seed"),
-    [("PGD", "warm", 0.3, 1), SLOW("acr-weakness", "warm", 0.3, 3), SLOW("DDN", "cold", 5.0, 2)],
-    ids=["PGD warm", "acr-weakness warm", "DDN cold"],
+    [
+        ("PGD", "warm", 0.3, 1),
+        SLOW("acr-weakness", "warm", 0.3, 3),
+        SLOW("cat-rs", "warm", 0.3, 4),
+        SLOW("DDN", "cold", 5.0, 2),
+    ],
+    ids=["PGD warm", "acr-weakness warm", "cat-rs warm", "DDN cold"],
 )
 def test_training_killed_six_times_is_finished_by_resuming(
-    warm, tmp_path, attack, start, startup, seed
+    warm, tmp_path, checkpoint, attack, start, startup, seed
 ):
     """The slow one, of processes that load torch first, takes a minute and a half."""
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     moments = random.Random(seed)
     # The last epoch is set only when the kills are over: however slow this machine is, none comes
     # too late.
-    options = [*TRAINING, killed, *KILLED[attack], *SMALL, *AT_ONCE]
+    how = [*KILLED[attack], *(["--teacher", checkpoint] if attack == "cat-rs" else [])]
+    options = [*TRAINING, killed, *how, *SMALL, *AT_ONCE]
     command = script("train_pgd", *options, "--epochs", 1000, "--resume")
     left, within = [], []
     for _ in range(6):
@@ -138,7 +146,7 @@ def test_training_killed_six_times_is_finished_by_resuming(
     assert any(within), "at least one was killed with a checkpoint within an epoch"
     epochs = math.ceil(left[-1] / STEPS) + 1
     succeed("train_pgd", *options, "--epochs", epochs, "--resume")
-    succeed("train_pgd", *TRAINING, whole, *KILLED[attack], *SMALL, "--epochs", epochs)
+    succeed("train_pgd", *TRAINING, whole, *how, *SMALL, "--epochs", epochs)
     assert same_state(killed, whole)
     assert (
         timeless(killed / "log.txt") == timeless(whole / "log.txt")
@@ -199,7 +207,7 @@ WAYS = {
     ),
     "cat-rs": (
         "train",
-        ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 5],
+        CAT_RS,
     ),
     "distillation": ("train", ["--objective", "distillation", "--noise", 0.25, "--transfer", 0.5]),
     "consistency": ("train", ["--objective", "consistency", "--noise", 0.25]),

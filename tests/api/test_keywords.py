@@ -145,6 +145,7 @@ KEYWORDS = {
             "crop_padding": [*WHOLE, -3],
             "horizontal_flip": SWITCH[:-1],
             "teacher_draws": COUNT,
+            "teacher_noise": POSITIVE,
             "outdir": FOLDER,
         },
         **{

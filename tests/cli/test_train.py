@@ -396,7 +396,8 @@ HELP = [
     ("train_pgd", [], ["--warmup", "--attack", "--beta"], ["--lambda", "--gamma-DDN"]),
     ("train_pgd", ["--attack", "DDN"], ["--gamma-DDN", "--epsilon"], ["--random-start"]),
     ("train", ["--objective", "smoothmix"], ["--mix-steps", "--warmup"], ["--attack"]),
-    ("train", ["--objective=cat-rs"], ["--teacher-draws", "--noise-epsilon"], ["--transfer"]),
+    ("train", ["--objective=cat-rs"], ["--teacher-draws", "--confidence"], ["--transfer"]),
+    ("train", ["--objective=acr-weakness"], ["--teacher-noise"], ["--confidence"]),
 ]
 
 

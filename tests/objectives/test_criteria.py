@@ -3,10 +3,12 @@ floats.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from scipy.stats import norm
+from torch import nn
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import noisy_logits
@@ -370,12 +372,41 @@ def test_smoothmix_trains_on_the_image_and_on_the_way_to_the_end_of_its_attack(i
     assert [objective.ramp(epoch) for epoch in (0, 1, 3, 9)] == [0.25, 0.5, 1, 1]
 
 
-def test_cat_rs_counts_as_many_copies_as_uniforms_are_below_the_confidence(monkeypatch):
-    objective, combined, seen = CatRS(SIGMA), CatRS.combined, []
+@pytest.mark.parametrize(("confidence", "counted"), [("model", [2, 4, 1]), ("teacher", [3, 1, 2])])
+def test_cat_rs_counts_as_many_copies_as_uniforms_are_below_the_confidence(
+    monkeypatch, confidence, counted
+):
+    """The images are 0, so that the noise is the logits: of four copies 3, 4 and 0 are right."""
+    classes = torch.tensor([[0, 0, 1, 0], [2, 2, 2, 2], [0, 2, 0, 0]])
+    batch = Batch(
+        torch.zeros(3, 1, 1, 3),
+        torch.tensor([0, 2, 1]),
+        torch.eye(3)[classes].reshape(3, 4, 1, 1, 3),
+        uniforms=torch.tensor([[0.9, 0.7, 0.74, 0.75], [0, 0.2, 0.3, 0.99], [0.4, 0.1, 0.5, 0.6]]),
+        targets=torch.tensor([[0.8, 0.2, 0], [0.1, 0.8, 0.1], [0.5, 0.5, 0]]),
+    )
+    combined, seen = CatRS.combined, []
     monkeypatch.setattr(
         CatRS, "combined", lambda *given: seen.append(given[-1].tolist()) or combined(*given)
     )
-    batch = batch_of(objective)
-    outcome_of(objective, random_linear_classifier(16, CLASSES, seed=1), batch)
-    rows = zip(batch.uniforms.tolist(), batch.targets.tolist(), LABELS.tolist())
-    assert seen == [[max(1, sum(u < shares[label] for u in row)) for row, shares, label in rows]]
+    objective = CatRS(SIGMA, confidence=confidence)
+    outcome_of(objective, nn.Flatten(), replace(batch, epsilon=objective.epsilon(0)))
+    assert seen == [counted]
+
+
+def test_attack_of_cat_rs_doubles_from_an_epoch_on():
+    doubled = CatRS(SIGMA, noise_epsilon=0.75, double_from_epoch=80)
+    assert [doubled.epsilon(epoch) for epoch in (0, 79, 80, math.inf)] == [0.75, 0.75, 1.5, 1.5]
+    assert {CatRS(SIGMA).epsilon(epoch) for epoch in (0, 80, math.inf)} == {1.0}
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_lambda_of_macer_is_zero_before_its_epoch(kind):
+    """An epoch may be a tensor, in a CUDA graph."""
+    objective, values = Macer(noise_sd=SIGMA, sharpness=2, lambda_from_epoch=200), logits(2)
+    batch = Batch(torch.zeros(IMAGES, 1, 1, CLASSES), LABELS, values[:, :, None, None])
+    for epoch, weight in ((0, 0.0), (199, 0.0), (200, 6.0), (439, 6.0)):
+        seen = replace(batch, epoch=kind(epoch))
+        outcome = objective.loss(nn.Flatten(), seen, seen)
+        expected = slow_mean(slow_macer, values, weight, 2.0, 8.0)
+        assert outcome.loss.item() == pytest.approx(expected, rel=1e-6) and outcome.terms["hinge"]

@@ -144,7 +144,9 @@ def evaluated(processes: Processes) -> dict[str, float]:
 
 
 def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:
-    """Of all classes on five images, in an order of their own, and of the label of one of them."""
+    """Of all classes on five images, in an order of their own; of the label of one of them; and of
+    four that may end early.
+    """
     pixels = torch.randint(
         256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
@@ -152,10 +154,9 @@ def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
     more = 40, GaussianNoise(1.0, seed), CPU, 16, processes, "votes"
-    asked = (([20, 3, 7, 0, 9], False), ([20], True))
+    asked = (([20, 3, 7, 0, 9], {}), ([20], {"for_labels": True}), ([20, 3, 7, 0], {"early": True}))
     return [
-        count_votes(model, images, np.array(which), *more, for_label).tolist()
-        for which, for_label in asked
+        count_votes(model, images, np.array(which), *more, **how).tolist() for which, how in asked
     ]
 
 
@@ -237,10 +238,8 @@ def test_two_processes_count_the_votes_of_one(found):
     """Each image's noise is a function of its index, wherever it is; another seed is a negative
     control.
     """
-    of_classes, of_labels = votes(Processes())
-    assert (
-        found[0]["votes"] == found[1]["votes"] == [of_classes, of_labels] != votes(Processes(), 5)
-    )
+    alone = [of_classes, of_labels, _] = votes(Processes())
+    assert found[0]["votes"] == found[1]["votes"] == alone != votes(Processes(), 5)
     assert [sum(row) for row in of_classes] == [40] * 5 and of_labels == [[of_classes[0][2]]]
 
 

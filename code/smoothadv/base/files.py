@@ -157,12 +157,17 @@ def cached(name: str, compute: Callable[[], bytes]) -> bytes:
     if digest_bytes([payload]) == digest:
         return payload
     payload = compute()
+    keep(name, payload)
+    return payload
+
+
+def keep(name: str, payload: bytes) -> None:
+    """Save the bytes as ``name`` in the cache, if its folder is writable."""
     with contextlib.suppress(OSError, RuntimeError):
         # Several processes may write the same name at once.
         temporary = cache_folder() / f"{name}.{os.getpid()}"
         write_atomically(temporary, lambda file: file.write(digest_bytes([payload]) + payload))
         os.replace(temporary, cache_folder() / name)
-    return payload
 
 
 def lock(file: IO[bytes] | int, path: Path, shared: bool = False) -> None:

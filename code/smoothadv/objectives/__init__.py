@@ -121,8 +121,8 @@ class Objective(Checked, ABC):
     UNIFORMS: ClassVar[str] = ""
     """The loss needs a uniform random number for each "image", for each "copy" of it, or none."""
     TEACHER: ClassVar[str] = ""
-    """What a frozen teacher supplies: "logits", "votes" on the training images, or nothing;
-    "accuracy" if it may be missing and is for the log only."""
+    """What a frozen teacher supplies: "logits", "votes" on the training images, or nothing. It may
+    be missing with "drops", of the images that its votes leave out, and "accuracy", for the log."""
     DENOISES: ClassVar[bool] = False
     """Whether the model is a denoiser, and the teacher the classifier behind it."""
     BY_NOISE: ClassVar[Mapping[str, Mapping[float, Any]]] = {}

@@ -10,7 +10,12 @@ from torch.nn import functional as F
 
 from smoothadv.attacks.estimators import noisy_logits
 from smoothadv.attacks.noise_attacks import from_targets
-from smoothadv.base.settings import perturbation_size, positive_int, setting
+from smoothadv.base.settings import (
+    non_negative_int,
+    perturbation_size,
+    positive_int,
+    setting,
+)
 from smoothadv.objectives import OBJECTIVES, Batch, BatchLoss
 from smoothadv.objectives.bases import CopiesObjective, weight
 
@@ -21,13 +26,14 @@ class CatRS(CopiesObjective):
     """1/m times the sum of the K smallest CE(f_i, y) + lambda [K = m] max_i KL(q || softmax f(x +
     noise*_i)).
 
-    K is binomial of m trials with probability q_y, but at least 1, and q are a Gaussian-trained
-    teacher's shares of the votes on noisy copies of x. noise* is the noise after T steps that
-    increase the divergence from q (``attacks.noise_attacks.from_targets``). The formula is that of
-    the released code, which moves the statistics of batch normalization by the unattacked copies
-    before it attacks; here the attack comes first. That code without --confidence_mask takes the
-    share of the m copies that the present model classifies correctly in place of q_y. The cost is 2
-    m forward and backward passes, m T gradients, and the teacher's votes once.
+    q are a Gaussian-trained teacher's shares of the votes on noisy copies of x. K is binomial of m
+    trials, but at least 1; its probability is the share of the m copies that the model classifies
+    correctly or, with the ``confidence`` "teacher", q_y (--confidence_mask of the released code).
+    noise* is the noise after T steps that increase the divergence from q
+    (``attacks.noise_attacks.from_targets``). The formula is that of the released code, which moves
+    the statistics of batch normalization by the unattacked copies before it attacks; here the
+    attack comes first. The cost is 2 m forward and backward passes, m T gradients, and the
+    teacher's votes once.
     """
 
     TERMS = ("cross_entropy", "divergence")
@@ -41,8 +47,23 @@ class CatRS(CopiesObjective):
         1.0, parse=perturbation_size, help="l2 distance that CAT-RS's attack moves noise"
     )
 
+    confidence: str = setting(
+        "model",
+        choices=("model", "teacher"),
+        help="whose votes for the label are the confidence in an image: the model's on the m "
+        "copies, or the teacher's",
+    )
+    double_from_epoch: int | None = setting(
+        None,
+        parse=non_negative_int,
+        metavar="E",
+        help="double --noise-epsilon from this epoch on, counted from 0 (default: never)",
+    )
+
     def epsilon(self, epoch: float) -> float:
-        return self.noise_epsilon
+        """``noise_epsilon``, and twice that from ``double_from_epoch`` on."""
+        is_doubled = self.double_from_epoch is not None and epoch >= self.double_from_epoch
+        return self.noise_epsilon * (1 + is_doubled)
 
     def attacked(
         self, model: nn.Module, batch: Batch, generator: torch.Generator | None = None
@@ -62,7 +83,10 @@ class CatRS(CopiesObjective):
         if not len(batch.targets):
             raise ValueError("CAT-RS needs a teacher's shares of votes: Batch.targets")
         logits = noisy_logits(model, batch.images, batch.noise)
-        confidence = batch.targets.gather(1, batch.labels.unsqueeze(1))
+        labels = batch.labels.unsqueeze(1)
+        confidence = batch.targets.gather(1, labels)
+        if self.confidence == "model":
+            confidence = (logits.argmax(-1) == labels).to(confidence).mean(1, keepdim=True)
         counted = (batch.uniforms < confidence).sum(1).clamp(min=1)
         others = noisy_logits(model, batch.images, attacked.noise)
         loss, terms = self.combined(logits, others, batch.labels, batch.targets, counted)

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -33,7 +33,7 @@ from smoothadv.training.schedule import (
     steps_of_epoch,
 )
 from smoothadv.training.spec import TrainSpec
-from smoothadv.training.teacher import Teacher, count_votes
+from smoothadv.training.teacher import Teacher, TeacherVotes, count_votes
 from smoothadv.training.update import COUNTS, NOT_EVALUATED, Address, Update, means
 
 # Several processes agree on whether to go on only once in so many steps.
@@ -97,6 +97,12 @@ class TrainingRun:
             sums = saved.get("sums", sums)
         self.sums = torch.tensor(sums, dtype=torch.float64, device=self.device)
         processes.share_state(self.model)
+        self.copies_at_a_time = (schedule.micro_batch or schedule.batch) * spec.objective.copies
+        teacher, self.votes = setup.teacher, None
+        if teacher is not None and spec.objective.TEACHER == "votes":
+            asked = spec.teacher_noise, spec.teacher_draws, setup.device, self.copies_at_a_time
+            self.votes = TeacherVotes(teacher, setup.training, *asked, processes)
+            teacher = replace(teacher, shares=self.votes.shares)
         some = range(min(2, len(setup.training)))
         share, _ = processes.share(torch.arange(schedule.batch))
         self.update = Update(
@@ -108,7 +114,7 @@ class TrainingRun:
             setup.device,
             example=torch.stack([setup.training[index][0] for index in some]),
             images_at_a_time=min(len(share), schedule.micro_batch or len(share)),
-            teacher=setup.teacher,
+            teacher=teacher,
         )
         tries_graphs, execution = self.execution.cuda_graph, self.execution
         if tries_graphs is None:
@@ -165,6 +171,8 @@ class TrainingRun:
             weight = self.setup.spec.unlabelled_weight if step.source else 1.0
             address = Address(self.seed, epoch, number)
             indices = step.indices[part].to(self.device) if self.setup.teacher else None
+            if self.votes is not None:
+                self.votes.count(step.indices)
             self.sums += self.update(
                 images, labels, len(step.indices), part, address, weight, indices
             )
@@ -226,7 +234,8 @@ class TrainingRun:
         """Set the weights of the training images as the policy asks before this epoch."""
         if policy.drops_before(epoch):
             everything = np.arange(len(self.setup.training))
-            votes = self._votes_for_labels(everything, policy.drop_draws, epoch)
+            teacher = self.setup.teacher if self.objective.TEACHER == "drops" else None
+            votes = self._votes_for_labels(everything, policy.drop_draws, epoch, teacher)
             self.weights = policy.kept(votes)
             dropped = len(everything) - int(self.weights.sum())
             self.report(
@@ -240,25 +249,31 @@ class TrainingRun:
             votes = self._votes_for_labels(kept, policy.resample_draws, epoch)
             self.weights[kept] = policy.weights(votes)
 
-    def _votes_for_labels(self, indices: np.ndarray, draws: int, epoch: int) -> np.ndarray:
-        """How many of so many noisy copies of each training image [n] the present model classifies
-        correctly: [n].
+    def _votes_for_labels(
+        self, indices: np.ndarray, draws: int, epoch: int, teacher: Teacher | None = None
+    ) -> np.ndarray:
+        """How many of so many noisy copies of each training image [n] the teacher classifies
+        correctly, or the present model: [n].
         """
+        spec, classifier = self.setup.spec, self.update.folded_uncompiled
+        noise_sd = self.objective.noise_sd
+        if teacher is not None:
+            classifier, noise_sd = teacher.network, spec.teacher_noise
         self.model.eval()
         self.processes.share_buffers(self.model)
         self.update.refresh_folded()
         key = (self.seed, epoch, draws, Purpose.TRAINING_VOTES)
-        noise = GaussianNoise(self.objective.noise_sd, derive_generator("cpu", *key).initial_seed())
+        noise = GaussianNoise(noise_sd, derive_generator("cpu", *key).initial_seed())
         is_alone = self.processes.size == 1  # several would have to agree to stop
         with self.execution.autocast(self.device):
             return count_votes(
-                self.update.folded_uncompiled,
+                classifier,
                 self.setup.training,
                 indices,
                 draws,
                 noise,
                 self.device,
-                (self.schedule.micro_batch or self.schedule.batch) * self.objective.copies,
+                self.copies_at_a_time,
                 self.processes,
                 f"looking at {len(indices)} training images before epoch {epoch + 1}",
                 for_labels=True,
@@ -299,6 +314,8 @@ class TrainingRun:
         if self.processes.is_first:
             if isinstance(self.update.compute, GraphedUpdate) and self.update.compute.is_used:
                 self.folder.runs[-1]["cuda_graph"] = True
+            if self.votes is not None:
+                self.votes.keep()
             self.folder.save(self.model, self.optimizer, self.history, within_epoch, self.weights)
         self.last_save = time.monotonic()
 

@@ -7,7 +7,7 @@ import copy
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,16 +85,11 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
         stack.enter_context(processes.connected(device))
         with processes.first_goes_first():
             setup = _loaded(spec, processes, device)
-        schedule = setup.schedule
         folder = _folder(setup)
         with processes.first_goes_first():
             if processes.is_first:
                 stack.enter_context(folder.opened())
                 _announce(setup, folder.saved, report)
-        if setup.teacher is not None and spec.teacher_draws is not None:
-            batch = (schedule.micro_batch or schedule.batch) * spec.objective.copies
-            votes = spec.objective.noise_sd, spec.teacher_draws, device, batch, processes
-            setup = replace(setup, teacher=setup.teacher.voting(setup.training, *votes))
         history = TrainingRun(setup, folder).run_epochs(report, board=spec.board)
     return Trained(setup.model, history, processes.is_first)
 
@@ -244,6 +239,8 @@ def _announce(
     )
     if saved is None and setup.started_from is not None:
         report(setup.started_from)
+    if spec.teacher_draws is not None:
+        report("the first epoch is the longest: the teacher votes on each image when it comes")
     if saved is not None and (before := saved["runs"][-1].get("processes", size)) != size:
         warn(
             f"this run had {before} processes and goes on with {size}: batch normalization sees "
@@ -257,8 +254,9 @@ def _announce(
         )
     reached, full = spec.objective.epsilon(epochs - 1), spec.objective.epsilon(math.inf)
     if reached < full:
-        begin = "--warmup" if hasattr(spec.objective, "warmup") else "--attack-from-epoch"
+        begins = "warmup", "attack_from_epoch", "double_from_epoch"
+        begin = next((name for name in begins if hasattr(spec.objective, name)), begins[0])
         warn(
-            f"epsilon reaches {reached:.3g} of {full:.3g} in {epochs} epochs: a smaller {begin} or "
-            "more --epochs would let it grow to the end"
+            f"epsilon reaches {reached:.3g} of {full:.3g} in {epochs} epochs: a smaller "
+            f"--{begin.replace('_', '-')} or more --epochs would let it grow to the end"
         )

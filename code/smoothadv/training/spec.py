@@ -313,16 +313,25 @@ class TrainSpec(RunSpec):
         parse=Path,
         metavar="CHECKPOINT",
         group=_DATA,
-        help="the frozen classifier of the objectives distillation and cat-rs",
+        help="the frozen classifier of distillation and cat-rs; that of acr-weakness says, in "
+        "place of the model, which images are left out",
     )
-    teacher_draws: int | None = setting(
+    teacher_draws: int = setting(
         None,
         parse=positive_int,
         metavar="N",
         group=_DATA,
         records="teacher_draws",
-        help="noisy copies of each training image on which the teacher of cat-rs votes first "
-        "(default: 10000)",
+        help="noisy copies of a training image on which the teacher of cat-rs votes, fewer where "
+        "the standard error is as small with fewer (default: 10000)",
+    )
+    teacher_noise: float = setting(
+        None,
+        parse=positive_float,
+        metavar="S",
+        group=_DATA,
+        records="teacher_noise",
+        help="standard deviation of the noise of these copies (default: --noise)",
     )
     use_unlabelled: Path | None = setting(
         None,
@@ -373,6 +382,7 @@ class TrainSpec(RunSpec):
         has_micro_batch = self.schedule.micro_batch is not None
         is_exact = start is not None and execution.precision == "fp32"
         name, teacher, votes = type(objective).__name__, self.teacher, objective.TEACHER == "votes"
+        polls = votes or (objective.TEACHER == "drops" and teacher is not None)
         flag = "--classifier" if objective.DENOISES else "--teacher"
         own = self.outdir / CHECKPOINT
         _refuse(
@@ -406,6 +416,9 @@ class TrainSpec(RunSpec):
                 f"{name} does not use": self.teacher_draws is not None and not votes,
                 f"{name} uses votes on the training images, and those of --use-unlabelled have "
                 "none": self.use_unlabelled is not None and votes,
+                f"--teacher-noise is for votes of a teacher, which {name} does not use": (
+                    self.teacher_noise is not None and not polls
+                ),
                 "without noise there are no votes on noisy training images: give --noise above 0": (
                     objective.noise_sd == 0 and (votes or self.policy or objective.policy)
                 ),
@@ -415,6 +428,8 @@ class TrainSpec(RunSpec):
             self._set(policy=objective.policy)
         if votes and self.teacher_draws is None:
             self._set(teacher_draws=_TEACHER_DRAWS)
+        if polls and self.teacher_noise is None:
+            self._set(teacher_noise=objective.noise_sd)
         if self.use_unlabelled is not None and self.unlabelled_weight is None:
             self._set(unlabelled_weight=1.0)
 

@@ -4,9 +4,11 @@ a classifier votes on noisy copies of training images.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from smoothadv.architectures.logits import probe
 from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.base.files import cached
+from smoothadv.base.files import cached, keep
 from smoothadv.base.members import members_of
 from smoothadv.base.progress import Progress
 from smoothadv.checkpoints import digest_of, load_classifier
@@ -36,8 +38,8 @@ _IMAGES_AT_A_TIME = 512
 @dataclass(frozen=True)
 class Teacher:
     """``network`` maps images [B, C, H, W] to logits [B, K]; ``shares`` float32 [N, K] are its
-    shares of the votes on noisy copies of the N training images, if an objective asks for them.
-    ``sha256`` is that of its checkpoint.
+    shares of the votes on noisy copies of the N training images, if an objective asks for them
+    (``TeacherVotes``). ``sha256`` is that of its checkpoint.
     """
 
     network: nn.Module
@@ -51,39 +53,60 @@ class Teacher:
             fields["targets"] = self.shares[indices]
         return fields
 
-    def voting(
+
+class TeacherVotes:
+    """A teacher's votes on noisy copies of training images, counted when an image first comes.
+
+    ``shares`` float32 [N, K] are those of the classes, 0 of images that had no vote yet. An image
+    has as many votes as ``until_precise`` asks for. The cache of the user keeps them, for every
+    training: they are a function of the checkpoint, the images, ``noise_sd`` and ``draws``, up to
+    the rounding of passes of other sizes than ``batch`` copies.
+    """
+
+    def __init__(
         self,
+        teacher: Teacher,
         images: ImageDataset,
         noise_sd: float,
         draws: int,
         device: torch.device,
         batch: int,
         processes: Processes,
-    ) -> Teacher:
-        """The teacher with its votes on ``draws`` noisy copies of each training image, in passes of
-        ``batch`` copies.
-
-        They are kept in the user's cache, which may hold them already: up to rounding, they are a
-        function of the checkpoint, the images, ``noise_sd`` and ``draws``.
-        """
-        key = [self.sha256, images.fingerprint(), repr(float(noise_sd)), str(draws)]
-        identity = digest(["\n".join(key)])
+    ) -> None:
+        key = [teacher.sha256, images.fingerprint(), repr(float(noise_sd)), str(draws)]
+        identity = digest(["\n".join([*key, "until precise"])])
         noise = GaussianNoise(noise_sd, int(identity[:16], 16))
+        self._name, self._is_kept = f"teacher_votes/{identity}", True
+        how: dict[str, Any] = {"draws": draws, "noise": noise, "device": device, "batch": batch}
+        how |= {"processes": processes, "early": True}
+        self._counted = partial(count_votes, teacher.network, images, **how)
+        shape, content = (len(images), images.description.num_classes), b""
+        if processes.is_first:
+            content = cached(self._name, lambda: np.zeros(shape, "<u4").tobytes())
+        self._votes = np.frombuffer(processes.received(content), "<u4").reshape(shape).copy()
+        self.shares = _shares(self._votes).to(device)
 
-        def compute() -> bytes:
-            everything, alone = np.arange(len(images)), Processes()
-            doing = "the teacher votes"
-            votes = count_votes(
-                self.network, images, everything, draws, noise, device, batch, alone, doing
-            )
-            return votes.astype("<u4").tobytes()
+    def count(self, indices: torch.Tensor) -> None:
+        """Let the teacher vote on those of the training images ``indices`` int64 [B] on which it
+        has not yet; all processes call this with the same.
+        """
+        asked = np.unique(indices.numpy())
+        new = asked[self._votes[asked].sum(1) == 0]
+        if len(new):
+            self._votes[new] = self._counted(indices=new)
+            self.shares[new] = _shares(self._votes[new]).to(self.shares.device)
+            self._is_kept = False
 
-        payload = b""
-        with processes.first_goes_first():
-            if processes.is_first:
-                payload = cached(f"teacher_votes/{identity}", compute)
-        votes = np.frombuffer(processes.received(payload), "<u4").reshape(len(images), -1)
-        return replace(self, shares=torch.from_numpy(votes / np.float32(draws)).float().to(device))
+    def keep(self) -> None:
+        """Save what was counted in the cache."""
+        if not self._is_kept:
+            keep(self._name, self._votes.tobytes())
+        self._is_kept = True
+
+
+def _shares(votes: np.ndarray) -> torch.Tensor:
+    """The shares float32 [n, K] of votes [n, K]; 0 where there are none."""
+    return torch.from_numpy(votes / np.maximum(votes.sum(1, keepdims=True), 1)).float()
 
 
 def load_teacher(spec: TrainSpec, description: DatasetDescription, device: torch.device) -> Teacher:
@@ -149,22 +172,24 @@ def count_votes(
     device: torch.device,
     batch: int,
     processes: Processes,
-    doing: str,
+    doing: str = "",
     for_labels: bool = False,
+    early: bool = False,
     check: Callable[[], None] = lambda: None,
 ) -> np.ndarray:
     """The votes int64 [n, K] of ``draws`` noisy copies of each of the images ``indices`` [n],
     without augmentation.
 
-    ``for_labels`` returns those for the images' labels alone, [n, 1]. The noise of an image is a
-    function of ``noise`` and its index. Processes share the images; ``batch`` is the number of
-    noisy images in a pass of ``classifier``. ``check`` is called now and then, and may raise an
-    exception.
+    ``for_labels`` returns those for the images' labels alone, [n, 1]; with ``early``, an image has
+    the votes of ``until_precise``. The noise of an image is a function of ``noise`` and its index.
+    Processes share the images; ``batch`` is the number of noisy images in a pass of ``classifier``.
+    ``doing`` says what progress is shown of, if any. ``check`` is called now and then, and may
+    raise an exception.
     """
     classes = images.description.num_classes
     votes = torch.zeros(len(indices), 1 if for_labels else classes, dtype=torch.int64)
     own, part = processes.share(torch.from_numpy(indices))
-    counter = VoteCounter(classifier, classes, min(batch, max(1, len(own) * draws)), device)
+    counter = VoteCounter(classifier, classes, batch, device)
 
     def polls() -> Iterator[Poll]:
         parts = own.split(_IMAGES_AT_A_TIME)
@@ -173,17 +198,37 @@ def count_votes(
             for index, image, label in zip(some.tolist(), loaded, labels.tolist()):
                 chosen = slice(label, label + 1) if for_labels else slice(None)
                 stream = noise.stream(index, device, Purpose.TRAINING_VOTES)
-                yield Poll(image, stream, _answer(draws, chosen))
+                yield Poll(image, stream, (until_precise if early else _all)(draws), chosen)
 
-    quiet = not processes.is_first
+    quiet = not doing or not processes.is_first
     progress = Progress(total=len(own), desc=doing, unit=" images", quiet=quiet, leave=False)
     with progress, torch.inference_mode():
         for place, result in enumerate(counter.run(polls()), start=part.start):
-            votes[place] = torch.from_numpy(result.outcome)
+            votes[place] = torch.from_numpy(result.outcome[result.tag])
             progress.update()
     return processes.total(votes).numpy()
 
 
-def _answer(draws: int, chosen: slice) -> Generator[Draws, np.ndarray, np.ndarray]:
-    """Ask for so many draws; the votes for the ``chosen`` classes."""
-    return (yield Draws(draws))[chosen]
+def _all(draws: int) -> Generator[Draws, np.ndarray, np.ndarray]:
+    """Ask for so many votes; returns them, [K]."""
+    return (yield Draws(draws))
+
+
+def until_precise(draws: int) -> Generator[Draws, np.ndarray, np.ndarray]:
+    """Ask for votes, at most ``draws``, until the standard error of every class's share is at most
+    1 / (2 sqrt(draws)); returns them, [K].
+
+    That is the standard error of ``draws`` votes where it is largest, for a share of 1/2. A loss
+    that is linear in the shares, like CAT-RS's, feels errors of a given size alike for all images,
+    so more votes for a clear image than that takes would be felt no more than its neighbour's
+    error. With k of n votes, a share is taken for (k + 2) / (n + 4) (Agresti and Coull, 1998), as
+    n unanimous votes have a standard error, too: they suffice for n = sqrt(8 draws), which are
+    asked for first. How many votes are asked for next depends on the votes alone.
+    """
+    votes, more = np.zeros(1, np.int64), min(draws, math.isqrt(8 * draws) + 1)
+    while more > 0:
+        votes = votes + (yield Draws(more))
+        count = int(votes.sum())
+        shares = (votes + 2) / (count + 4)
+        more = min(draws, math.ceil(4 * draws * (shares * (1 - shares)).max())) - count
+    return votes

@@ -38,8 +38,8 @@ _CLASSIFIER = (
     "the frozen classifier behind the denoiser, a checkpoint or a network by name, like "
     "timm:resnet18: stability needs it, with mse it is for the log only"
 )
-_OF_CLASSIFIERS = ("pretrained", "finetune_quantized", "teacher_draws")
-_OF_TEACHER = {"--teacher", "--teacher-draws"}
+_OF_CLASSIFIERS = ("pretrained", "finetune_quantized", "teacher_draws", "teacher_noise")
+_OF_TEACHER = {"--teacher", "--teacher-draws", "--teacher-noise"}
 _WITH_ATTACK = {"--warmup", "--warmup-from-first-epoch", "--base-attack"}
 """Settings of objectives that do without an attack, and that only an attack reads."""
 
@@ -105,7 +105,7 @@ def training_parser(name: str, about: str, examples: str, arguments: Sequence[st
     if attack_field(chosen) is not None:
         shown |= flags_of(AttackOptions, ATTACKS.get(attack, GradientAttack))
         shown.add("--released-behaviour")
-    if chosen.TEACHER in ("logits", "votes"):
+    if chosen.TEACHER in ("logits", "votes", "drops"):
         shown |= _OF_TEACHER
     hidden = flags_of(*objectives.values(), *ATTACKS.values(), AttackOptions) | _OF_TEACHER
     for action in parser._actions:
