@@ -286,6 +286,75 @@ def test_smoke_grid_is_small(jobs):
     assert {"Gaussian", "SmoothAdv"} <= {job.group for job in smoke}
 
 
+# From the commands and the names of logs that were released, by sigma: m, lambda, and others.
+RELEASED = {
+    "objectives-cifar10": {
+        "SmoothAdv": {
+            0.25: {"num_noise_vec": 4, "attack": (1.0, 10), "warmup_from_first_epoch": True},
+            0.5: {"num_noise_vec": 8, "attack": (1.0, 10)},
+            1.0: {"num_noise_vec": 2, "attack": (2.0, 10)},
+        },
+        "Stability": {s: {"regularization": w} for s, w in ((0.25, 2), (0.5, 2), (1.0, 1))},
+        "Macer": {
+            0.25: {"num_noise_vec": 16, "regularization": 12, "lambda_from_epoch": 0},
+            0.5: {"sharpness": 16, "regularization": 6, "lambda_from_epoch": 0},
+            1.0: {"gamma": 8, "regularization": 12, "lambda_from_epoch": 50},
+        },
+        "SmoothMix": {
+            0.25: {"mix_step_size": 0.5, "mix_steps": 4, "one_step_adversary": False},
+            0.5: {"mix_step_size": 1.0, "eta": 5, "one_step_adversary": True},
+            1.0: {"mix_step_size": 2.0, "num_noise_vec": 2, "one_step_adversary": True},
+        },
+        "CatRS": {
+            0.25: {"regularization": 0.5, "confidence": "model", "teacher_noise": 0.25},
+            0.5: {"regularization": 1, "num_noise_vec": 4, "teacher_noise": 0.25},
+            1.0: {"regularization": 2, "noise_steps": 4, "teacher_noise": 0.25},
+        },
+        "AcrWeakness": {
+            0.25: {"noise_step_size": 0.25, "noise_steps": 3, "data_policy": (60, 0.5, 10)},
+            0.5: {"noise_step_size": 0.25, "noise_steps": 6, "data_policy": (70, 0.4, 10)},
+            1.0: {"noise_step_size": 0.5, "noise_steps": 4, "data_policy": (60, 0.4, 10)},
+        },
+    },
+    "objectives-imagenet": {
+        "Consistency": {
+            0.5: {"num_noise_vec": 2, "regularization": 5, "eta": 0.5, "batch": 100},
+            1.0: {"learning_rate_step": 30, "regularization": 5, "eta": 0.1, "batch": 100},
+        },
+        "CatRS": {
+            1.0: {
+                **{"num_noise_vec": 2, "noise_steps": 1, "noise_epsilon": 1.0, "batch": 128},
+                **{"double_from_epoch": 80, "regularization": 2, "confidence": "teacher"},
+                **{"learning_rate_step": 30, "weight_decay": 1e-4, "teacher_noise": 0.25},
+            }
+        },
+        "AcrWeakness": {
+            0.25: {"noise_step_size": 0.5, "noise_steps": 2, "data_policy": (0, 0.2, 0)},
+            0.5: {"noise_step_size": 1.0, "num_noise_vec": 1, "data_policy": (0, 0.2, 0)},
+            1.0: {"noise_step_size": 2.0, "num_noise_vec": 2, "data_policy": (0, 0.1, 0)},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_grids_of_objectives_have_the_released_settings(jobs, name):
+    left = {(kind, sigma) for kind, rows in RELEASED[name].items() for sigma in rows}
+    for job in jobs[name]:
+        recipe = job.training.expected.recipe
+        objective, policy = recipe["objective"], recipe.get("data_policy", {})
+        attack, place = objective.get("attack") or {}, (objective["name"], objective["noise_sd"])
+        found = {**recipe, **objective, "attack": (attack.get("epsilon"), attack.get("num_steps"))}
+        keys = ("from_epoch", "drop_below", "resample_every")
+        found["data_policy"] = tuple(policy.get(key) for key in keys)
+        if place in left:
+            expected = RELEASED[name][place[0]][place[1]]
+            assert {key: found[key] for key in expected} == expected
+            left.remove(place)
+        assert job.training.expected.epochs == (150 if name == "objectives-cifar10" else 90)
+    assert not left
+
+
 PAPER = {
     "learning_rate": [0.1],
     "learning_rate_step": [50],

@@ -15,7 +15,7 @@ class GaussianNoise(Noise):
     the last place. Where the radius is close to 0 they lose digits: of 2 * 10^7 draws the worst was
     4.5e-5 sigma from a float64 Box-Muller of the same words, 96 % are within 4e-7.
     ``noise.kernels``, on CUDA, lose none. The largest value is 6.8 sigma. Certificates treat it as
-    an exact Gaussian, as in all published code, and do not account for its rounding.
+    an exact Gaussian, as in nearly all published code, and do not account for its rounding.
     """
 
     def distance(self, dimension: int) -> float:

@@ -218,12 +218,12 @@ def until_precise(draws: int) -> Generator[Draws, np.ndarray, np.ndarray]:
     """Ask for votes, at most ``draws``, until the standard error of every class's share is at most
     1 / (2 sqrt(draws)); returns them, [K].
 
-    That is the standard error of ``draws`` votes where it is largest, for a share of 1/2. A loss
-    that is linear in the shares, like CAT-RS's, feels errors of a given size alike for all images,
-    so more votes for a clear image than that takes would be felt no more than its neighbour's
-    error. With k of n votes, a share is taken for (k + 2) / (n + 4) (Agresti and Coull, 1998), as
-    n unanimous votes have a standard error, too: they suffice for n = sqrt(8 draws), which are
-    asked for first. How many votes are asked for next depends on the votes alone.
+    That is what ``draws`` votes have for the least clear image, at a share of 1/2. A loss whose
+    gradient is linear in the shares, like CAT-RS's, feels an error of one size alike for all
+    images: with more votes for the clear ones, it would still feel that one. With k of n votes, a
+    share is taken for (k + 2) / (n + 4) (Agresti and Coull, 1998), since n unanimous votes have a
+    standard error, too: n = sqrt(8 draws) suffice, and are asked for first. How many are asked for
+    next depends on the votes alone.
     """
     votes, more = np.zeros(1, np.int64), min(draws, math.isqrt(8 * draws) + 1)
     while more > 0:
