@@ -13,7 +13,7 @@ from smoothadv.base.distributed import Processes
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.noise import GaussianNoise, Purpose
-from smoothadv.training.teacher import count_votes, until_precise
+from smoothadv.training.teacher import Teacher, TeacherVotes, count_votes, until_precise
 
 CPU = torch.device("cpu")
 
@@ -62,24 +62,51 @@ def test_shares_have_the_error_that_is_promised(share):
     assert max(counts) <= draws and needed < np.mean(counts) + 8 and np.mean(counts) < needed + 60
 
 
+torch.manual_seed(0)
+NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
+NETWORK[1].weight.mul_(torch.linspace(0.1, 3, 10)[:, None])
+PIXELS = torch.randint(256, (12, 1, 8, 8), dtype=torch.uint8)
+
+
+def images_of(pixels: torch.Tensor = PIXELS) -> InMemoryImages:
+    return InMemoryImages(pixels, torch.arange(12) % 10, describe_dataset("digits"))
+
+
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_votes_are_the_first_ones_of_a_slow_count(batch):
     """Whatever shares a batch."""
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
-    network[1].weight.mul_(torch.linspace(0.1, 3, 10)[:, None])
-    images = InMemoryImages(
-        torch.randint(256, (12, 1, 8, 8), dtype=torch.uint8),
-        torch.arange(12) % 10,
-        describe_dataset("digits"),
-    )
+    images = images_of()
     noise, draws, which = GaussianNoise(0.1, 5), 60, np.array([3, 11, 0, 5, 6, 8])
-    found = count_votes(network, images, which, draws, noise, CPU, batch, Processes(), early=True)
+    found = count_votes(NETWORK, images, which, draws, noise, CPU, batch, Processes(), early=True)
     counts = found.sum(1)
     for index, votes, count in zip(which.tolist(), found, counts.tolist()):
         stream = noise.stream(index, CPU, Purpose.TRAINING_VOTES)
-        classes = [int(network(stream.noisy(1, images[index][0])).argmax()) for _ in range(count)]
+        classes = [int(NETWORK(stream.noisy(1, images[index][0])).argmax()) for _ in range(count)]
         assert votes.tolist() == [classes.count(each) for each in range(10)]
         shares = (votes + 2) / (count + 4)
         assert count == draws or (4 * draws * shares * (1 - shares)).max() <= count
     assert 22 <= counts.min() < 30 and 50 < counts.max() <= 60
+
+
+ASKED = {"sha256": "teacher", "images": images_of(), "noise_sd": 0.1, "draws": 60, "batch": 16}
+OTHERS = {"sha256": "another", "images": images_of(PIXELS.flip(0)), "noise_sd": 0.2, "draws": 61}
+
+
+def votes_of(sha256: str, images: InMemoryImages, noise_sd: float, draws: int, batch: int):
+    teacher = Teacher(NETWORK, sha256=sha256)
+    return TeacherVotes(teacher, images, noise_sd, draws, CPU, batch, Processes())
+
+
+def test_votes_in_the_cache_are_those_of_one_teacher_and_its_noisy_images():
+    """Another batch takes them over; nothing else that decides them may differ."""
+    votes, which = votes_of(**ASKED), torch.tensor([3, 0, 3])
+    assert not votes.shares.any()
+    votes.count(which)
+    known = votes.shares.clone()
+    assert known.sum(1).tolist() == pytest.approx([1, 0, 0, 1, *[0] * 8])
+    assert not votes_of(**ASKED).shares.any(), "nothing was kept yet"
+    votes.keep()
+    for same in (ASKED, {**ASKED, "batch": 7}):
+        assert torch.equal(votes_of(**same).shares, known)
+    for name, value in OTHERS.items():
+        assert not votes_of(**{**ASKED, name: value}).shares.any()
