@@ -8,6 +8,7 @@ import pytest
 
 from smoothadv.analysis.facts import display, facts_of
 from smoothadv.records.logs import manifest_path
+from support.analyzed_folder import log
 from support.refusals import refusal
 
 PUBLISHED = {"N": 100_000, "alpha": 0.001}
@@ -396,3 +397,10 @@ def test_values_are_shown_as_people_write_them(name, value, text):
 )
 def test_dimension_of_an_image_follows_from_the_dataset_unless_stated(path, stated, dimension):
     assert facts_of("certification", Path(path), stated).dimension == dimension
+
+
+def test_a_cascade_has_its_stages_and_its_threshold(workplace):
+    path = log("cascade.tsv", [0.25], sigmas=[0.5, 0.25], threshold=0.7)
+    values = facts_of("certification", path, {}).values
+    assert (values["stages"], values["threshold"], values["sigma"]) == ("0.5 > 0.25", 0.7, 0.5)
+    assert "stages" not in facts_of("certification", log("one.tsv", [0.25]), {}).values

@@ -49,13 +49,16 @@ FIELDS = {
     "restarts": "restarts",
     "target": "target",
     "sigma": "sigma",
+    "stages": "stages",
+    "threshold": "p0",
     "N": "n",
     "alpha": "alpha",
     "method": "procedure",
 }
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and
-num_noise_vec are those of the training; in a prediction log, those of the attack on its images."""
-_SETTINGS = ("dataset", "split", "arch", "sigma", "N", "alpha")
+num_noise_vec are those of the training; in a prediction log, those of the attack on its images.
+``stages`` are the sigmas of a cascade, or of a router, whose own comes last; sigma is the largest."""
+_SETTINGS = ("dataset", "split", "arch", "sigma", "threshold", "N", "alpha")
 _PLACES = {
     "objective.name": "objective",
     "objective.noise_sd": "noise",
@@ -182,7 +185,8 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
         settings = facts.settings
         if missing := [name for name in ("sigma", "N", "alpha") if name not in settings]:
             raise UserError(f"{path} is left in doubt: its manifest states no {missing[0]}")
-        enter({name: settings.get(name) for name in _SETTINGS}, "manifest")
+        stages = " > ".join(f"{sigma:g}" for sigma in settings.get("sigmas", ()))
+        enter({"stages": stages, **{name: settings.get(name) for name in _SETTINGS}}, "manifest")
         read = _certification_facts if is_certification else _prediction_facts
         enter(read(settings), "manifest")
         if denoiser := settings.get(DENOISER):
