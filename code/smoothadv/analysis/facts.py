@@ -57,7 +57,7 @@ FIELDS = {
 }
 """Name and title of every hyper-parameter. In a certification log attack, epsilon, num_steps and
 num_noise_vec are those of the training; in a prediction log, those of the attack on its images.
-``stages`` are the sigmas of a cascade, or of a router, whose own comes last; sigma is the largest."""
+``stages`` are the sigmas of a cascade, or of a router, whose own comes last."""
 _SETTINGS = ("dataset", "split", "arch", "sigma", "threshold", "N", "alpha")
 _PLACES = {
     "objective.name": "objective",
