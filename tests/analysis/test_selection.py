@@ -64,7 +64,8 @@ def test_value_is_found_as_it_is_commonly_written_and_by_no_other_number():
 @pytest.mark.parametrize("text", ["noise_sd", "", "Sigma"])
 def test_unknown_hyper_parameter_is_refused_with_the_known_ones(text):
     with pytest.raises(
-        argparse.ArgumentTypeError, match="known: dataset, split, arch.*sigma, N, alpha"
+        argparse.ArgumentTypeError,
+        match="known: dataset, split, arch.*sigma, stages, threshold, N, alpha",
     ):
         hyper_parameter(text)
 
