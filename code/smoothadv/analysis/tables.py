@@ -186,7 +186,8 @@ def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
     if len(known) < len(logs):
         paths = ", ".join(str(log.path) for log, bounds in found if bounds is None)
         reason = (
-            "the bounds of p_A, which need --sigma or counts of a fixed sample, cannot be told of"
+            "the bounds of p_A, which need one classifier and --sigma or counts of a fixed sample, "
+            "cannot be told of"
         )
         if not known:
             raise UserError(f"{reason} {paths}")
@@ -196,6 +197,8 @@ def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
 
 def _bounds(log: Log) -> np.ndarray | None:
     table, facts, sigma = log.table, log.facts, log.facts.get("sigma")
+    if "sigmas" in facts.settings:
+        return None
     if log.radii_follow_from_counts:
         alpha = facts.alpha * facts.settings.get("alpha_share", 1)
         bound = np.vectorize(lower_confidence_bound, otypes=[float])
