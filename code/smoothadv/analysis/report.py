@@ -78,28 +78,13 @@ class Report(Choosing, AtRadii, Analysis):
     title: str = setting("Certified robustness", parse=str, help="title of the page")
 
     def __call__(self, logs: Logs) -> str:
-        from jinja2 import Environment, StrictUndefined
-
-        environment = Environment(
-            autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-        )
-        environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
         certification, prediction = list[Log](), list[Log]()
         for alike in logs.by("images").values():
             certification += _with_short_names(alike.certification)
             prediction += _with_short_names(alike.prediction)
         logs = Logs(certification, prediction, logs.training, logs.left_out)
-        template = resources.files(__package__).joinpath("report.html.jinja")
-        return environment.from_string(template.read_text(encoding="utf-8")).render(
-            title=self.title,
-            version=__version__,
-            facts=_facts(logs),
-            warnings=comparison_warnings(logs) + [f"left out: {one}" for one in logs.left_out],
-            sections=list(self._sections(logs)),
-            as_element=as_element,
-            readings=readings,
-            legend_entries=legend_entries,
-        )
+        warnings = comparison_warnings(logs) + [f"left out: {one}" for one in logs.left_out]
+        return page(self.title, _facts(logs), warnings, list(self._sections(logs)))
 
     def _made(
         self,
@@ -116,7 +101,7 @@ class Report(Choosing, AtRadii, Analysis):
         names = {one.name for one in fields(analysis)} & {one.name for one in fields(self)}
         common = {name: getattr(self, name) for name in names - {"title"}}
         try:
-            return [_part(caption, analysis(**{**common, **settings})(logs))]
+            return [part(caption, analysis(**{**common, **settings})(logs))]
         except UserError:
             if is_optional:
                 return []
@@ -210,7 +195,7 @@ class Report(Choosing, AtRadii, Analysis):
                 drawn = count
                 parts += self._made(f"Upper envelopes {words}", EnvelopePlot, logs, group_by=by)
         if (selected := self._selected(certification)).rows:
-            parts.append(_part("Selected log at each radius", selected))
+            parts.append(part("Selected log at each radius", selected))
         for procedure, alike in logs.by("procedure").items():
             # A map of all logs, whatever their group, where both hyper-parameters vary; without
             # the largest radii, at which little is certified.
@@ -249,10 +234,36 @@ class Report(Choosing, AtRadii, Analysis):
             made_by = "; then ".join(map(_made_by, log.facts.runs))
             rows.append([log.label, str(log.path), made_by or None, "; ".join(notes) or None])
         titles = {"log": "log", "file": "file", "made_by": "made by", "notes": "to keep in mind"}
-        parts = [_part("Where each log is from", Table(columns_of("text", **titles), rows))]
+        parts = [part("Where each log is from", Table(columns_of("text", **titles), rows))]
         if logs.certification or logs.prediction:
             parts += self._made("Hyper-parameters and how they are known", ParametersTable, logs)
         return parts
+
+
+def page(
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    warnings: Sequence[str],
+    sections: Sequence[Section],
+) -> str:
+    """The HTML page with these sections below its title, a few ``facts`` and the warnings."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
+    template = resources.files(__package__).joinpath("report.html.jinja")
+    return environment.from_string(template.read_text(encoding="utf-8")).render(
+        title=title,
+        version=__version__,
+        facts=facts,
+        warnings=warnings,
+        sections=sections,
+        as_element=as_element,
+        readings=readings,
+        legend_entries=legend_entries,
+    )
 
 
 def _titled(*words: str) -> str:
@@ -317,7 +328,7 @@ def _made_by(run: dict[str, Any]) -> str:
     return f"{' '.join(without_secrets(run.get('command', [])))} ({known})"
 
 
-def _part(caption: str, made: Any) -> Part:
+def part(caption: str, made: Any) -> Part:
     """A figure or a table for the template: every cell as HTML, its value to sort by, and the whole
     name of a log; and what all rows have in common, which no column repeats.
     """

@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis import ANALYSES
+from smoothadv.analysis.board import FORMS, BoardSpec
+from smoothadv.analysis.card import CardSpec, file_name
 from smoothadv.analysis.figure_style import save
 from smoothadv.analysis.functions import LogsSpec
 from smoothadv.analysis.table_formats import FORMATS
 from smoothadv.base.errors import UsageError
-from smoothadv.base.files import PAGE, refuse_to_replace, write_atomically, write_text
+from smoothadv.base.files import (
+    PAGE,
+    refuse_to_replace,
+    write_atomically,
+    write_json,
+    write_text,
+)
 from smoothadv.base.settings import (
     number,
     options_of,
@@ -38,6 +46,8 @@ _EXAMPLES = """examples:
   python code/analyze.py heat_map logs/cifar10 --rows sigma --columns epsilon \\
       --radii 0.25 0.5 1 -o map.png
   python code/analyze.py report logs/quickstart -o logs/report
+  python code/analyze.py card logs/pgd_0.25.tsv --paper "Salman et al., 2019" -o cards
+  python code/analyze.py board cards -o board.html -o board.csv
 """
 
 _OUTPUTS = {
@@ -56,6 +66,7 @@ _REPLACED = {
     "svg": ("SVG drawing", b"<?xml"),
     "page": PAGE,
 }
+_OF_CARDS: dict[str, Any] = {"card": CardSpec, "board": BoardSpec}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +105,14 @@ def _make_parser() -> Parser:
         "reports. Accuracies are percent in markdown and latex, fractions in csv and json.",
     )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
-    for name, component in ANALYSES.items():
+    for name, component in {**ANALYSES, **_OF_CARDS}.items():
         what = component.__doc__ or name
         command = subparsers.add_parser(
             name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + "."
         )
+        if name in _OF_CARDS:
+            add_settings(command, options_of(component))
+            continue
         for one in options_of(AnalyzeOptions):
             if one.field == "output":
                 parse = output_folder if component.makes == "page" else output_file
@@ -110,6 +124,10 @@ def _make_parser() -> Parser:
 
 def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
     name = options["analysis"]
+    if name in _OF_CARDS:
+        given = given_settings(_OF_CARDS[name], options)
+        _make_cards(CardSpec(**given)) if name == "card" else _make_board(BoardSpec(**given))
+        return
     component = ANALYSES[name]
     analysis = compose(component, options, name)
     asked = AnalyzeOptions(**given_settings(AnalyzeOptions, options))
@@ -125,6 +143,28 @@ def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
         else:
             write_atomically(path, partial(save, made, kind=form))
         print(f"wrote {path}")
+
+
+def _make_cards(spec: CardSpec) -> None:
+    cards = spec.made()
+    if spec.check:
+        print(f"{spec.check} is the card of {cards[0][0]}")
+        return
+    for _, card in cards:
+        is_file = spec.output.suffix == ".json"
+        path = spec.output if is_file else spec.output / file_name(card)
+        refuse_to_replace(path, "card", b'{\n  "card": ')
+        write_json(path, card)
+        print(f"wrote {path}")
+
+
+def _make_board(spec: BoardSpec) -> None:
+    for path in spec.output:
+        refuse_to_replace(path, "board", PAGE[1], b"### ", b"ranking,", b'[\n  {\n    "ranking"')
+        write_text(path, spec.text(FORMS[path.suffix]))
+        print(f"wrote {path}")
+    if not spec.output:
+        sys.stdout.write(spec.text(spec.format))
 
 
 def _write_table(table: Any, asked: AnalyzeOptions) -> None:

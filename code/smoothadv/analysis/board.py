@@ -1,0 +1,318 @@
+"""board: rankings of cards, with intervals, and paired tests of neighbours.
+
+Cards stand in one ranking only where dataset, images (indices and labels), alpha and kind of
+certificate are equal, so that the entries of a ranking can be paired image by image.
+"""
+
+import glob
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from smoothadv.analysis.card import LEVEL, PER_UNIT, Card, read_card, shares
+from smoothadv.analysis.compare import mcnemar_p_value
+from smoothadv.analysis.logs import group_by
+from smoothadv.analysis.report import Section, page, part
+from smoothadv.analysis.table_formats import (
+    FORMATS,
+    Annotated,
+    Cell,
+    Column,
+    Table,
+    columns_of,
+)
+from smoothadv.base.errors import UserError, warn
+from smoothadv.base.settings import (
+    Checked,
+    SettingError,
+    number,
+    output_file,
+    positive_int,
+    setting,
+)
+
+_HOW_TO_READ = (
+    f"Accuracies are in percent, each with the ends of its {LEVEL:.0%} interval over the choice of "
+    "images. Entries are in order of the average certified radius (ACR). p: of the two-sided test "
+    "that an entry and the next one are equal, on the same images: of sign flips of the "
+    "differences in radius (in hundredths), and of McNemar at a radius; both exact, each for one "
+    "comparison alone."
+)
+_DIGESTS = {"log": "log_sha256", "model": "model_sha256"}
+_LEAST_P = 1e-12
+FORMS = {".html": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
+"""The forms of a board by the ending of its file."""
+
+
+def _radius(text: str) -> float:
+    """A radius at which hundredths tell which images are certified."""
+    value = number(float, "a radius from 0 to 100", lambda v: 0 <= v <= 100)(text)
+    if abs(PER_UNIT * value - round(PER_UNIT * value)) > 1e-9:
+        raise SettingError(f"'{text}' is no multiple of {1 / PER_UNIT:g}, as cards keep radii")
+    return value
+
+
+def _file(text: str) -> Path:
+    if Path(text).suffix not in FORMS:
+        raise SettingError(f"'{text}' does not end in one of {', '.join(FORMS)}")
+    return output_file(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardSpec(Checked):
+    """rankings of cards: values with intervals, and paired tests of neighbours, of cards with the
+    same dataset, images, alpha and kind of certificate
+    """
+
+    cards: tuple[str, ...] = setting(
+        parse=str,
+        many=True,
+        flag="cards",
+        metavar="CARD",
+        help="cards, folders of them or globs",
+    )
+    radii: tuple[float, ...] | None = setting(
+        None,
+        many=True,
+        parse=_radius,
+        help="radii of the columns (default: those of the cards at which anything is certified)",
+    )
+    top: int | None = setting(
+        None, parse=positive_int, metavar="K", help="only the first K of each ranking"
+    )
+    format: str = setting(
+        "markdown", choices=tuple(FORMS.values()), help="format of standard output"
+    )
+    output: tuple[Path, ...] = setting(
+        (),
+        parse=_file,
+        many="append",
+        flag="-o --output",
+        metavar="FILE",
+        help="FILE.html, a page with sorting and filters, or FILE.md, FILE.csv or FILE.json; may "
+        "be given several times (default: standard output)",
+    )
+
+    def rankings(self) -> dict[str, list[Card]]:
+        """The cards of each ranking in its order, by its name."""
+        return rankings(_read(self.cards), self.top)
+
+    def text(self, form: str) -> str:
+        """The board as one of FORMS: for people a table and the tests of each ranking, for
+        programs one table of all.
+        """
+        ranked = self.rankings()
+        if form == "html":
+            sections = [
+                Section(
+                    "Ranking",
+                    [
+                        part("Ranking", _for_people(cards, self._radii(cards))),
+                        part("Each entry and the next", _neighbours(cards, self._radii(cards))),
+                        part("Where each entry is from", _sources(cards)),
+                    ],
+                    _HOW_TO_READ,
+                    name,
+                )
+                for name, cards in ranked.items()
+            ]
+            entries = f"{sum(map(len, ranked.values())):,}"
+            facts = [("entries", entries), ("rankings", f"{len(ranked):,}")]
+            return page("Board of smoothed classifiers", facts, [], sections)
+        write = FORMATS[form]
+        if form != "markdown":
+            every = [card for cards in ranked.values() for card in cards]
+            return write(_for_programs(ranked, self._radii(every)))
+        texts = list[str]()
+        for name, cards in ranked.items():
+            common, table = _without_equal(_for_people(cards, self._radii(cards)))
+            tests = [_neighbours(cards, self._radii(cards))] if len(cards) > 1 else []
+            shown = "\n".join(write(one) for one in (table, *tests))
+            texts.append(f"### {name}\n\n{common}{shown}")
+        return "\n".join(texts)
+
+    def _radii(self, cards: Sequence[Card]) -> list[float]:
+        if self.radii:
+            return [*self.radii]
+        known = {float(one) for card in cards for one in card.values["certified_accuracy"]}
+        return [r for r in sorted(known) if any(card.certifies(r).any() for card in cards)]
+
+
+def _read(places: Sequence[str]) -> list[Card]:
+    """The cards in files, folders and globs; UserError where there are none."""
+    paths = dict[Path, None]()
+    for place in places:
+        is_folder = Path(place).is_dir()
+        found = Path(place).glob("*.json") if is_folder else map(Path, glob.glob(place))
+        ordered = sorted(found)
+        if not ordered:
+            raise UserError(f"{place} is no card, and no folder or glob of cards")
+        paths |= dict.fromkeys(ordered)
+    return [*map(read_card, paths)]
+
+
+def rankings(cards: Sequence[Card], top: int | None = None) -> dict[str, list[Card]]:
+    """Cards that can be compared, by a name for people, in descending order of their average
+    radius.
+
+    Released logs state no fingerprint of the dataset: they stand with the first that does.
+    """
+    stated = dict[tuple[object, ...], object]()
+    keys = list[tuple[object, ...]]()
+    for card in cards:
+        of_images = card["facts.dataset"], card["images.sha256"]
+        stated[of_images] = stated.get(of_images) or card["images.fingerprint"]
+    for card in cards:
+        of_images = card["facts.dataset"], card["images.sha256"]
+        fingerprint = card["images.fingerprint"] or stated[of_images]
+        keys.append((*of_images, fingerprint, card["facts.alpha"], card["certificate"]))
+    found = dict[str, list[Card]]()
+    place = {id(card): key for card, key in zip(cards, keys)}
+    for alike in group_by(cards, lambda card: place[id(card)]).values():
+        name, number = _name(alike[0]), 1
+        while (title := name + f" (set {number})" * (number > 1)) in found:
+            number += 1
+        found[title] = sorted(alike, key=lambda card: -card.average[0])[:top]
+        for one, two in pairwise(found[title]):
+            if np.array_equal(one.hundredths, two.hundredths):
+                warn(f"{one.path} and {two.path} have the same radii: is a model there twice?")
+    return dict(sorted(found.items(), key=lambda one: -len(one[1])))
+
+
+def _name(card: Card) -> str:
+    first, skip = card["images.first"], card["images.skip"]
+    which = f" (every {skip}th)" if skip and skip > 1 else ""
+    which += f" from {first}" if first else ""
+    count, alpha = card["images.count"], card["facts.alpha"]
+    words = card["facts.dataset"], f"{count:,} images{which}", f"alpha {alpha:g}"
+    return ", ".join([*map(str, words), str(card["certificate"])])
+
+
+def sign_flip_p_value(differences: np.ndarray) -> float:
+    """The exact two-sided p-value of whole ``differences`` of pairs, int64 [pairs]: of sums with
+    random signs, the share that is at least as far from 0 as theirs (Fisher, 1935).
+
+    The distribution of S = sum of d_i s_i follows from its characteristic function, the product of
+    cos(t d_i), at as many t as S can have values. The sums err by less than 1e-12, which stands for
+    all p below.
+    """
+    sizes, counts = np.unique(np.abs(differences), return_counts=True)
+    total, found = int(sizes @ counts), abs(int(differences.sum()))
+    frequencies = 2 * np.pi * np.arange(total + 1) / (2 * total + 1)
+    transform = np.ones(total + 1)
+    for size, count in zip(sizes.tolist(), counts.tolist()):
+        transform *= np.cos(size * frequencies) ** count
+    chances = np.fft.irfft(transform, 2 * total + 1)  # of S = 0, 1, ..., total, -total, ..., -1
+    far = chances[found : 2 * total + 1 - found + (found == 0)].sum()
+    return float(np.clip(far, _LEAST_P, 1))
+
+
+def _tests(card: Card, other: Card, radii: Sequence[float]) -> list[float]:
+    """p-values of two cards of the same images: of the average radius, and at each radius."""
+    differences = np.maximum(card.hundredths - 1, 0) - np.maximum(other.hundredths - 1, 0)
+    pairs = [(card.certifies(radius), other.certifies(radius)) for radius in radii]
+    counts = [(int((one & ~two).sum()), int((two & ~one).sum())) for one, two in pairs]
+    return [sign_flip_p_value(differences), *(mcnemar_p_value(*both) for both in counts)]
+
+
+def _entry(card: Card) -> list[Cell]:
+    """What tells an entry from others: see ``_ENTRY``."""
+    known = [card[f"facts.{one}"] for one in ("sigma", "arch", "N")]
+    extra, by = card["extra_data"] or "none", card["verified.by"]
+    return [card["name"], card["paper"], *known, extra, card["procedure"], by]
+
+
+_ENTRY = [
+    *columns_of("text", entry="entry", paper="paper", sigma="sigma", arch="architecture"),
+    Column("n", "n", "count"),
+    *columns_of("text", extra_data="extra data", procedure="procedure", verified="verified"),
+]
+
+
+def _values(card: Card, radii: Sequence[float]) -> list[list[float]]:
+    """The average radius, the clean accuracy and the accuracies at radii, each with its ends."""
+    return [card.average, *shares(card.hundredths, [0, *radii]).values()]
+
+
+def _for_people(cards: Sequence[Card], radii: Sequence[float]) -> Table:
+    kinds = [("ACR", "number"), ("clean", "percent"), *((f"{r:g}", "percent") for r in radii)]
+    columns = [Column(name, name, kind, compared=True) for name, kind in kinds]
+    rows = [
+        [
+            *(card["name"], rank, *_entry(card)[1:]),
+            *(Annotated(one, interval=(low, high)) for one, low, high in _values(card, radii)),
+        ]
+        for rank, card in enumerate(cards, start=1)
+    ]
+    return Table([_ENTRY[0], Column("rank", "rank", "count"), *_ENTRY[1:], *columns], rows)
+
+
+def _without_equal(table: Table) -> tuple[str, Table]:
+    """A line on what the entries have in common, and the table without it."""
+    places = range(len(table.columns))
+    values = [{str(row[k] or "–") for row in table.rows} for k in places]
+    equal = [k for k in places if table.columns[k] in _ENTRY[1:] and len(values[k]) == 1]
+    if not equal or len(table.rows) == 1:
+        return "", table
+    kept = [k for k in places if k not in equal]
+    said = "; ".join(f"{table.columns[k].title} {values[k].pop()}" for k in equal)
+    rows = [[row[k] for k in kept] for row in table.rows]
+    return f"In all rows: {said}.\n\n", Table([table.columns[k] for k in kept], rows)
+
+
+def _neighbours(cards: Sequence[Card], radii: Sequence[float]) -> Table:
+    titles = "p of ACR", *(f"p at {radius:g}" for radius in radii)
+    columns = [
+        *columns_of("text", entry="entry", next="the next entry"),
+        Column("difference", "difference of ACR", "signed"),
+        *(Column(title, title, "probability") for title in titles),
+    ]
+    names = [f"{rank}. {card['name']}" for rank, card in enumerate(cards, start=1)]
+    rows: list[list[Cell]] = [
+        [names[k], names[k + 1], one.average[0] - two.average[0], *_tests(one, two, radii)]
+        for k, (one, two) in enumerate(zip(cards, cards[1:]))
+    ]
+    return Table(columns, rows)
+
+
+def _sources(cards: Sequence[Card]) -> Table:
+    places = {"url": "url", "log": "log_sha256", "model": "model_sha256"}
+    notes = [card.content["verified"].get("notes", []) for card in cards]
+    rows: list[list[Cell]] = [
+        [
+            card["name"],
+            str(card.path.name),
+            *(card[place] for place in places.values()),
+            "; ".join(n),
+        ]
+        for card, n in zip(cards, notes)
+    ]
+    titles = {"entry": "entry", "card": "card", **{one: one for one in places}, "notes": "notes"}
+    return Table(columns_of("text", **titles), rows)
+
+
+def _for_programs(ranked: dict[str, list[Card]], radii: Sequence[float]) -> Table:
+    keys = "average_certified_radius", "clean_accuracy", *(f"{radius:g}" for radius in radii)
+    kinds = "number", *["percent"] * (1 + len(radii))
+    columns = [
+        *(Column("ranking", "ranking", "text"), Column("rank", "rank", "count"), *_ENTRY),
+        *(
+            Column(f"{key}{end}", f"{key}{end}", "probability" if "p" in end else kind)
+            for key, kind in zip(keys, kinds)
+            for end in ("", "_low", "_high", *["_p_next"] * (key != "clean_accuracy"))
+        ),
+    ]
+    rows: list[list[Cell]] = []
+    for name, cards in ranked.items():
+        for rank, card in enumerate(cards, start=1):
+            tests: list[float | None] = [None] * (1 + len(radii))
+            if rank < len(cards):
+                tests = [*_tests(card, cards[rank], radii)]
+            average, clean, *others = _values(card, radii)
+            pairs = zip(others, tests[1:])
+            cells = [*average, tests[0], *clean, *(c for one, p in pairs for c in (*one, p))]
+            rows.append([name, rank, *_entry(card), *cells])
+    return Table(columns, rows)

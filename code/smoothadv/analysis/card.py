@@ -1,0 +1,406 @@
+"""card: what is known of a certification log, in a small file, once all of its rows are verified.
+
+A card is a JSON object of version 1:
+
+card            the version
+name, paper, url, extra_data    stated by who makes it: the method's name, what to cite, where to
+                find it, data beyond the dataset's training images; null where nothing is stated
+facts, sources  hyper-parameters by the names in ``facts.FIELDS``, and where each is known from
+images          count, the first index, the step between indices (skip; null if it varies), how many
+                were there to choose from (of) and the most wanted (max), null where no manifest
+                says so; sha256 of (index, label) as pairs of int64; the dataset's fingerprint
+certificate     the kind of certificate; procedure: what found the radii
+draws           noisy images that were classified, null if unknown
+values          fractions with the ends of 95% intervals over the choice of images (Clopper and
+                Pearson; of the average radius Student's): clean_accuracy, certified_accuracy by
+                radius, average_certified_radius; and abstention_rate
+radii           per image, in order of index, 0 where it is wrong or abstains, else 1 + its radius
+                in hundredths, rounded down: uint16, low bytes before high bytes, zlib, base64
+log_sha256, manifest_sha256, model_sha256
+verified        by: what checked the rows; checked: what was checked; attacked: certificates that
+                ``attack --against`` attacked and flipped; notes to keep in mind
+
+Nothing of a log leaves it but these facts: the paired tests of ``board`` need no more.
+"""
+
+import base64
+import binascii
+import json
+import math
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from smoothadv.analysis.facts import FIELDS, Facts, Value, facts_of
+from smoothadv.analysis.logs import Log
+from smoothadv.analysis.plausibility import rounding_notes
+from smoothadv.analysis.reading import read_logs
+from smoothadv.base.digests import digest, file_digest
+from smoothadv.base.errors import UserError, escape
+from smoothadv.base.files import read_json
+from smoothadv.base.settings import (
+    Checked,
+    SettingError,
+    output_folder,
+    perturbation_size,
+    positive_int,
+    positive_noise_level,
+    probability,
+    setting,
+)
+from smoothadv.records.logs import COUNT_COLUMNS, MODEL, flat, manifest_path, read_manifest_file
+from smoothadv.records.manifests import fits
+from smoothadv.records.readers import read_fields, read_prediction_log
+from smoothadv.statistics.accuracy import abstention_rate
+from smoothadv.statistics.bounds import binomial_interval
+
+VERSION = 1
+PER_UNIT = 100
+"""Radii of images are kept in hundredths."""
+LEVEL = 0.95
+_VERIFIER = Path(__file__).parents[3] / "scripts" / "verify_log.py"
+_RADII = {"imagenet": [0.5 * k for k in range(1, 8)]}
+_OTHER_RADII = [0.25 * k for k in range(1, 10)]
+_DIGITS = 6
+"""Decimals of the values: the last digits of a mean differ among machines."""
+_PUBLISHED_N0 = 100
+_LABELS = {
+    ("cifar10", 0, 1, 10_000): "adf24feb6e994b04",
+    ("cifar10", 0, 20, 500): "ff7a8b4e5c8f1bd2",
+    ("cifar100", 0, 1, 10_000): "d0ef19f44a40a8c5",
+    ("digits", 0, 1, 359): "d3a3453f5eaff867",
+    ("fashion-mnist", 0, 1, 10_000): "f0c2db01b008b17c",
+    # Indices count the images by class for Cohen et al., by file name for Salman et al.
+    ("imagenet", 0, 100, 500): "04f3623724d7bc61 2f19019d03eeec26",
+    ("mnist", 0, 1, 10_000): "d20b94fd7f55d75b",
+}
+"""Where digests of the test images' indices and labels begin, by dataset, first index, skip and
+count: the released logs of several groups agree on them."""
+_FORMS = {
+    "card": f"whole {VERSION} to {VERSION}",
+    **dict.fromkeys(("name", "facts.dataset", "images.sha256", "log_sha256"), "text"),
+    **dict.fromkeys(("certificate", "procedure", "verified.by", "radii"), "text"),
+    **dict.fromkeys(("paper", "url", "extra_data", "images.fingerprint"), "text or null"),
+    "facts.sigma": "number 5e-324 to 10",
+    "facts.alpha": "number 5e-324 to 0.9999999999999999",
+    "facts.N": "whole 1 to 1000000000000000000",
+    "images.count": "whole 1 to 10000000",
+    "images.first": "whole 0 to 4000000000",
+    "images.skip": "whole 1 to 4000000000 or null",
+    "values.clean_accuracy": "list of number 0 to 1",
+    "values.average_certified_radius": "list of number -100 to 100",
+    "values.abstention_rate": "number 0 to 1 or null",
+}
+"""What a reader needs of a card, in the words of ``records.manifests``."""
+_PARSERS: Mapping[str, Any] = {
+    **dict.fromkeys(("sigma", "noise"), positive_noise_level),
+    **dict.fromkeys(("N", "num_steps", "num_noise_vec"), positive_int),
+    "epsilon": perturbation_size,
+    "alpha": probability,
+}
+_REASONS = (KeyError, TypeError, ValueError, OSError, zlib.error, binascii.Error)
+
+
+def _fact(text: str) -> str:
+    """FIELD=VALUE of --fact, whose value must be one of that hyper-parameter."""
+    name, equals, value = text.partition("=")
+    if not equals or not value or name not in FIELDS:
+        raise SettingError(f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}")
+    _PARSERS.get(name, str)(value)
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardSpec(Checked):
+    """a card per certification log for the board: facts, values with intervals, and what was
+    verified; a log of which a row does not hold gets none
+    """
+
+    logs: tuple[str, ...] = setting(
+        parse=str,
+        many=True,
+        flag="logs",
+        metavar="LOG",
+        help="files, folders (searched throughout) or globs",
+    )
+    name: str | None = setting(
+        None, parse=str, flag="--method-name", help="name of the method (default: its training's)"
+    )
+    paper: str | None = setting(None, parse=str, help="what to cite, like 'Cohen et al., 2019'")
+    url: str | None = setting(None, parse=str, help="where the paper or the log is")
+    extra_data: str | None = setting(
+        None, parse=str, help="training data beyond the dataset's, like ImageNet"
+    )
+    fact: tuple[str, ...] = setting(
+        (),
+        parse=_fact,
+        many="extend",
+        metavar="FIELD=VALUE",
+        help=f"what logs do not say of themselves ({', '.join(FIELDS)})",
+    )
+    attacked: Path | None = setting(
+        None, parse=Path, metavar="AGAINST", help="log of attack --against the only LOG"
+    )
+    check: Path | None = setting(
+        None,
+        parse=Path,
+        metavar="CARD",
+        help="write nothing; fail unless CARD is the card of the only LOG, with what CARD states",
+    )
+    output: Path = setting(
+        Path(),
+        parse=output_folder,
+        flag="-o --output",
+        metavar="FILE",
+        help="FILE.json of the only LOG, or the folder to write cards to (default: this folder)",
+    )
+
+    def made(self) -> list[tuple[Path, dict[str, Any]]]:
+        """A log's path and its card, for each log; UserError if one of them gets none."""
+        before = read_card(self.check).content if self.check else {}
+        sources = before.get("sources", {})
+        stated = {name: before["facts"][name] for name in sources if sources[name] == "stated"}
+        for name, _, value in (text.partition("=") for text in self.fact):
+            stated[name] = _PARSERS.get(name, str)(value)
+        texts = {one: getattr(self, one) for one in ("name", "paper", "url", "extra_data")}
+        texts = {one: before.get(one) if text is None else text for one, text in texts.items()}
+        logs = [log for text in self.logs for log in _read(text, stated)]
+        if len(logs) > 1 and (self.check or self.attacked or self.output.suffix == ".json"):
+            raise UserError(f"{' '.join(self.logs)}: {len(logs)} logs, where one is to be named")
+        cards = [(log.path, _card_of(log, texts, self.attacked)) for log in logs]
+        if self.check:
+            _refuse_other(self.check, before, *cards[0])
+        return cards
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card that was read, and per image 0 or 1 + its radius in hundredths: int64 [count]."""
+
+    path: Path
+    content: dict[str, Any]
+    hundredths: np.ndarray
+
+    def certifies(self, radius: float) -> np.ndarray:
+        """Whether each image is certified at a multiple of 0.01: bool [count]."""
+        return self.hundredths > round(radius * PER_UNIT)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return self.content["values"]
+
+    @property
+    def average(self) -> list[float]:
+        """The average certified radius with the ends of its interval."""
+        return self.values["average_certified_radius"]
+
+    def __getitem__(self, place: str) -> Any:
+        """What it has at a place like "facts.sigma"; None if nothing."""
+        return flat(self.content).get(place)
+
+
+def file_name(card: dict[str, Any]) -> str:
+    """The name of a card's file in a folder: method, dataset, sigma and the log's digest."""
+    words = card["name"], card["facts"]["dataset"], f"{card['facts']['sigma']:g}"
+    plain = [re.sub("[^A-Za-z0-9.]+", "-", word).strip("-") for word in words]
+    return "_".join([*plain, card["log_sha256"][:8]]) + ".json"
+
+
+def read_card(path: Path) -> Card:
+    """A card; UserError unless its radii give the values that it states."""
+    try:
+        content = read_json(path)
+        known = flat(content) if isinstance(content, dict) else {}
+        wrong = [name for name, form in _FORMS.items() if not fits(known.get(name), form)]
+        if wrong:
+            found = escape(json.dumps(known.get(wrong[0])), 60)
+            raise ValueError(f"its {wrong[0]} is {found}, not {_FORMS[wrong[0]]}")
+        count = known["images.count"]
+        packed = zlib.decompressobj().decompress(base64.b64decode(content["radii"]), 2 * count + 1)
+        hundredths = np.frombuffer(packed, np.uint8).reshape(2, count).T.astype(np.int64) @ [1, 256]
+        fault = _contradiction(content["values"], hundredths)
+    except _REASONS as error:
+        raise UserError(f"{path} is no card of version {VERSION}: {error}") from error
+    if fault:
+        raise UserError(f"{path} contradicts itself: {fault}")
+    return Card(path, content, hundredths)
+
+
+def _contradiction(values: dict[str, Any], hundredths: np.ndarray) -> str:
+    """In what the values differ from those of the radii of the images; "" if in nothing."""
+    stated = {"0": values["clean_accuracy"], **values["certified_accuracy"]}
+    for radius, found in shares(hundredths, map(float, stated)).items():
+        if stated.get(radius) != found:
+            text = f"at {radius}" if float(radius) else "at 0, clean accuracy,"
+            return f"its accuracy {text} is {stated.get(radius)}, its radii give {found}"
+    least = (np.maximum(hundredths - 1, 0) / PER_UNIT).mean()
+    most = least + (hundredths > 0).mean() / PER_UNIT
+    average, error = values["average_certified_radius"][0], 10.0**-_DIGITS
+    if not least - error <= average <= most + error:
+        return f"its average radius is {average}, its radii give {least:.4f} to {most:.4f}"
+    return ""
+
+
+def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[float]]:
+    """Certified accuracies at multiples of 0.01, each with the ends of its interval, by the radius
+    as a text.
+    """
+    found = {}
+    for radius in radii:
+        if not math.isclose(PER_UNIT * radius, round(PER_UNIT * radius), abs_tol=1e-9):
+            raise ValueError(f"{radius:g} is no multiple of {1 / PER_UNIT:g}")
+        right = int((hundredths > round(PER_UNIT * radius)).sum())
+        ends = binomial_interval(right, len(hundredths), LEVEL)
+        found[f"{radius:g}"] = _rounded(right / len(hundredths), *ends)
+    return found
+
+
+def mean_with_interval(values: np.ndarray) -> list[float]:
+    """The mean of some values of images, float64 [count], and the ends of Student's interval."""
+    half = 0.0
+    if len(values) > 1:
+        quantile = float(special.stdtrit(len(values) - 1, (1 + LEVEL) / 2))
+        half = quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
+    mean = float(values.mean())
+    return _rounded(mean, mean - half, mean + half)
+
+
+def _rounded(*values: float) -> list[float]:
+    return [round(value, _DIGITS) for value in values]
+
+
+def _read(text: str, stated: Mapping[str, Value]) -> list[Log]:
+    def refuse(reason: str) -> None:
+        raise UserError(reason.removesuffix("; it is left out"))
+
+    try:
+        return read_logs([text], stated=stated, warn=refuse).certification
+    except UserError as error:
+        raise UserError(f"no card: {error}") from error
+
+
+def _card_of(log: Log, texts: dict[str, str | None], attacked: Path | None) -> dict[str, Any]:
+    """The card of a log; UserError, in one line with the row, unless every row is verified."""
+    facts, table, settings = log.facts, log.table, log.facts.settings
+    run, sha256 = (facts.runs or [{}])[-1], file_digest(log.path)
+    for name in ("dataset", "sigma"):
+        if facts.get(name) is None:
+            raise UserError(f"no card: {log.path} says no {name}: add --fact {name}=...")
+    if facts.get("split") == "train":
+        raise UserError(f"no card: {log.path} certifies training images")
+    own = facts_of("certification", log.path, {}) if facts.manifest else Facts()
+    for name, value in own.values.items():
+        if facts.get(name) != value:
+            raise UserError(
+                f"no card: {log.path}'s manifest says {name} {value}, --fact {facts.get(name)}"
+            )
+    idx, count = table.idx.to_numpy("<i8"), len(table)
+    steps = {int(step) for step in np.diff(idx)} or {1}
+    images = {
+        "count": count,
+        "first": int(idx[0]),
+        "skip": steps.pop() if len(steps) == 1 else None,
+        "of": run.get("images"),
+        "max": run.get("max"),
+        "sha256": digest([table[["idx", "label"]].to_numpy("<i8").tobytes()]),
+        "fingerprint": settings.get("dataset_fingerprint"),
+    }
+    verified = _verified(log, images)
+    if attacked is not None:
+        against = read_manifest_file(attacked)["settings"].get("against", {})
+        if against.get("sha256") != sha256:
+            raise UserError(f"{attacked} is no log of attack --against {log.path}")
+        flips = read_prediction_log(attacked).flipped
+        verified["attacked"] = {"certificates": len(flips), "flipped": int(flips.sum())}
+    radius, right = table.radius.to_numpy(), table.correct.to_numpy()
+    whole = np.floor(radius * PER_UNIT + 0.5).astype(np.int64)
+    whole -= whole / PER_UNIT > radius
+    hundredths = np.where(right == 1, 1 + whole, 0)
+    packed = hundredths.astype("<u2").view(np.uint8).reshape(-1, 2).T.tobytes()
+    dataset, n0 = str(facts.get("dataset")), settings.get("N0", _PUBLISHED_N0)
+    draws = count * (n0 + facts.n) if "sigmas" not in settings else None
+    accuracies = shares(hundredths, [0, *_RADII.get(dataset, _OTHER_RADII)])
+    procedure = str(facts.get("method")) + ", on a grid" * log.is_on_grid
+    return {
+        "card": VERSION,
+        **texts,
+        "name": texts["name"] or str(facts.get("training") or "unknown"),
+        "facts": {**facts.values, "N": facts.n, "alpha": facts.alpha, "N0": n0},
+        "sources": {**facts.sources, "N0": "manifest" if "N0" in settings else "assumed"},
+        "images": images,
+        "certificate": log.procedure_name + ", sound" * bool(settings.get("sound")),
+        "procedure": procedure,
+        "draws": int(table.samples.sum()) if "samples" in table else draws,
+        "values": {
+            "clean_accuracy": accuracies.pop("0"),
+            "average_certified_radius": mean_with_interval(radius * right),
+            "abstention_rate": abstention_rate(table),
+            "certified_accuracy": accuracies,
+        },
+        "log_sha256": sha256,
+        "manifest_sha256": file_digest(manifest_path(log.path)) if facts.manifest else None,
+        "model_sha256": next((settings[name] for name in MODEL if name in settings), None),
+        "verified": verified,
+        "radii": base64.b64encode(zlib.compress(packed, 9)).decode(),
+    }
+
+
+def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
+    """What was checked of a log's rows, which are there, and known to be read without a fault;
+    UserError if one does not hold.
+    """
+    path, checked = log.path, ["radii possible for n, alpha and sigma"]
+    if log.progress:
+        raise UserError(f"no card: {path} is not finished: {log.progress}")
+    if not path.read_bytes().endswith((b"\n", b"\r")):
+        raise UserError(f"no card: {path} has a last row without an end: it may be cut off")
+    for before, idx in pairwise(read_fields(path)):
+        if idx < before:
+            raise UserError(f"no card: {path} has a row out of order, idx {idx} below {before}")
+    checked.append("one row per image, in order")
+    key = (str(log.facts.get("dataset")), *(images[name] for name in ("first", "skip", "count")))
+    known = _LABELS.get(key, "").split()
+    if known and images["sha256"][:16] not in known:
+        raise UserError(f"no card: {path} has labels that are not those of {key[0]}'s test images")
+    checked += ["labels those of the dataset"] * bool(known)
+    if log.facts.manifest is None:
+        has_counts = {*COUNT_COLUMNS} <= {*log.table}
+        by = "no manifest beside the log" if has_counts else "no counts in the log"
+    elif _VERIFIER.exists():
+        _run_verifier(path)
+        by = f"all rows recomputed by {_VERIFIER.name}"
+    else:
+        by = f"all rows recomputed by the package; scripts/{_VERIFIER.name} was not there"
+    return {"by": by, "checked": checked, "notes": [*log.notes, *rounding_notes(log)]}
+
+
+def _run_verifier(path: Path) -> None:
+    """UserError, with the first fault, unless the script, which shares no statistics with this
+    package, finds that all rows hold.
+    """
+    command = [sys.executable, str(_VERIFIER), str(path.absolute())]
+    done = subprocess.run(command, capture_output=True, text=True, errors="backslashreplace")
+    if done.returncode:
+        lines = done.stdout.splitlines()[:1] or done.stderr.strip().splitlines()[-1:] or ["?"]
+        raise UserError(f"no card: {lines[0].removeprefix('error: ')} ({_VERIFIER.name})")
+
+
+def _refuse_other(path: Path, card: dict[str, Any], log: Path, made: dict[str, Any]) -> None:
+    """UserError, with the first difference, unless a card is the one that was made of a log."""
+    # Another zlib may pack the same radii otherwise.
+    packed = [zlib.decompress(base64.b64decode(one["radii"])) for one in (card, made)]
+    before, now = ({**flat(one), "radii": "radii"} for one in (card, json.loads(json.dumps(made))))
+    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if differing or packed[0] != packed[1]:
+        name = (differing or ["radii"])[0]
+        found, expected = (escape(str(one.get(name)), 60) for one in (before, now))
+        raise UserError(f"{path} is not the card of {log}: its {name} is {found}, not {expected}")
