@@ -33,6 +33,7 @@ from smoothadv.base.settings import (
     positive_int,
     setting,
 )
+from smoothadv.records.logs import is_manifest
 
 _HOW_TO_READ = (
     f"Accuracies are in percent, each with the ends of its {LEVEL:.0%} interval over the choice of "
@@ -147,7 +148,7 @@ def _read(places: Sequence[str]) -> list[Card]:
     for place in places:
         is_folder = Path(place).is_dir()
         found = Path(place).glob("*.json") if is_folder else map(Path, glob.glob(place))
-        ordered = sorted(found)
+        ordered = sorted(path for path in found if not is_manifest(path))
         if not ordered:
             raise UserError(f"{place} is no card, and no folder or glob of cards")
         paths |= dict.fromkeys(ordered)
@@ -206,7 +207,7 @@ def sign_flip_p_value(differences: np.ndarray) -> float:
     for size, count in zip(sizes.tolist(), counts.tolist()):
         transform *= np.cos(size * frequencies) ** count
     chances = np.fft.irfft(transform, 2 * total + 1)  # of S = 0, 1, ..., total, -total, ..., -1
-    far = chances[found : 2 * total + 1 - found + (found == 0)].sum()
+    far = chances[found : 2 * total + 2 - found].sum()
     return float(np.clip(far, _LEAST_P, 1))
 
 

@@ -58,7 +58,7 @@ from smoothadv.base.settings import (
     setting,
 )
 from smoothadv.records.logs import COUNT_COLUMNS, MODEL, flat, manifest_path, read_manifest_file
-from smoothadv.records.manifests import fits
+from smoothadv.records.manifests import WORDS, fits
 from smoothadv.records.readers import read_fields, read_prediction_log
 from smoothadv.statistics.accuracy import abstention_rate
 from smoothadv.statistics.bounds import binomial_interval
@@ -223,7 +223,8 @@ def read_card(path: Path) -> Card:
         wrong = [name for name, form in _FORMS.items() if not fits(known.get(name), form)]
         if wrong:
             found = escape(json.dumps(known.get(wrong[0])), 60)
-            raise ValueError(f"its {wrong[0]} is {found}, not {_FORMS[wrong[0]]}")
+            expected = " ".join(WORDS.get(word, word) for word in _FORMS[wrong[0]].split())
+            raise ValueError(f"its {wrong[0]} is {found}; {expected} is expected")
         count = known["images.count"]
         packed = zlib.decompressobj().decompress(base64.b64decode(content["radii"]), 2 * count + 1)
         hundredths = np.frombuffer(packed, np.uint8).reshape(2, count).T.astype(np.int64) @ [1, 256]
@@ -326,6 +327,7 @@ def _card_of(log: Log, texts: dict[str, str | None], attacked: Path | None) -> d
     whole -= whole / PER_UNIT > radius
     hundredths = np.where(right == 1, 1 + whole, 0)
     packed = hundredths.astype("<u2").view(np.uint8).reshape(-1, 2).T.tobytes()
+    rate = abstention_rate(table)
     dataset, n0 = str(facts.get("dataset")), settings.get("N0", _PUBLISHED_N0)
     draws = count * (n0 + facts.n) if "sigmas" not in settings else None
     accuracies = shares(hundredths, [0, *_RADII.get(dataset, _OTHER_RADII)])
@@ -343,7 +345,7 @@ def _card_of(log: Log, texts: dict[str, str | None], attacked: Path | None) -> d
         "values": {
             "clean_accuracy": accuracies.pop("0"),
             "average_certified_radius": mean_with_interval(radius * right),
-            "abstention_rate": abstention_rate(table),
+            "abstention_rate": rate if rate is None else _rounded(rate)[0],
             "certified_accuracy": accuracies,
         },
         "log_sha256": sha256,

@@ -1,0 +1,157 @@
+"""Boards: who stands with whom, exact paired tests beside plain ones, and all that a page shows."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothadv.analysis.board import rankings, sign_flip_p_value
+from smoothadv.analysis.card import Card, CardSpec, file_name, read_card
+from support.analyzed_folder import log, records
+from support.commands import call, refused
+from support.report_page import Page
+
+RADII = {"good": [0.75] * 8 + [0.0, 0.5], "near": [0.75] * 7 + [0.5] * 3, "poor": [0.25] * 10}
+
+
+def card(name: str, radii: Sequence[float] = (0.5,) * 10, released: bool = False, **settings):
+    """A card in the file NAME.json of a log that is right within each radius."""
+    path = log(f"logs/{name}/cifar10/sigma_0.50", radii, **{"dataset": "cifar10", **settings})
+    if released:
+        path.with_name(f"{path.name}.manifest.json").unlink()
+    (made,) = CardSpec(logs=(str(path),), name=name).made()
+    Path(f"{name}.json").write_text(json.dumps(made[1]))
+    return read_card(Path(f"{name}.json"))
+
+
+@pytest.fixture
+def unverified(monkeypatch, workplace):
+    """The script refuses these logs, which have no counts and hardly a manifest."""
+    monkeypatch.setattr("smoothadv.analysis.card._run_verifier", lambda path: None)
+    return workplace
+
+
+@pytest.fixture
+def three(unverified) -> list[Card]:
+    return [card(name, radii) for name, radii in RADII.items()]
+
+
+def names(cards: Sequence[Card]) -> dict[str, list[str]]:
+    return {name: [each["name"] for each in some] for name, some in rankings(cards).items()}
+
+
+def test_only_comparable_cards_stand_in_one_ranking(unverified):
+    """Another dataset, images, selection, alpha and kind of certificate; a released log, whose
+    dataset has no fingerprint, stands with the first."""
+    found = names(
+        [
+            card("one", [0.25] * 10),
+            card("two", [0.5] * 10, N=500),
+            card("released", [0.75] * 10, released=True),
+            card("data", dataset="cifar100"),
+            card("version", dataset_fingerprint="cd"),
+            card("images", idx=range(1, 21, 2)),
+            card("fewer", [0.5] * 9, run={"images": 18, "skip": 2, "max": None}),
+            card("alpha", alpha=0.01),
+            card("two-sided", method="two-sided", alpha_share=0.9),
+        ]
+    )
+    alpha = "alpha 0.001, one-sided"
+    assert found == {
+        f"cifar10, 10 images (every 2th), {alpha}": ["released", "two", "one"],
+        f"cifar100, 10 images (every 2th), {alpha}": ["data"],
+        f"cifar10, 10 images (every 2th), {alpha} (set 2)": ["version"],
+        f"cifar10, 10 images (every 2th) from 1, {alpha}": ["images"],
+        f"cifar10, 9 images (every 2th), {alpha}": ["fewer"],
+        "cifar10, 10 images (every 2th), alpha 0.01, one-sided": ["alpha"],
+        "cifar10, 10 images (every 2th), alpha 0.001, two-sided": ["two-sided"],
+    }
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sign_flips_are_those_counted_one_by_one(seed):
+    differences = np.random.default_rng(seed).integers(-3 * seed, 4 + 2 * seed, 9)
+    sums = [differences @ signs for signs in itertools.product([-1, 1], repeat=9)]
+    share = np.mean([abs(one) >= abs(differences.sum()) for one in sums])
+    test = stats.permutation_test((differences,), np.sum, permutation_type="samples")
+    assert sign_flip_p_value(differences) == pytest.approx(share, abs=1e-11)
+    assert sign_flip_p_value(differences) == pytest.approx(test.pvalue, abs=1e-11)
+
+
+def test_sign_flips_of_many_images_are_nearly_normal_and_find_a_shift():
+    generator = np.random.default_rng(0)
+    values = generator.integers(-40, 42, 10_000)
+    z = abs(values.sum()) / np.sqrt((values**2).sum())
+    assert sign_flip_p_value(values) == pytest.approx(2 * stats.norm.sf(z), abs=0.01)
+    assert sign_flip_p_value(values + 2) <= 1e-11
+    assert sign_flip_p_value(np.zeros(5, np.int64)) == 1
+
+
+def test_neighbours_are_tested_on_the_same_images(three, capsys):
+    rows = records(call(capsys, "analyze", "board", ".", "--format", "json"))
+    assert [row["entry"] for row in rows] == ["near", "good", "poor"]
+    hundredths = {
+        name: np.round(100 * np.array(radii)).astype(int) for name, radii in RADII.items()
+    }
+    for row, (one, two) in zip(rows, itertools.pairwise(row["entry"] for row in rows)):
+        difference = hundredths[one] - hundredths[two]
+        assert row["average_certified_radius_p_next"] == sign_flip_p_value(difference)
+        for radius in ("0.25", "0.5", "0.75"):
+            first, second = (hundredths[name] >= 100 * float(radius) for name in (one, two))
+            only = int((first & ~second).sum()), int((second & ~first).sum())
+            p = stats.binomtest(only[0], sum(only)).pvalue if sum(only) else 1.0
+            assert row[f"{radius}_p_next"] == pytest.approx(p)
+    assert rows[1]["0.5_p_next"] < 0.01 < rows[0]["0.5_p_next"] and rows[2]["0.5_p_next"] is None
+
+
+def test_page_has_every_entry_with_numbers_to_sort_by(three, capsys):
+    assert call(capsys, "analyze", "board", ".", "-o", "board.html").code == 0
+    text = Path("board.html").read_text()
+    page = Page(text)
+    (ranking,) = (table for caption, table in page.tables.items() if caption == "Ranking")
+    assert [row[0] for row in ranking[1:]] == ["near", "good", "poor"]
+    assert [float(row[ranking[0].index("ACR")].split()[0]) for row in ranking[1:]] == [
+        *(0.675, 0.65, 0.25)
+    ]
+    sorted_by = [one["data-value"] for one in page.all("td") if one["class"] == "number"]
+    assert [*map(float, sorted_by)] == [0.675, 0.65, 0.25]
+    assert "makeSortable(table)" in text and "addFilter(table)" in text
+    assert not [tag for tag, has in page.tags if str(has.get("src", "")).startswith("http")]
+
+
+def test_top_radii_and_files(three, capsys):
+    outcome = call(capsys, "analyze", "board", "*.json", "--top", 1, "--radii", 0.6, "-o", "a.csv")
+    assert outcome.code == 0 and Path("a.csv").read_text().count("\nnear") == 0
+    (row,) = records(
+        call(capsys, "analyze", "board", ".", "--top", 1, "--radii", 0.6, "--format", "json")
+    )
+    assert (row["0.6"], row["entry"], row["rank"]) == (0.7, "near", 1) and "0.25" not in row
+
+
+def test_copied_entry_is_noticed(three, capsys):
+    card("copy", RADII["near"])
+    assert "have the same radii" in call(capsys, "analyze", "board", ".").err
+
+
+@pytest.mark.parametrize(
+    "words, code, says",
+    [
+        (["nowhere"], 1, "nowhere is no card"),
+        (["."], 1, ". is no card, and no folder"),
+        (["log.tsv"], 1, "log.tsv is no card of version 1"),
+        (["a.json", "--radii", "0.333"], 2, "'0.333' is no multiple of 0.01"),
+        (["a.json", "-o", "board.tex"], 2, "does not end in one of .html, .md, .csv, .json"),
+    ],
+)
+def test_bad_input_has_one_line(workplace, capsys, words, code, says):
+    log("log.tsv", [0.5])
+    assert refused(call(capsys, "analyze", "board", *words), says, code=code)
+
+
+def test_files_are_named_by_what_a_person_would_look_for(three):
+    content = {**three[0].content, "name": "A/B & c: d"}
+    assert file_name(content) == f"A-B-c-d_cifar10_0.5_{content['log_sha256'][:8]}.json"

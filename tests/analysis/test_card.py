@@ -1,0 +1,270 @@
+"""Cards: what they say of a log by hand; a log with one false field gets none."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothadv.analysis import card as cards
+from smoothadv.analysis.card import CardSpec, read_card
+from smoothadv.base.digests import file_digest
+from smoothadv.base.errors import UserError
+from smoothadv.records.logs import manifest_path
+from support.analyzed_folder import certification
+from support.commands import call, refused, rows, succeed
+
+Rows = list[dict[str, str]]
+Forgery = Callable[[Rows, dict], object]
+PATH = "cifar10/resnet110/noise_0.50/test/sigma_0.50"
+
+
+@pytest.fixture(scope="module")
+def honest(checkpoint, tmp_path_factory) -> Path:
+    """A log of all test images of digits."""
+    log = tmp_path_factory.mktemp("honest") / "log.tsv"
+    succeed("certify", "digits", checkpoint, 0.25, log, "--N", 100, "--device", "cpu")
+    return log
+
+
+def made(*logs: Path, **options: object) -> list[dict]:
+    return [card for _, card in CardSpec(logs=[*map(str, logs)], **options).made()]
+
+
+def write(log: Path, table: Rows, manifest: dict | None = None) -> Path:
+    lines = ["\t".join(table[0]), *("\t".join(row.values()) for row in table)]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("\n".join(lines) + "\n")
+    if manifest is not None:
+        manifest_path(log).write_text(json.dumps(manifest))
+    return log
+
+
+def field(name: str, change: Callable[[str], object], which=lambda row: row["correct"] == "1"):
+    def forge(table: Rows, manifest: dict) -> None:
+        row = next(row for row in table if which(row))
+        row[name] = str(change(row[name]))
+
+    return forge
+
+
+def setting(**values: object) -> Forgery:
+    return lambda table, manifest: manifest["settings"].update(values)
+
+
+def last_digit(text: str) -> str:
+    return repr(np.nextafter(float(text) * (1 + 2e-6), 1))
+
+
+def relabelled(table: Rows, manifest: dict) -> None:
+    row = next(row for row in table if row["correct"] == "0" and row["predict"] != "-1")
+    row.update(label=row["predict"], correct="1")
+
+
+def claimed(row: dict[str, str]) -> bool:
+    return row["predict"] == "-1"
+
+
+FORGERIES: dict[str, Forgery] = {
+    "a larger radius": field("radius", lambda r: 1.01 * float(r)),
+    "a larger last digit": field("radius", last_digit),
+    "a smaller radius": field("radius", lambda r: 0.9 * float(r)),
+    "a radius that is no number": field("radius", lambda r: "nan"),
+    "a certified abstention": field("radius", lambda r: 0.1, claimed),
+    "a class for an abstention": field("predict", lambda p: 3, claimed),
+    "more successes": field("successes", lambda s: 99, lambda row: row["successes"] == "98"),
+    "fewer successes": field("successes", lambda s: int(s) - 1),
+    "more trials": field("trials", lambda t: 200),
+    "right, although it is wrong": field("correct", lambda c: 1, lambda row: row["correct"] == "0"),
+    "another label": field("label", lambda label: (int(label) + 1) % 10),
+    "another label, everywhere": relabelled,
+    "an image of another set": field("idx", lambda idx: 400),
+    "another n": setting(N=1000),
+    "another alpha": setting(alpha=0.01),
+    "a smaller sigma": setting(sigma=0.2),
+    "a larger sigma": setting(sigma=0.3),
+    "another procedure": setting(method="two-sided", alpha_share=0.9),
+    "other noise": setting(sound=True),
+    "fewer classes": setting(num_classes=7),
+    "training images": setting(split="train"),
+    "no n0": lambda table, manifest: manifest["settings"].pop("N0"),
+    "no last row": lambda table, manifest: table.pop(),
+    "no first row": lambda table, manifest: table.pop(0),
+    "a row twice": lambda table, manifest: table.append(dict(table[5])),
+    "another order": lambda table, manifest: table.insert(0, table.pop(7)),
+    "another column": lambda table, manifest: [row.update(level="1") for row in table],
+}
+"""Every one but the last of a row's fields that nobody can tell from honest ones: with more votes
+for a class, or another class as the prediction, only redrawn rows differ."""
+
+
+def test_honest_log_has_a_card_which_is_its_own_and_no_other_s(honest, workplace, capsys):
+    said = ("--method-name", "Plain | one", "--paper", "A, 2030", "--url", "https://a.example")
+    succeed("analyze", "card", honest, *said, "-o", "a.json")
+    content = read_card(Path("a.json")).content
+    assert (content["name"], content["paper"], content["url"]) == (said[1], said[3], said[5])
+    assert content["verified"]["by"] == "all rows recomputed by verify_log.py"
+    assert "labels those of the dataset" in content["verified"]["checked"]
+    assert content["log_sha256"] == file_digest(honest)
+    assert content["sources"]["sigma"] == "manifest" and content["draws"] == 359 * (100 + 100)
+    assert call(capsys, "analyze", "card", honest, "--check", "a.json").code == 0
+    succeed("analyze", "card", honest, "-o", "cards")
+    assert [*Path("cards").iterdir()] == [
+        Path(f"cards/Gaussian_digits_0.25_{file_digest(honest)[:8]}.json")
+    ]
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_forged_log_has_no_card(honest, workplace, capsys, forgery):
+    table, manifest = rows(honest), json.loads(manifest_path(honest).read_text())
+    before = json.dumps([table, manifest])
+    FORGERIES[forgery](table, manifest)
+    assert json.dumps([table, manifest]) != before
+    log = write(workplace / "log.tsv", table, manifest)
+    outcome = call(capsys, "analyze", "card", log, "-o", "cards")
+    assert refused(outcome, "no card: ", log) and not Path("cards").exists(), outcome
+
+
+def test_copy_of_the_honest_log_has_a_card(honest, workplace):
+    """Else the refusals above would show nothing."""
+    manifest = json.loads(manifest_path(honest).read_text())
+    copy = write(workplace / "log.tsv", rows(honest), manifest)
+    assert made(copy)[0]["values"] == made(honest)[0]["values"]
+
+
+def test_torn_row_has_no_card(honest, workplace, capsys):
+    shutil.copy(manifest_path(honest), "log.tsv.manifest.json")
+    Path("log.tsv").write_text(honest.read_text()[:-2])
+    assert refused(call(capsys, "analyze", "card", "log.tsv"), "no card: ", "log.tsv")
+
+
+def test_verifier_alone_refuses_and_names_the_row(honest, workplace, monkeypatch):
+    """A radius that the package would accept, since it compares to 1e-6, and the script does not;
+    without the script the card says so."""
+    table, manifest = rows(honest), json.loads(manifest_path(honest).read_text())
+    right = next(k for k, row in enumerate(table) if row["correct"] == "1")
+    table[right]["radius"] = repr(float(table[right]["radius"]) * (1 + 1e-8))
+    log = write(workplace / "log.tsv", table, manifest)
+    with pytest.raises(UserError, match=rf"^no card: .*log.tsv, line {right + 2}: .*verify_log"):
+        made(log)
+    monkeypatch.setattr(cards, "_VERIFIER", workplace / "verify_log.py")
+    assert "verify_log.py was not there" in made(log)[0]["verified"]["by"]
+
+
+def test_stated_facts_do_not_win_over_a_manifest(honest):
+    with pytest.raises(UserError, match="manifest says dataset digits, --fact cifar10"):
+        made(honest, fact=["dataset=cifar10"])
+    assert made(honest, fact=["dataset=digits"])[0]["facts"]["dataset"] == "digits"
+
+
+def test_card_of_a_released_log_by_hand(workplace):
+    """Radii .5, .25, .3 of right ones, .8 of a wrong one, and an abstention."""
+    certification(PATH, [("R", 0.5), ("R", 0.25), ("R", 0.307), ("W", 0.8), ("A", 0.0)])
+    (card,) = made(Path(PATH), extra_data="ImageNet")
+    values = card["values"]
+    for right, found in [
+        (3, values["clean_accuracy"]),
+        (3, values["certified_accuracy"]["0.25"]),
+        (1, values["certified_accuracy"]["0.5"]),
+        (0, values["certified_accuracy"]["0.75"]),
+    ]:
+        ends = stats.binomtest(right, 5).proportion_ci(0.95, "exact")
+        assert found == pytest.approx([right / 5, ends.low, ends.high], abs=1e-6)
+    radii = [0.5, 0.25, 0.307, 0.0, 0.0]
+    ends = stats.t.interval(0.95, 4, np.mean(radii), stats.sem(radii))
+    assert values["average_certified_radius"] == pytest.approx([np.mean(radii), *ends], abs=1e-6)
+    assert values["abstention_rate"] == 0.2
+    assert {**card["facts"], **card["images"]}.items() >= {
+        **{"dataset": "cifar10", "arch": "resnet110", "sigma": 0.5, "N": 100_000, "N0": 100},
+        **{"count": 5, "first": 0, "skip": 20, "fingerprint": None},
+    }.items()
+    assert card["verified"]["by"] == "no counts in the log" and card["extra_data"] == "ImageNet"
+    assert "labels those of the dataset" not in card["verified"]["checked"]
+    Path("a.json").write_text(json.dumps(card))
+    assert read_card(Path("a.json")).hundredths.tolist() == [51, 26, 31, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "forge, words",
+    [
+        (lambda text: text.replace("0.4\t", "1.95\t"), "above 1.90"),
+        (lambda text: text + text.splitlines(keepends=True)[-1], "twice"),
+        (lambda text: text.rstrip("\n"), "without an end"),
+        (lambda text: text.replace("\n0\t", "\n60\t"), "out of order"),
+        (lambda text: text.replace("\t1\t1\t0.4\t1", "\t1\t1\t0.4\t0"), "correct"),
+    ],
+)
+def test_released_log_that_cannot_be_has_no_card(workplace, forge, words):
+    certification(PATH, [("R", 0.4), ("R", 0.25), ("W", 0.8)])
+    assert made(Path(PATH))
+    Path(PATH).write_text(forge(Path(PATH).read_text()))
+    with pytest.raises(UserError, match=f"^no card: .*{words}"):
+        made(Path(PATH))
+
+
+@pytest.mark.parametrize("name", ["dataset", "sigma"])
+def test_log_that_does_not_say_what_it_is_of_needs_a_fact(workplace, name):
+    certification("noise_0.5", [("R", 0.4)])
+    facts = {"dataset=cifar10", "sigma=0.5"}
+    with pytest.raises(UserError, match=f"says no {name}: add --fact {name}="):
+        made(Path("noise_0.5"), fact=[one for one in facts if not one.startswith(name)])
+    assert made(Path("noise_0.5"), fact=[*facts])
+
+
+def values(place: str, value: object) -> Callable[[dict], object]:
+    return lambda card: card["values"].update({place: value})
+
+
+@pytest.mark.parametrize(
+    "forge, words",
+    [
+        (lambda card: card.update(card=2), "its card is 2"),
+        (lambda card: card.pop("name"), "its name is null"),
+        (lambda card: card["facts"].update(sigma="0.5"), "its facts.sigma"),
+        (lambda card: card.update(radii="!"), "no card"),
+        (lambda card: card.update(radii=card["radii"][:8]), "no card"),
+        (lambda card: card["images"].update(count=4), "no card"),
+        (values("clean_accuracy", [0.8, 0.2, 0.9]), "contradicts itself: its accuracy at 0"),
+        (values("certified_accuracy", {"0.25": [0.8, 0.2, 0.9]}), "its accuracy at 0.25 is"),
+        (values("average_certified_radius", [0.25, 0.2, 0.3]), "its average radius is 0.25"),
+    ],
+)
+def test_forged_card_is_not_read(workplace, capsys, forge, words):
+    certification(PATH, [("R", 0.5), ("R", 0.25), ("R", 0.307), ("W", 0.8), ("A", 0.0)])
+    (card,) = made(Path(PATH))
+    forge(card)
+    Path("a.json").write_text(json.dumps(card))
+    assert refused(call(capsys, "analyze", "board", "a.json"), "a.json", words)
+
+
+@pytest.mark.parametrize(
+    "forge, words",
+    [
+        (lambda card: card.update(log_sha256="0" * 64), "its log_sha256 is 0000"),
+        (lambda card: card.update(model_sha256="0" * 64), "its model_sha256"),
+        (lambda card: card["facts"].update(training="Better"), "its facts.training is Better"),
+        (lambda card: card["verified"].update(by="a friend"), "its verified.by"),
+        (lambda card: card["sources"].update(sigma="assumed"), "its sources.sigma is assumed"),
+    ],
+)
+def test_card_of_another_log_is_refused_by_check(honest, workplace, capsys, forge, words):
+    (card,) = made(honest)
+    forge(card)
+    Path("a.json").write_text(json.dumps(card))
+    outcome = call(capsys, "analyze", "card", honest, "--check", "a.json")
+    assert refused(outcome, "a.json is not the card of", words)
+
+
+def test_attacked_certificates_are_counted_from_a_log_about_this_one(honest, checkpoint, workplace):
+    options = ("--num-steps", 1, "--num-noise-vec", 1, "--N", 100, "--max", 5, "--device", "cpu")
+    attack = ("attack", "digits", checkpoint, 0.25, "out", "--against", honest, "--attack", "PGD")
+    succeed(*attack, *options)
+    against = Path("out/against.tsv")
+    found = made(honest, attacked=against)[0]["verified"]["attacked"]
+    assert found == {"certificates": len(rows(against)), "flipped": 0} and len(rows(against)) > 1
+    certification(PATH, [("R", 0.5)])
+    with pytest.raises(UserError, match="is no log of attack --against"):
+        made(Path(PATH), attacked=against)
