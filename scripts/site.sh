@@ -42,6 +42,8 @@ sed -i -E \
     -e 's#\]\(CONTRIBUTING\.md#](contributing.md#g' \
     -e 's#\]\((\.\./)?scripts/grids\)#](grids.md)#g' \
     -e 's#\]\(tour\.ipynb\)#](tour.md)#g' "$pages"/*.md "$pages"/results/*.md
+python code/analyze.py board docs/board -o "$pages/all_rankings.html"
+sed -i 's/^<!-- rankings -->$/[All rankings, with filters](all_rankings.html){ .md-button }/' "$pages/board.md"
 sed -i 's/^## Figures$/[Open this report](digits_report.html){ .md-button }\n\n&/' "$pages/gallery.md"
 {
     printf '# Grids\n\nThe files of scripts/grids, which [sweeps](sweeps.md) run.\n'

@@ -254,12 +254,15 @@ def _for_people(cards: Sequence[Card], radii: Sequence[float]) -> Table:
 def _without_equal(table: Table) -> tuple[str, Table]:
     """A line on what the entries have in common, and the table without it."""
     places = range(len(table.columns))
-    values = [{str(row[k] or "–") for row in table.rows} for k in places]
+    values = [{row[k] or "–" for row in table.rows} for k in places]
     equal = [k for k in places if table.columns[k] in _ENTRY[1:] and len(values[k]) == 1]
     if not equal or len(table.rows) == 1:
         return "", table
     kept = [k for k in places if k not in equal]
-    said = "; ".join(f"{table.columns[k].title} {values[k].pop()}" for k in equal)
+    found = ((table.columns[k].title, values[k].pop()) for k in equal)
+    said = "; ".join(
+        f"{title} {one:,}" if type(one) is int else f"{title} {one}" for title, one in found
+    )
     rows = [[row[k] for k in kept] for row in table.rows]
     return f"In all rows: {said}.\n\n", Table([table.columns[k] for k in kept], rows)
 
