@@ -54,7 +54,11 @@ FIRST_STEPS = {
     "certify": ["evaluation.certify.prepare", "evaluation.verify.verify"],
     "predict": ["evaluation.predict.prepare"],
     "attack": ["evaluation.attack.warn_of_few_draws", "evaluation.falsify.read_certificates"],
-    "analyze": ["analysis.functions.read_logs"],
+    "analyze": [
+        "analysis.functions.read_logs",
+        "analysis.card.CardSpec.made",
+        "analysis.board.BoardSpec.text",
+    ],
     "sweep": ["cli.sweep.read_grid"],
     "list": ["cli.list.recipe_names"],
 }
