@@ -61,6 +61,7 @@ if [ -n "$clones" ]; then
     card $path/cohen/num_2/lbd_20.0/eta_0.5/cifar_resnet110/noise_0.25 0.25 resnet110 Consistency "$jeong"
     card $path/cohen/num_2/lbd_10.0/eta_0.5/cifar_resnet110/noise_0.50 0.5 resnet110 Consistency "$jeong"
     card $path/cohen/num_2/lbd_10.0/eta_0.5/cifar_resnet110/noise_1.00 1 resnet110 Consistency "$jeong"
+    card $path/salman_255.0_10_10/num_4/lbd_2.0/eta_0.5/cifar_resnet110/noise_0.25 0.25 resnet110 "Consistency + SmoothAdv" "$jeong"
     card $path/salman_512.0_10_10/num_2/lbd_1.0/eta_0.5/cifar_resnet110/noise_0.50 0.5 resnet110 "Consistency + SmoothAdv" "$jeong"
     card $path/salman_512.0_10_10/num_2/lbd_1.0/eta_0.5/cifar_resnet110/noise_1.00 1 resnet110 "Consistency + SmoothAdv" "$jeong"
     path=certify/imagenet/consistency/cohen/num_2/lbd_5.0

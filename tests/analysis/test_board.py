@@ -132,6 +132,38 @@ def test_top_radii_and_files(three, capsys):
     assert (row["0.6"], row["entry"], row["rank"]) == (0.7, "near", 1) and "0.25" not in row
 
 
+PUBLISHED = {
+    ("Sun et al., 2024", "ACR weakness"): (0.564, 0.760, 0.844),
+    ("Cohen et al., 2019, by Sun et al., 2024", "Gaussian"): (0.487, 0.571, 0.543),
+    ("Salman et al., 2019, by Sun et al., 2024", "SmoothAdv"): (0.545, 0.703, 0.796),
+    ("Jeong et al., 2021", "SmoothMix"): (0.553, 0.736),
+    ("Jeong et al., 2023", "CAT-RS"): (0.562, 0.757, 0.815),
+    ("Jeong and Shin, 2020", "Consistency + SmoothAdv"): (0.548, 0.726, 0.816),
+}
+"""Average radii of ResNet-110 on all test images of CIFAR-10, by sigma."""
+BEST = {"0.25": 0.690, "0.5": 0.593, "0.75": 0.485, "1": 0.389, "1.5": 0.299, "2": 0.206}
+"""The best certified accuracies there without further training data."""
+
+
+def test_committed_cards_have_the_published_values(repository):
+    cards = [read_card(path) for path in sorted(repository.glob("docs/board/*.json"))]
+    ranked = rankings(cards)
+    everything = ranked["cifar10, 10,000 images, alpha 0.001, one-sided"]
+    for (paper, name), averages in PUBLISHED.items():
+        some = [one for one in everything if (one["paper"], one["name"]) == (paper, name)]
+        ordered = sorted(some, key=lambda one: one["facts.sigma"])
+        assert tuple(round(one.average[0], 3) for one in ordered) == averages
+    plain = [one for one in everything if one["extra_data"] is None]
+    for radius, best in BEST.items():
+        accuracies = [one.values["certified_accuracy"][radius][0] for one in plain]
+        assert max(accuracies) == pytest.approx(best, abs=5.1e-4), radius
+    of_imagenet = ranked["imagenet, 500 images (every 100th), alpha 0.001, one-sided"]
+    assert [round(one.average[0], 3) for one in of_imagenet][:2] == [1.071, 1.047]
+    assert len({one["log_sha256"] for one in cards}) == len(cards)
+    page = (repository / "docs/board.md").read_text()
+    assert all(f"{round(one.average[0], 3):.3f} (" in page for one in of_imagenet[:3])
+
+
 def test_copied_entry_is_noticed(three, capsys):
     card("copy", RADII["near"])
     assert "have the same radii" in call(capsys, "analyze", "board", ".").err
