@@ -9,6 +9,13 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).parent
 OPTIONAL = {
     "tensorboard": ["tensorboard>=2.15"],
+    "wandb": ["wandb>=0.18"],
+    "mlflow": ["mlflow-skinny>=3.1"],
+    "hub": ["huggingface_hub>=0.30", "safetensors>=0.4"],
+    "attacks": [
+        *["foolbox>=3.3", "torchattacks>=3.3", "adversarial-robustness-toolbox>=1.17"],
+        "pyautoattack>=0.2",
+    ],
     "slurm": ["submitit>=1.5"],
     "ray": ["ray>=2.40"],
     "onnx": ["onnx>=1.16", "onnxruntime>=1.17"],
