@@ -62,13 +62,13 @@ def test_only_comparable_cards_stand_in_one_ranking(unverified):
     )
     alpha = "alpha 0.001, one-sided"
     assert found == {
-        f"cifar10, 10 images (every 2th), {alpha}": ["released", "two", "one"],
-        f"cifar100, 10 images (every 2th), {alpha}": ["data"],
-        f"cifar10, 10 images (every 2th), {alpha} (set 2)": ["version"],
-        f"cifar10, 10 images (every 2th) from 1, {alpha}": ["images"],
-        f"cifar10, 9 images (every 2th), {alpha}": ["fewer"],
-        "cifar10, 10 images (every 2th), alpha 0.01, one-sided": ["alpha"],
-        "cifar10, 10 images (every 2th), alpha 0.001, two-sided": ["two-sided"],
+        f"cifar10, 10 images (one in 2), {alpha}": ["released", "two", "one"],
+        f"cifar100, 10 images (one in 2), {alpha}": ["data"],
+        f"cifar10, 10 images (one in 2), {alpha} (set 2)": ["version"],
+        f"cifar10, 10 images (one in 2) from 1, {alpha}": ["images"],
+        f"cifar10, 9 images (one in 2), {alpha}": ["fewer"],
+        "cifar10, 10 images (one in 2), alpha 0.01, one-sided": ["alpha"],
+        "cifar10, 10 images (one in 2), alpha 0.001, two-sided": ["two-sided"],
     }
 
 
@@ -157,7 +157,7 @@ def test_committed_cards_have_the_published_values(repository):
     for radius, best in BEST.items():
         accuracies = [one.values["certified_accuracy"][radius][0] for one in plain]
         assert max(accuracies) == pytest.approx(best, abs=5.1e-4), radius
-    of_imagenet = ranked["imagenet, 500 images (every 100th), alpha 0.001, one-sided"]
+    of_imagenet = ranked["imagenet, 500 images (one in 100), alpha 0.001, one-sided"]
     assert [round(one.average[0], 3) for one in of_imagenet][:2] == [1.071, 1.047]
     assert len({one["log_sha256"] for one in cards}) == len(cards)
     page = (repository / "docs/board.md").read_text()

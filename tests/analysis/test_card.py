@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from smoothadv.analysis import card as cards
+from smoothadv.analysis.board import BoardSpec
 from smoothadv.analysis.card import CardSpec, read_card
 from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
@@ -160,6 +161,24 @@ def test_stated_facts_do_not_win_over_a_manifest(honest):
     assert made(honest, fact=["dataset=digits"])[0]["facts"]["dataset"] == "digits"
 
 
+def test_folder_of_images_is_named_without_its_path(honest, workplace):
+    """Which images they are is stated, or unknown: a path of one machine says it to nobody."""
+    manifest = json.loads(manifest_path(honest).read_text())
+    manifest["settings"]["dataset"] = "imagefolder:/home/somebody/images"
+    write(Path("log.tsv"), rows(honest), manifest)
+    card, stated = (
+        made(Path("log.tsv"), fact=fact)[0] for fact in ([], ["dataset=digits as pictures"])
+    )
+    assert "somebody" not in json.dumps(card)
+    assert card["facts"]["dataset"] == "imagefolder"
+    assert (stated["facts"]["dataset"], stated["sources"]["dataset"]) == (
+        "digits as pictures",
+        "stated",
+    )
+    with pytest.raises(UserError, match="manifest says arch digits_resnet8, --fact other"):
+        made(Path("log.tsv"), fact=["arch=other"])
+
+
 def test_card_of_a_released_log_by_hand(workplace):
     """Radii .5, .25, .3 of right ones, .8 of a wrong one, and an abstention."""
     certification(PATH, [("R", 0.5), ("R", 0.25), ("R", 0.307), ("W", 0.8), ("A", 0.0)])
@@ -268,3 +287,20 @@ def test_attacked_certificates_are_counted_from_a_log_about_this_one(honest, che
     certification(PATH, [("R", 0.5)])
     with pytest.raises(UserError, match="is no log of attack --against"):
         made(Path(PATH), attacked=against)
+
+
+def test_redrawn_rows_are_counted_from_what_verify_wrote_of_this_log(honest, workplace):
+    succeed(
+        "certify", "verify", honest, "--rows", 3, "--seed", 5, "--device", "cpu", "-o", "a.json"
+    )
+    card = made(honest, redrawn=Path("a.json"))[0]
+    assert card["verified"]["redrawn"] == {"rows": 3, "seed": 5}
+    Path("card.json").write_text(json.dumps(card))
+    board = BoardSpec(cards=["card.json"]).text("csv")
+    assert "all rows recomputed by verify_log.py; 3 redrawn" in board
+    certification(PATH, [("R", 0.5)])
+    with pytest.raises(UserError, match="a.json is not of .*sigma_0.50"):
+        made(Path(PATH), redrawn=Path("a.json"))
+    Path("a.json").write_text("{}")
+    with pytest.raises(UserError, match="a.json is not from certify verify --output"):
+        made(honest, redrawn=Path("a.json"))

@@ -185,7 +185,7 @@ def rankings(cards: Sequence[Card], top: int | None = None) -> dict[str, list[Ca
 
 def _name(card: Card) -> str:
     first, skip = card["images.first"], card["images.skip"]
-    which = f" (every {skip}th)" if skip and skip > 1 else ""
+    which = f" (one in {skip})" if skip and skip > 1 else ""
     which += f" from {first}" if first else ""
     count, alpha = card["images.count"], card["facts.alpha"]
     words = card["facts.dataset"], f"{count:,} images{which}", f"alpha {alpha:g}"
@@ -222,8 +222,20 @@ def _tests(card: Card, other: Card, radii: Sequence[float]) -> list[float]:
 def _entry(card: Card) -> list[Cell]:
     """What tells an entry from others: see ``_ENTRY``."""
     known = [card[f"facts.{one}"] for one in ("sigma", "arch", "N")]
-    extra, by = card["extra_data"] or "none", card["verified.by"]
-    return [card["name"], card["paper"], *known, extra, card["procedure"], by]
+    extra = card["extra_data"] or "none"
+    return [card["name"], card["paper"], *known, extra, card["procedure"], _verified(card)]
+
+
+def _verified(card: Card) -> str:
+    """What checked its rows, and how many of them were drawn again and attacked."""
+    names = "redrawn.rows", "attacked.certificates", "attacked.flipped"
+    redrawn, attacked, flipped = (card[f"verified.{name}"] for name in names)
+    texts = [card["verified.by"]]
+    if redrawn:
+        texts.append(f"{redrawn:,} redrawn")
+    if attacked:
+        texts.append(f"{attacked:,} attacked, {flipped or 0:,} flipped")
+    return "; ".join(texts)
 
 
 _ENTRY = [

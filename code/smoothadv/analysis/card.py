@@ -17,8 +17,9 @@ values          fractions with the ends of 95% intervals over the choice of imag
 radii           per image, in order of index, 0 where it is wrong or abstains, else 1 + its radius
                 in hundredths, rounded down: uint16, low bytes before high bytes, zlib, base64
 log_sha256, manifest_sha256, model_sha256
-verified        by: what checked the rows; checked: what was checked; attacked: certificates that
-                ``attack --against`` attacked and flipped; notes to keep in mind
+verified        by: what checked the rows; checked: what was checked; redrawn: the number of rows
+                that ``certify verify`` drew again, and the seed that chose them; attacked:
+                certificates that ``attack --against`` attacked and flipped; notes to keep in mind
 
 Nothing of a log leaves it but these facts: the paired tests of ``board`` need no more.
 """
@@ -85,6 +86,8 @@ _LABELS = {
 }
 """Where digests of the test images' indices and labels begin, by dataset, first index, skip and
 count: the released logs of several groups agree on them."""
+_OWN_IMAGES = ("imagefolder", "npz")
+"""Datasets whose place is a path of one machine: a card has their kind, or a stated name."""
 _FORMS = {
     "card": f"whole {VERSION} to {VERSION}",
     **dict.fromkeys(("name", "facts.dataset", "images.sha256", "log_sha256"), "text"),
@@ -96,6 +99,10 @@ _FORMS = {
     "images.count": "whole 1 to 10000000",
     "images.first": "whole 0 to 4000000000",
     "images.skip": "whole 1 to 4000000000 or null",
+    **dict.fromkeys(
+        ("verified.redrawn.rows", "verified.attacked.certificates", "verified.attacked.flipped"),
+        "whole 0 to 10000000 or null",
+    ),
     "values.clean_accuracy": "list of number 0 to 1",
     "values.average_certified_radius": "list of number -100 to 100",
     "values.abstention_rate": "number 0 to 1 or null",
@@ -150,6 +157,9 @@ class CardSpec(Checked):
     attacked: Path | None = setting(
         None, parse=Path, metavar="AGAINST", help="log of attack --against the only LOG"
     )
+    redrawn: Path | None = setting(
+        None, parse=Path, metavar="FILE", help="what certify verify --output wrote of the only LOG"
+    )
     check: Path | None = setting(
         None,
         parse=Path,
@@ -174,9 +184,10 @@ class CardSpec(Checked):
         texts = {one: getattr(self, one) for one in ("name", "paper", "url", "extra_data")}
         texts = {one: before.get(one) if text is None else text for one, text in texts.items()}
         logs = [log for text in self.logs for log in _read(text, stated)]
-        if len(logs) > 1 and (self.check or self.attacked or self.output.suffix == ".json"):
+        of_one = self.check or self.attacked or self.redrawn
+        if len(logs) > 1 and (of_one or self.output.suffix == ".json"):
             raise UserError(f"{' '.join(self.logs)}: {len(logs)} logs, where one is to be named")
-        cards = [(log.path, _card_of(log, texts, self.attacked)) for log in logs]
+        cards = [(log.path, _card_of(log, texts, self.attacked, self.redrawn)) for log in logs]
         if self.check:
             _refuse_other(self.check, before, *cards[0])
         return cards
@@ -289,7 +300,9 @@ def _read(text: str, stated: Mapping[str, Value]) -> list[Log]:
         raise UserError(f"no card: {error}") from error
 
 
-def _card_of(log: Log, texts: dict[str, str | None], attacked: Path | None) -> dict[str, Any]:
+def _card_of(
+    log: Log, texts: dict[str, str | None], attacked: Path | None, redrawn: Path | None
+) -> dict[str, Any]:
     """The card of a log; UserError, in one line with the row, unless every row is verified."""
     facts, table, settings = log.facts, log.table, log.facts.settings
     run, sha256 = (facts.runs or [{}])[-1], file_digest(log.path)
@@ -299,6 +312,11 @@ def _card_of(log: Log, texts: dict[str, str | None], attacked: Path | None) -> d
     if facts.get("split") == "train":
         raise UserError(f"no card: {log.path} certifies training images")
     own = facts_of("certification", log.path, {}) if facts.manifest else Facts()
+    kind, _, place = str(own.get("dataset")).partition(":")
+    if place and kind in _OWN_IMAGES:
+        if facts.sources["dataset"] == "manifest":
+            facts = facts.replaced("dataset", kind, "manifest")
+        own.values["dataset"] = facts.values["dataset"]
     for name, value in own.values.items():
         if facts.get(name) != value:
             raise UserError(
@@ -322,6 +340,8 @@ def _card_of(log: Log, texts: dict[str, str | None], attacked: Path | None) -> d
             raise UserError(f"{attacked} is no log of attack --against {log.path}")
         flips = read_prediction_log(attacked).flipped
         verified["attacked"] = {"certificates": len(flips), "flipped": int(flips.sum())}
+    if redrawn is not None:
+        verified["redrawn"] = _redrawn(redrawn, log.path, sha256)
     radius, right = table.radius.to_numpy(), table.correct.to_numpy()
     whole = np.floor(radius * PER_UNIT + 0.5).astype(np.int64)
     whole -= whole / PER_UNIT > radius
@@ -383,6 +403,17 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
     else:
         by = f"all rows recomputed by the package; scripts/{_VERIFIER.name} was not there"
     return {"by": by, "checked": checked, "notes": [*log.notes, *rounding_notes(log)]}
+
+
+def _redrawn(path: Path, log: Path, sha256: str) -> dict[str, Any]:
+    """What ``certify verify --output`` wrote of a log; UserError if it is of another one."""
+    try:
+        content = flat(read_json(path))
+        if content["log_sha256"] != sha256:
+            raise UserError(f"{path} is not of {log}: it was changed, or is another log")
+        return {name: content[f"redrawn.{name}"] for name in ("rows", "seed")}
+    except _REASONS as error:
+        raise UserError(f"{path} is not from certify verify --output: {error}") from error
 
 
 def _run_verifier(path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smoothadv.base.cascades import STAGES
+from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
+from smoothadv.base.files import write_json
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.images import images_main
@@ -134,6 +136,9 @@ def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
             f"{rows}, and are equal; unfinished: {len(found.missing)} of {count} images are "
             f"missing, {some}"
         )
+    if spec.output:
+        redrawn = {"rows": found.repeated, "seed": found.seed}
+        write_json(spec.output, {"log_sha256": file_digest(spec.log), "redrawn": redrawn})
     print(f"{rows}: all are equal")
 
 

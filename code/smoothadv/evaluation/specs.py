@@ -492,3 +492,10 @@ class VerifySpec(RunSpec):
         parse=any_seed,
         help="seed that chooses the rows (default: another one each time)",
     )
+    output: Path | None = setting(
+        None,
+        parse=output_file,
+        flag="-o --output",
+        metavar="FILE",
+        help="if all are equal, write so to FILE, for analyze card --redrawn",
+    )
