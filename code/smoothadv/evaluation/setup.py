@@ -198,6 +198,8 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
         spec.sigma,
         spec.seed,
     )
+    if getattr(spec, "fast", False):
+        spec = _fast(spec, base, dataset, device, recorded, processes)
     noise = (RoundedGaussianNoise if sound else GaussianNoise)(spec.sigma, spec.seed, key=key)
     voter, victim = _forms(spec, base, dataset, device, processes.is_first)
     batch = spec.batch or recorded.get("batch")
@@ -279,6 +281,27 @@ def _configured_device(
             "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"
         )
     return device
+
+
+def _fast(
+    spec: Any,
+    base: BaseClassifier,
+    dataset: ImageDataset,
+    device: torch.device,
+    recorded: dict[str, Any],
+    processes: Processes,
+) -> Any:
+    """The spec with what --fast chooses: that of the log to be continued, if there is one."""
+    chosen = {"precision": recorded.get("precision"), "compile": recorded.get("compiled")}
+    draws = len(spec.chosen_indices(len(dataset))) * (spec.n0 + spec.n)
+    if None in chosen.values() and draws:
+        from smoothadv.evaluation.fastest import fastest
+
+        if processes.is_first:
+            chosen = fastest(spec, base.module, dataset[0][0], device, draws)
+        chosen = processes.received(chosen)
+    known = {name: value for name, value in chosen.items() if value is not None}
+    return replace(spec, fast=False, **known)
 
 
 def _forms(

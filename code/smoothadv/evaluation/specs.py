@@ -190,6 +190,12 @@ class CertifySpec(EvaluationSpec):
         records="sound",
         help="certificates that hold for the executed arithmetic, on 8-bit images",
     )
+    fast: bool = setting(
+        False,
+        group="speed",
+        help="take the --precision and --compile that are fastest here, by a few timed batches; "
+        "the log records them",
+    )
     dry_run: bool = setting(
         False,
         group="running",
@@ -206,7 +212,15 @@ class CertifySpec(EvaluationSpec):
         if asked is None:
             self._set(n=kind.default_n)
         self._set(method=values.procedure_name(self.method, self.kind))
+        if self.fast and (self.compile or self.precision != "fp32" or self.stages is not None):
+            chosen = "a cascade or a router" if self.stages else "--precision or --compile"
+            raise UsageError(f"--fast chooses for one classifier: it is not for {chosen}")
         self.procedure()  # refuses its numbers before anything is loaded
+
+    def identity(self, *architectures: str) -> dict[str, Any]:
+        known = super().identity(*architectures)
+        undecided = ("precision", "compiled") if self.fast else ()
+        return {name: value for name, value in known.items() if name not in undecided}
 
     @property
     def procedure_type(self) -> type[Procedure]:
