@@ -30,6 +30,7 @@ from smoothadv.datasets.relabelled import matched_classes
 from smoothadv.noise import GaussianNoise, Purpose
 from smoothadv.statistics import Draws
 from smoothadv.training.spec import TrainSpec
+from smoothadv.voting.classifier import optimized_for_inference
 from smoothadv.voting.counter import Poll, VoteCounter
 
 _IMAGES_AT_A_TIME = 512
@@ -110,8 +111,9 @@ def _shares(votes: np.ndarray) -> torch.Tensor:
 
 
 def load_teacher(spec: TrainSpec, description: DatasetDescription, device: torch.device) -> Teacher:
-    """The teacher in the checkpoint that a training names, in eval mode on the device; behind a
-    denoiser also of a library. UserError if it is of other images.
+    """The teacher in the checkpoint that a training names, in the form that votes in
+    certification, on the device; behind a denoiser also of a library. UserError if it is of other
+    images.
     """
     name, denoises = str(spec.teacher), spec.objective.DENOISES
     input_layer = spec.input_layer if denoises else None
@@ -121,8 +123,8 @@ def load_teacher(spec: TrainSpec, description: DatasetDescription, device: torch
         raise UserError(f"the teacher {name} is an ensemble: name one checkpoint")
     else:
         network, sha256 = load_classifier(name, description, input_layer), file_digest(name)
-    network = network.to(device).to(memory_format=torch.channels_last)
-    return Teacher(network.eval().requires_grad_(False), sha256=sha256)
+    example = torch.full(description.image_shape, 0.5)
+    return Teacher(optimized_for_inference(network, device, example), sha256=sha256)
 
 
 def _of_library(

@@ -205,7 +205,9 @@ class Update:
         The attack has its full epsilon from the first epoch on; nan where the objective has none.
         All randomness is a function of ``address``.
         """
-        objective, model = self.objective, self.model.eval()
+        self.model.eval()
+        self.refresh_folded()
+        objective, model = self.objective, self.folded_uncompiled
         epsilon = objective.epsilon(math.inf)
         taught = self.teacher.batch_fields(None) if self.teacher else {}
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
@@ -220,7 +222,7 @@ class Update:
                 found = [*objective.test(model, seen)]
                 if epsilon:
                     seen = replace(seen, epsilon=epsilon)
-                    moved = objective.attacked(self.folded_uncompiled, seen, generator)
+                    moved = objective.attacked(model, seen, generator)
                     logits = model(moved.images + moved.noise[:, 0])
                     found.append((logits.argmax(1) == labels).sum())
             for position, value in enumerate(found):
