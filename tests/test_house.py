@@ -36,6 +36,7 @@ ALLOWED = {
     "voting": BASE | {"architectures", "noise", "statistics"},
     "exact": BASE | {"architectures", "checkpoints", "datasets", "noise", "statistics", "voting"},
     "core": BASE | {"architectures", "noise", "statistics", "voting"},
+    "smoothed_module": BASE | {"architectures", "noise"},
     "analysis": BASE | {"records", "statistics"},
 }
 _BUILDING = {"architectures", "attacks", "checkpoints", "datasets", "noise", "voting"}
@@ -44,7 +45,11 @@ ALLOWED["evaluation"] = BASE | _BUILDING | {"analysis", "records", "statistics"}
 ALLOWED["api"] = BASE | _BUILDING | {"evaluation", "objectives", "records", "training"}
 ALLOWED["sweep"] = BASE | {"analysis", "records"}
 ALLOWED["cli"] = set(ALLOWED)
-ALLOWED |= {"": BASE | {"analysis", "api", "core"}, "scripts": {"cli"}, "__main__": {"cli"}}
+ALLOWED |= {
+    "": BASE | {"analysis", "api", "core", "smoothed_module"},
+    "scripts": {"cli"},
+    "__main__": {"cli"},
+}
 WITH_TORCH = {"base.devices", "base.distributed"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),

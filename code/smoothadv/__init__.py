@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from smoothadv.api import attack, certify, falsify, predict, train
     from smoothadv.base import plugins
     from smoothadv.core import Smooth
+    from smoothadv.smoothed_module import SmoothedModule
 
 _MODULES = {
     "Smooth": "smoothadv.core",
+    "SmoothedModule": "smoothadv.smoothed_module",
     **dict.fromkeys(("attack", "certify", "falsify", "predict", "train"), "smoothadv.api"),
 }
 _ANALYSES = (
@@ -32,7 +34,17 @@ _ANALYSES = (
     "plot_empirical plot_envelope plot_training probabilities report summary table"
 ).split()
 
-__all__ = ["Smooth", "__version__", "attack", "certify", "falsify", "plugins", "predict", "train"]
+__all__ = [
+    "Smooth",
+    "SmoothedModule",
+    "__version__",
+    "attack",
+    "certify",
+    "falsify",
+    "plugins",
+    "predict",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
