@@ -46,7 +46,7 @@ ALLOWED["api"] = BASE | _BUILDING | {"evaluation", "objectives", "records", "tra
 ALLOWED["sweep"] = BASE | {"analysis", "records"}
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED |= {
-    "": BASE | {"analysis", "api", "core", "smoothed_module"},
+    "": BASE | {"analysis", "api", "core", "smoothed_module", "statistics"},
     "scripts": {"cli"},
     "__main__": {"cli"},
 }

@@ -23,10 +23,14 @@ if TYPE_CHECKING:
     from smoothadv.base import plugins
     from smoothadv.core import Smooth
     from smoothadv.smoothed_module import SmoothedModule
+    from smoothadv.statistics.votes import certify_inputs, certify_votes, predict_votes
 
 _MODULES = {
     "Smooth": "smoothadv.core",
     "SmoothedModule": "smoothadv.smoothed_module",
+    **dict.fromkeys(
+        ("certify_inputs", "certify_votes", "predict_votes"), "smoothadv.statistics.votes"
+    ),
     **dict.fromkeys(("attack", "certify", "falsify", "predict", "train"), "smoothadv.api"),
 }
 _ANALYSES = (
@@ -40,9 +44,12 @@ __all__ = [
     "__version__",
     "attack",
     "certify",
+    "certify_inputs",
+    "certify_votes",
     "falsify",
     "plugins",
     "predict",
+    "predict_votes",
     "train",
 ]
 

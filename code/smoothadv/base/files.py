@@ -17,11 +17,6 @@ from typing import IO, Any
 from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 PAGE = ("HTML page", b"<!doctype html")
 """What ``refuse_to_replace`` takes for a page."""
 
@@ -123,6 +118,10 @@ def read_json(path: Path) -> Any:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a TOML file; OSError, or ValueError in one line, if it cannot be read."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     return tomllib.loads(path.read_bytes().decode())
 
 

@@ -1,13 +1,18 @@
 """Statistics of a log. Tables are those of ``readers``; accuracies and rates are fractions."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from smoothadv.records.readers import DataFrame
 from smoothadv.statistics.bounds import binomial_interval
 from smoothadv.statistics.on_grid import LABEL_AWARE
+
+if TYPE_CHECKING:
+    from smoothadv.records.readers import DataFrame
 
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _MOST_COLUMNS = 12

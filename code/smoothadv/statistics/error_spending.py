@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
-
-from smoothadv.base.progress import Progress
 
 FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
@@ -197,6 +195,15 @@ def success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -
     return np.where(misses == 0, 1.0, special.betainccinv(np.add(successes, 1), misses, gamma))
 
 
+def _watched(nulls: Sequence[float]) -> Iterable[float]:
+    """The same, with a bar that shows how many are done, where tqdm is installed."""
+    try:
+        from smoothadv.base.progress import Progress
+    except ImportError:  # smoothadv-statistics needs NumPy and SciPy only
+        return nulls
+    return Progress(nulls, "tables", delay=2, leave=False)
+
+
 def efficacy_table(
     nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float
 ) -> np.ndarray:
@@ -207,6 +214,5 @@ def efficacy_table(
     <= t rejects every smaller t. Raising boundaries can only lower a row's level.
     """
     allowance = [spending(int(n), int(looks[-1]), alpha, early) for n in looks]
-    progress = Progress(nulls, "tables", delay=2, leave=False)
-    rows = np.array([efficacy_row(t, looks, allowance) for t in progress], dtype=np.int64)
+    rows = np.array([efficacy_row(t, looks, allowance) for t in _watched(nulls)], dtype=np.int64)
     return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)
