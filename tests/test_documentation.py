@@ -18,9 +18,9 @@ def program(text: str) -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
 
 
-def run_program(warm, source: str, folder: Path, action: str = "error"):
-    """Every warning is an error, unless another ``action`` is taken."""
-    strict = f"import warnings\nwarnings.simplefilter({action!r})\n{source}"
+def run_program(warm, source: str, folder: Path):
+    """Every warning is an error."""
+    strict = f"import warnings\nwarnings.simplefilter('error')\n{source}"
     return warm.run([sys.executable, "-c", strict], folder)
 
 
@@ -57,15 +57,6 @@ def test_a_program_that_fails_is_noticed(warm, tmp_path):
         warm, program("```python\nfrom smoothadv.attacks.pgd import Nothing\n```\n"), tmp_path
     )
     assert done.returncode == 1 and "Nothing" in done.stderr
-
-
-def test_examples_of_attack_libraries_run(warm, tmp_path):
-    """The libraries warn of names in SciPy and of their own."""
-    source = program((DOCS / "attack_libraries.md").read_text())
-    assert source.count("import") > 3 and source.count("adversarial") > 4
-    check = "assert (adversarial - images).flatten(1).norm(dim=1).max() <= 1.0001 * epsilon\n"
-    done = run_program(warm, f"{source}{check}assert 0 <= robust <= 1", tmp_path, "ignore")
-    assert done.returncode == 0, done.stderr
 
 
 PAGES = ["Dockerfile", "docs/install.md", "CONTRIBUTING.md"]

@@ -1,91 +1,102 @@
-"""SmoothedModule: the smoothed classifier as a torch module, for the attacks of other libraries."""
+"""SmoothedModule: a smoothed classifier as a torch module with gradients, for attack libraries."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from smoothadv.architectures.logits import logits_in
+from smoothadv.attacks.estimators import Model, frozen, noisy_logits
+from smoothadv.attacks.micro_batches import rows_per_pass
+from smoothadv.base.errors import UserError
+from smoothadv.base.settings import (
+    any_seed,
+    batch_size,
+    checked,
+    positive_noise_level,
+    up_to_a_million,
+)
 from smoothadv.noise import GaussianNoise, Purpose
 
 
-class SmoothedModule(nn.Module):
-    """Maps images [B, C, H, W] in [0, 1] to log((1/m) sum_i softmax(model(x + d_i))), [B, K].
+class SmoothedModule(torch.nn.Module):
+    """The soft smoothed classifier, its expectation replaced by the mean of m noise draws
+    (SmoothAdv, section 2.2).
 
-    These are the logits of the plug-in estimate of the soft smoothed classifier (SmoothAdv, eqs. 3
-    and 6): their cross-entropy is the loss J that SmoothAdv's attack ascends, and they have
-    gradients with respect to the images. ``model`` maps images to logits [B, K], or to an object
-    or dict with ``logits``; it stays in eval mode. ``sigma`` > 0 is the noise's standard deviation.
+        smoothed = SmoothedModule(load_classifier(path, "digits"), sigma=0.25, m=64)
+        logits = smoothed(images)  # log of mean_i softmax(f(x + d_i))
 
-    The same ``m`` >= 1 draws, a function of ``seed``, serve all images and calls: one function,
-    whatever the batch. With ``fresh``, each call has new draws for each image. ``batch`` limits the
-    noisy images in a pass of ``model``, which then computes them twice for a gradient. ValueError
-    on impossible values.
+    Maps images [B, C, H, W], of any float type, in [0, 1], to logits [B, K]: their softmax is the
+    mean of probabilities, and their cross-entropy the loss J of SmoothAdv's eq. 6. ``model`` is
+    what ``Smooth`` takes; ``sigma`` > 0 is the standard deviation of the noise on [0, 1].
+
+    All images of a call share the m draws, so that an image's logits depend neither on its place
+    nor on the other images: attack libraries drop images that are broken already. Every call has
+    the same draws; with ``fresh`` each has the next m of the stream. ``seed`` decides the draws,
+    and no prediction or certificate uses them.
+
+    ``batch`` is the largest number of noisy copies in a pass. Where there are several passes, each
+    is computed again for the gradients, so that memory is needed for one alone. The model runs in
+    eval mode and its parameters get no gradients; its modes and flags stay as they are.
+
+    SettingError on a bad setting, UserError where the model or the images cannot be taken.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         sigma: float,
-        m: int = 32,
-        seed: int = 0,
+        m: int = 64,
         *,
+        seed: int = 0,
         fresh: bool = False,
-        batch: int | None = None,
+        batch: int = 256,
     ) -> None:
         super().__init__()
-        for name, value in (("m", m), ("batch", 1 if batch is None else batch)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        self.noise = GaussianNoise(sigma, seed)
-        self.m, self.fresh, self.batch = m, fresh, batch
-        self._used = 0
-        self.model = model.eval()
-
-    def train(self, mode: bool = True) -> SmoothedModule:
-        """Sets this module's mode; the classifier stays in eval mode."""
-        self.training = mode
-        return self
+        if not callable(model):
+            raise UserError(
+                f"the model is a {type(model).__name__}: give a module, like load_classifier's"
+            )
+        self.model = model
+        self.m = checked("m", m, up_to_a_million)
+        self.fresh = checked("fresh", fresh, None)
+        self.batch = checked("batch", batch, batch_size)
+        sigma = checked("sigma", sigma, positive_noise_level)
+        self.noise = GaussianNoise(sigma, checked("seed", seed, any_seed))
+        self._calls = 0
+        self.training = False  # of this module alone, as foolbox warns of modules that train
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """ValueError unless they are floats [B, C, H, W]."""
         if images.dim() != 4 or not images.is_floating_point():
-            found = f"{images.dtype} of shape {list(images.shape)}"
-            raise ValueError(f"images are {found}: give floats [B, C, H, W] in [0, 1]")
-        parts = images.split(self.batch or max(len(images), 1))
-        return torch.cat([self._smoothed(part) for part in parts])
-
-    def _smoothed(self, images: torch.Tensor) -> torch.Tensor:
-        noise = self._draws(images)
-        if self.batch is None:
-            each = self._log_probabilities(images, noise)
-        else:
-            passes = noise.split(max(1, self.batch // max(len(images), 1)))
-            # Activations of one pass at a time: they are computed again for the gradient.
-            some = [
-                checkpoint(self._log_probabilities, images, part, use_reentrant=False)
-                for part in passes
-            ]
-            each = torch.cat(some)
-        return torch.logsumexp(each, 0) - math.log(self.m)
-
-    def _draws(self, images: torch.Tensor) -> torch.Tensor:
-        """Noise [m, 1, C, H, W], or [m, B, C, H, W] with ``fresh``."""
-        each, first = (len(images), self._used) if self.fresh else (1, 0)
+            raise UserError(
+                f"the images are {images.dtype} of shape {list(images.shape)}: give floats in "
+                "[0, 1] of shape [B, C, H, W]"
+            )
         stream = self.noise.stream(0, images.device, Purpose.ATTACK_NOISE)
-        shape = images.shape[1:]
-        out = torch.empty((self.m * each, *shape), device=images.device)
-        if len(out):
-            stream.fill(out, torch.zeros(shape, device=images.device), first)
-        self._used += len(out) * self.fresh
-        return out.unflatten(0, (self.m, each)).to(images.dtype)
+        stream.reserve(self._calls * self.m)
+        self._calls += self.fresh
+        noise = stream.draw(self.m, images.new_empty(images.shape[1:])).to(images.dtype)
+        rows = rows_per_pass(self.m, self.batch)
+        groups = images.split(max(1, rows // self.m))
+        compute = self._log_sum
+        if len(groups) > 1 or rows < self.m:
+            compute = partial(checkpoint, self._log_sum, use_reentrant=False)
+        sums = [
+            torch.stack([compute(group, draws) for draws in noise.split(rows)]).logsumexp(0)
+            for group in groups
+        ]
+        return torch.cat(sums) - math.log(self.m)
 
-    def _log_probabilities(self, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """log softmax of the noisy copies: [r, B, K] of noise [r, B or 1, C, H, W]."""
-        noisy = images + noise
-        logits = logits_in(self.model(noisy.flatten(0, 1)))
-        return F.log_softmax(logits, dim=-1).unflatten(0, noisy.shape[:2])
+    def _log_sum(self, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """log sum_i softmax(f(x + d_i)): images [B, ...] and draws [n, ...] give [B, K]."""
+        # Frozen here: a pass that is computed again must have the same graph.
+        with frozen(self.model):
+            logits = noisy_logits(
+                lambda copies: logits_in(self.model(copies)),
+                images,
+                noise.expand(len(images), *noise.shape),
+            )
+        return logits.log_softmax(-1).logsumexp(1)

@@ -1,10 +1,7 @@
-"""Training on pseudo-labelled images and from pretrained weights, columns of the log, and curves
-for TensorBoard.
-"""
+"""Training on pseudo-labelled images and from pretrained weights, and columns of the log."""
 
 import math
 import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +11,7 @@ import torch
 from smoothadv.architectures import get_architecture
 from smoothadv.checkpoints import start_from
 from smoothadv.datasets import describe_dataset
-from support.commands import call, refused, rows, snapshot, succeed, timeless
+from support.commands import call, refused, rows, snapshot, succeed
 from support.image_files import random_image, save_image
 from support.weights import read, same_state
 
@@ -232,33 +229,3 @@ def test_every_kth_epoch_and_the_last_one_is_tested_which_changes_no_weights(tmp
     assert same_state(tmp_path / "some", tmp_path / "all") and same_state(
         tmp_path / "others", tmp_path / "all"
     )
-
-
-def test_curves_for_tensorboard_are_whole_although_a_resumed_run_draws_them(tmp_path):
-    pytest.importorskip(
-        "tensorboard", reason="--tensorboard needs the package tensorboard, which is optional"
-    )
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    train(tmp_path)
-    train(tmp_path, "--tensorboard", "--resume", "--epochs", 3, "--evaluate-every", 3)
-    curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    log = timeless(tmp_path / "log.txt")
-    for tag, column in [
-        ("train/loss", "train_loss"),
-        ("test/clean_accuracy", "test_clean_accuracy"),
-    ]:
-        points = {event.step: event.value for event in curves.Scalars(tag)}
-        expected = {
-            int(row["epoch"]): float(row[column])
-            for row in log
-            if not math.isnan(float(row[column]))
-        }
-        assert points == pytest.approx(expected)
-
-
-def test_tensorboard_that_is_not_installed_is_named_in_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    outcome = call(capsys, "train", *DIGITS, tmp_path / "run", *SHORT, "--tensorboard")
-    assert refused(outcome, "--tensorboard", "pip install tensorboard")
-    assert not (tmp_path / "run").exists()

@@ -17,6 +17,7 @@ from smoothadv.datasets import DATASETS
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.statistics import PROCEDURES
 from smoothadv.sweep.grid import shipped_grids
+from smoothadv.training.trackers import TRACKERS
 
 _EXAMPLES = """examples:
   python code/list.py
@@ -38,6 +39,7 @@ def _list(parser: Parser, options: Options, command: Sequence[str]) -> None:
         "recipes": recipe_names(),
         "attacks": ATTACKS,
         "procedures": PROCEDURES,
+        "trackers": TRACKERS,
         "analyses": ANALYSES,
         "grids": shipped_grids(),
         "plug-ins": [plugin.name for plugin in plugins.loaded()] or ["none"],

@@ -1,23 +1,22 @@
-"""What a training run shows: a progress bar, a line per epoch, curves in TensorBoard."""
+"""What a training run shows: a progress bar, a line per epoch, and rows for trackers."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from smoothadv.base.progress import Progress, warn_of_hours
+from smoothadv.training.trackers import Tracker
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0
-_NOT_CURVES = ("epoch", "test_images")
 
 
 class TrainingProgress:
     """A bar that counts images, and lines that go to ``report``; ``silent`` turns both off.
 
-    Curves for TensorBoard go to the folder ``curves``.
+    ``trackers`` are shown the rows, too.
     """
 
     def __init__(
@@ -27,15 +26,9 @@ class TrainingProgress:
         epochs: int,
         report: Callable[[str], None],
         silent: bool,
-        curves: Path | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
-        self._writer = None
-        if curves is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # Written from the first epoch on, in place of the curves there: a kill may have left a
-            # gap in them.
-            self._writer = SummaryWriter(str(curves), purge_step=0)
+        self._trackers = trackers
         self._bar = Progress(
             total=images,
             initial=done,
@@ -51,10 +44,10 @@ class TrainingProgress:
         self._printed = self._looked = -math.inf
 
     def close(self) -> None:
-        """End the bar and the curves."""
+        """End the bar and the trackers."""
         self._bar.close()
-        if self._writer is not None:
-            self._writer.close()
+        for tracker in self._trackers:
+            tracker.close()
 
     def advance(self, images: int) -> bool:
         """Count so many more images; whether it is time to show the sums again, which waits for the
@@ -109,14 +102,10 @@ class TrainingProgress:
             self._report("  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"]))
 
     def draw(self, rows: list[dict[str, float]]) -> None:
-        """Add the values of epochs that are not nan to the curves."""
-        if self._writer is None:
-            return
-        for row in rows:
-            for name, value in row.items():
-                if name not in _NOT_CURVES and not math.isnan(value):
-                    self._writer.add_scalar(name.replace("_", "/", 1), value, row["epoch"])
-        self._writer.flush()
+        """Show the trackers the rows of epochs."""
+        for tracker in self._trackers:
+            for row in rows:
+                tracker.show(row)
 
 
 def _known(**shares: float) -> list[str]:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
@@ -22,6 +22,7 @@ from smoothadv.base.errors import NonFiniteError, Terminated
 from smoothadv.datasets import Batches, DatasetDescription, ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
+from smoothadv.records.logs import flat
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.graphed import GraphedUpdate
 from smoothadv.training.progress import TrainingProgress
@@ -34,6 +35,7 @@ from smoothadv.training.schedule import (
 )
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import Teacher, TeacherVotes, count_votes
+from smoothadv.training.trackers import TRACKERS
 from smoothadv.training.update import COUNTS, NOT_EVALUATED, Address, Update, means
 
 # Several processes agree on whether to go on only once in so many steps.
@@ -125,10 +127,10 @@ class TrainingRun:
         self.report: Callable[[str], None] = lambda line: None
         self.last_save = time.monotonic()
 
-    def run_epochs(self, report: Callable[[str], None], board: bool) -> list[dict[str, float]]:
-        """Train, with curves for TensorBoard if ``board``: one row of TRAINING_COLUMNS per
-        epoch.
-        """
+    def run_epochs(
+        self, report: Callable[[str], None], trackers: Sequence[str] = ()
+    ) -> list[dict[str, float]]:
+        """Train, shown by the TRACKERS of these names: one row of TRAINING_COLUMNS per epoch."""
         is_first, epochs, done = self.processes.is_first, self.schedule.epochs, len(self.history)
         if is_first:
             self.report = report
@@ -140,11 +142,14 @@ class TrainingRun:
         if done or self.first_step:
             step = f", step {self.first_step} of {self.steps}" if self.first_step else ""
             self.report(f"resuming after epoch {done} of {epochs}{step}")
-        curves = self.folder.path / "tensorboard" if board and is_first else None
+        shown_by = []
+        if is_first:
+            about = self.folder.path, flat(self.folder.recipe), bool(done)
+            shown_by = [TRACKERS[name](*about) for name in trackers]
         per_epoch = sum(len(step.indices) for step in self._steps_of(done))
         before = int((done + self.first_step / self.steps) * per_epoch)
         images = epochs * per_epoch
-        progress = TrainingProgress(images, before, epochs, report, not is_first, curves)
+        progress = TrainingProgress(images, before, epochs, report, not is_first, shown_by)
         with noted_signals() as self.signals, contextlib.closing(progress):
             progress.draw(self.history)
             for epoch in range(done, epochs):

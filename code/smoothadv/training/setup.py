@@ -4,7 +4,6 @@ decides the weights.
 
 import contextlib
 import copy
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from smoothadv.training.run import TrainingRun, TrainingSetup
 from smoothadv.training.schedule import layer_groups
 from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import load_teacher
+from smoothadv.training.trackers import TRACKERS
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,8 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     for flag, is_asked_for in for_gpus.items():
         if is_asked_for and device.type != "cuda":
             raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
-    if spec.board:  # before there is a folder
-        try:
-            importlib.import_module("torch.utils.tensorboard")
-        except ImportError as error:
-            raise UserError(
-                "--tensorboard needs the package tensorboard: pip install tensorboard"
-            ) from error
+    for name in spec.trackers:  # before there is a folder
+        TRACKERS[name].check(name)
     # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with
     # other weights.
     torch.backends.cudnn.deterministic = True
@@ -90,7 +85,7 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
             if processes.is_first:
                 stack.enter_context(folder.opened())
                 _announce(setup, folder.saved, report)
-        history = TrainingRun(setup, folder).run_epochs(report, board=spec.board)
+        history = TrainingRun(setup, folder).run_epochs(report, spec.trackers)
     return Trained(setup.model, history, processes.is_first)
 
 

@@ -36,6 +36,7 @@ from smoothadv.objectives import DataPolicy, Objective
 from smoothadv.records.logs import CHECKPOINT
 from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import OPTIMIZERS, SHAPES, Schedule
+from smoothadv.training.trackers import TRACKERS
 
 _TEACHER_DRAWS = 10_000
 _SCHEDULE = "schedule (defaults: the paper's for the dataset)"
@@ -356,8 +357,7 @@ class TrainSpec(RunSpec):
         many=True,
         metavar="LOG",
         group=_DATA,
-        help="train a router, by a certification log of each stage on training images "
-        "(docs/cascades.md)",
+        help="train a router, by logs of stages on training images (docs/cascades.md)",
     )
     input_layer: str | None = setting(
         None,
@@ -365,11 +365,16 @@ class TrainSpec(RunSpec):
         group=_DATA,
         help="first layer of the model (default: normalize, or that of --pretrained-model)",
     )
-    board: bool = setting(
-        False,
-        flag="--tensorboard",
+    track: tuple[str, ...] = setting(
+        (),
+        choices=TRACKERS,
+        many="extend",
+        metavar="NAME",
         group=_EXECUTION,
-        help="write curves to OUTDIR/tensorboard",
+        help="show the epochs in other tools",
+    )
+    board: bool = setting(
+        False, flag="--tensorboard", group=_EXECUTION, help="as --track tensorboard"
     )
     command: Sequence[str] | None = None
     arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -432,6 +437,11 @@ class TrainSpec(RunSpec):
             self._set(teacher_noise=objective.noise_sd)
         if self.use_unlabelled is not None and self.unlabelled_weight is None:
             self._set(unlabelled_weight=1.0)
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names of the trackers that are asked for, each once."""
+        return tuple(dict.fromkeys((*self.track, *["tensorboard"] * self.board)))
 
     @property
     def arch(self) -> str:

@@ -1,0 +1,187 @@
+"""Trackers show the rows of the log, each once, although a run is resumed; read back by each tool
+itself.
+"""
+
+import math
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from smoothadv.training.trackers import TRACKERS, Tracker
+from support.commands import call, refused, succeed, timeless
+
+DIGITS = ("digits", "digits_resnet8")
+SHORT = ("--noise", 0.25, "--device", "cpu", "--steps-per-epoch", 2, "--evaluate-images", 20)
+Curves = dict[str, list[tuple[int, float]]]
+
+
+def of_tensorboard(folder: Path) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder / "tensorboard")).Reload()
+    return {
+        tag: sorted({(event.step, event.value) for event in read.Scalars(tag)})
+        for tag in read.Tags()["scalars"]
+    }
+
+
+def records_of(content: bytes) -> Iterator[bytes]:
+    """Those in a file of W&B: a header of 7 bytes, then the log format of LevelDB, in blocks of
+    32 KiB: checksum (4 bytes), length (2), type (1: whole; 2, 3, 4: first, middle, last part).
+    """
+    place, parts = 7, b""
+    while place + 7 <= len(content):
+        if 2**15 - place % 2**15 < 7:
+            place += 2**15 - place % 2**15
+            continue
+        length, kind = struct.unpack_from("<HB", content, place + 4)
+        parts += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            yield parts
+            parts = b""
+
+
+def of_wandb(folder: Path) -> Curves:
+    """Of the files of all processes, in the order of W&B, which takes each step of a run once."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    steps: dict[int, dict[str, float]] = {}
+    files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+    assert len({file.name for file in files}) == 1, "the processes write one run"
+    for file in files:
+        for content in records_of(file.read_bytes()):
+            items = Record.FromString(content).history.item
+            values = {"/".join(one.nested_key) or one.key: float(one.value_json) for one in items}
+            if values:
+                steps.setdefault(int(values.pop("epoch")), values)
+    curves: Curves = {}
+    for step, values in sorted(steps.items()):
+        for name, value in values.items():
+            if not name.startswith("_"):
+                curves.setdefault(name, []).append((step, value))
+    return curves
+
+
+def of_mlflow(folder: Path) -> Curves:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("smoothadv")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.params["objective.noise_sd"] == "0.25" and run.info.status == "FINISHED"
+    return {
+        name: [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)]
+        for name in run.data.metrics
+        if name != "epoch"
+    }
+
+
+READERS: dict[str, Callable[[Path], Curves]] = {
+    "tensorboard": of_tensorboard,
+    "wandb": of_wandb,
+    "mlflow": of_mlflow,
+}
+
+
+@pytest.fixture(autouse=True)
+def at_home(monkeypatch, tmp_path):
+    """No variable of the user says where to."""
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for place in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(place, str(tmp_path / "wandb_home"))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_row_is_there_once_although_the_run_is_resumed(name, tmp_path):
+    """Shown from its first epoch on, by a second process of which the first is repeated; and where
+    the tracker comes later.
+    """
+    folder, options = tmp_path / "run", (*SHORT, "--evaluate-every", 2, "--track", name)
+    if name == "tensorboard":
+        succeed("train", *DIGITS, folder, *SHORT, "--evaluate-every", 2, "--epochs", 1)
+    else:
+        succeed("train", *DIGITS, folder, *options, "--epochs", 1)
+    succeed("train", *DIGITS, folder, *options, "--epochs", 3, "--resume")
+    expected: Curves = {}
+    for row in timeless(folder / "log.txt"):
+        for column, text in row.items():
+            if column not in ("epoch", "test_images") and text and not math.isnan(float(text)):
+                points = expected.setdefault(column.replace("_", "/", 1), [])
+                points.append((int(row["epoch"]), float(text)))
+    found = READERS[name](folder)
+    assert {"train/loss", "test/clean_accuracy", "lr"} <= expected.keys()
+    for curve, points in expected.items():
+        assert [step for step, _ in found[curve]] == [step for step, _ in points], curve
+        values = [value for _, value in points]
+        assert [value for _, value in found[curve]] == pytest.approx(values, rel=1e-6), curve
+
+
+def test_training_begun_anew_is_another_run(tmp_path):
+    folder = tmp_path / "run"
+    for _ in range(2):
+        options = ("--epochs", 1, "--track", "mlflow", "--overwrite")
+        succeed("train", *DIGITS, folder, *SHORT, *options)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("smoothadv")
+    assert len(client.search_runs([experiment.experiment_id])) == 2
+
+
+def test_another_place_of_mlflow_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere").as_uri())
+    succeed("train", *DIGITS, tmp_path / "run", *SHORT, "--epochs", 1, "--track", "mlflow")
+    assert (tmp_path / "elsewhere").is_dir() and not (tmp_path / "run/mlruns").exists()
+
+
+def test_tracker_of_a_plug_in_gets_each_row_and_the_end(tmp_path, monkeypatch):
+    seen: list[object] = []
+
+    class Noted(Tracker):
+        def __init__(self, folder, settings, is_resumed):
+            seen.append((folder, settings["arch"], is_resumed))
+
+        def add(self, epoch, values):
+            seen.append((epoch, "train/loss" in values, "epoch" in values))
+            assert not any(map(math.isnan, values.values()))
+
+        def close(self):
+            seen.append("closed")
+
+    monkeypatch.setitem(TRACKERS, "noted", Noted)
+    options = ("--track", "noted", "tensorboard", "--tensorboard")
+    succeed("train", *DIGITS, tmp_path / "run", *SHORT, "--epochs", 2, *options)
+    about = (tmp_path / "run", "digits_resnet8", False)
+    assert seen == [about, (0, True, False), (1, True, False), "closed"]
+    assert len([*(tmp_path / "run/tensorboard").iterdir()]) == 1, "named twice, written once"
+
+
+def test_weights_are_the_same_with_and_without(tmp_path):
+    from support.weights import same_state
+
+    for folder, options in (("plain", ()), ("tracked", ("--track", "tensorboard"))):
+        succeed("train", *DIGITS, tmp_path / folder, *SHORT, "--epochs", 1, *options)
+    assert same_state(tmp_path / "plain", tmp_path / "tracked")
+
+
+@pytest.mark.parametrize("flags", [("--tensorboard",), ("--track", "tensorboard")])
+def test_package_that_is_not_installed_is_named_in_one_line(tmp_path, capsys, monkeypatch, flags):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    outcome = call(capsys, "train", *DIGITS, tmp_path / "run", *SHORT, "--epochs", 1, *flags)
+    assert refused(outcome, "--track tensorboard", "pip install tensorboard")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
+def test_others_name_their_package(monkeypatch, name, package):
+    from smoothadv.base.errors import UserError
+
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=f"--track {name} needs the package {package}: pip install"):
+        TRACKERS[name].check(name)
