@@ -217,7 +217,7 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
 def _certification_facts(settings: dict[str, Any]) -> dict[str, Value]:
     recipes = settings.get("training") or {}  # one, or of an ensemble those of all members
     recipes = recipes if isinstance(recipes, list) else [recipes]
-    first, *others = [_recipe_facts(flat(recipe or {})) for recipe in recipes]
+    first, *others = [recipe_facts(flat(recipe or {})) for recipe in recipes]
     in_all = {
         name: value
         for name, value in first.items()
@@ -226,7 +226,7 @@ def _certification_facts(settings: dict[str, Any]) -> dict[str, Value]:
     return {**in_all, "method": settings.get("method")}
 
 
-def _recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
+def recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
     """What the settings of a training tell, with keys like ``objective.attack.name``."""
     facts = _at_places(recipe)
     facts["teacher"] = str(recipe.get("teacher_sha256") or "")[:12]

@@ -94,7 +94,7 @@ def read_stages(path: Path) -> tuple[tuple[Stage, ...], Stage | None, float | No
     if threshold is not None:
         threshold = checked(f"{path}, threshold", threshold, a_threshold)
     named = [*tables, *([] if router is None else [router])]
-    pairs = [(_location(path, each["checkpoint"]), each["sigma"]) for each in named]
+    pairs = [(location(path, each["checkpoint"]), each["sigma"]) for each in named]
     chooses = None if router is None else stage_of(pairs.pop(), f"{path}, router")
     return stages_of(pairs, str(path)), chooses, threshold
 
@@ -104,7 +104,9 @@ def _is_stage(table: Any) -> bool:
     return is_table and isinstance(table["checkpoint"], str)
 
 
-def _location(path: Path, name: str) -> Path:
-    """The checkpoint that a file names; a network by name like timm:resnet18 stays as it is."""
+def location(path: Path, name: str) -> Path:
+    """The checkpoint that a file names; a name like timm:resnet18 or hf-hub:OWNER/NAME stays as it
+    is.
+    """
     beside = path.parent / name
     return Path(name) if ":" in name and not beside.exists() else beside

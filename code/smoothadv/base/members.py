@@ -1,5 +1,5 @@
 """Which checkpoints a name stands for: one, or those of an ensemble, a classifier that is the mean
-of its members.
+of its members. A checkpoint is a file or ``hf-hub:OWNER/NAME[@REVISION]``, on the Hugging Face hub.
 
 An ensemble is named ``A.pth.tar+B.pth.tar``, which takes the mean of the logits, or by a TOML file:
 
@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.cascades import STAGES
+from smoothadv.base.cascades import STAGES, location
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_toml
 
+HUB = "hf-hub:"
 MEANS = ("logits", "probabilities")
 _SUFFIX = ".toml"
 _EXPECTED = {
@@ -59,6 +60,11 @@ class Members:
         return [None if is_recorded else asked or self.input_layer for is_recorded in are_recorded]
 
 
+def is_on_hub(name: str | Path) -> bool:
+    """Whether a checkpoint is one on the Hugging Face hub, and no file."""
+    return str(name).startswith(HUB)
+
+
 def members_of(name: str | Path) -> Members:
     """The checkpoints that a name stands for, not yet read; a file whose name contains '+' is one
     checkpoint, and no member of an ensemble that is named by plus signs.
@@ -68,7 +74,8 @@ def members_of(name: str | Path) -> Members:
     """
     path = Path(name)
     pieces = str(path).split("+")
-    if pieces[1:] and not path.exists() and any(map(os.path.isfile, pieces)):
+    are_there = (is_on_hub(piece) or os.path.isfile(piece) for piece in pieces)
+    if pieces[1:] and not path.exists() and any(are_there):
         ensemble = Members(path, tuple(map(Path, pieces)), MEANS[0])
     elif path.suffix == _SUFFIX:
         ensemble = _described(path)
@@ -103,4 +110,4 @@ def _described(path: Path) -> Members:
         if not fits.get(key):
             expected = _EXPECTED.get(key, f"no other keys than {', '.join(_EXPECTED)}")
             raise UserError(f"ensemble {path}: {key} is {content.get(key)!r}, expected {expected}")
-    return Members(path, tuple(path.parent / member for member in members), mean, layer)
+    return Members(path, tuple(location(path, member) for member in members), mean, layer)

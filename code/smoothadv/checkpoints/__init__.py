@@ -39,8 +39,9 @@ from smoothadv.base import plugins
 from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import write_atomically
-from smoothadv.base.members import Members, members_of
+from smoothadv.base.members import Members, is_on_hub, members_of
 from smoothadv.base.registry import UnknownNameError
+from smoothadv.checkpoints.hub import hub_content
 from smoothadv.datasets import DatasetDescription, describe_dataset
 
 Weights = dict[str, torch.Tensor]
@@ -66,8 +67,11 @@ _FIELDS: dict[str, tuple[str, Any, Any]] = {
     "image_shape": ("a list of whole numbers", (list, tuple), int),
     "classes": ("a list of texts", (list, tuple), str),
     "denoiser": ("True or False", bool, None),
+    "plugins": ("a list of dicts", (list, tuple), dict),
 }
 """What a field is for whoever uses the model: in words, its type, and that of its entries."""
+USED = _FIELDS.keys() - {"state_dict"}
+"""The fields, beside the weights, that say what the model is; others tell of its runs."""
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -87,9 +91,10 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_checkpoint(
-    path: str | Path, denoiser: bool = False, arch: str | None = None
+    path: str | Path, denoiser: bool | None = False, arch: str | None = None
 ) -> dict[str, Any]:
-    """The dict in a checkpoint file, of a classifier or a ``denoiser``, tensors on the CPU.
+    """The dict in a checkpoint, of a classifier or a ``denoiser`` (None: of either), tensors on the
+    CPU.
 
     ``arch`` is the architecture of a file that does not record one, or that another program wrote:
     it then has ``arch`` and ``state_dict`` alone. UserError if the file is missing, damaged or
@@ -98,15 +103,16 @@ def read_checkpoint(
     """
     content = _content(Path(path), arch and chosen_architecture(arch))
     arch = str(content["arch"])
-    if content.get("denoiser", arch in DENOISERS and arch not in ARCHITECTURES) != denoiser:
+    denoises = content.get("denoiser", arch in DENOISERS and arch not in ARCHITECTURES)
+    if denoiser not in (None, denoises):
         found = "no denoiser: train_denoiser makes one"
         if not denoiser:
             found = "a denoiser: name it with --denoiser"
         raise UserError(f"checkpoint {path} is {found}")
-    kind, recorded = DENOISERS.kind if denoiser else ARCHITECTURES.kind, content.get("plugins", [])
+    kind, recorded = DENOISERS.kind if denoises else ARCHITECTURES.kind, content.get("plugins", [])
     try:
         if not is_module(content) and INTEGER not in content:
-            (DENOISERS.require if denoiser else require_architecture)(arch)
+            (DENOISERS.require if denoises else require_architecture)(arch)
     except UnknownNameError as error:
         reason = plugins.missing(kind, arch, recorded) or str(error)
         raise UserError(f"checkpoint {path}: {reason}") from error
@@ -137,8 +143,10 @@ def missing_dataset_plugin(path: Path, dataset: str) -> str:
         return ""
 
 
-def _content(path: Path, arch: str | None = None) -> dict[str, Any]:
-    """What ``read_checkpoint`` returns, of whatever architecture."""
+def _loaded(path: Path) -> Any:
+    """What is in a checkpoint file; UserError where that cannot be read, or is more than plain
+    tensors.
+    """
     if path.is_dir():
         raise UserError(
             f"{path} is a folder: name the checkpoint file in it, like "
@@ -151,7 +159,7 @@ def _content(path: Path, arch: str | None = None) -> dict[str, Any]:
         with warnings.catch_warnings():
             # PyTorch warns about pickles, which the next line refuses.
             warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = getattr(error, "strerror", "")
         # The rest of PyTorch's advice is about options that we lack.
@@ -163,6 +171,11 @@ def _content(path: Path, arch: str | None = None) -> dict[str, Any]:
             f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain "
             f"tensors{f' ({reason})' if reason else ''}"
         ) from error
+
+
+def _content(path: Path, arch: str | None = None) -> dict[str, Any]:
+    """What ``read_checkpoint`` returns, of whatever architecture."""
+    content = hub_content(str(path)) if is_on_hub(path) else _loaded(path)
     pairs = content.items() if isinstance(content, dict) else ()
     content = {name: value for name, value in pairs if value is not None}
     missing = [name for name in ("epoch", "arch", "state_dict") if name not in content]

@@ -10,9 +10,9 @@ import torch
 from smoothadv.architectures.denoisers import DENOISERS, Denoised
 from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.exact import is_exact
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.checkpoints import check_recorded_images, load_weights, network_keys, read_checkpoint
+from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.datasets import DatasetDescription
 
 
@@ -47,7 +47,7 @@ def denoised_classifier(
         network, facts = load_diffusion(denoiser, description.image_shape, sigma)
     else:
         network, content = load_denoiser(denoiser, description)
-        facts = {"sha256": file_digest(denoiser), "arch": content["arch"]}
+        facts = {"sha256": checkpoint_digest(denoiser), "arch": content["arch"]}
     image = torch.full((1, *description.image_shape), 0.5)
     try:
         with torch.inference_mode():

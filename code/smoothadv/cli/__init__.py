@@ -21,6 +21,7 @@ COMMANDS = {
     "predict": "predict with a smoothed classifier, on clean or attacked images",
     "attack": "attack a smoothed classifier on test images, or try to falsify its certificates",
     "analyze": "turn logs into summaries, tables and plots",
+    "push": "put a checkpoint on the Hugging Face hub, with a model card",
     "sweep": "train, certify and attack grids of models",
     "list": "list the datasets, architectures, objectives, attacks and procedures by name",
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UserError
+from smoothadv.base.members import is_on_hub
 from smoothadv.base.settings import settings_record
 from smoothadv.cli import attack, certify, train, train_pgd
 from smoothadv.cli.options.components import Options
@@ -76,7 +77,11 @@ class CommandReader:
             attack=named,
             copies=spec.objective.copies,
             pseudo_label_weight=spec.unlabelled_weight,
-            digests={field: Path(path).absolute() for field, path in read.items() if path},
+            digests={
+                field: Path(path).absolute()
+                for field, path in read.items()
+                if path and not is_on_hub(path)
+            },
             files=() if unlabelled is None else (unlabelled.absolute(),),
         )
 

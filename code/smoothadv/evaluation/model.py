@@ -18,7 +18,6 @@ from smoothadv.architectures import chosen_architecture, names_network, user_net
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of, probe
 from smoothadv.base import plugins
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.members import Members
 from smoothadv.checkpoints import (
@@ -29,6 +28,7 @@ from smoothadv.checkpoints import (
     recorded_input_layer,
 )
 from smoothadv.checkpoints.denoisers import denoised_classifier
+from smoothadv.checkpoints.hub import checkpoint_digest, pinned
 from smoothadv.datasets import (
     IMAGENET_TRAINING,
     DatasetDescription,
@@ -52,8 +52,9 @@ class BaseClassifier:
     CPU.
 
     ``settings`` identify it in a log's manifest. ``architectures`` are those of its checkpoints, or
-    the module's class, and the denoiser's. ``name`` is the checkpoint's path, or how an ensemble or
-    a network is named; None of a module. ``doubts`` are warnings for the user.
+    the module's class, and the denoiser's. ``name`` is the checkpoint's path, or its commit on the
+    hub, or how an ensemble or a network is named; None of a module. ``doubts`` are warnings for the
+    user.
     """
 
     module: torch.nn.Module
@@ -192,7 +193,7 @@ def _from_members(
     for path, content, layer in zip(members.paths, members.contents, layers):
         facts.append(
             {
-                "checkpoint_sha256": file_digest(path),
+                "checkpoint_sha256": checkpoint_digest(path),
                 "arch": content["arch"],
                 "input_layer": recorded_input_layer(content, path, layer),
                 "training": content.get("recipe"),
@@ -206,7 +207,7 @@ def _from_members(
         settings = {name: [fact[name] for fact in facts] for name in facts[0]}
         settings["arch"] = f"{'+'.join(architectures)} (mean of {members.mean})"
         settings["checkpoint_sha256"] = {members.mean: settings["checkpoint_sha256"]}
-    return BaseClassifier(module, settings, architectures, str(members.name), tuple(doubts))
+    return BaseClassifier(module, settings, architectures, pinned(members.name), tuple(doubts))
 
 
 def _from_module(module: torch.nn.Module, description: DatasetDescription) -> BaseClassifier:

@@ -41,8 +41,9 @@ class ModelSpec(RunSpec):
         flag="checkpoint",
         metavar="CHECKPOINT",
         keyword=False,
-        help="checkpoint.pth.tar, an ensemble A.pth.tar+B.pth.tar or TOML file, or a network by "
-        "name like timm:NAME, onnx:FILE, FILE.py:FUNCTION (docs/networks.md)",
+        help="checkpoint.pth.tar, hf-hub:OWNER/NAME[@REVISION], an ensemble A.pth.tar+B.pth.tar or "
+        "TOML file, or a network by name like timm:NAME, onnx:FILE, FILE.py:FUNCTION "
+        "(docs/networks.md)",
     )
     sigma: Any = setting(
         None,

@@ -21,6 +21,7 @@ from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import NonFiniteError, UserError, first_line, warn
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
+from smoothadv.checkpoints.hub import pinned
 from smoothadv.datasets import ImageDataset
 from smoothadv.evaluation.model import BaseClassifier, classifier_digest, load_model
 from smoothadv.evaluation.shards import shards_of
@@ -386,7 +387,7 @@ def _record(base: BaseClassifier, evaluation: Evaluation) -> tuple[dict[str, Any
         settings["threads"] = torch.get_num_threads()
     run = {
         "checkpoint": base.name,
-        **({} if spec.denoiser is None else {DENOISER: str(spec.denoiser)}),
+        **({} if spec.denoiser is None else {DENOISER: pinned(spec.denoiser)}),
         "skip": spec.skip,
         "max": spec.limit,
         "image_shape": list(description.image_shape),

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from smoothadv.architectures.exact import digest_of_logits
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import refuse_to_replace, reserved, write_atomically
 from smoothadv.checkpoints import INTEGER, integer_network, read_checkpoint
+from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.exact.layers import DEFINITION, WHITE
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.version import __version__
@@ -53,7 +53,7 @@ def export(checkpoint: Path, outfile: Path, overwrite: bool = False) -> str | No
         "definition": str(DEFINITION),
         "classes": json.dumps(content["classes"]),
         "probe": network.probe,
-        "checkpoint_sha256": file_digest(checkpoint),
+        "checkpoint_sha256": checkpoint_digest(checkpoint),
     }
     model = as_onnx(network, facts, onnx)
     onnx.checker.check_model(model, full_check=True)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
@@ -21,6 +20,7 @@ from smoothadv.checkpoints import (
     recorded_input_layer,
     save_checkpoint,
 )
+from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.datasets import ImageDataset, get_dataset
 from smoothadv.exact.conversion import convert, read_network
 from smoothadv.exact.network import IntegerNetwork
@@ -145,7 +145,7 @@ def _save(
     description = images.description
     record, tensors = network.stored()
     made = {
-        "from_sha256": file_digest(spec.checkpoint),
+        "from_sha256": checkpoint_digest(spec.checkpoint),
         "dataset_fingerprint": images.fingerprint(),
         "sigma": spec.sigma,
         "calibration": spec.calibration,

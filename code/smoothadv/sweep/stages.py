@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_json, write_text
-from smoothadv.base.members import Members
+from smoothadv.base.members import HUB, Members
 from smoothadv.records import logs as records
 from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation
 
@@ -110,7 +110,7 @@ class EvaluationStage:
         """As of a training: the members of an ensemble, and a denoiser that is a file."""
         members = tuple(member.checkpoint for member in self.members)
         denoiser = self.expected.denoiser
-        if denoiser is None or denoiser.startswith("diffusers:"):
+        if denoiser is None or denoiser.startswith(("diffusers:", HUB)):
             return members
         return (*members, Path(denoiser).absolute())
 

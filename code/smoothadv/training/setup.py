@@ -14,7 +14,6 @@ import torch
 from smoothadv.architectures import get_architecture, pretrained_architecture
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.base.devices import default_device, device_name, device_of_process
-from smoothadv.base.digests import file_digest
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.base.provenance import provenance
@@ -27,6 +26,7 @@ from smoothadv.checkpoints import (
     start_from,
     with_recorded_constants,
 )
+from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
 from smoothadv.datasets.preparation import split_location
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
@@ -194,7 +194,7 @@ def _folder(setup: TrainingSetup) -> RunFolder:
     recipe["dataset_fingerprint"] = setup.training.fingerprint()
     recipe["input_layer"] = setup.input_layer
     if spec.pretrained_model:
-        recipe["pretrained_sha256"] = file_digest(spec.pretrained_model)
+        recipe["pretrained_sha256"] = checkpoint_digest(spec.pretrained_model)
     if spec.pretrained:
         recipe["pretrained_sha256"] = digest_of(setup.model.state_dict())
     if setup.teacher is not None:

@@ -18,13 +18,14 @@ from torch import nn
 from smoothadv.architectures.libraries import LIBRARIES, library_network
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.architectures.logits import probe
-from smoothadv.base.digests import digest, file_digest
+from smoothadv.base.digests import digest
 from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.files import cached, keep
 from smoothadv.base.members import members_of
 from smoothadv.base.progress import Progress
 from smoothadv.checkpoints import digest_of, load_classifier
+from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.datasets import DatasetDescription, ImageDataset
 from smoothadv.datasets.relabelled import matched_classes
 from smoothadv.noise import GaussianNoise, Purpose
@@ -122,7 +123,7 @@ def load_teacher(spec: TrainSpec, description: DatasetDescription, device: torch
     elif members_of(name).mean is not None:
         raise UserError(f"the teacher {name} is an ensemble: name one checkpoint")
     else:
-        network, sha256 = load_classifier(name, description, input_layer), file_digest(name)
+        network, sha256 = load_classifier(name, description, input_layer), checkpoint_digest(name)
     example = torch.full(description.image_shape, 0.5)
     return Teacher(optimized_for_inference(network, device, example), sha256=sha256)
 

@@ -70,11 +70,9 @@ def library_network(
     made for the images.
     """
     kind, _, location = name.partition(":")
-    # This logger reports each attempt to reach the hub; an import resets the package's own level.
-    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     asks_hub = kind == "hf" or (kind == "timm" and pretrained)
     try:
-        with _hub_asked_once() if asks_hub else nullcontext():
+        with hub_asked_once() if asks_hub else nullcontext():
             found = LIBRARIES[kind](os.path.expanduser(location), pretrained, images)
     except UserError:
         raise
@@ -106,12 +104,14 @@ def require_known(name: str, location: str, known: Iterable[str]) -> None:
 
 
 @contextmanager
-def _hub_asked_once() -> Iterator[None]:
+def hub_asked_once() -> Iterator[None]:
     """A context in which huggingface_hub takes what it has where its server cannot be reached; it
     would try for a minute.
     """
     from huggingface_hub import constants, get_session
 
+    # This logger reports each attempt to reach the hub; an import resets the package's own level.
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     before = constants.HF_HUB_OFFLINE
     try:
         get_session().head(constants.ENDPOINT, timeout=_SECONDS_TO_REACH)

@@ -1,0 +1,166 @@
+"""Checkpoints on the Hugging Face hub, ``hf-hub:OWNER/NAME[@REVISION]``; none of them is a pickle.
+
+The command ``push`` makes a repository of ``model.safetensors``, the weights by the names that they
+have in the checkpoint, a model card and ``config.json``:
+
+smoothadv          the version of this form, 1
+checkpoint_sha256  of the file that was pushed: logs of it and of the repository name one model
+weights_sha256     of model.safetensors
+checkpoint         the fields of the checkpoint that say what the model is
+
+That the first digest belongs to these weights is what the repository states. A log has, beside it,
+a digest of the weights themselves, so that none is continued with others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from smoothadv.architectures.libraries import hub_asked_once
+from smoothadv.base.digests import digest, file_digest
+from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.files import read_json
+from smoothadv.base.members import HUB, is_on_hub
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+_VERSION = 1
+_NAME = re.compile(rf"{HUB}([\w.-]+/[\w.-]+)(?:@(.+))?")
+_PARTS = {"checkpoint_sha256": str, "weights_sha256": str, "checkpoint": dict}
+_OTHERS = (
+    "it was not made by smoothadv push; a network of timm is named timm:hf-hub:OWNER/NAME, one of "
+    "transformers hf:OWNER/NAME"
+)
+_REASONS = {
+    "RevisionNotFoundError": "the repository has no such revision",
+    "GatedRepoError": "its owner has to grant access first",
+    "RepositoryNotFoundError": "there is no such repository, or it is private and needs a token of "
+    "yours (hf auth login, or HF_TOKEN)",
+    "LocalEntryNotFoundError": "the hub cannot be reached, and the cache does not have it",
+    "OfflineModeIsEnabled": "the hub cannot be reached, or HF_HUB_OFFLINE is set",
+    "EntryNotFoundError": _OTHERS,
+}
+"""What exceptions of huggingface_hub mean, by their names."""
+_REFUSALS = {
+    401: "the hub does not accept the token (hf auth login, or HF_TOKEN)",
+    403: "the token may not do that: it needs the permission to write there",
+    409: "the repository exists already: leave --private out, its page on the hub says who sees it",
+}
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A repository at one commit, which is in ``name``: its config.json, and where its weights
+    are.
+    """
+
+    name: str
+    config: dict[str, Any]
+    weights: Path
+
+
+@contextmanager
+def hub_errors(name: str) -> Iterator[None]:
+    """Within this context, what the hub's libraries raise becomes a UserError about ``name``."""
+    try:
+        yield
+    except UserError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{name} needs the package {error.name}: pip install 'smoothadv[hub]'"
+        ) from error
+    except Exception as error:  # of the library, or of a network connection
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        kinds = (_REASONS.get(kind.__name__) for kind in type(error).__mro__)
+        reason = next(filter(None, kinds), _REFUSALS.get(status or 0, first_line(error)))
+        raise UserError(f"{name}: {reason}") from error
+
+
+@cache  # a name is one commit as long as the process lives
+def _pulled(name: str) -> Pulled:
+    if not (match := _NAME.fullmatch(name)):
+        raise UserError(f"{name}: expected {HUB}OWNER/NAME or {HUB}OWNER/NAME@REVISION")
+    repository, revision = match.groups()
+    with hub_errors(name), hub_asked_once():
+        from huggingface_hub import hf_hub_download
+
+        path = Path(hf_hub_download(repository, CONFIG, revision=revision))
+        config, commit = _read(path, name), path.parent.name
+        weights = hf_hub_download(repository, WEIGHTS, revision=commit)
+    return Pulled(f"{HUB}{repository}@{commit}", config, Path(os.path.realpath(weights)))
+
+
+def _read(path: Path, name: str) -> dict[str, Any]:
+    """A config.json; UserError unless it has what ``packed`` writes."""
+    try:
+        config = read_json(path)
+    except ValueError:
+        config = None
+    version = config.get("smoothadv") if isinstance(config, dict) else None
+    if version is None:
+        raise UserError(f"{name}: {_OTHERS}")
+    if version != _VERSION:
+        raise UserError(
+            f"{name} is of version {version!r:.20}, expected {_VERSION}: another smoothadv made it"
+        )
+    for field, kind in _PARTS.items():
+        if not isinstance(config.get(field), kind):
+            raise UserError(f"{name}: its {CONFIG} has no {field}, or one of another form")
+    return config
+
+
+def hub_content(name: str) -> dict[str, Any]:
+    """The dict of a checkpoint on the hub, as far as it was pushed, tensors on the CPU.
+
+    UserError where it cannot be had or was not made by ``push``, and where its weights are not
+    those that were pushed.
+    """
+    pulled = _pulled(name)
+    with hub_errors(name):
+        from safetensors.torch import load
+
+        weights = pulled.weights.read_bytes()
+        if digest([weights]) != pulled.config["weights_sha256"]:
+            raise UserError(
+                f"{name}: {WEIGHTS} is damaged, or not what was pushed: delete {pulled.weights} to "
+                "have it downloaded again"
+            )
+        return {**pulled.config["checkpoint"], "state_dict": load(weights)}
+
+
+def checkpoint_digest(path: str | Path) -> str:
+    """The SHA-256 by which records know a checkpoint: of its file, or the one that was pushed."""
+    name = str(path)
+    return _pulled(name).config["checkpoint_sha256"] if is_on_hub(name) else file_digest(path)
+
+
+def pinned(name: str | Path) -> str:
+    """The name of a checkpoint or an ensemble, with the commit of each that is on the hub."""
+    pieces = str(name).split("+")
+    return "+".join(_pulled(piece).name if is_on_hub(piece) else piece for piece in pieces)
+
+
+def packed(weights: Mapping[str, Any], fields: Mapping[str, Any], sha256: str) -> dict[str, bytes]:
+    """Weights and config.json of a repository, by file name; ``sha256`` is of the checkpoint.
+
+    What the formats cannot hold raises TypeError, ValueError or RuntimeError.
+    """
+    from safetensors.torch import save
+
+    # A copy each: the format refuses tensors that share memory.
+    tensors = save({name: one.clone().contiguous() for name, one in weights.items()})
+    config = {
+        "smoothadv": _VERSION,
+        "checkpoint_sha256": sha256,
+        "weights_sha256": digest([tensors]),
+        "checkpoint": dict(fields),
+    }
+    return {WEIGHTS: tensors, CONFIG: json.dumps(config, indent=2).encode()}

@@ -1,0 +1,181 @@
+"""Puts a checkpoint on the Hugging Face hub, with a model card made of what it and its logs record.
+
+Importing this does without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from operator import methodcaller
+from pathlib import Path
+from typing import Any
+
+from smoothadv.analysis.board import BoardSpec
+from smoothadv.analysis.facts import FIELDS, display, recipe_facts
+from smoothadv.analysis.table_formats import FORMATS, Table, columns_of
+from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.files import write_atomically
+from smoothadv.base.members import HUB, members_of
+from smoothadv.base.settings import Checked, SettingError, output_folder, setting
+from smoothadv.records.logs import flat
+
+_TAGS = ("randomized-smoothing", "certified-robustness", "adversarial-robustness")
+_CERTIFIED = """## Certified
+
+Certified accuracy in % at l2 radii, and the average certified radius (ACR), with 95% intervals over
+the choice of images. n noisy images are drawn for each certificate, which is false with probability
+at most alpha. The last column before these values says what was verified."""
+
+
+def _repository(text: str) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        raise SettingError(f"'{text}' is no OWNER/NAME of a repository on the hub")
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSpec(Checked):
+    """Put ``checkpoint`` on the hub as ``repository``, or only make the files, in the folder
+    ``to``.
+    """
+
+    checkpoint: Path = setting(
+        parse=Path, flag="checkpoint", help="checkpoint.pth.tar of a classifier or a denoiser"
+    )
+    repository: str = setting(
+        parse=_repository,
+        flag="repository",
+        metavar="OWNER/NAME",
+        help="model repository on the hub; made if it is not there, else it gets a new commit",
+    )
+    card: tuple[str, ...] = setting(
+        (),
+        parse=str,
+        many="extend",
+        metavar="CARD",
+        help="cards that analyze card made of logs of this checkpoint: their certified accuracies "
+        "become part of the model card",
+    )
+    license: str | None = setting(
+        None, parse=str, metavar="ID", help="the model card's license, like mit (default: none)"
+    )
+    private: bool = setting(False, help="make a new repository that others cannot see")
+    to: Path | None = setting(
+        None,
+        parse=output_folder,
+        metavar="FOLDER",
+        help="write the files to FOLDER, to look at them, and upload nothing",
+    )
+
+
+def push(spec: PushSpec) -> list[str]:
+    """Upload the files of a spec, or write them; returns what was done, for people.
+
+    UserError, and nothing is uploaded, where a hub cannot give the checkpoint back as it is, or a
+    card is of another model.
+    """
+    files = files_of(spec)
+    if spec.to is not None:
+        paths = {spec.to / name: content for name, content in files.items()}
+        if existing := [path for path in paths if path.exists()]:
+            raise UserError(f"{existing[0]} exists already: name another folder with --to")
+        for path, content in paths.items():
+            write_atomically(path, methodcaller("write", content))
+        return [f"wrote {path}" for path in paths]
+    from smoothadv.checkpoints.hub import hub_asked_once, hub_errors  # imports torch
+
+    with hub_errors(spec.repository), hub_asked_once():
+        from huggingface_hub import CommitOperationAdd, HfApi, get_token
+
+        if get_token() is None:
+            raise UserError(
+                f"{spec.repository}: this needs a token that may write: hf auth login, or HF_TOKEN"
+            )
+        hub = HfApi()
+        # A repository that is there would stay as visible as it is.
+        hub.create_repo(spec.repository, private=spec.private or None, exist_ok=not spec.private)
+        operations = [CommitOperationAdd(name, content) for name, content in files.items()]
+        done = hub.create_commit(
+            spec.repository, operations, commit_message=f"Push {spec.checkpoint.name}"
+        )
+    return [f"{done.commit_url}: use it as {HUB}{spec.repository}@{done.oid}"]
+
+
+def files_of(spec: PushSpec) -> dict[str, bytes]:
+    """The files of a repository, by name; UserError as ``push``."""
+    from smoothadv.checkpoints import USED, is_module, read_checkpoint  # imports torch
+    from smoothadv.checkpoints.hub import checkpoint_digest, hub_errors, packed
+
+    path = spec.checkpoint
+    if members_of(path).mean is not None:
+        raise UserError(
+            f"{path} is an ensemble: push each member, and name the ensemble {HUB}A+{HUB}B"
+        )
+    content = read_checkpoint(path, denoiser=None)
+    if is_module(content):
+        raise UserError(f"{path} holds the weights of a module, which no name can make again")
+    sha256, fields = checkpoint_digest(path), {one: content[one] for one in content if one in USED}
+    with hub_errors(str(path)):
+        try:
+            files = packed(content["state_dict"], fields, sha256)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{path} has what no repository can hold: {first_line(error)}"
+            ) from None
+    board = ""
+    if spec.card:
+        cards = BoardSpec(cards=spec.card)
+        for card in (one for ranked in cards.rankings().values() for one in ranked):
+            if card["facts.denoiser"]:
+                raise UserError(f"{card.path} is the card of a model behind a denoiser")
+            if (found := card["model_sha256"]) != sha256:
+                raise UserError(
+                    f"{card.path} is the card of another model: its model_sha256 is {found}, that "
+                    f"of {path} is {sha256}"
+                )
+        board = cards.text("markdown")
+    return {**files, "README.md": _model_card(spec, fields, board).encode()}
+
+
+def _model_card(spec: PushSpec, fields: dict[str, Any], board: str) -> str:
+    dataset, denoises = str(fields.get("dataset") or "DATASET"), fields.get("denoiser")
+    # A dataset with a colon is a folder or a file of the user's.
+    is_public = fields.get("dataset") and ":" not in dataset
+    header = {
+        "library_name": "smoothadv",
+        "pipeline_tag": "image-to-image" if denoises else "image-classification",
+        "tags": _TAGS,
+        "datasets": [dataset] if is_public else None,
+        "license": spec.license,
+    }
+    # JSON is YAML, too.
+    lines = [f"{name}: {json.dumps(one)}" for name, one in header.items() if one is not None]
+    facts = recipe_facts(flat(fields.get("recipe") or {}))
+    facts |= {"dataset": fields.get("dataset"), "arch": fields["arch"]}
+    facts["noise"] = fields.get("noise_sd")
+    rows = [
+        [FIELDS[one], display(one, facts[one])]
+        for one in FIELDS
+        if facts.get(one) not in (None, "")
+    ]
+    name, sigma = f"{HUB}{spec.repository}", facts["noise"] or "SIGMA"
+    command, function = f"{dataset} {name} {sigma} LOG", f'"{name}", "{dataset}"'
+    if denoises:
+        command = f"{dataset} MODEL {sigma} LOG --denoiser {name}"
+        function = f'"MODEL", "{dataset}", denoiser="{name}"'
+    parts = [
+        "---",
+        *lines,
+        "---",
+        f"\n# {spec.repository}\n",
+        f"A {'denoiser before a' if denoises else 'base'} classifier for randomized smoothing. Noise and",
+        "radii are l2, on images in [0, 1].\n",
+        FORMATS["markdown"](Table(columns_of("text", name="setting", value="value"), rows)),
+        "## Use\n",
+        f"    pip install 'smoothadv[hub]'\n    smoothadv certify {command}\n",
+        f"In Python: `rows = smoothadv.certify({function}, sigma={sigma})`\n",
+        f"{_CERTIFIED}\n\n{board}" * bool(board),
+    ]
+    return "\n".join(parts)
