@@ -69,6 +69,7 @@ LOADED_WITHOUT_TORCH = {
     "smoothadv.cli.certify",
     "smoothadv.cli.options.shared",
     "smoothadv.cli.evaluation",
+    "smoothadv.cli.push",
     "smoothadv.sweep",
     "smoothadv.datasets",
     "smoothadv.evaluation.specs",
@@ -337,7 +338,6 @@ def test_requirements_list_what_the_code_imports(built):
         "sklearn": "scikit-learn",
         "PIL": "pillow",
         "typing_extensions": "typing-extensions",
-        "huggingface_hub": "timm",  # and transformers, which require it
     }
     distributions["triton"] = (
         "torch"  # which requires it where there can be a GPU; without it torch draws the noise
@@ -354,6 +354,8 @@ def test_requirements_list_what_the_code_imports(built):
         "transformers",
         "datasets",
         "diffusers",
+        "huggingface_hub",
+        "safetensors",
     }
     optional |= {"argcomplete", "wandb", "mlflow"}
     extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")

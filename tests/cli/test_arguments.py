@@ -15,6 +15,7 @@ from smoothadv.cli import (
     certify,
     evaluation,
     predict,
+    push,
     quantize,
     sweep,
     train,
@@ -30,6 +31,7 @@ MAKERS = [
         predict.make_parser,
         attack.make_parser,
         quantize.make_parser,
+        push.make_parser,
     ),
     *(
         quantize.export_parser,
@@ -78,7 +80,9 @@ def takers(text: str) -> dict[str, object]:
 
 def test_digits_are_those_from_0_to_9_and_outputs_have_names():
     outputs = {
-        name for name in EVERY if name.split()[-1] in ("outfile", "outdir", "-o", "--against")
+        name
+        for name in EVERY
+        if name.split()[-1] in ("outfile", "outdir", "-o", "--against", "--to")
     }
     for right, wrong, least in (("5", "٥", 150), ("0.5", "٠.٥", 100), ("3/8", "٣/٨", 10)):
         assert (

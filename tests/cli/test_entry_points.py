@@ -51,6 +51,7 @@ FIRST_STEPS = {
     "train_pgd": ["training.setup.get_dataset"],
     "train_denoiser": ["training.setup.get_dataset"],
     "quantize": ["exact.quantize.quantize", "exact.export.export"],
+    "push": ["evaluation.push.files_of"],
     "certify": ["evaluation.certify.prepare", "evaluation.verify.verify"],
     "predict": ["evaluation.predict.prepare"],
     "attack": ["evaluation.attack.warn_of_few_draws", "evaluation.falsify.read_certificates"],

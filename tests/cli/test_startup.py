@@ -13,10 +13,12 @@ from support.commands import CODE, run_process
 # Each takes a noticeable part of the time that torch takes.
 SLOW = [
     "PIL",
+    "huggingface_hub",
     "jinja2",
     "matplotlib",
     "mpmath",
     "pandas",
+    "safetensors",
     "scipy.stats",
     "sklearn",
     "statsmodels",
@@ -50,6 +52,8 @@ WITHOUT_TORCH = [
     (["analyze", "--help"], 0),
     (["analyze", "plot", "--help"], 0),
     (["analyze", "tabel"], 2),
+    (["push", "--help"], 0),
+    (["push", "model.pth.tar", "me"], 2),
     (["sweep", "--help"], 0),
     (["sweep", "run", "--help"], 0),
     (["sweep", "run", "grid.toml", "--engine", "locl"], 2),

@@ -32,7 +32,7 @@ from smoothadv.base.members import HUB, is_on_hub
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _VERSION = 1
-_NAME = re.compile(rf"{HUB}([\w.-]+/[\w.-]+)(?:@(.+))?")
+_NAME = re.compile(rf"{HUB}([\w.-]+/[\w.-]+)(?:@(.+))?", re.ASCII)
 _PARTS = {"checkpoint_sha256": str, "weights_sha256": str, "checkpoint": dict}
 _OTHERS = (
     "it was not made by smoothadv push; a network of timm is named timm:hf-hub:OWNER/NAME, one of "
@@ -124,7 +124,7 @@ def hub_content(name: str) -> dict[str, Any]:
     those that were pushed.
     """
     pulled = _pulled(name)
-    with hub_errors(name):
+    with hub_errors(f"{name}, {WEIGHTS}"):
         from safetensors.torch import load
 
         weights = pulled.weights.read_bytes()

@@ -30,7 +30,7 @@ at most alpha. The last column before these values says what was verified."""
 
 
 def _repository(text: str) -> str:
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", text, re.ASCII):
         raise SettingError(f"'{text}' is no OWNER/NAME of a repository on the hub")
     return text
 

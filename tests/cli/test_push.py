@@ -1,0 +1,300 @@
+"""push, and what it pushed in place of a file: with a hub on this machine, and without HTTP."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load, save
+
+import smoothadv
+from smoothadv.base.digests import digest, file_digest
+from smoothadv.checkpoints import load_classifier
+from smoothadv.exact.network import IntegerNetwork
+from support.commands import Outcome, call, refused, script, succeed, timeless
+from support.hub import READER, WRITER, Hub, served, stand_in
+from support.sharding import manifest_of
+
+FEW = ("--N", 200, "--skip", 40, "--device", "cpu")
+NAME = "hf-hub:me/pgd"
+
+
+@pytest.fixture
+def hub():
+    with served() as hub:
+        yield hub
+
+
+@pytest.fixture
+def run(warm, hub, workplace):
+    """Run a command as its own process, which knows no other hub and has a token that may write."""
+
+    def run(name: str, *words: object, **environment: str) -> Outcome:
+        known = {"HF_ENDPOINT": hub.address, "HF_HOME": str(workplace / "home"), "HF_TOKEN": WRITER}
+        known |= {"HF_HUB_DISABLE_XET": "1", **environment}
+        process = warm.start(script(name, *words), workplace, **known)
+        out, err = process.communicate()
+        return Outcome(process.returncode, out, err)
+
+    return run
+
+
+def pushed(checkpoint: Path, folder: Path, *words: object) -> dict[str, bytes]:
+    """The files that push makes of a checkpoint."""
+    succeed("push", checkpoint, "me/pgd", "--to", folder, *words)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def stored(checkpoints, tmp_path, monkeypatch) -> Hub:
+    """A hub without HTTP that has a checkpoint as me/pgd, and another as me/ddn."""
+    hub = Hub()
+    for name in ("pgd", "ddn"):
+        hub.put(f"me/{name}", pushed(checkpoints[name.upper()], tmp_path / name))
+    stand_in(hub, tmp_path / "cache", monkeypatch)
+    return hub
+
+
+def test_certificates_are_those_of_the_file_after_a_round_trip(checkpoints, hub, run):
+    """The log also says from which commit, and goes on where that of the file ended."""
+    model = checkpoints["PGD"]
+    certify = ("certify", "digits")
+    succeed(*certify, model, 0.25, "file.tsv", *FEW)
+    succeed("analyze", "card", "file.tsv", "-o", "card.json")
+    done = run("push", model, "me/pgd", "--card", "card.json", "--license", "mit")
+    commit = hub.commit("me/pgd")
+    assert (done.code, done.err) == (0, "") and f"use it as {NAME}@{commit}\n" in done.out
+    assert run(*certify, NAME, 0.25, "hub.tsv", *FEW).code == 0
+    succeed(*certify, model, 0.25, "both.tsv", *FEW, "--max", 3)
+    assert len(timeless(Path("both.tsv"))) == 3
+    assert run(*certify, NAME, 0.25, "both.tsv", *FEW).code == 0
+    assert timeless(Path("file.tsv")) == timeless(Path("hub.tsv")) == timeless(Path("both.tsv"))
+    ours, theirs = (manifest_of(Path(log)) for log in ("file.tsv", "hub.tsv"))
+    assert ours["settings"] == theirs["settings"] and len(timeless(Path("hub.tsv"))) == 9
+    assert theirs["runs"][0]["checkpoint"] == f"{NAME}@{commit}"
+
+    files = hub.files("me/pgd")
+    assert sorted(files) == ["README.md", "config.json", "model.safetensors"]
+    source = torch.load(model, weights_only=True)
+    weights = load(files["model.safetensors"])
+    assert weights.keys() == source["state_dict"].keys()
+    assert all(torch.equal(weights[name], source["state_dict"][name]) for name in weights)
+    fields = json.loads(files["config.json"])["checkpoint"]
+    assert {name: source[name] for name in fields} == fields and "recipe" in fields
+    assert not fields.keys() & {"optimizer", "history", "runs", "state_dict"}
+
+    text = files["README.md"].decode()
+    header = yaml.safe_load(text.split("---\n")[1])
+    assert header["library_name"] == "smoothadv" and header["license"] == "mit"
+    assert header["pipeline_tag"] == "image-classification" and header["datasets"] == ["digits"]
+    values = json.loads(Path("card.json").read_text())["values"]["certified_accuracy"]["0.25"]
+    share, low, high = (f"{100 * value:.1f}" for value in values)
+    assert f"{share} ({low}–{high})" in text and "recomputed by verify_log.py" in text
+    assert f"smoothadv certify digits {NAME} 0.25" in text and "SmoothAdv-PGD" in text
+
+    # A newer commit is another model; verify takes the one that the log names.
+    assert run("push", checkpoints["DDN"], "me/pgd").code == 0
+    assert "all are equal" in run("certify", "verify", "hub.tsv", "--rows", 4).out
+    other = run(*certify, NAME, 0.25, "both.tsv", *FEW)
+    assert refused(other, "both.tsv", "another model", "checkpoint_sha256")
+    pinned = run(*certify, f"{NAME}@{commit}", 0.25, "pinned.tsv", *FEW)
+    assert pinned.code == 0 and timeless(Path("pinned.tsv")) == timeless(Path("file.tsv"))
+
+
+def test_what_the_hub_refuses_is_one_line(checkpoints, hub, run):
+    model = checkpoints["PGD"]
+    assert refused(run("push", model, "me/pgd", HF_TOKEN=""), "me/pgd", "hf auth login")
+    assert hub.asked == ["HEAD /"], "nothing is sent without a token"
+    assert refused(run("push", model, "me/pgd", HF_TOKEN=READER), "me/pgd", "permission to write")
+    assert refused(run("push", model, "me/pgd", HF_TOKEN="hf_old"), "does not accept the token")
+    assert run("push", model, "me/pgd", "--private").code == 0 and hub.private == {"me/pgd"}
+    assert refused(run("push", model, "me/pgd", "--private"), "exists already", "--private")
+    hub.put("you/vit", {"config.json": b'{"architectures": ["ViT"]}'})
+    hub.put("you/data", {"README.md": b""})
+    for name, token, words in [
+        (NAME, "", "is private and needs a token"),
+        ("hf-hub:me/other", WRITER, "no such repository"),
+        (f"{NAME}@v2", WRITER, "no such revision"),
+        ("hf-hub:you/vit", WRITER, "hf:OWNER/NAME"),
+        ("hf-hub:you/data", WRITER, "not made by smoothadv push"),
+    ]:
+        outcome = run("certify", "digits", name, 0.25, "log.tsv", *FEW, HF_TOKEN=token)
+        assert refused(outcome, name, words) and not Path("log.tsv").exists()
+
+
+def test_without_the_server_the_cache_is_used(checkpoints, hub, run, tmp_path):
+    hub.put("me/pgd", pushed(checkpoints["PGD"], tmp_path / "files"))
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9"}  # where nobody answers
+    certify = ("certify", "digits", NAME, 0.25)
+    assert refused(run(*certify, "log.tsv", *FEW, **away), NAME, "cannot be reached", "cache")
+    assert refused(run("push", checkpoints["PGD"], "me/pgd", **away), "cannot be reached")
+    assert run(*certify, "first.tsv", *FEW).code == 0
+    for log, environment in [("away.tsv", away), ("offline.tsv", {"HF_HUB_OFFLINE": "1"})]:
+        assert run(*certify, log, *FEW, **environment).code == 0
+        assert timeless(Path(log)) == timeless(Path("first.tsv"))
+
+
+def test_functions_and_commands_take_names_of_the_hub_like_files(
+    checkpoints, stored, workplace, capsys
+):
+    files, names = (checkpoints["PGD"], checkpoints["DDN"]), (NAME, "hf-hub:me/ddn")
+    images = torch.rand(4, 1, 8, 8)
+    for one, other in [(files[0], NAME), ("+".join(map(str, files)), "+".join(names))]:
+        logits = [load_classifier(name, "digits")(images) for name in (one, other)]
+        assert torch.equal(*logits)
+    Path("both.toml").write_text(f"members = {json.dumps(names)}\n")
+    Path("stages.toml").write_text(
+        "".join(f'[[stage]]\ncheckpoint = "{name}"\nsigma = 0.25\n' for name in names)
+    )
+    cheap = {"sigma": 0.25, "n": 100, "limit": 2}
+    smoothadv.certify("both.toml", "digits", **cheap, log="both.tsv")
+    smoothadv.certify("+".join(names), "digits", **cheap, log="plus.tsv")
+    recorded = [manifest_of(Path(log)) for log in ("both.tsv", "plus.tsv")]
+    digests = {"logits": [file_digest(path) for path in files]}
+    assert [one["settings"]["checkpoint_sha256"] for one in recorded] == [digests] * 2
+    commits = [f"{name}@{stored.commit(name.partition(':')[2])}" for name in names]
+    assert recorded[1]["runs"][0]["checkpoint"] == "+".join(commits)
+    succeed("certify", "digits", "stages.toml", "stages", "cascade.tsv", "--N", 100, "--max", 2)
+    stages = manifest_of(Path("cascade.tsv"))["settings"]["checkpoint_sha256"]
+    assert stages == {"stages": digests["logits"]}
+    run = ["--noise", 0.25, "--steps-per-epoch", 1, "--epochs", 1, "--device", "cpu"]
+    start = ["digits", "digits_resnet8", "run", *run, "--pretrained-model", NAME]
+    teacher = ["--objective", "distillation", "--teacher", NAME]
+    assert f"starting from {NAME} with all" in call(capsys, "train", *start, *teacher).out
+    recipe = json.loads(Path("run/args.json").read_text())["recipe"]
+    sha256 = file_digest(files[0])
+    assert recipe["pretrained_sha256"] == recipe["teacher_sha256"] == sha256
+
+
+def test_integers_and_denoisers_are_pushed_too(checkpoint, stored, workplace):
+    succeed("quantize", "digits", checkpoint, 0.25, "integers.pth.tar")
+    stored.put("me/integers", pushed(Path("integers.pth.tar"), Path("integers")))
+    network = load_classifier("hf-hub:me/integers", "digits")
+    images = network.probe_images()
+    assert isinstance(network, IntegerNetwork)
+    assert torch.equal(network(images), load_classifier("integers.pth.tar", "digits")(images))
+    short = ["--noise", 0.25, "--steps-per-epoch", 1, "--epochs", 1, "--device", "cpu"]
+    succeed("train_denoiser", "digits", "digits_dncnn", "run", *short)
+    stored.put("me/denoiser", pushed(Path("run/checkpoint.pth.tar"), Path("denoiser")))
+    assert 'pipeline_tag: "image-to-image"' in Path("denoiser/README.md").read_text()
+    for name in ("run/checkpoint.pth.tar", "hf-hub:me/denoiser"):
+        log = f"{name[-8:]}.tsv"
+        succeed("certify", "digits", checkpoint, 0.25, log, *FEW, "--denoiser", name)
+    file, hub = (manifest_of(Path(log)) for log in (".pth.tar.tsv", "denoiser.tsv"))
+    assert file["settings"] == hub["settings"]
+    assert hub["runs"][0]["denoiser"] == f"hf-hub:me/denoiser@{stored.commit('me/denoiser')}"
+
+
+def of_config(**changes: object):
+    """Changes entries of config.json; None removes one."""
+
+    def change(files: dict[str, bytes]) -> None:
+        config = {**json.loads(files["config.json"]), **changes}
+        kept = {name: value for name, value in config.items() if value is not None}
+        files["config.json"] = json.dumps(kept).encode()
+
+    return change
+
+
+def weights_with(key: str):
+    """Renames a tensor in weights of which config.json has the digest."""
+
+    def change(files: dict[str, bytes]) -> None:
+        weights = load(files["model.safetensors"])
+        name = next(iter(weights))
+        files["model.safetensors"] = save({key: weights.pop(name), **weights})
+        of_config(weights_sha256=digest([files["model.safetensors"]]))(files)
+
+    return change
+
+
+def no_weights(files: dict[str, bytes]) -> None:
+    files["model.safetensors"] = b"\x80\x04."  # a pickle
+    of_config(weights_sha256=digest([b"\x80\x04."]))(files)
+
+
+def one_bit(files: dict[str, bytes]) -> None:
+    whole = bytearray(files["model.safetensors"])
+    whole[-1] ^= 1
+    files["model.safetensors"] = bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (one_bit, ["model.safetensors is damaged", "downloaded again"]),
+        (no_weights, ["me/pgd, model.safetensors: ", "header"]),
+        (weights_with("other"), ["1 weights missing", "1 unknown (other"]),
+        (lambda files: files.update({"config.json": b"{"}), ["not made by smoothadv push"]),
+        (lambda files: files.update({"config.json": b"[1]"}), ["not made by smoothadv push"]),
+        (of_config(smoothadv=None), ["not made by smoothadv push", "timm:hf-hub:"]),
+        (of_config(smoothadv=2), ["is of version 2, expected 1"]),
+        (of_config(checkpoint_sha256=None), ["no checkpoint_sha256"]),
+        (of_config(weights_sha256=7), ["weights_sha256"]),
+        (of_config(checkpoint=None), ["no checkpoint"]),
+        (of_config(checkpoint={"epoch": 3}), ["not the name of their architecture"]),
+        (of_config(checkpoint={"epoch": 3, "arch": "resnet9"}), ["resnet9"]),
+        (of_config(checkpoint={"epoch": 3, "arch": 9}), ["its arch is 9, expected text"]),
+    ],
+)
+def test_repository_with_a_fault_is_one_line(change, words, stored, workplace, capsys):
+    files = dict(stored.files("me/pgd"))
+    change(files)
+    stored.put("me/pgd", files)
+    outcome = call(capsys, "certify", "digits", NAME, 0.25, "log.tsv", *FEW)
+    assert refused(outcome, NAME, *words) and not Path("log.tsv").exists()
+
+
+@pytest.mark.parametrize("name", ["hf-hub:", "hf-hub:me", "hf-hub:me/a/b", "hf-hub:me/a@"])
+def test_malformed_name_is_refused(name, capsys, workplace):
+    outcome = call(capsys, "certify", "digits", name, 0.25, "log.tsv")
+    assert refused(outcome, name, "expected hf-hub:OWNER/NAME")
+
+
+def test_push_refuses_what_a_hub_cannot_give_back(checkpoints, workplace, capsys):
+    """Without a word to any hub."""
+    model = checkpoints["PGD"]
+    Path("kept").mkdir()
+    Path("kept/README.md").write_text("mine")
+    torch.save({"epoch": 1, "arch": "module:Net", "state_dict": {}}, "module.pth.tar")
+    sparse = {"epoch": 1, "arch": "lenet", "state_dict": {"w": torch.eye(2).to_sparse()}}
+    torch.save(sparse, "sparse.pth.tar")
+    certify = ["certify", "digits", "PGD.pth.tar", 0.25]
+    Path("PGD.pth.tar").write_bytes(model.read_bytes())
+    succeed("train_denoiser", "digits", "digits_dncnn", "d", "--noise", 0.25, "--epochs", 1)
+    for log, further in [("plain", []), ("behind", ["--denoiser", "d/checkpoint.pth.tar"])]:
+        succeed(*certify, f"{log}.tsv", *FEW, *further)
+        succeed("analyze", "card", f"{log}.tsv", "-o", f"{log}.json")
+    card = json.loads(Path("plain.json").read_text())
+    for words, expected in [
+        ((f"{model}+{checkpoints['DDN']}",), ["ensemble", "push each member"]),
+        (("module.pth.tar",), ["module.pth.tar", "weights of a module"]),
+        (("sparse.pth.tar",), ["sparse.pth.tar", "no repository can hold"]),
+        (("none.pth.tar",), ["none.pth.tar does not exist"]),
+        ((checkpoints["DDN"], "--card", "plain.json"), ["plain.json", "of another model"]),
+        ((model, "--card", "behind.json"), ["behind.json", "behind a denoiser"]),
+        ((model, "--card", "plain.tsv"), ["plain.tsv"]),
+        ((model, "--to", "kept"), ["kept/README.md exists already"]),
+    ]:
+        first, *further = words
+        further = further if "--to" in further else [*further, "--to", "files"]
+        outcome = call(capsys, "push", first, "me/pgd", *further)
+        assert refused(outcome, *expected) and not Path("files").exists(), outcome
+    assert card["model_sha256"] == file_digest(model) and Path("kept/README.md").read_text()
+    outcome = call(capsys, "push", model, "me", "--to", "files")
+    assert refused(outcome, "'me' is no OWNER/NAME", code=2)
+
+
+@pytest.mark.parametrize("package", ["huggingface_hub", "safetensors"])
+def test_missing_package_is_one_line_with_the_extra(
+    package, checkpoint, stored, workplace, monkeypatch, capsys
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in [one for one in sys.modules if one.startswith(f"{package}.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    words = package, "pip install 'smoothadv[hub]'"
+    assert refused(call(capsys, "push", checkpoint, "me/pgd"), *words)
+    certify = call(capsys, "certify", "digits", NAME, 0.25, "log.tsv", *FEW)
+    assert refused(certify, NAME, *words)
