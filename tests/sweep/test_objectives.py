@@ -27,6 +27,13 @@ def table(capsys, *words: object) -> list[dict]:
     return json.loads(outcome.out)
 
 
+def test_job_waits_for_no_file_that_is_on_the_hub():
+    hub = {"teacher": "hf-hub:me/teacher", "pretrained-model": "hf-hub:me/start"}
+    certify = {**CERTIFY, "denoiser": "hf-hub:me/denoiser"}
+    grid = write_grid(Path("grid.toml"), {**OBJECTIVES[0], **hub}, certify=[certify])
+    assert [state_of(job).kind for job in jobs_of(grid)] == [WAITING]
+
+
 PARAMETERS = {
     "lambda": (0.5, None, 1.5),
     "num_steps": (3, 3, 1),
