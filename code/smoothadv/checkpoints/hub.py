@@ -151,7 +151,7 @@ def pinned(name: str | Path) -> str:
 def packed(weights: Mapping[str, Any], fields: Mapping[str, Any], sha256: str) -> dict[str, bytes]:
     """Weights and config.json of a repository, by file name; ``sha256`` is of the checkpoint.
 
-    What the formats cannot hold raises TypeError, ValueError or RuntimeError.
+    Exceptions of the libraries where the formats cannot hold something, like sparse tensors.
     """
     from safetensors.torch import save
 

@@ -15,7 +15,7 @@ from typing import Any
 from smoothadv.analysis.board import BoardSpec
 from smoothadv.analysis.facts import FIELDS, display, recipe_facts
 from smoothadv.analysis.table_formats import FORMATS, Table, columns_of
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError
 from smoothadv.base.files import write_atomically
 from smoothadv.base.members import HUB, members_of
 from smoothadv.base.settings import Checked, SettingError, output_folder, setting
@@ -117,13 +117,8 @@ def files_of(spec: PushSpec) -> dict[str, bytes]:
     if is_module(content):
         raise UserError(f"{path} holds the weights of a module, which no name can make again")
     sha256, fields = checkpoint_digest(path), {one: content[one] for one in content if one in USED}
-    with hub_errors(str(path)):
-        try:
-            files = packed(content["state_dict"], fields, sha256)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{path} has what no repository can hold: {first_line(error)}"
-            ) from None
+    with hub_errors(f"push {path}"):  # of what its formats cannot hold, too
+        files = packed(content["state_dict"], fields, sha256)
     board = ""
     if spec.card:
         cards = BoardSpec(cards=spec.card)
@@ -136,7 +131,10 @@ def files_of(spec: PushSpec) -> dict[str, bytes]:
                     f"of {path} is {sha256}"
                 )
         board = cards.text("markdown")
-    return {**files, "README.md": _model_card(spec, fields, board).encode()}
+    return {
+        **files,
+        "README.md": _model_card(spec, fields, board).encode(errors="backslashreplace"),
+    }
 
 
 def _model_card(spec: PushSpec, fields: dict[str, Any], board: str) -> str:
