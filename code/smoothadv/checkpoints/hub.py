@@ -155,8 +155,10 @@ def packed(weights: Mapping[str, Any], fields: Mapping[str, Any], sha256: str) -
     """
     from safetensors.torch import save
 
-    # A copy each: the format refuses tensors that share memory.
-    tensors = save({name: one.clone().contiguous() for name, one in weights.items()})
+    # A copy each: the format refuses tensors that share memory. It says itself why no sparse ones.
+    tensors = save(
+        {name: one if one.is_sparse else one.clone().contiguous() for name, one in weights.items()}
+    )
     config = {
         "smoothadv": _VERSION,
         "checkpoint_sha256": sha256,
