@@ -28,6 +28,7 @@ def documented_commands(text: str) -> list[str]:
     A line that leaves the start to torchrun, or to the console command, is given as if it did not.
     """
     joined = re.sub(r"\\\n\s*", "", text)
+    joined = re.sub(r"\| `(python code/\w+\.py [^`\n]*)`", r"\n\1\n", joined)  # of a table
     joined = re.sub(
         r"^( *)torchrun (--\S+ \d+ )*(-- )?code/", r"\1python code/", joined, flags=re.MULTILINE
     )
@@ -112,7 +113,11 @@ def test_examples_of_the_help_are_valid(name, monkeypatch, capsys, validate):
         validate(line)
 
 
-DOCUMENTS = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md"))]
+DOCUMENTS = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "ARTIFACT.md",
+    *sorted(REPOSITORY.glob("docs/*.md")),
+]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
