@@ -20,7 +20,7 @@ LOWEST = -(2**40)
 
 def logits(record: Mapping[str, Any], arrays: Arrays, images: np.ndarray) -> np.ndarray:
     """Float32 [B, K], of float32 images [B, C, H, W]."""
-    assert record["definition"] == 1
+    assert record["definition"] == 2
     grey = (
         np.rint(images * np.float32(255))
         .astype(np.int64)
@@ -92,8 +92,13 @@ def _product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one.astype(np.float64) @ other.astype(np.float64)).astype(np.int64)
 
 
-def _convolution(settings: Settings, own: Arrays, x: np.ndarray) -> np.ndarray:
+def _convolution(
+    settings: Settings, own: Arrays, x: np.ndarray, shortcut: np.ndarray | None = None
+) -> np.ndarray:
     scaled = _scaled(totals(settings, own["weight"], own["bias"], x), own["multiplier"])
+    if shortcut is not None:  # exact: in float64, too
+        assert settings["shortcut"] == 1
+        scaled = scaled.astype(np.float64) + shortcut
     return (
         scaled if settings.get("high", -1) < settings.get("low", 0) else _clamped(settings, scaled)
     )

@@ -1,9 +1,9 @@
 """Makes a network of integers of a float network: reads its operations, calibrates the ranges of
 their values, and builds the layers.
 
-A real value is an integer times a scale. A convolution reads values of 8 bits; sums with shortcuts
-are 64 times finer, with 15 bits, since the errors of their rounding add up along the network. All
-sums that a shortcut connects have one scale.
+A real value is an integer times a scale. All values are of 8 bits, between the image and the mean
+over a map. All sums that a shortcut connects have one scale. The scale of each channel's weights is
+chosen such that its multiplier is a power of 2.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from smoothadv.architectures.input_layers import Center
 from smoothadv.base.errors import UserError
 from smoothadv.exact.layers import (
+    EXACT,
     WHITE,
     Convolution,
     IntegerLayer,
@@ -45,10 +46,15 @@ from smoothadv.voting.folding import (
 
 LEVELS = 255
 """The largest of the integers that a convolution reads, where they are not negative."""
-_SIGNED, _FINER, _WIDE, _POOLED = 127, 64, 2**15 - 1, 2**11 - 1
-_WEIGHTS, _LAST_WEIGHTS = 127, 255
+_SIGNED, _POOLED = 127, 2**11 - 1
+_WEIGHTS = {7: 64, 8: 127}
+"""The largest weight by its bits: with 7, sums of two products of bytes are below 2^15, where AVX2
+saturates.
+"""
+_LAST_WEIGHTS = 255
 _ANY = 2**23 - 1  # sums of two are exact
 _LARGEST_BIAS = 2**22
+_EXPONENT = 60  # of multipliers, far from where float32 ends
 _SAMPLE = 2**15  # values of each operation and batch
 _STRIDE = 2_654_435_761  # a prime, so that the places are of all channels, rows and columns
 _SHARES = (0.99, 0.999, 0.9999, 0.99999, 1.0)
@@ -265,13 +271,14 @@ def convert(
     batches: Iterable[torch.Tensor],
     image_shape: tuple[int, ...],
     clip: int,
+    weight_bits: int = 7,
 ) -> IntegerNetwork:
     """The network of integers for images of ``image_shape`` with noise of up to ``clip`` grey
-    levels; NoIntegerForm where its sums cannot be proven to be exact.
+    levels, with weights of 7 or 8 bits; NoIntegerForm where its sums cannot be proven to be exact.
 
     ``batches`` as in ``largest_values``.
     """
-    builder = _Builder(network, largest_values(network, batches), clip)
+    builder = _Builder(network, largest_values(network, batches), clip, _WEIGHTS[weight_bits])
     try:
         for operation in network.operations:
             builder.add(operation)
@@ -283,6 +290,32 @@ def convert(
     return converted
 
 
+def _scales(
+    operations: Iterable[Operation], largest: Mapping[Operation, float]
+) -> dict[Operation, float]:
+    """The scale of each rounded result: one for all that shortcuts connect, which are the sums and
+    what they read.
+    """
+    chains = {operation: [operation] for operation in largest}
+    for operation in operations:
+        if operation.kind != "sum":
+            continue
+        members = [*chains[operation.settled]]
+        for term in operation.inputs:
+            while term.is_settled:
+                members += [one for one in chains[term] if one not in members]
+                if term.kind != "maximum":  # which has the scale of what it reads
+                    break
+                term = term.inputs[0]
+        for member in members:
+            chains[member] = members
+    return {
+        operation: max(largest[one] for one in members)
+        / (LEVELS if all(one.is_positive for one in members) else _SIGNED)
+        for operation, members in chains.items()
+    }
+
+
 class _Builder:
     """Builds the steps of the integer network.
 
@@ -290,13 +323,16 @@ class _Builder:
     """
 
     def __init__(
-        self, network: FloatNetwork, largest: Mapping[Operation, float], clip: int
+        self,
+        network: FloatNetwork,
+        largest: Mapping[Operation, float],
+        clip: int,
+        largest_weight: int,
     ) -> None:
-        self.network, self.largest, self.clip = network, largest, clip
+        self.network, self.clip, self.largest_weight = network, clip, largest_weight
+        self.largest, self.scales = largest, _scales(network.operations, largest)
         self.steps: list[Step] = []
         self.values: dict[Operation, _Value] = {}
-        self.narrowed: dict[Operation, _Value] = {}
-        self.wide_scales = self._wide_scales()
 
     def add(self, operation: Operation) -> None:
         """Add the layers of an operation, whose inputs have been added."""
@@ -305,42 +341,14 @@ class _Builder:
             raise NoIntegerForm(f"a {operation.kind} reads the image, no convolution")
         self.values[operation] = getattr(self, f"_{operation.kind}")(operation)
 
-    def _wide_scales(self) -> dict[Operation, float]:
-        """The scale of each rounded result that is a sum or that a sum reads: one for all that
-        shortcuts connect.
-        """
-        chains: dict[Operation, list[Operation]] = {}
-        for operation in self.network.operations:
-            if operation.kind != "sum":
-                continue
-            members = [operation.settled]
-            for term in operation.inputs:
-                while term.is_settled:
-                    members += chains.get(term, [term])
-                    if term.kind != "maximum":  # which has the scale of what it reads
-                        break
-                    term = term.inputs[0]
-            for member in members:
-                chains[member] = members
-        return {
-            operation: max(self.largest[member] for member in members) / (LEVELS * _FINER)
-            for operation, members in chains.items()
-        }
-
     def _step(self, layer: IntegerLayer, inputs: Sequence[_Value], result: _Value) -> _Value:
         self.steps.append(Step(layer, tuple(value.number for value in inputs)))
         return replace(result, number=len(self.steps))
 
     def _target(self, operation: Operation) -> _Value:
         """The scale and the range of a rounded result."""
-        if operation in self.wide_scales:
-            return _value(self.wide_scales[operation], _WIDE, operation.is_positive)
-        return self._narrow(operation)
-
-    def _narrow(self, operation: Operation) -> _Value:
-        """The scale and the range of a result as a convolution reads it."""
         levels = LEVELS if operation.is_positive else _SIGNED
-        return _value(self.largest[operation] / levels, levels, operation.is_positive)
+        return _value(self.scales[operation], levels, operation.is_positive)
 
     def _rescaled(self, value: _Value, target: _Value) -> _Value:
         tensors = {"multiplier": (value.scale / target.scale).float()}
@@ -353,10 +361,6 @@ class _Builder:
     def _convolution(self, operation: Operation) -> _Value:
         source, layer = operation.inputs[0], operation.layer
         value = self.values[source]
-        if value.high == _WIDE and value.number:  # that of a sum, perhaps through a maximum
-            if source not in self.narrowed:
-                self.narrowed[source] = self._rescaled(value, self._narrow(source))
-            value = self.narrowed[source]
         weight, settings = layer.weight, {}
         if isinstance(layer, torch.nn.Linear):
             weight = weight[:, :, None, None]
@@ -372,12 +376,11 @@ class _Builder:
         bias = torch.zeros(len(weight), dtype=torch.float64) if layer.bias is None else layer.bias
         if operation.users:
             target = self._target(operation.settled)
-            if operation.settled is not operation and operation.users[0].kind == "sum":
-                target = replace(target, low=-_ANY, high=_ANY)
-            settings |= {"low": target.low, "high": target.high}
-            scales = torch.maximum(
-                weight.abs().amax((1, 2, 3)) / _WEIGHTS, bias.abs() / _LARGEST_BIAS
-            ).clamp(min=1e-30)
+            least = torch.maximum(
+                weight.abs().amax((1, 2, 3)) / self.largest_weight, bias.abs() / _LARGEST_BIAS
+            )
+            exponents = torch.log2(least / target.scale).ceil().clamp(-_EXPONENT, _EXPONENT)
+            scales = target.scale * torch.exp2(exponents)
         else:  # logits are integers times a power of 2, which costs no rounding
             scale = max(weight.abs().max() / _LAST_WEIGHTS, bias.abs().max() / _LARGEST_BIAS)
             exponent = -math.ceil(math.log2(max(float(scale), 2.0**-60)))
@@ -387,7 +390,36 @@ class _Builder:
             "bias": (bias / scales).round(),
             "multiplier": (scales / target.scale).float(),
         }
-        return self._step(Convolution(settings, tensors), [value], target)
+        inputs = [value]
+        if operation.users and operation.settled is not operation:
+            if operation.users[0].kind == "sum":
+                shortcut = self._shortcut(operation, target, value, tensors)
+                if shortcut is None:
+                    target = replace(target, low=-_ANY, high=_ANY)
+                else:
+                    inputs, settings = [value, shortcut], {**settings, "shortcut": 1}
+        if operation.users:
+            settings |= {"low": target.low, "high": target.high}
+        made = self._step(Convolution(settings, tensors), inputs, target)
+        if len(inputs) == 2:
+            self.values[operation.users[0]] = made
+        return made
+
+    def _shortcut(
+        self, operation: Operation, target: _Value, value: _Value, tensors: Mapping[str, Any]
+    ) -> _Value | None:
+        """What a sum adds to a convolution that it alone reads, if one layer can compute both: it
+        is there, of 8 bits and of the sum's scale, and the layer is exact.
+        """
+        (sum_of,) = operation.users
+        others = [term for term in sum_of.inputs if term is not operation]
+        other = self.values.get(others[0]) if len(others) == 1 else None
+        if other is None or not other.number or not torch.equal(other.scale, target.scale):
+            return None
+        sizes = [max(-one.low, one.high) for one in (value, other)]
+        sums = tensors["weight"].abs().sum((1, 2, 3)) * sizes[0] + tensors["bias"].abs()
+        is_exact = float((sums + sizes[1] / tensors["multiplier"]).max()) < EXACT
+        return other if sizes[1] <= LEVELS and is_exact else None
 
     def _relu(self, operation: Operation) -> _Value:
         source = operation.inputs[0]
@@ -396,6 +428,8 @@ class _Builder:
         return self._rescaled(self.values[source], self._target(operation))
 
     def _sum(self, operation: Operation) -> _Value:
+        if operation in self.values:  # of the convolution that adds a shortcut
+            return self.values[operation]
         target = self._target(operation.settled)
         terms = [self.values[term] for term in operation.inputs]
         terms = [

@@ -102,6 +102,7 @@ def convolution(
     DIGITS: tl.constexpr,
     WEIGHT_DIGITS: tl.constexpr,
     IS_LAST: tl.constexpr,
+    ADDS_FIRST: tl.constexpr,
     CLIP: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
@@ -113,8 +114,8 @@ def convolution(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """``wide`` = convolution of ``x``, perhaps plus ``shortcut``; ``narrow`` = that, rescaled; see
-    ``_Convolution``.
+    """``wide`` = convolution of ``x``, perhaps plus ``shortcut``, which is added before the result
+    is rounded if ADDS_FIRST; ``narrow`` = that, rescaled; see ``_Convolution``.
 
     A row of the matrix product is a pixel of the result, a column one of its channels, and a term
     (tap, channel) one of the DEPTH inputs of a sum. With a ``mean``, ``x`` is the image.
@@ -171,8 +172,10 @@ def convolution(
     if IS_LAST:
         tl.store(wide + place, scaled, keep)
     else:
+        if ADDS_FIRST:
+            scaled += tl.load(shortcut + place, keep, 0).to(tl.float32)
         result = _rounded(scaled, LOW, HIGH)
-        if shortcut is not None:
+        if shortcut is not None and not ADDS_FIRST:
             result += tl.load(shortcut + place, keep, 0).to(tl.int32)
             result = tl.minimum(tl.maximum(result, SUM_LOW), SUM_HIGH)
         if wide is not None:
@@ -257,7 +260,7 @@ class _Operation(nn.Module):
         results: list[torch.Tensor] = []
         for layer in self.layers:
             given = results[-1:]
-            given += [next(floats) for _ in range(layer.ARGUMENTS - len(given))]
+            given += [next(floats) for _ in range(layer.arguments - len(given))]
             results.append(layer(*given))
         return results[-len(self.makes) :]
 
@@ -304,6 +307,7 @@ class _Convolution(_Operation):
             "KERNEL_WIDTH": width,
             "DEPTH": terms + -terms % depth,
             "IS_LAST": layer.is_last,
+            "ADDS_FIRST": bool(layer.shortcut),
             "CLIP": network.clip,
             "DIGITS": before.digits,
             "WEIGHT_DIGITS": len(digits),
@@ -376,6 +380,7 @@ class KernelNetwork(nn.Module):
         makers = {number: number for number, kind in kinds.items() if kind is Convolution}
         for number, (layer, inputs) in steps.items():
             own = [used for used in inputs if makers.get(used) == used and readers[used] == 1]
+            own = [used for used in own if steps[used][0].arguments == 1]
             if isinstance(layer, Sum) and own and 0 not in inputs:
                 makers[number] = makers.pop(max(own))
         rescaled = {

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-DEFINITION = 1
+DEFINITION = 2
 """The version of the definition in docs/integer.md."""
 EXACT = 2**24
 """float32 holds all integers up to this size."""
@@ -34,6 +34,7 @@ _RANGES = {
     "high": (1 - EXACT, EXACT - 1),
     "padding": (0, 255),
     "ceil_mode": (0, 1),
+    "shortcut": (0, 1),
 }
 _TYPES = (torch.int8, torch.int16, torch.int32)
 _NO_CLAMP = {"low": 0, "high": -1}
@@ -79,6 +80,7 @@ class IntegerLayer(nn.Module, ABC):
 
     def __init__(self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
+        self.arguments = self.ARGUMENTS + int(settings.get("shortcut") == 1)
         given = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in settings.items()
@@ -157,8 +159,9 @@ class Convolution(IntegerLayer):
     """clamp(round(m (w * x + b))): weight w [O, I / groups, h, w], bias b [O], multiplier m [O],
     float32.
 
-    With ``high`` < ``low`` the result is m (w * x + b), where m are powers of 2: the last layer,
-    whose results are logits.
+    With ``shortcut`` 1 it reads a second value r, and is clamp(round(m (w * x + b) + r)), where m
+    are powers of 2. With ``high`` < ``low`` the result is m (w * x + b), where m are powers of 2,
+    too: the last layer, whose results are logits.
     """
 
     SETTINGS: ClassVar[dict[str, Any]] = {
@@ -167,10 +170,12 @@ class Convolution(IntegerLayer):
         "padding": (0, 0),
         "dilation": (1, 1),
         "groups": 1,
+        "shortcut": 0,
     }
     TENSORS = ("weight", "bias", "multiplier")
     weight: torch.Tensor
     bias: torch.Tensor
+    shortcut: int
     in_float64 = False
     """Whether the sum is computed in float64, where it needs no proof: slowly, to compare with."""
 
@@ -179,13 +184,20 @@ class Convolution(IntegerLayer):
         """Whether the results are logits."""
         return self.high < self.low
 
+    @property
+    def has_powers(self) -> bool:
+        """Whether all multipliers are powers of 2, with which a product is exact."""
+        mantissas = self.multiplier.frexp()[0]
+        # A smaller one is 0 to some kernels.
+        return bool(((mantissas == 0.5) & (self.multiplier >= 2.0**-126)).all())
+
     def range_of(self, *inputs: Range) -> Range:
         """sum |w| times the size of an input, plus |b|; a sum that may reach 2^24 is divided into
         exact parts.
 
         ValueError, too, where a multiplier of the last layer is no power of 2.
         """
-        self.largest_input = _size(*inputs)
+        self.largest_input = _size(inputs[0])
         self.smallest_input = -self.largest_input
         totals = self.weight.double().abs().sum((2, 3)) * self.largest_input  # [O, I]
         channels, self.parts = totals.shape[1], 1
@@ -202,12 +214,19 @@ class Convolution(IntegerLayer):
             self.parts = 2
         if self.largest_sum >= 2**31:
             raise ValueError("a sum over a convolution's inputs may exceed 2^31")
-        is_power = (self.multiplier.frexp()[0] == 0.5) & (
-            self.multiplier >= 2.0**-126
-        )  # less is 0 to some kernels
-        if self.is_last and not bool(is_power.all()):
-            raise ValueError("a multiplier of the last layer is no power of 2 from 2^-126 on")
-        size = float((per_channel * self.multiplier.double().abs()).max())
+        if (self.is_last or self.shortcut) and not self.has_powers:
+            raise ValueError(
+                "a multiplier of the last layer, or of one with a shortcut, is no power of 2 from "
+                "2^-126 on"
+            )
+        multipliers = self.multiplier.double().abs()
+        size = float((per_channel * multipliers).max())
+        if self.shortcut:
+            # What is rounded is a multiple of the multiplier, of at most 24 bits.
+            size += _size(inputs[1])
+            self.largest_sum = float((per_channel + _size(inputs[1]) / multipliers).max())
+            if self.parts > 1 or self.is_last or self.largest_sum >= EXACT:
+                raise ValueError("a sum of a convolution and a shortcut may exceed 2^24")
         return (self.low, self.high) if self.is_last else self._clamped(size * _ROUNDED + 1)
 
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
@@ -228,7 +247,7 @@ class Convolution(IntegerLayer):
         """The sums and the bias, added in float64, where that is exact, and rounded once."""
         return (sum(one.double() for one in sums) + self.bias.double()[:, None, None]).float()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
         total = self.total(x, self.in_float64)
         if torch.compiler.is_compiling():
             total = rounded(
@@ -236,7 +255,15 @@ class Convolution(IntegerLayer):
             )  # changes no integer, and keeps the compiler from rounding multiplier * weight
         multiplier = self.multiplier[:, None, None]
         scaled = total * multiplier if total.requires_grad else total.mul_(multiplier)
+        if shortcut is not None:
+            scaled = scaled + shortcut
         return scaled if self.is_last else self._in_range(rounded(scaled))
+
+    def repeats(self, *given: torch.Tensor) -> bool:
+        """Whether all of it is computed exactly, in the first and the last row; here that is a
+        matter of the sum.
+        """
+        return True
 
     def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
         geometry = {
@@ -266,6 +293,8 @@ class Convolution(IntegerLayer):
             exact = writer.node("Sum", bias, *(writer.cast(one, "DOUBLE") for one in sums))
             total = writer.cast(exact, "FLOAT")
         scaled = writer.node("Mul", total, writer.constant(self.multiplier[:, None, None]))
+        if self.shortcut:
+            scaled = writer.node("Add", scaled, inputs[1])
         return scaled if self.is_last else writer.clip(writer.node("Round", scaled), self)
 
 
@@ -430,7 +459,7 @@ class LayerGraph(nn.Module):
         self.ranges = [(-size, size)]
         """The least and the largest integer of each value, by number."""
         for number, layer, inputs in self.steps():
-            if len(inputs) != layer.ARGUMENTS or not all(
+            if len(inputs) != layer.arguments or not all(
                 type(one) is int and 0 <= one < number for one in inputs
             ):
                 raise ValueError(f"step {number} reads the values {inputs}")
@@ -452,10 +481,14 @@ class LayerGraph(nn.Module):
         """The integers [B, C, H, W] that stand for images."""
         return rounded(images * WHITE).clamp(-self.clip, WHITE + self.clip) - self.mean
 
+    def given(self, layer: IntegerLayer, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The values that a layer reads, in a type that it takes."""
+        return list(values)
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         values: dict[int, torch.Tensor] = {0: self.entrance(images)}
         for number, layer, inputs in self.steps():
-            values[number] = layer(*(values[used] for used in inputs))
+            values[number] = layer(*self.given(layer, [values[used] for used in inputs]))
             for used in self._unused_after[number]:
                 del values[used]
         return values[len(self.layers)].flatten(1)
@@ -488,18 +521,23 @@ class LayerGraph(nn.Module):
         """
         values = {0: self.entrance(images)}
         for number, layer, inputs in self.steps():
-            given = [values[used] for used in inputs]
+            given = self.given(layer, [values[used] for used in inputs])
             if isinstance(layer, Convolution):
                 limits = layer.smallest_input, layer.largest_input
                 for x in (given[0], random_integers(number, given[0], *limits)):
-                    found, ends = layer.total(x), torch.stack([x[0], x[-1]])
+                    found, ends = layer.total(x), _ends(x)
                     expected = layer.total(ends, in_float64=True)
-                    if not torch.equal(torch.stack([found[0], found[-1]]), expected):
+                    if not torch.equal(_ends(found), expected) or not layer.repeats(x, *given[1:]):
                         return number
             values[number] = layer(*given)
             for used in self._unused_after[number]:
                 del values[used]
         return None
+
+
+def _ends(x: torch.Tensor) -> torch.Tensor:
+    """The first and the last row."""
+    return torch.stack([x[0], x[-1]])
 
 
 def _words(number: int, count: int) -> np.ndarray:

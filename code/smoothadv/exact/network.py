@@ -19,6 +19,7 @@ from smoothadv.exact.layers import (
     LAYERS,
     WHITE,
     Convolution,
+    IntegerLayer,
     LayerGraph,
     Range,
     Step,
@@ -121,14 +122,19 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
 
 
 class ByteConvolution(Convolution):
-    """A convolution of values that ``dtype``, uint8 or int8, holds; without gradients."""
+    """A convolution of values that ``dtype``, uint8 or int8, holds; without gradients.
+
+    Where its result is one of bytes, and its multipliers are powers of 2, oneDNN computes all of it:
+    the sum in int32; in float32 its product with the multiplier, the bias and the shortcut, which
+    are exact by ``range_of``; rounding to the nearest even integer, and 0..255.
+    """
 
     def __init__(
         self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
     ) -> None:
         super().__init__(settings, tensors)
-        self.dtype = dtype
-        self.scales = torch.ones(len(self.weight)), torch.zeros(len(self.weight), dtype=torch.int64)
+        self.dtype, self.keeps_shortcut = dtype, True
+        self.zeros = torch.zeros(len(self.weight), dtype=torch.int64)
         self.geometry = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
 
     def range_of(self, *inputs: Range) -> Range:
@@ -137,14 +143,19 @@ class ByteConvolution(Convolution):
             self.smallest_input = 0
         channels = self.weight.shape[1] * self.groups
         self.width = -(-channels // (self.parts if self.groups == 1 else 1))
+        self.ones = torch.ones(len(self.weight))
         # No buffers: oneDNN's layout cannot be copied or moved.
-        self.packed = [
-            torch.ops.onednn.qconv_prepack(
-                part.contiguous(), self.scales[0], 1.0, 0, *self.geometry, None
-            )
-            for part in self.weight.to(torch.int8).split(self.width, 1)
-        ]
+        self.packed = [self._packed(part, self.ones) for part in self.weight.split(self.width, 1)]
+        self.whole = None
+        is_byte = (self.low, self.high) == (0, WHITE) and self.has_powers
+        if is_byte and self.parts == 1 and self.largest_sum < EXACT:
+            self.whole = self._packed(self.weight, self.multiplier)
+            self.scaled_bias = self.bias * self.multiplier
         return limits
+
+    def _packed(self, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        part = weight.to(torch.int8).contiguous()
+        return torch.ops.onednn.qconv_prepack(part, scales, 1.0, 0, *self.geometry, None)
 
     def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
         if in_float64:
@@ -154,25 +165,63 @@ class ByteConvolution(Convolution):
         result: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
         sums = [
             torch.ops.onednn.qconv2d_pointwise(
-                part, 1.0, 0, packed, *self.scales, bias, *self.geometry, *result
+                part, 1.0, 0, packed, self.ones, self.zeros, bias, *self.geometry, *result
             )
             for part, packed in zip(x.to(self.dtype).split(self.width, 1), self.packed)
         ]
         return sums[0] if self.parts == 1 else self.sum_of_parts(sums)
+
+    def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
+        if self.whole is None or self.in_float64:
+            return super().forward(x, shortcut)
+        given = (x.to(self.dtype), 1.0, 0, self.whole, self.multiplier, self.zeros)
+        bias, result = self.scaled_bias, (1.0, 0, torch.uint8)
+        if shortcut is None:
+            return torch.ops.onednn.qconv2d_pointwise(
+                *given, bias, *self.geometry, *result, "relu", [], ""
+            )
+        kept = shortcut.to(torch.uint8, memory_format=torch.channels_last)
+        if kept is shortcut and self.keeps_shortcut:
+            kept = kept.clone()  # the result takes its place
+        return torch.ops.onednn.qconv2d_pointwise.binary(
+            *given, kept, bias, *self.geometry, *result, 1.0, 0, "sum", 1.0, "relu", [], ""
+        )
+
+    def repeats(self, *given: torch.Tensor) -> bool:
+        found = self(given[0], *(one.clone() for one in given[1:]))
+        with in_float64([self]):
+            expected = self(*(torch.stack([one[0], one[-1]]) for one in given))
+        return torch.equal(torch.stack([found[0], found[-1]]).float(), expected)
+
+
+class ByteGraph(LayerGraph):
+    """A LayerGraph whose convolutions read, and mostly make, bytes."""
+
+    def __init__(self, network: LayerGraph, steps: Sequence[Step]) -> None:
+        super().__init__(network.image_shape, network.clip, network.mean, steps)
+        for number, layer, inputs in self.steps():
+            if isinstance(layer, ByteConvolution) and layer.shortcut:
+                layer.keeps_shortcut = inputs[1] not in self._unused_after[number]
+
+    @torch.compiler.disable  # oneDNN's operators are whole as they are
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images)
+
+    def given(self, layer: IntegerLayer, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [x if isinstance(layer, ByteConvolution) else x.float() for x in values]
 
 
 def byte_form(network: LayerGraph) -> LayerGraph | None:
     """The same network with convolutions of bytes, without gradients; None where this CPU or this
     PyTorch has none.
 
-    A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32, by oneDNN's
-    quantized convolutions (AVX-512 VNNI, AMX). ``Convolution.range_of`` proves that no sum, or no
+    A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32, by
+    oneDNN's quantized convolutions (VNNI, AMX; with weights of 7 bits AVX2, too).
+    ``Convolution.range_of`` proves that no sum, or no
     part of one, reaches 2^24: these are the sums of the definition. Scales of 1 leave them as they
     are in float32. Other layers, like the first one, which reads up to 11 bits, stay in float32 and
     are those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
     """
-    if not getattr(torch.cpu, "_is_vnni_supported", bool)():
-        return None
     steps = []
     try:
         for _, layer, inputs in network.steps():
@@ -188,7 +237,7 @@ def byte_form(network: LayerGraph) -> LayerGraph | None:
             steps.append(Step(layer, inputs))
         if not any(isinstance(step.layer, ByteConvolution) for step in steps):
             return None
-        form = LayerGraph(network.image_shape, network.clip, network.mean, steps).eval()
+        form = ByteGraph(network, steps).eval()
         with torch.inference_mode():
             form(network.probe_images())
     except (AttributeError, RuntimeError):
