@@ -156,7 +156,7 @@ def test_model_says_what_it_is(digits, tmp_path):
     model = onnx.load(tmp_path / "integers.onnx")
     facts = {each.key: each.value for each in model.metadata_props}
     content = torch.load(digits, weights_only=True)
-    assert (facts["definition"], json.loads(facts["classes"])) == ("1", content["classes"])
+    assert (facts["definition"], json.loads(facts["classes"])) == ("2", content["classes"])
     assert facts["probe"] == content["integer"]["probe"] and len(facts["checkpoint_sha256"]) == 64
     assert {(each.domain, each.version) for each in model.opset_import} == {("", 13)}
 

@@ -52,7 +52,7 @@ def test_votes_agree_and_equal_commands_write_equal_integers(
         and "certified accuracy there" in outcome.out
         and outcome.out.count("float ") == 5
     )
-    assert float(outcome.out.split("% of votes")[0].split()[-1]) >= 99
+    assert float(outcome.out.split("% of votes")[0].split()[-1]) >= 98
     assert (
         call(
             capsys, "quantize", "digits", checkpoint, 0.25, "seed.pth.tar", *SHORT, "--seed", 5

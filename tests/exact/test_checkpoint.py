@@ -68,7 +68,7 @@ def without_fields(**changes: Any) -> Callable[[dict[str, Any]], None]:
 
 NAN, NEXT_TO_1 = float("nan"), torch.full((4, 1, 3, 3), 1 - 1e-10, dtype=torch.float64)
 DAMAGES = {
-    "definition 2": (at("integer", "definition", value=2), "definition 2"),
+    "definition 1": (at("integer", "definition", value=1), "definition 1"),
     "no definition": (at("integer", "definition", value=None), "definition None"),
     "definition of text": (at("integer", "definition", value="1"), "definition '1'"),
     "no clip": (at("integer", "clip", value=None), "clip"),

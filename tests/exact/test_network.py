@@ -61,7 +61,9 @@ def convolution(seed: int, weight_shape: tuple[int, ...], **given) -> Convolutio
         random.integers(-(2**14), 2**14, outputs),
     )
     multiplier = random.uniform(0.2, 1.5, outputs) / 127 / np.sqrt(weight[0].size)
-    multiplier = multiplier if "high" in given else 2.0 ** np.rint(np.log2(multiplier))
+    is_any = "high" in given and "shortcut" not in given and "powers" not in given
+    given.pop("powers", None)
+    multiplier = multiplier if is_any else 2.0 ** np.rint(np.log2(multiplier))
     arrays = {"weight": weight, "bias": bias, "multiplier": multiplier.astype(np.float32)}
     return Convolution(given, {name: torch.from_numpy(array) for name, array in arrays.items()})
 
@@ -118,6 +120,88 @@ def networks(draw: st.DrawFn) -> IntegerNetwork:
     return IntegerNetwork(
         (3, *side), draw(st.sampled_from([0, 1530])), torch.tensor([125, 0, 255]), steps
     ).eval()
+
+
+@st.composite
+def networks_of_bytes(draw: st.DrawFn) -> IntegerNetwork:
+    """A block with a shortcut, as ``conversion`` makes it, of any geometry; the shortcut's value is
+    perhaps read again.
+    """
+    seed, kernel = draw(st.integers(0, 999)), draw(st.sampled_from([1, 3]))
+    byte = {"low": 0, "high": 255, "powers": True}
+    around = {"padding": (kernel // 2, kernel // 2), "shortcut": 1}
+    signed = draw(st.booleans())
+    side, again = draw(pair(4, 9)), draw(st.sampled_from([1, 3]))
+    middle = {"low": -127, "high": 127, "powers": True} if signed else byte
+    steps = [
+        Step(convolution(seed, (8, 3, 3, 3), padding=(1, 1), **byte), (0,)),
+        Step(convolution(seed + 1, (8, 8, 3, 3), padding=(1, 1), **middle), (1,)),
+        Step(convolution(seed + 2, (8, 8, kernel, kernel), **around, **byte), (2, 1)),
+        Step(convolution(seed + 3, (8, 8, kernel, kernel), **around, **byte), (3, again)),
+        Step(Sum({"high": 510}, {}), (4, 1)),
+        Step(Total({"kernel": side}, {}), (5,)),
+        Step(convolution(seed + 4, (5, 8, 1, 1)), (6,)),
+    ]
+    return IntegerNetwork((3, *side), 383, torch.tensor([125, 0, 255]), steps).eval()
+
+
+@settings(max_examples=25)
+@given(networks_of_bytes(), st.integers(0, 999))
+def test_any_block_of_bytes_is_the_reference_to_the_last_bit(network, seed):
+    """Also where its value is needed again, whose place oneDNN's sum would take."""
+    images = extreme_images(network, 7, seed)
+    assert is_reference(network, images)
+    form = byte_form(network) if BYTES_ARE_EXACT else None
+    if form is not None:
+        with torch.inference_mode():
+            assert torch.equal(form(images), network(images))
+            assert form.inexact_layer(images) is None
+        assert [layer.whole is not None for layer in form.layers[2:4]] == [True, True]
+
+
+def test_shortcut_is_added_before_the_rounding():
+    """At a half the nearest even integer depends on the shortcut: of .5 + 1 it is 2, not 1."""
+    tensors = {"weight": torch.ones(1, 1, 1, 1), "bias": torch.zeros(1)}
+    layer = Convolution(
+        {"high": 255, "shortcut": 1}, {**tensors, "multiplier": torch.tensor([0.5])}
+    )
+    layer.range_of((0, 255), (0, 255))
+    sums, shortcuts = torch.tensor([1.0, 1.0, 3.0, 255.0]), torch.tensor([0.0, 1.0, 0.0, 255.0])
+    found = layer(sums.view(4, 1, 1, 1), shortcuts.view(4, 1, 1, 1)).flatten().tolist()
+    assert found == [0, 2, 2, 255]
+    expected = slow_integers._convolution(
+        {"high": 255, "shortcut": 1},
+        {name: tensor.numpy() for name, tensor in layer.named_buffers()},
+        sums.view(4, 1, 1, 1).numpy().astype(np.int64),
+        shortcuts.view(4, 1, 1, 1).numpy().astype(np.int64),
+    )
+    assert expected.flatten().tolist() == found
+
+
+@pytest.mark.parametrize(
+    ("weight", "multiplier", "most", "words"),
+    [
+        (1, 0.5, 255, None),
+        (1, 0.75, 255, "no power of 2"),
+        (1, -0.5, 255, "no power of 2"),
+        (1, 2.0**-16, 255, None),
+        (1, 2.0**-16, 256, "may exceed 2\\^24"),
+        (2**15, 2.0**-8, 2**15 + 200, "may exceed 2\\^24"),
+    ],
+)
+def test_sum_of_a_convolution_and_a_shortcut_is_proven(weight, multiplier, most, words):
+    """255 w + r / m must stay below 2^24."""
+    tensors = {
+        "weight": torch.full((1, 1, 1, 1), float(weight)),
+        "bias": torch.zeros(1),
+        "multiplier": torch.tensor([float(multiplier)]),
+    }
+    layer = Convolution({"high": 255, "shortcut": 1}, tensors)
+    if words is None:
+        assert layer.range_of((0, 255), (0, most)) == (0, 255)
+    else:
+        with pytest.raises(ValueError, match=words):
+            layer.range_of((0, 255), (0, most))
 
 
 @settings(max_examples=25)
@@ -399,11 +483,10 @@ needs_vnni = pytest.mark.skipif(
 )
 
 
-def digits_voter() -> VotingClassifier:
+def digits_voter(weight_bits: int = 7) -> VotingClassifier:
     torch.manual_seed(0)
-    return optimized_for_inference(
-        quantized(get_architecture("digits_resnet8", "digits", "normalize"), IMAGES), CPU
-    )
+    classifier = get_architecture("digits_resnet8", "digits", "normalize")
+    return optimized_for_inference(quantized(classifier, IMAGES, weight_bits=weight_bits), CPU)
 
 
 def choose_form(voter: VotingClassifier) -> None:
@@ -446,11 +529,21 @@ def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch
 
 @needs_vnni
 @pytest.mark.parametrize(
-    ("instructions", "is_exact"), [("AVX512_CORE_VNNI", "True"), ("AVX512_CORE", "False")]
+    ("instructions", "bits", "is_exact"),
+    [
+        ("AVX512_CORE_VNNI", 8, "True"),
+        ("AVX512_CORE", 8, "False"),
+        ("AVX512_CORE", 7, "True"),
+        ("AVX2", 8, "False"),
+        ("AVX2", 7, "True"),
+    ],
 )
-def test_kernels_of_an_older_cpu_which_saturate_in_16_bits_are_not_chosen(instructions, is_exact):
+def test_kernels_of_an_older_cpu_saturate_in_16_bits_unless_weights_have_7(
+    instructions, bits, is_exact
+):
+    """Two products of 255 and 64 are below 2^15, two of 255 and 127 are not."""
     program = (
-        "from test_network import *; voter = digits_voter(); choose_form(voter); "
+        f"from test_network import *; voter = digits_voter({bits}); choose_form(voter); "
         "print(bool(voter.fast))"
     )
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])

@@ -30,11 +30,13 @@ def with_entrance(network: nn.Module, channels: int) -> nn.Sequential:
     return nn.Sequential(Normalize((128 / 255,) * channels, (0.25,) * channels), network).eval()
 
 
-def quantized(classifier: nn.Module, images: torch.Tensor, clip: int = CLIP) -> IntegerNetwork:
+def quantized(
+    classifier: nn.Module, images: torch.Tensor, clip: int = CLIP, weight_bits: int = 7
+) -> IntegerNetwork:
     """The network of integers of a base classifier, calibrated on images [B, C, H, W]."""
     shape = tuple(images.shape[1:])
     network = read_network(classifier, shape)
-    return convert(network, images.split(16), shape, clip)
+    return convert(network, images.split(16), shape, clip, weight_bits)
 
 
 def slow_logits(network: IntegerNetwork, images: torch.Tensor) -> np.ndarray:

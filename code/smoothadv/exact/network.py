@@ -124,9 +124,9 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
 class ByteConvolution(Convolution):
     """A convolution of values that ``dtype``, uint8 or int8, holds; without gradients.
 
-    Where its result is one of bytes, and its multipliers are powers of 2, oneDNN computes all of it:
-    the sum in int32; in float32 its product with the multiplier, the bias and the shortcut, which
-    are exact by ``range_of``; rounding to the nearest even integer, and 0..255.
+    Where its result is one of bytes, and its multipliers are powers of 2, oneDNN computes all of
+    it: the sum in int32; in float32 its product with the multiplier, the bias and the shortcut,
+    which are exact by ``range_of``; rounding to the nearest even integer, and 0..255.
     """
 
     def __init__(
@@ -201,7 +201,8 @@ class ByteGraph(LayerGraph):
         super().__init__(network.image_shape, network.clip, network.mean, steps)
         for number, layer, inputs in self.steps():
             if isinstance(layer, ByteConvolution) and layer.shortcut:
-                layer.keeps_shortcut = inputs[1] not in self._unused_after[number]
+                is_needed = inputs[1] not in self._unused_after[number]
+                layer.keeps_shortcut = is_needed or inputs[1] == inputs[0]
 
     @torch.compiler.disable  # oneDNN's operators are whole as they are
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -217,10 +218,9 @@ def byte_form(network: LayerGraph) -> LayerGraph | None:
 
     A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32, by
     oneDNN's quantized convolutions (VNNI, AMX; with weights of 7 bits AVX2, too).
-    ``Convolution.range_of`` proves that no sum, or no
-    part of one, reaches 2^24: these are the sums of the definition. Scales of 1 leave them as they
-    are in float32. Other layers, like the first one, which reads up to 11 bits, stay in float32 and
-    are those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
+    ``Convolution.range_of`` proves that no sum, or no part of one, reaches 2^24: these are the sums
+    of the definition. Other layers, like the first one, which reads up to 11 bits, stay in float32
+    and are those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
     """
     steps = []
     try:

@@ -75,7 +75,7 @@ def quantize(spec: QuantizeSpec) -> tuple[IntegerNetwork, Comparison]:
         for part in Progress(parts, "calibrating", delay=2)
     )
     with reserved(spec.outfile, spec.overwrite):
-        network = convert(float_network, batches, shape, noise.clip)
+        network = convert(float_network, batches, shape, noise.clip, spec.weight_bits)
         voter = optimized_for_inference(classifier, torch.device("cpu"))
         held_out = rest[_spaced(len(rest), spec.held_out)]
         comparison = _compare((voter, network), images, held_out, noise, spec.draws)
@@ -150,6 +150,7 @@ def _save(
         "sigma": spec.sigma,
         "calibration": spec.calibration,
         "seed": spec.seed,
+        "weight_bits": spec.weight_bits,
         "agreement": comparison.agreement,
         **provenance(spec.command),
     }

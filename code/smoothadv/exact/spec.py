@@ -10,12 +10,15 @@ from typing import Any
 from smoothadv.base.choices import INPUT_LAYER_NAMES
 from smoothadv.base.settings import (
     Checked,
+    number,
     output_file,
     positive_int,
     positive_noise_level,
     setting,
 )
 from smoothadv.datasets.spec import RunSpec
+
+_seven_or_eight = number(int, "7 or 8", lambda bits: bits in (7, 8))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,12 @@ class QuantizeSpec(RunSpec):
         help="other training images on which the votes are compared",
     )
     draws: int = setting(200, parse=positive_int, metavar="N", help="draws for each of these")
+    weight_bits: int = setting(
+        7,
+        parse=_seven_or_eight,
+        metavar="BITS",
+        help="of weights: with 7, CPUs without VNNI compute in bytes, too; or 8",
+    )
     input_layer: str | None = setting(
         None,
         choices=INPUT_LAYER_NAMES,
