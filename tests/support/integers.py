@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import nn
 
 from smoothadv.architectures.input_layers import Normalize
 from smoothadv.exact.conversion import convert, read_network
+from smoothadv.exact.layers import Convolution
 from smoothadv.exact.network import IntegerNetwork
 from support import slow_integers
 
@@ -44,6 +46,41 @@ def slow_logits(network: IntegerNetwork, images: torch.Tensor) -> np.ndarray:
     record, tensors = network.stored()
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     return slow_integers.logits(json.loads(json.dumps(record)), arrays, images.numpy())
+
+
+def extreme_images(network: IntegerNetwork, count: int, seed: int = 0) -> torch.Tensor:
+    """Random grey levels of the whole range; the last two images have the highest and the lowest
+    alone.
+    """
+    images = grey_images(count, network.image_shape, network.clip, seed)
+    images[-1], images[-2:-1] = -network.clip / 255, (255 + network.clip) / 255
+    return images
+
+
+@torch.inference_mode()
+def is_reference(network: IntegerNetwork, images: torch.Tensor) -> bool:
+    return np.array_equal(network(images).numpy(), slow_logits(network, images))
+
+
+def convolution(seed: int, weight_shape: tuple[int, ...], **given) -> Convolution:
+    """Random weights; most results lie within a few hundred. Multipliers of logits are powers of 2,
+    by definition.
+    """
+    random, outputs = np.random.default_rng(seed), weight_shape[0]
+    weight, bias = (
+        random.integers(-127, 128, weight_shape),
+        random.integers(-(2**14), 2**14, outputs),
+    )
+    multiplier = random.uniform(0.2, 1.5, outputs) / 127 / np.sqrt(weight[0].size)
+    is_any = "high" in given and "shortcut" not in given and "powers" not in given
+    given.pop("powers", None)
+    multiplier = multiplier if is_any else 2.0 ** np.rint(np.log2(multiplier))
+    arrays = {"weight": weight, "bias": bias, "multiplier": multiplier.astype(np.float32)}
+    return Convolution(given, {name: torch.from_numpy(array) for name, array in arrays.items()})
+
+
+def pair(low: int, high: int) -> st.SearchStrategy:
+    return st.tuples(st.integers(low, high), st.integers(low, high))
 
 
 def _bytes_are_exact() -> bool:

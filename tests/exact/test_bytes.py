@@ -1,0 +1,133 @@
+"""Blocks of bytes: convolutions that add a shortcut, in float32 and by oneDNN's operators, on
+processors of several kinds.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothadv.exact.layers import Convolution, Step, Sum, Total
+from smoothadv.exact.network import IntegerNetwork, byte_form
+from support import slow_integers
+from support.integers import BYTES_ARE_EXACT, convolution, extreme_images, is_reference, pair
+
+HAS_VNNI = getattr(torch.cpu, "_is_vnni_supported", bool)()
+needs_vnni = pytest.mark.skipif(
+    not HAS_VNNI, reason="limits the instructions of CPUs with AVX-512 VNNI; this has none"
+)
+
+
+@st.composite
+def networks_of_bytes(draw: st.DrawFn) -> IntegerNetwork:
+    """A block with a shortcut, as ``conversion`` makes it, of any geometry; the shortcut's value is
+    perhaps read again.
+    """
+    seed, kernel = draw(st.integers(0, 999)), draw(st.sampled_from([1, 3]))
+    byte = {"low": 0, "high": 255, "powers": True}
+    around = {"padding": (kernel // 2, kernel // 2), "shortcut": 1}
+    signed = draw(st.booleans())
+    side, again = draw(pair(4, 9)), draw(st.sampled_from([1, 3]))
+    middle = {"low": -127, "high": 127, "powers": True} if signed else byte
+    steps = [
+        Step(convolution(seed, (8, 3, 3, 3), padding=(1, 1), **byte), (0,)),
+        Step(convolution(seed + 1, (8, 8, 3, 3), padding=(1, 1), **middle), (1,)),
+        Step(convolution(seed + 2, (8, 8, kernel, kernel), **around, **byte), (2, 1)),
+        Step(convolution(seed + 3, (8, 8, kernel, kernel), **around, **byte), (3, again)),
+        Step(Sum({"high": 510}, {}), (4, 1)),
+        Step(Total({"kernel": side}, {}), (5,)),
+        Step(convolution(seed + 4, (5, 8, 1, 1)), (6,)),
+    ]
+    return IntegerNetwork((3, *side), 383, torch.tensor([125, 0, 255]), steps).eval()
+
+
+@settings(max_examples=25)
+@given(networks_of_bytes(), st.integers(0, 999))
+def test_any_block_of_bytes_is_the_reference_to_the_last_bit(network, seed):
+    """Also where its value is needed again, whose place oneDNN's sum would take."""
+    images = extreme_images(network, 7, seed)
+    assert is_reference(network, images)
+    form = byte_form(network) if BYTES_ARE_EXACT else None
+    if form is not None:
+        with torch.inference_mode():
+            assert torch.equal(form(images), network(images))
+            assert form.inexact_layer(images) is None
+        assert [layer.whole is not None for layer in form.layers[2:4]] == [True, True]
+
+
+def test_shortcut_is_added_before_the_rounding():
+    """At a half the nearest even integer depends on the shortcut: of .5 + 1 it is 2, not 1."""
+    tensors = {"weight": torch.ones(1, 1, 1, 1), "bias": torch.zeros(1)}
+    layer = Convolution(
+        {"high": 255, "shortcut": 1}, {**tensors, "multiplier": torch.tensor([0.5])}
+    )
+    layer.range_of((0, 255), (0, 255))
+    sums, shortcuts = torch.tensor([1.0, 1.0, 3.0, 255.0]), torch.tensor([0.0, 1.0, 0.0, 255.0])
+    found = layer(sums.view(4, 1, 1, 1), shortcuts.view(4, 1, 1, 1)).flatten().tolist()
+    assert found == [0, 2, 2, 255]
+    expected = slow_integers._convolution(
+        {"high": 255, "shortcut": 1},
+        {name: tensor.numpy() for name, tensor in layer.named_buffers()},
+        sums.view(4, 1, 1, 1).numpy().astype(np.int64),
+        shortcuts.view(4, 1, 1, 1).numpy().astype(np.int64),
+    )
+    assert expected.flatten().tolist() == found
+
+
+@pytest.mark.parametrize(
+    ("weight", "multiplier", "most", "words"),
+    [
+        (1, 0.5, 255, None),
+        (1, 0.75, 255, "no power of 2"),
+        (1, -0.5, 255, "no power of 2"),
+        (1, 2.0**-16, 255, None),
+        (1, 2.0**-16, 256, "may exceed 2\\^24"),
+        (2**15, 2.0**-8, 2**15 + 200, "may exceed 2\\^24"),
+    ],
+)
+def test_sum_of_a_convolution_and_a_shortcut_is_proven(weight, multiplier, most, words):
+    """255 w + r / m must stay below 2^24."""
+    tensors = {
+        "weight": torch.full((1, 1, 1, 1), float(weight)),
+        "bias": torch.zeros(1),
+        "multiplier": torch.tensor([float(multiplier)]),
+    }
+    layer = Convolution({"high": 255, "shortcut": 1}, tensors)
+    if words is None:
+        assert layer.range_of((0, 255), (0, most)) == (0, 255)
+    else:
+        with pytest.raises(ValueError, match=words):
+            layer.range_of((0, 255), (0, most))
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    ("instructions", "bits", "is_exact"),
+    [
+        ("AVX512_CORE_VNNI", 8, "True"),
+        ("AVX512_CORE", 8, "False"),
+        ("AVX512_CORE", 7, "True"),
+        ("AVX2", 8, "False"),
+        ("AVX2", 7, "True"),
+    ],
+)
+def test_kernels_of_an_older_cpu_saturate_in_16_bits_unless_weights_have_7(
+    instructions, bits, is_exact
+):
+    """Two products of 255 and 64 are below 2^15, two of 255 and 127 are not."""
+    program = (
+        f"from test_network import *; voter = digits_voter({bits}); choose_form(voter); "
+        "print(bool(voter.fast))"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [is_exact]
