@@ -222,6 +222,8 @@ def byte_form(network: LayerGraph) -> LayerGraph | None:
     of the definition. Other layers, like the first one, which reads up to 11 bits, stay in float32
     and are those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
     """
+    if not getattr(torch.cpu, "_is_avx2_supported", bool)():
+        return None  # the operators may be there, but slow
     steps = []
     try:
         for _, layer, inputs in network.steps():
