@@ -204,10 +204,6 @@ class ByteGraph(LayerGraph):
                 is_needed = inputs[1] not in self._unused_after[number]
                 layer.keeps_shortcut = is_needed or inputs[1] == inputs[0]
 
-    @torch.compiler.disable  # oneDNN's operators are whole as they are
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return super().forward(images)
-
     def given(self, layer: IntegerLayer, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [x if isinstance(layer, ByteConvolution) else x.float() for x in values]
 

@@ -147,8 +147,10 @@ class CompiledClassifier(VotingClassifier):
         return call_compiled(self._compiled[0], noisy_images)
 
     def use(self, form: nn.Module | None) -> None:
+        if isinstance(form, nn.Module):  # its operators are whole as they are
+            vars(form)["forward"] = torch.compiler.disable(form.forward)
         super().use(form)
-        self._compiled[1].use(form)  # another form is compiled at its first batch
+        self._compiled[1].use(form)
 
     def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
         return self(noisy_images)  # all members in one graph
