@@ -32,15 +32,18 @@ def networks_of_bytes(draw: st.DrawFn) -> IntegerNetwork:
     seed, kernel = draw(st.integers(0, 999)), draw(st.sampled_from([1, 3]))
     byte = {"low": 0, "high": 255, "powers": True}
     around = {"padding": (kernel // 2, kernel // 2), "shortcut": 1}
-    signed = draw(st.booleans())
-    side, again = draw(pair(4, 9)), draw(st.sampled_from([1, 3]))
-    middle = {"low": -127, "high": 127, "powers": True} if signed else byte
+    side, again = draw(pair(4, 9)), draw(st.booleans())
+    low, high = draw(st.sampled_from([(-127, 127), (0, 99), (0, 255)]))
+    middle = {"low": low, "high": high, "powers": True}
     steps = [
         Step(convolution(seed, (8, 3, 3, 3), padding=(1, 1), **byte), (0,)),
         Step(convolution(seed + 1, (8, 8, 3, 3), padding=(1, 1), **middle), (1,)),
         Step(convolution(seed + 2, (8, 8, kernel, kernel), **around, **byte), (2, 1)),
-        Step(convolution(seed + 3, (8, 8, kernel, kernel), **around, **byte), (3, again)),
-        Step(Sum({"high": 510}, {}), (4, 1)),
+        Step(
+            convolution(seed + 3, (8, 8, kernel, kernel), **around, **byte),
+            (3, 3) if again else (2, 3),
+        ),
+        Step(Sum({"high": 510}, {}), (4, 1) if again else (4, 3)),
         Step(Total({"kernel": side}, {}), (5,)),
         Step(convolution(seed + 4, (5, 8, 1, 1)), (6,)),
     ]

@@ -135,7 +135,7 @@ def test_networks_of_the_house_are_the_reference_to_the_last_bit(arch, side, cou
     network = house_network(arch, side, is_settled)
     images = extreme_images(network, count)
     expected, threads = slow_logits(network, images), torch.get_num_threads()
-    assert len(np.unique(expected, axis=0)) > 1
+    assert len(np.unique(expected, axis=0)) > 1 or not is_settled
     try:
         channels_last = images.to(memory_format=torch.channels_last)
         for number, batch, some in ((1, 64, channels_last), (2, 7, images), (1, 1, images[:7])):
