@@ -8,7 +8,8 @@ from pathlib import Path as _Path
 
 dependencies = ["torch", "torchvision", "numpy", "scipy", "tqdm", "typing_extensions"]
 
-_sys.path.insert(0, str(_Path(__file__).resolve().parent / "code"))
+# The last: code/ has modules like train, which must not hide the user's.
+_sys.path.append(str(_Path(__file__).resolve().parent / "code"))
 
 
 def classifier(checkpoint, dataset, **options):

@@ -188,6 +188,14 @@ def test_integers_and_denoisers_are_pushed_too(checkpoint, stored, workplace):
     assert hub["runs"][0]["denoiser"] == f"hf-hub:me/denoiser@{stored.commit('me/denoiser')}"
 
 
+def test_page_does_not_name_a_folder_of_the_user(checkpoint, workplace):
+    content = torch.load(checkpoint, weights_only=True)
+    torch.save({**content, "dataset": "imagefolder:/home/somebody"}, "own.pth.tar")
+    text = pushed(Path("own.pth.tar"), Path("own"))["README.md"].decode()
+    assert "somebody" not in text and "| imagefolder" in text.replace("  ", " ")
+    assert "smoothadv certify DATASET hf-hub:me/pgd" in text and "datasets:" not in text
+
+
 def of_config(**changes: object):
     """Changes entries of config.json; None removes one."""
 

@@ -52,7 +52,10 @@ def test_votes_agree_and_equal_commands_write_equal_integers(
         and "certified accuracy there" in outcome.out
         and outcome.out.count("float ") == 5
     )
-    assert float(outcome.out.split("% of votes")[0].split()[-1]) >= 98
+    eight = (*SHORT, "--weight-bits", 8, "--held-out", 100)
+    wide = call(capsys, "quantize", "digits", checkpoint, 0.25, "w.pth.tar", *eight)
+    shares = [float(one.out.split("% of votes")[0].split()[-1]) for one in (outcome, wide)]
+    assert shares[0] >= 98 and shares[1] >= 99
     assert (
         call(
             capsys, "quantize", "digits", checkpoint, 0.25, "seed.pth.tar", *SHORT, "--seed", 5

@@ -128,14 +128,14 @@ def _convolutions(network: IntegerNetwork) -> list[Convolution]:
 
 @pytest.mark.parametrize("made", BUILT.values(), ids=BUILT)
 @pytest.mark.parametrize("bits", [7, 8])
-def test_integers_come_within_4_percent_of_the_float_network(made, bits):
-    """Of the largest logit; a bit of the weights halves what their rounding costs."""
+def test_integers_come_close_to_the_float_network(made, bits):
+    """Within 2 % of the largest logit with weights of 8 bits; a bit less doubles their rounding."""
     classifier = with_entrance(Small(*made), 3)
     network = quantized(classifier, IMAGES, weight_bits=bits)
     with torch.inference_mode():
         expected, found = classifier(IMAGES), network(IMAGES)
     scale = (expected * found).sum() / found.square().sum()  # logits are up to a factor
-    assert (found * scale - expected).abs().max() < 0.04 * expected.abs().max()
+    assert (found * scale - expected).abs().max() < {7: 0.04, 8: 0.02}[bits] * expected.abs().max()
     largest = max(float(layer.weight.abs().max()) for layer in _convolutions(network)[:-1])
     assert 32 < largest <= (64 if bits == 7 else 127)
     assert all(layer.has_powers for layer in _convolutions(network))

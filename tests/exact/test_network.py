@@ -121,21 +121,26 @@ def house_network(arch: str, side: int, is_settled: bool = True) -> IntegerNetwo
 
 
 HOUSE = [
-    ("digits_resnet8", 8, 12),
-    ("cifar_resnet20", 32, 2),
-    pytest.param("digits_resnet8", 8, 64, marks=pytest.mark.slow),
-    pytest.param("cifar_resnet110", 32, 64, marks=pytest.mark.slow),
-    pytest.param("resnet50", 64, 64, marks=pytest.mark.slow),
+    ("digits_resnet8", 8, 12, False),
+    ("digits_resnet8", 8, 12, True),
+    ("cifar_resnet20", 32, 2, False),
+    ("cifar_resnet20", 32, 2, True),
+    pytest.param("digits_resnet8", 8, 64, False, marks=pytest.mark.slow),
+    pytest.param("digits_resnet8", 8, 64, True, marks=pytest.mark.slow),
+    # With random statistics its values grow from block to block: the first are 0 beside the last.
+    pytest.param("cifar_resnet110", 32, 64, True, marks=pytest.mark.slow),
+    pytest.param("resnet50", 64, 64, False, marks=pytest.mark.slow),
+    pytest.param("resnet50", 64, 64, True, marks=pytest.mark.slow),
 ]
+"""Architecture, side of the images, their number, and whether statistics are those of images."""
 
 
-@pytest.mark.parametrize(("arch", "side", "count"), HOUSE)
-@pytest.mark.parametrize("is_settled", [False, True], ids=["random", "settled"])
+@pytest.mark.parametrize(("arch", "side", "count", "is_settled"), HOUSE)
 def test_networks_of_the_house_are_the_reference_to_the_last_bit(arch, side, count, is_settled):
     network = house_network(arch, side, is_settled)
     images = extreme_images(network, count)
     expected, threads = slow_logits(network, images), torch.get_num_threads()
-    assert len(np.unique(expected, axis=0)) > 1 or not is_settled
+    assert len(np.unique(expected, axis=0)) == count
     try:
         channels_last = images.to(memory_format=torch.channels_last)
         for number, batch, some in ((1, 64, channels_last), (2, 7, images), (1, 1, images[:7])):

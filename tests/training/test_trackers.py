@@ -162,6 +162,28 @@ def test_tracker_of_a_plug_in_gets_each_row_and_the_end(tmp_path, monkeypatch):
     assert len([*(tmp_path / "run/tensorboard").iterdir()]) == 1, "named twice, written once"
 
 
+def test_tracker_that_fails_is_left_out_and_the_training_goes_on(tmp_path, monkeypatch, capsys):
+    seen: list[int] = []
+
+    class Failing(Tracker):
+        def __init__(self, folder, settings, is_resumed):
+            pass
+
+        def add(self, epoch, values):
+            seen.append(epoch)
+            raise OSError("the disk is full")
+
+        def close(self):
+            seen.append(-1)
+
+    monkeypatch.setitem(TRACKERS, "failing", Failing)
+    options = ("--epochs", 3, "--track", "failing", "tensorboard")
+    outcome = call(capsys, "train", *DIGITS, tmp_path / "run", *SHORT, *options)
+    assert outcome.code == 0 and seen == [0]
+    assert "warning: Failing shows no further epochs: the disk is full" in outcome.err
+    assert len(of_tensorboard(tmp_path / "run")["train/loss"]) == 3
+
+
 def test_weights_are_the_same_with_and_without(tmp_path):
     from support.weights import same_state
 

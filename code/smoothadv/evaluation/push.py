@@ -66,7 +66,8 @@ class PushSpec(Checked):
         None,
         parse=output_folder,
         metavar="FOLDER",
-        help="write the files to FOLDER, to look at them, and upload nothing",
+        help="write the files to FOLDER, to look at them, and upload nothing; config.json names "
+        "the dataset as the training did, with its folder",
     )
 
 
@@ -139,8 +140,10 @@ def files_of(spec: PushSpec) -> dict[str, bytes]:
 
 def _model_card(spec: PushSpec, fields: dict[str, Any], board: str) -> str:
     dataset, denoises = str(fields.get("dataset") or "DATASET"), fields.get("denoiser")
-    # A dataset with a colon is a folder or a file of the user's.
-    is_public = fields.get("dataset") and ":" not in dataset
+    # With a colon it may be a folder or a file of the user's, whose place says nothing to others.
+    kind, _, place = dataset.partition(":")
+    is_public = fields.get("dataset") and not place
+    dataset = "DATASET" if place else dataset
     header = {
         "library_name": "smoothadv",
         "pipeline_tag": "image-to-image" if denoises else "image-classification",
@@ -151,7 +154,7 @@ def _model_card(spec: PushSpec, fields: dict[str, Any], board: str) -> str:
     # JSON is YAML, too.
     lines = [f"{name}: {json.dumps(one)}" for name, one in header.items() if one is not None]
     facts = recipe_facts(flat(fields.get("recipe") or {}))
-    facts |= {"dataset": fields.get("dataset"), "arch": fields["arch"]}
+    facts |= {"dataset": kind if fields.get("dataset") else None, "arch": fields["arch"]}
     facts["noise"] = fields.get("noise_sd")
     rows = [
         [FIELDS[one], display(one, facts[one])]

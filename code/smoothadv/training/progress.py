@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 
+from smoothadv.base.errors import first_line, warn
 from smoothadv.base.progress import Progress, warn_of_hours
 from smoothadv.training.trackers import Tracker
 
@@ -28,7 +30,7 @@ class TrainingProgress:
         silent: bool,
         trackers: Sequence[Tracker] = (),
     ) -> None:
-        self._trackers = trackers
+        self._trackers = [*trackers]
         self._bar = Progress(
             total=images,
             initial=done,
@@ -46,8 +48,7 @@ class TrainingProgress:
     def close(self) -> None:
         """End the bar and the trackers."""
         self._bar.close()
-        for tracker in self._trackers:
-            tracker.close()
+        self._tell(methodcaller("close"))
 
     def advance(self, images: int) -> bool:
         """Count so many more images; whether it is time to show the sums again, which waits for the
@@ -103,9 +104,17 @@ class TrainingProgress:
 
     def draw(self, rows: list[dict[str, float]]) -> None:
         """Show the trackers the rows of epochs."""
-        for tracker in self._trackers:
-            for row in rows:
-                tracker.show(row)
+        for row in rows:
+            self._tell(methodcaller("show", row))
+
+    def _tell(self, act: Callable[[Tracker], object]) -> None:
+        """Let each tracker act; one that fails is left out from then on, with a warning."""
+        for tracker in [*self._trackers]:
+            try:
+                act(tracker)
+            except Exception as error:  # of another package: the training goes on
+                self._trackers.remove(tracker)
+                warn(f"{type(tracker).__name__} shows no further epochs: {first_line(error)}")
 
 
 def _known(**shares: float) -> list[str]:
