@@ -13,6 +13,7 @@ import torch
 
 from smoothadv.checkpoints import integer_network, read_checkpoint, save_checkpoint
 from smoothadv.datasets import get_dataset
+from smoothadv.exact.export import as_onnx
 from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import Purpose, RoundedGaussianNoise
@@ -88,6 +89,27 @@ def network_of_all_layers() -> IntegerNetwork:
     return network
 
 
+def network_of_a_shortcut(most: int) -> IntegerNetwork:
+    """A block of bytes, with weights up to ``most``, which one reaches."""
+    torch.manual_seed(0)
+
+    def layer(inputs: int, outputs: int, size: int, **settings: object) -> Convolution:
+        weight = torch.randint(-most, most + 1, (outputs, inputs, size, size))
+        weight[0, 0, 0, 0] = most
+        tensors = {"weight": weight, "bias": torch.randint(-999, 999, (outputs,))}
+        settings |= {"padding": (size // 2, size // 2)}
+        return Convolution(settings, {**tensors, "multiplier": torch.full((outputs,), 2.0**-9)})
+
+    steps = [
+        Step(layer(3, 8, 3, high=255), (0,)),
+        Step(layer(8, 8, 3, high=255), (1,)),
+        Step(layer(8, 8, 3, high=255, shortcut=1), (2, 1)),
+        Step(Total({"kernel": (5, 5)}, {}), (3,)),
+        Step(layer(8, 4, 1), (4,)),
+    ]
+    return IntegerNetwork((3, 5, 5), 383, torch.tensor([125, 0, 255]), steps).eval()
+
+
 @pytest.fixture(scope="module")
 def all_layers(tmp_path_factory) -> Path:
     """A checkpoint of ``network_of_all_layers``."""
@@ -119,6 +141,20 @@ def noisy_images(name: str) -> torch.Tensor:
     return torch.cat([stream.noisy(2, image) for stream, image in streams])
 
 
+def multiplied(network: IntegerNetwork) -> list[torch.nn.Module]:
+    """The layers whose multipliers are not in weights; behind them stands that of the image."""
+    in_weights = {
+        layer
+        for layer in network.layers
+        if isinstance(layer, Convolution) and layer.has_powers and layer.parts == 1
+    }
+    return [
+        layer
+        for layer in network.layers
+        if hasattr(layer, "multiplier") and layer not in in_weights
+    ]
+
+
 @pytest.mark.parametrize("name", ["digits", "all_layers"])
 def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
     """However it optimizes the graph, which must leave multipliers apart: taken into weights, they
@@ -148,7 +184,36 @@ def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
         assert torch.equal(torch.from_numpy(found), expected), level
         graphs = [onnx.load(path).graph.node for path in (out, tmp_path / level)]
         written, executed = ([node.op_type for node in graph].count("Mul") for graph in graphs)
-        assert written == executed > 2, level
+        assert written == executed == len(multiplied(network)) + 1, level
+    in_bytes = [node.op_type for node in graphs[1]].count("QLinearConv")
+    assert in_bytes == {"digits": 3, "all_layers": 0}[name], "one in each block"
+
+
+def test_weights_are_bytes_only_where_no_processor_saturates(tmp_path):
+    """Two products of 255 and 65 exceed 2^15; whole convolutions must not either."""
+    for most, kinds in ((64, {onnx.TensorProto.INT8}), (65, {onnx.TensorProto.FLOAT})):
+        network = network_of_a_shortcut(most)
+        model = as_onnx(network, {}, onnx)
+        constants = {one.name: one.data_type for one in model.graph.initializer}
+        made_by = {node.output[0]: node for node in model.graph.node}
+        weights = [node.input[1] for node in model.graph.node if node.op_type == "Conv"][1:3]
+        found = [made_by[name].input[0] if name in made_by else name for name in weights]
+        assert {constants[name] for name in found} == kinds, most
+
+
+def test_images_with_a_nan_have_no_class(tmp_path):
+    """As in PyTorch; bytes of a NaN would be a number."""
+    network = network_of_a_shortcut(64)
+    session = onnxruntime.InferenceSession(
+        as_onnx(network, {}, onnx).SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    images = network.probe_images()
+    images[1, 2, 4, 3], images[2, 0, 0, 0], images[3, 0, 0, 0] = torch.nan, torch.inf, -torch.inf
+    (found,) = session.run(None, {"images": images.numpy()})
+    with torch.inference_mode():
+        expected = network(images).numpy()
+    assert np.isnan(found[1]).all() and np.isfinite(np.delete(found, 1, 0)).all()
+    assert np.array_equal(found, expected, equal_nan=True)
 
 
 def test_model_says_what_it_is(digits, tmp_path):

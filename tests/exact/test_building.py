@@ -218,17 +218,16 @@ def test_ranges_are_those_of_all_columns():
     assert largest == pytest.approx(3 * (1 - 128 / 255) / 0.25)
 
 
-def test_sums_with_what_is_there_are_those_of_a_convolution():
-    """In blocks without a convolution in the shortcut; all values but the summands of others are
-    bytes.
-    """
+def test_sums_are_those_of_convolutions_with_shortcuts():
+    """Of the two convolutions of a sum the first makes a summand; all other maps are bytes."""
     network = quantized(
         get_architecture("cifar_resnet20", "cifar10").eval(),
         torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
     )
-    layers = [(number, layer, inputs) for number, layer, inputs in network.steps()]
-    shortcuts = [number for number, layer, _ in layers if getattr(layer, "shortcut", 0)]
-    assert len(shortcuts) == 7 and sum(isinstance(layer, Sum) for _, layer, _ in layers) == 2
-    terms = {one for _, layer, inputs in layers if isinstance(layer, Sum) for one in inputs}
-    maps = [n for n, layer, _ in layers if isinstance(layer, (Convolution, Sum))][:-1]
-    assert all(network.ranges[number] == (0, 255) for number in maps if number not in terms)
+    layers = {number: layer for number, layer, _ in network.steps()}
+    shortcuts = {n: network.inputs[n - 1][1] for n, one in layers.items() if one.arguments == 2}
+    assert len(shortcuts) == 9 and not any(isinstance(one, Sum) for one in layers.values())
+    maps = [number for number, layer in layers.items() if isinstance(layer, Convolution)][:-1]
+    summands = {number for number in maps if network.ranges[number] != (0, 255)}
+    assert {network.ranges[number] for number in summands} == {(-1023, 1023)}
+    assert len(summands) == 2 and summands <= set(shortcuts.values())

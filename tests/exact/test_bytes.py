@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from smoothadv.exact.layers import Convolution, Step, Sum, Total
 from smoothadv.exact.network import IntegerNetwork, byte_form
 from support import slow_integers
-from support.integers import BYTES_ARE_EXACT, convolution, extreme_images, is_reference, pair
+from support.integers import (
+    BYTES_ARE_EXACT,
+    convolution,
+    extreme_images,
+    is_reference,
+    needs_bytes,
+    pair,
+)
 
 HAS_VNNI = getattr(torch.cpu, "_is_vnni_supported", bool)()
 needs_vnni = pytest.mark.skipif(
@@ -62,6 +69,45 @@ def test_any_block_of_bytes_is_the_reference_to_the_last_bit(network, seed):
             assert torch.equal(form(images), network(images))
             assert form.inexact_layer(images) is None
         assert [layer.whole is not None for layer in form.layers[2:4]] == [True, True]
+
+
+@needs_bytes
+@pytest.mark.parametrize(
+    ("low", "high", "is_fused"), [(0, 255, True), (-9, 9, False), (0, 999, False)]
+)
+def test_only_shortcuts_of_bytes_are_added_by_fused_operators(low, high, is_fused):
+    """oneDNN's sum reads 0..255."""
+    byte = {"low": 0, "high": 255, "powers": True}
+    steps = [
+        Step(convolution(0, (8, 3, 1, 1), **byte), (0,)),
+        Step(convolution(1, (8, 8, 1, 1), low=low, high=high, powers=True), (1,)),
+        Step(convolution(2, (8, 8, 1, 1), shortcut=1, **byte), (1, 2)),
+        Step(Total({"kernel": (5, 5)}, {}), (3,)),
+        Step(convolution(3, (5, 8, 1, 1)), (4,)),
+    ]
+    network = IntegerNetwork((3, 5, 5), 383, torch.tensor([125, 0, 255]), steps).eval()
+    form, images = byte_form(network), extreme_images(network, 9)
+    assert (form.layers[2].whole is not None) == is_fused
+    with torch.inference_mode():
+        assert torch.equal(form(images), network(images))
+
+
+@needs_bytes
+def test_an_image_with_a_nan_has_no_class_in_bytes():
+    """Infinite values are clamped, as the definition says."""
+    steps = [
+        Step(convolution(0, (8, 3, 1, 1), low=0, high=255, powers=True), (0,)),
+        Step(convolution(1, (8, 8, 1, 1), low=0, high=255, powers=True), (1,)),
+        Step(Total({"kernel": (5, 5)}, {}), (2,)),
+        Step(convolution(2, (4, 8, 1, 1)), (3,)),
+    ]
+    network = IntegerNetwork((3, 5, 5), 383, torch.tensor([125, 0, 255]), steps).eval()
+    images = extreme_images(network, 4)
+    images[1, 2, 4, 4], images[2, 0, 0, 0] = torch.nan, torch.inf
+    with torch.inference_mode():
+        found, expected = byte_form(network)(images), network(images)
+    assert found[1].isnan().all() and found[[0, 2, 3]].isfinite().all()
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 
 
 def test_shortcut_is_added_before_the_rounding():

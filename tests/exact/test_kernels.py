@@ -41,7 +41,7 @@ def test_logits_are_those_of_the_definition_and_the_checks_of_voting_pass(networ
     ("chosen", "network", "least"),
     [
         ("quick", "shapes of odd", 6),
-        ("quick", "cifar_resnet110", 15),
+        ("quick", "cifar_resnet110", 14),
         ("quick", "resnet50", 10),
         pytest.param("all", "resnet50", 30, marks=pytest.mark.slow),
     ],
@@ -72,7 +72,7 @@ def operations(arch: str, side: int) -> list:
     kernels = [each for each in made if isinstance(each, integer_kernels._Convolution)]
     geometry = "CHANNELS", "OUT_CHANNELS", "DEPTH", "STRIDE_H"
     return list(
-        {(len(each.layers), *map(each.constants.get, geometry)): each for each in kernels}.values()
+        {(len(each.reads), *map(each.constants.get, geometry)): each for each in kernels}.values()
     )
 
 
@@ -81,15 +81,13 @@ def compiled(operation, arch: int) -> str:
 
     names = {torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32"}
     names[torch.float32] = "fp32"
-    is_first, is_rescaled = not operation.reads[0], operation.rescaling is not None
+    is_first = not operation.reads[0]
     types = {
         "x": torch.float32 if is_first else operation.read[0].dtype,
         "mean": torch.int32 if is_first else None,
         **{"weight": torch.int8, "bias": torch.int32, "multiplier": torch.float32},
         "shortcut": operation.read[1].dtype if len(operation.read) > 1 else None,
-        "wide": operation.made[0].dtype if operation.has_wide else None,
-        "narrow": operation.made[-1].dtype if is_rescaled else None,
-        "narrow_multiplier": torch.float32 if is_rescaled else None,
+        "out": operation.makes.dtype,
     }
     given = {name: f"*{names[kind]}" for name, kind in types.items() if kind is not None}
     constants = {**operation.constants, **dict.fromkeys(types.keys() - given.keys())}

@@ -120,6 +120,8 @@ def odd_network(seed: int = 0) -> IntegerNetwork:
     )
     both = add(Sum, again, add(Maximum, short, kernel=(2, 1)), low=-9, **most)
     middle = add(Rescaling, both, multiplier=0.75, low=0, high=999)
+    short = {"shape": (40, 40, 1, 1), "most": 3, "multiplier": 2.0**-5, "shortcut": 1}
+    middle = add(Convolution, middle, both, low=-9, high=999, **short)
     with torch.no_grad():
         x = [torch.zeros(1, 3, 7, 9)]
         for step in steps:
@@ -147,7 +149,7 @@ def inputs_of(operation: kernels._Operation, clip: int, rows: int) -> list[list[
     ]
     generator, signs = (
         torch.Generator().manual_seed(0),
-        operation.layers[0].weight[0].sum((1, 2)) > 0,
+        operation.layer.weight[0].sum((1, 2)) > 0,
     )
     worst = [
         signs.view(1, -1, 1, 1).expand(shapes[0]),
@@ -175,10 +177,9 @@ def inputs_of(operation: kernels._Operation, clip: int, rows: int) -> list[list[
 def wrong(operation: kernels._Operation, clip: int, rows: int = 1) -> int:
     """How many integers are not those of the definition in float64."""
     found = 0
-    with torch.inference_mode(), in_float64(operation.layers):
+    with torch.inference_mode(), in_float64([operation.layer]):
         for given in inputs_of(operation, clip, rows):
-            pairs = zip(operation(*given), operation.defined(*given))
-            found += sum(int((one.float() != other).sum()) for one, other in pairs)
+            found += int((operation(*given).float() != operation.defined(*given)).sum())
     return found
 
 
@@ -189,11 +190,8 @@ def shapes(network: IntegerNetwork, rows: int, most: float = torch.inf) -> dict[
     found: dict[str, int] = {}
     for operation in kernels.KernelNetwork(network).operations:
         if isinstance(operation, kernels._Convolution) and operation.weight.numel() <= most:
-            kinds = [type(layer).__name__ for layer in operation.layers]
-            name = (
-                f"{kinds} {[value.dtype for value in operation.made]} "
-                f"{sorted(operation.constants.items())}"
-            )
+            types = [value.dtype for value in (*operation.read, operation.makes)]
+            name = f"{types} {sorted(operation.constants.items())}"
             if name not in found:
                 found[name] = wrong(operation, network.clip, rows)
     return found

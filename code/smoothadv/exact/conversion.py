@@ -52,7 +52,8 @@ _WEIGHTS = {7: 64, 8: 127}
 saturates.
 """
 _LAST_WEIGHTS = 255
-_ANY = 2**23 - 1  # sums of two are exact
+_ANY = 2**10 - 1  # of terms of a sum, some times larger than it
+_SHORTCUT = 2**22  # of 2^24 for the shortcut, the rest for the products
 _LARGEST_BIAS = 2**22
 _EXPONENT = 60  # of multipliers, far from where float32 ends
 _SAMPLE = 2**15  # values of each operation and batch
@@ -261,6 +262,21 @@ class _Value:
     high: int
 
 
+def _size(value: _Value | None) -> int:
+    return 0 if value is None else max(-value.low, value.high)
+
+
+def _integers(
+    weight: torch.Tensor, bias: torch.Tensor, scales: torch.Tensor, target: _Value
+) -> dict[str, torch.Tensor]:
+    """The tensors of a convolution whose weights and bias have the ``scales`` [O]."""
+    return {
+        "weight": (weight / scales.view(-1, 1, 1, 1)).round(),
+        "bias": (bias / scales).round(),
+        "multiplier": (scales / target.scale).float(),
+    }
+
+
 def _value(scale: float, levels: int, is_positive: bool) -> _Value:
     scales = torch.tensor([scale], dtype=torch.float64)
     return _Value(0, scales, 0 if is_positive else -levels, levels)
@@ -374,52 +390,43 @@ class _Builder:
             raise NoIntegerForm("its first convolution has groups")
         weight = weight * value.scale.view(1, -1, 1, 1)  # for integers as input
         bias = torch.zeros(len(weight), dtype=torch.float64) if layer.bias is None else layer.bias
-        if operation.users:
-            target = self._target(operation.settled)
-            least = torch.maximum(
-                weight.abs().amax((1, 2, 3)) / self.largest_weight, bias.abs() / _LARGEST_BIAS
-            )
-            exponents = torch.log2(least / target.scale).ceil().clamp(-_EXPONENT, _EXPONENT)
-            scales = target.scale * torch.exp2(exponents)
-        else:  # logits are integers times a power of 2, which costs no rounding
+        if not operation.users:  # logits are integers times a power of 2, which costs no rounding
             scale = max(weight.abs().max() / _LAST_WEIGHTS, bias.abs().max() / _LARGEST_BIAS)
             exponent = -math.ceil(math.log2(max(float(scale), 2.0**-60)))
-            target, scales = _value(1.0, 1, False), torch.full_like(bias, 2.0**-exponent)
-        tensors = {
-            "weight": (weight / scales.view(-1, 1, 1, 1)).round(),
-            "bias": (bias / scales).round(),
-            "multiplier": (scales / target.scale).float(),
-        }
-        inputs = [value]
-        if operation.users and operation.settled is not operation:
-            if operation.users[0].kind == "sum":
-                shortcut = self._shortcut(operation, target, value, tensors)
-                if shortcut is None:
-                    target = replace(target, low=-_ANY, high=_ANY)
-                else:
-                    inputs, settings = [value, shortcut], {**settings, "shortcut": 1}
-        if operation.users:
-            settings |= {"low": target.low, "high": target.high}
-        made = self._step(Convolution(settings, tensors), inputs, target)
-        if len(inputs) == 2:
+            scales, target = torch.full_like(bias, 2.0**-exponent), _value(1.0, 1, False)
+            tensors = _integers(weight, bias, scales, target)
+            return self._step(Convolution(settings, tensors), [value], target)
+        target = self._target(operation.settled)
+        shortcut = self._shortcut(operation, target)
+        # Finer weights than leave room for the shortcut would change the sum by far less than its
+        # rounding does.
+        least = torch.maximum(
+            weight.abs().amax((1, 2, 3)) / self.largest_weight, bias.abs() / _LARGEST_BIAS
+        ).clamp(min=float(target.scale) * _size(shortcut) / _SHORTCUT)
+        exponents = torch.log2(least / target.scale).ceil().clamp(-_EXPONENT, _EXPONENT)
+        tensors = _integers(weight, bias, target.scale * torch.exp2(exponents), target)
+        sums = tensors["weight"].abs().sum((1, 2, 3)) * _size(value) + tensors["bias"].abs()
+        fits = float((sums + _size(shortcut) / tensors["multiplier"]).max()) < EXACT
+        if shortcut is not None and fits:
+            settings |= {"low": target.low, "high": target.high, "shortcut": 1}
+            made = self._step(Convolution(settings, tensors), [value, shortcut], target)
             self.values[operation.users[0]] = made
-        return made
+            return made
+        if operation.settled is not operation and operation.users[0].kind == "sum":
+            target = replace(target, low=-_ANY, high=_ANY)
+        settings |= {"low": target.low, "high": target.high}
+        return self._step(Convolution(settings, tensors), [value], target)
 
-    def _shortcut(
-        self, operation: Operation, target: _Value, value: _Value, tensors: Mapping[str, Any]
-    ) -> _Value | None:
-        """What a sum adds to a convolution that it alone reads, if one layer can compute both: it
-        is there, of 8 bits and of the sum's scale, and the layer is exact.
+    def _shortcut(self, operation: Operation, target: _Value) -> _Value | None:
+        """What a sum adds to a convolution that it alone reads, if it is there and of the sum's
+        scale.
         """
-        (sum_of,) = operation.users
-        others = [term for term in sum_of.inputs if term is not operation]
-        other = self.values.get(others[0]) if len(others) == 1 else None
-        if other is None or not other.number or not torch.equal(other.scale, target.scale):
+        if operation.settled is operation or operation.users[0].kind != "sum":
             return None
-        sizes = [max(-one.low, one.high) for one in (value, other)]
-        sums = tensors["weight"].abs().sum((1, 2, 3)) * sizes[0] + tensors["bias"].abs()
-        is_exact = float((sums + sizes[1] / tensors["multiplier"]).max()) < EXACT
-        return other if sizes[1] <= LEVELS and is_exact else None
+        others = [term for term in operation.users[0].inputs if term is not operation]
+        other = self.values.get(others[0]) if len(others) == 1 else None
+        is_like = other is not None and other.number and torch.equal(other.scale, target.scale)
+        return other if is_like else None
 
     def _relu(self, operation: Operation) -> _Value:
         source = operation.inputs[0]

@@ -1,13 +1,17 @@
 """Writes a network of integers as an ONNX model, whose logits are those of the network bit for bit.
 
-Tensors are float32 and hold integers, as in the definition. Optimizers of graphs may multiply the
-weights of a convolution with constants that its result is multiplied with, which would round them:
-a rounding between the two, which changes no integer, prevents it.
+Tensors are float32 and hold integers, as in the definition. What is clamped to 0..255 is quantized
+to bytes and dequantized, both with a scale of 1, and so are weights and biases with their
+multipliers, where these are powers of 2: a runtime may compute the nodes as they are, or
+convolutions of bytes with fused operators instead, and rounds nothing else in either. Optimizers of
+graphs may multiply other multipliers into a convolution's weights, which would round them: a
+rounding between the two, which changes no integer, prevents it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,8 @@ from smoothadv.version import __version__
 OPSET, _FORMAT, _NAME = 13, 7, "smoothadv"
 # A file begins with the format's version and the producer.
 _START = bytes([8, _FORMAT, 18, len(_NAME)]) + _NAME.encode()
+_SEVEN_BITS = 64
+"""255 * 64 * 2 < 2^15."""
 
 
 def export(checkpoint: Path, outfile: Path, overwrite: bool = False) -> str | None:
@@ -76,7 +82,7 @@ def as_onnx(network: IntegerNetwork, facts: dict[str, str], onnx: Any) -> Any:
         for number, layer, inputs in network.steps():
             arguments = [names[used] for used in inputs]
             names.append(layer.onnx(writer, arguments, values[inputs[0]], values[number]))
-    writer.node("Flatten", names[-1], outputs=["logits"], axis=1)
+    writer.logits(names[-1])
     images, logits = (
         helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", *sizes])
         for name, sizes in (("images", shape), ("logits", [values[-1].numel()]))
@@ -145,8 +151,35 @@ class Writer:
     def cast(self, value: str, kind: str) -> str:
         return self.node("Cast", value, to=getattr(self.onnx.TensorProto, kind))
 
-    def clip(self, value: str, layer: Any) -> str:
-        return self.node("Clip", value, self.constant(layer.low), self.constant(layer.high))
+    def dequantized(self, integers: torch.Tensor, scales: torch.Tensor, kind: torch.dtype) -> str:
+        """Integers [O, ...] of a type, times the scales [O]."""
+        given = self.constant(integers, kind), self.constant(scales)
+        return self.node("DequantizeLinear", *given, axis=0)
+
+    def scaled(self, weight: torch.Tensor, scales: torch.Tensor) -> str:
+        """A weight [O, ...] times the scales [O].
+
+        Bytes where all have 7 bits: those of 8 bits saturate in some processors' instructions.
+        """
+        if float(weight.abs().max()) <= _SEVEN_BITS:
+            return self.dequantized(weight, scales, torch.int8)
+        return self.constant(weight * scales.view(-1, *[1] * (weight.dim() - 1)))
+
+    def rounded(self, value: str, layer: Any) -> str:
+        """A value rounded to integers in the range of a layer; 0..255 become bytes."""
+        if (layer.low, layer.high) == (0, WHITE):
+            scale = self.constant(1.0), self.constant(0, torch.uint8)
+            return self.node("DequantizeLinear", self.node("QuantizeLinear", value, *scale), *scale)
+        limits = self.constant(layer.low), self.constant(layer.high)
+        return self.node("Clip", self.node("Round", value), *limits)
+
+    def logits(self, found: str) -> None:
+        """The results of the last layer; NaN for images that hold a NaN, which bytes do not."""
+        number = self.cast(self.node("IsNaN", "images"), "FLOAT")
+        worst = self.node("ReduceMax", number, axes=[1, 2, 3], keepdims=0)
+        is_none = self.node("Unsqueeze", worst, self.constant([1], torch.int64))
+        values = self.constant(math.nan), self.node("Flatten", found, axis=1)
+        self.node("Where", self.cast(is_none, "BOOL"), *values, outputs=["logits"])
 
     def entrance(self, network: IntegerNetwork) -> str:
         levels = self.node("Round", self.node("Mul", "images", self.constant(WHITE)))

@@ -2,19 +2,16 @@
 channels last.
 
 Integers are the same in every type that holds them, so the logits are those of the definition to
-the last bit. A convolution, the sum with a shortcut and the rescaling of the result are one kernel:
-an implicit matrix product of digits in int8, whose sums in int32 are exact. A sum that float32 must
+the last bit. A convolution, with its shortcut, is one kernel: an implicit matrix product of digits
+in int8, whose sums in int32 are exact. A sum that float32 must
 divide into parts is below 2^31, too (``Convolution.range_of``), and is rounded once, as the
 definition says: from int32 to float32, to the nearest even. The product with the multiplier and the
 rounding behind it are float32 operations, which the compiler must not fuse.
 """
 
-import math
 import os
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,10 +27,9 @@ from smoothadv.exact.layers import (
     Convolution,
     IntegerLayer,
     LayerGraph,
-    Rescaling,
-    Sum,
     in_float64,
     random_integers,
+    without_numbers,
 )
 
 _WHOLE = tl.constexpr(2.0**23)
@@ -58,7 +54,6 @@ _SIZES = (
     "DILATION_H",
     "DILATION_W",
 )
-_RANGES = "LOW", "HIGH", "SUM_LOW", "SUM_HIGH", "NARROW_LOW", "NARROW_HIGH"
 # Times 2^7 * 2^7: sums of products of digits stay below 2^31, where some instructions saturate.
 _MOST_TERMS = 2**16
 
@@ -81,9 +76,7 @@ def convolution(
     bias,
     multiplier,
     shortcut,
-    wide,
-    narrow,
-    narrow_multiplier,
+    out,
     rows,
     CHANNELS: tl.constexpr,
     HEIGHT: tl.constexpr,
@@ -102,20 +95,14 @@ def convolution(
     DIGITS: tl.constexpr,
     WEIGHT_DIGITS: tl.constexpr,
     IS_LAST: tl.constexpr,
-    ADDS_FIRST: tl.constexpr,
     CLIP: tl.constexpr,
     LOW: tl.constexpr,
     HIGH: tl.constexpr,
-    SUM_LOW: tl.constexpr,
-    SUM_HIGH: tl.constexpr,
-    NARROW_LOW: tl.constexpr,
-    NARROW_HIGH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """``wide`` = convolution of ``x``, perhaps plus ``shortcut``, which is added before the result
-    is rounded if ADDS_FIRST; ``narrow`` = that, rescaled; see ``_Convolution``.
+    """``out`` = convolution of ``x``, perhaps plus ``shortcut``; see ``_Convolution``.
 
     A row of the matrix product is a pixel of the result, a column one of its channels, and a term
     (tap, channel) one of the DEPTH inputs of a sum. With a ``mean``, ``x`` is the image.
@@ -170,21 +157,11 @@ def convolution(
     place = row.to(tl.int64)[:, None] * OUT_CHANNELS + column[None, :]
     keep = is_row[:, None] & (column < OUT_CHANNELS)[None, :]
     if IS_LAST:
-        tl.store(wide + place, scaled, keep)
+        tl.store(out + place, scaled, keep)
     else:
-        if ADDS_FIRST:
+        if shortcut is not None:
             scaled += tl.load(shortcut + place, keep, 0).to(tl.float32)
-        result = _rounded(scaled, LOW, HIGH)
-        if shortcut is not None and not ADDS_FIRST:
-            result += tl.load(shortcut + place, keep, 0).to(tl.int32)
-            result = tl.minimum(tl.maximum(result, SUM_LOW), SUM_HIGH)
-        if wide is not None:
-            tl.store(wide + place, result.to(wide.dtype.element_ty), keep)
-        if narrow is not None:
-            result = _rounded(
-                result.to(tl.float32) * tl.load(narrow_multiplier), NARROW_LOW, NARROW_HIGH
-            )
-            tl.store(narrow + place, result.to(narrow.dtype.element_ty), keep)
+        tl.store(out + place, _rounded(scaled, LOW, HIGH).to(out.dtype.element_ty), keep)
 
 
 def launch(kernel: Any, blocks: int, *arguments: Any, **constants: Any) -> None:
@@ -228,55 +205,37 @@ def _digits(size: float) -> int:
 
 
 class _Operation(nn.Module):
-    """Reads the values ``reads`` of a network of integers and makes the values ``makes``: numbers
-    of ``values``.
+    """Reads the ``values`` of a network of integers with the numbers ``reads`` and ``makes`` the
+    next one, in the narrowest types.
 
-    Value 0 is the images. The first of ``layers`` reads the first values, each other one the result
-    before it and what is left of the values. What is made are the last results. This class has the
-    layers compute them, in float32.
+    Value 0 is the images. This class has the layer compute it, in float32.
     """
 
-    layers: Any
+    layer: Any
     bias: torch.Tensor
 
-    def __init__(
-        self,
-        network: LayerGraph,
-        layers: list[IntegerLayer],
-        values: list[_Value],
-        reads: list[int],
-        makes: list[int],
-    ) -> None:
+    def __init__(self, network: LayerGraph, number: int, values: Sequence[_Value]) -> None:
         super().__init__()
-        self.layers, self.entrance = nn.ModuleList(layers), network.entrance
-        self.reads, self.read = reads, [values[number] for number in reads]
-        self.makes, self.made = makes, [values[number] for number in makes]
+        self.layer, self.entrance = network.layers[number - 1], network.entrance
+        self.reads = network.inputs[number - 1]
+        self.read, self.makes = [values[used] for used in self.reads], values[number]
 
-    def defined(self, *values: torch.Tensor) -> list[torch.Tensor]:
+    def defined(self, *values: torch.Tensor) -> torch.Tensor:
         """What the definition makes of the values, float32."""
-        floats = (
-            x.float() if number else self.entrance(x) for number, x in zip(self.reads, values)
-        )
-        results: list[torch.Tensor] = []
-        for layer in self.layers:
-            given = results[-1:]
-            given += [next(floats) for _ in range(layer.arguments - len(given))]
-            results.append(layer(*given))
-        return results[-len(self.makes) :]
+        pairs = zip(self.reads, values)
+        return self.layer(*(x.float() if used else self.entrance(x) for used, x in pairs))
 
-    def forward(self, *values: torch.Tensor) -> list[torch.Tensor]:
-        found = zip(self.defined(*values), self.made)
-        return [x.to(made.dtype).contiguous(memory_format=torch.channels_last) for x, made in found]
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        made = self.defined(*values).to(self.makes.dtype)
+        return made.contiguous(memory_format=torch.channels_last)
 
 
 class _Convolution(_Operation):
-    """A Convolution, with the Sum and the Rescaling behind it where there are such layers, by one
-    kernel.
-    """
+    """A Convolution, perhaps with a shortcut, by one kernel."""
 
-    def __init__(self, network: LayerGraph, *given: Any) -> None:
-        super().__init__(network, *given)
-        (layer, *others), before = self.layers, self.read[0]
+    def __init__(self, network: LayerGraph, number: int, values: Sequence[_Value]) -> None:
+        super().__init__(network, number, values)
+        layer, before = self.layer, self.read[0]
         outputs, inputs, height, width = layer.weight.shape
         columns = min(128, max(16, 1 << (outputs - 1).bit_length()))
         terms, depth = inputs * height * width, 64 if inputs % 64 == 0 else 32
@@ -296,19 +255,15 @@ class _Convolution(_Operation):
         self.register_buffer(
             "mean", None if self.reads[0] else network.mean.flatten().to(torch.int32)
         )
-        self.rescaling = others[-1] if others and isinstance(others[-1], Rescaling) else None
-        self.has_wide = len(self.makes) > (self.rescaling is not None)
-        sizes = *before.shape, *self.made[0].shape, *layer.stride, *layer.padding, *layer.dilation
-        ranges = [
-            limit for each in (layer, *others[:1], *others[-1:]) for limit in (each.low, each.high)
-        ]
+        sizes = *before.shape, *self.makes.shape, *layer.stride, *layer.padding, *layer.dilation
         self.constants = {
-            **dict(zip((*_SIZES, *_RANGES), (*sizes, *ranges, *ranges[-2:], *ranges[-2:]))),
+            **dict(zip(_SIZES, sizes)),
             "KERNEL_WIDTH": width,
             "DEPTH": terms + -terms % depth,
             "IS_LAST": layer.is_last,
-            "ADDS_FIRST": bool(layer.shortcut),
             "CLIP": network.clip,
+            "LOW": layer.low,
+            "HIGH": layer.high,
             "DIGITS": before.digits,
             "WEIGHT_DIGITS": len(digits),
             "num_warps": 4 if self.reads[0] and columns < 128 else 8,
@@ -317,39 +272,35 @@ class _Convolution(_Operation):
             "BLOCK_K": depth,
         }
 
-    def forward(self, *values: torch.Tensor) -> list[torch.Tensor]:
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
         x, shortcut = values[0], values[1] if len(values) > 1 else None
-        empty = partial(torch.empty, device=x.device, memory_format=torch.channels_last)
-        made = [empty((len(x), *value.shape), dtype=value.dtype) for value in self.made]
-        rows = made[0].numel() // made[0].shape[1]
-        columns = len(self.bias) // self.constants["BLOCK_N"]
-        narrow = (None, None) if self.rescaling is None else (made[-1], self.rescaling.multiplier)
+        made = torch.empty(
+            (len(x), *self.makes.shape),
+            dtype=self.makes.dtype,
+            device=x.device,
+            memory_format=torch.channels_last,
+        )
+        blocks = -(-(made.numel() // made.shape[1]) // self.constants["BLOCK_M"])
         launch(
             convolution,
-            -(-rows // self.constants["BLOCK_M"]) * columns,
+            blocks * (len(self.bias) // self.constants["BLOCK_N"]),
             x,
             self.mean,
             self.weight,
             self.bias,
             self.multiplier,
             shortcut,
-            made[0] if self.has_wide else None,
-            *narrow,
-            rows,
+            made,
+            made.numel() // made.shape[1],
             **self.constants,
         )
         return made
 
 
 def _is_suitable(layer: IntegerLayer, before: _Value) -> bool:
-    """Whether the kernel computes a convolution, or a rescaling, of this value."""
-    if (
-        not isinstance(layer, (Convolution, Rescaling))
-        or max(-layer.low, layer.high) > _WHOLE.value
-    ):
+    """Whether the kernel computes this layer of this value."""
+    if not isinstance(layer, Convolution) or max(-layer.low, layer.high) > _WHOLE.value:
         return False
-    if isinstance(layer, Rescaling):
-        return True
     is_small = layer.groups == 1 and layer.weight[0].numel() <= _MOST_TERMS
     return bool(is_small and before.digits and _digits(float(layer.weight.abs().max())))
 
@@ -358,8 +309,7 @@ class KernelNetwork(nn.Module):
     """A network of integers, by these kernels: maps images [B, C, H, W], float32, to logits [B, K].
     No gradients.
 
-    It shares the layers of the ``network`` and the numbers of its values. Layers without a kernel
-    compute as they are.
+    It shares the layers of the ``network``. Layers without a kernel compute as they are.
     """
 
     operations: Any
@@ -368,62 +318,29 @@ class KernelNetwork(nn.Module):
         super().__init__()
         maps = network.maps(network.mean.new_zeros(1, *network.image_shape))
         values = [_Value(tuple(x.shape[1:]), *each) for x, each in zip(maps, network.ranges)]
-        steps = {number: (layer, inputs) for number, layer, inputs in network.steps()}
-        kinds = {
-            number: type(layer)
-            for number, (layer, inputs) in steps.items()
-            if _is_suitable(layer, values[inputs[0]])
-        }
-        readers = Counter(used for inputs in network.inputs for used in inputs)
-        # Of the convolutions that a sum alone reads, the last one takes the sum along; what makes a
-        # value rescales it, too, for the first one of its readers that does.
-        makers = {number: number for number, kind in kinds.items() if kind is Convolution}
-        for number, (layer, inputs) in steps.items():
-            own = [used for used in inputs if makers.get(used) == used and readers[used] == 1]
-            own = [used for used in own if steps[used][0].arguments == 1]
-            if isinstance(layer, Sum) and own and 0 not in inputs:
-                makers[number] = makers.pop(max(own))
-        rescaled = {
-            steps[number][1][0]: number
-            for number, kind in reversed(kinds.items())
-            if kind is Rescaling
-        }
-        rescaled = {number: rescaled[number] for number in rescaled.keys() & makers.keys()}
-        done = {*rescaled.values(), *makers.values()} - makers.keys()
-        self.clip, self.operations = network.clip, nn.ModuleList()
-        for number, (_, inputs) in steps.items():
-            if number in done:
-                continue
-            first = makers.get(number, number)
-            others = [rescaled[number]] if number in rescaled else []
-            layers = [steps[each][0] for each in dict.fromkeys((first, number, *others))]
-            reads = [
-                *steps[first][1],
-                *(used for used in inputs if first != number and used != first),
-            ]
-            makes = [number] * (not others or readers[number] > 1) + others
-            kind = _Convolution if number in makers else _Operation
-            self.operations.append(kind(network, layers, values, reads, makes))
+        self.clip, self.unused_after = network.clip, network.unused_after
+        self.operations = nn.ModuleList(
+            (_Convolution if _is_suitable(layer, values[inputs[0]]) else _Operation)(
+                network, number, values
+            )
+            for number, layer, inputs in network.steps()
+        )
 
     @torch.compiler.disable
     def forward(
         self, images: torch.Tensor, look: Callable[..., None] = lambda *seen: None
     ) -> torch.Tensor:
-        """The logits; ``look`` is called with each operation, what it read and what it made."""
+        """The logits; ``look`` is called with the number of each value, the operation that made it,
+        what that read, and the value.
+        """
         values = {0: images.contiguous(memory_format=torch.channels_last)}
-        last = {
-            used: index
-            for index, operation in enumerate(self.operations)
-            for used in operation.reads
-        }
-        for index, operation in enumerate(self.operations):
+        for number, operation in enumerate(self.operations, 1):
             read = [values[used] for used in operation.reads]
-            made = operation(*read)
-            look(operation, read, made)
-            values = {used: x for used, x in values.items() if last.get(used, -1) > index}
-            values |= zip(operation.makes, made)
-        # No integer says that the image held a NaN.
-        return made[0].flatten(1).masked_fill(images.amax((1, 2, 3)).isnan()[:, None], math.nan)
+            values[number] = operation(*read)
+            look(number, operation, read, values[number])
+            for used in self.unused_after[number]:
+                del values[used]
+        return without_numbers(values[len(self.operations)].flatten(1), images)
 
     @torch.inference_mode()
     def inexact_layer(self, images: torch.Tensor) -> int | None:
@@ -437,22 +354,18 @@ class KernelNetwork(nn.Module):
         inexact: list[int] = []
 
         def compare(
-            operation: _Operation, read: list[torch.Tensor], made: list[torch.Tensor]
+            number: int, operation: _Operation, read: list[torch.Tensor], made: torch.Tensor
         ) -> None:
             random = []
-            for number, value, x in zip(operation.reads, operation.read, read):
-                limits = (value.low, value.high) if number else (-self.clip, WHITE + self.clip)
+            for used, value, x in zip(operation.reads, operation.read, read):
+                limits = (value.low, value.high) if used else (-self.clip, WHITE + self.clip)
                 integers = random_integers(1, x, *limits)
-                random.append(integers if number else integers / WHITE)
+                random.append(integers if used else integers / WHITE)
             for given, found in ((read, made), (random, operation(*random))):
-                with in_float64(operation.layers):
+                with in_float64([operation.layer]):
                     expected = operation.defined(*(_ends(x) for x in given))
-                pairs = zip(operation.makes, found, expected)
-                inexact.extend(
-                    number
-                    for number, one, other in pairs
-                    if not torch.equal(_ends(one).float(), other)
-                )
+                if not torch.equal(_ends(found).float(), expected):
+                    inexact.append(number)
 
         self(images, compare)
         return min(inexact, default=None)

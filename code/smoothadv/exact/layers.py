@@ -272,30 +272,33 @@ class Convolution(IntegerLayer):
             "group": self.groups,
             "pads": self.padding * 2,
         }
-        if self.parts == 1:
-            total = writer.node(
-                "Conv",
-                inputs[0],
-                writer.constant(self.weight),
-                writer.constant(self.bias),
-                **geometry,
-            )
-            total = writer.node("Round", total)  # keeps the multiplier out of the weights
+        if self.parts == 1 and self.has_powers:
+            # The multipliers are in the weights, which rounds nothing.
+            weight = writer.scaled(self.weight, self.multiplier)
+            bias = writer.dequantized(self.bias, self.multiplier, torch.int32)
+            scaled = writer.node("Conv", inputs[0], weight, bias, **geometry)
         else:
-            weights = self.weight.split(-(-x.shape[1] // self.parts), 1)
-            sizes = writer.constant([weight.shape[1] for weight in weights], torch.int64)
-            parts = writer.split(inputs[0], sizes, len(weights))
-            sums = [
-                writer.node("Conv", part, writer.constant(weight), **geometry)
-                for part, weight in zip(parts, weights)
-            ]
-            bias = writer.constant(self.bias[:, None, None], torch.float64)
-            exact = writer.node("Sum", bias, *(writer.cast(one, "DOUBLE") for one in sums))
-            total = writer.cast(exact, "FLOAT")
-        scaled = writer.node("Mul", total, writer.constant(self.multiplier[:, None, None]))
+            multiplier = writer.constant(self.multiplier[:, None, None])
+            scaled = writer.node("Mul", self._onnx_total(writer, inputs[0], geometry), multiplier)
         if self.shortcut:
             scaled = writer.node("Add", scaled, inputs[1])
-        return scaled if self.is_last else writer.clip(writer.node("Round", scaled), self)
+        return scaled if self.is_last else writer.rounded(scaled, self)
+
+    def _onnx_total(self, writer: Any, x: str, geometry: Mapping[str, Any]) -> str:
+        """The name of w * x + b."""
+        weights = self.weight.split(-(-self.weight.shape[1] // self.parts), 1)
+        if self.parts == 1:
+            constants = writer.constant(self.weight), writer.constant(self.bias)
+            total = writer.node("Conv", x, *constants, **geometry)
+            return str(writer.node("Round", total))  # keeps the multiplier out of the weights
+        sizes = writer.constant([weight.shape[1] for weight in weights], torch.int64)
+        sums = [
+            writer.node("Conv", part, writer.constant(weight), **geometry)
+            for part, weight in zip(writer.split(x, sizes, len(weights)), weights)
+        ]
+        bias = writer.constant(self.bias[:, None, None], torch.float64)
+        exact = writer.node("Sum", bias, *(writer.cast(one, "DOUBLE") for one in sums))
+        return str(writer.cast(exact, "FLOAT"))
 
 
 @contextmanager
@@ -323,7 +326,7 @@ class Rescaling(IntegerLayer):
 
     def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
         scaled = writer.node("Mul", inputs[0], writer.constant(self.multiplier))
-        return writer.clip(writer.node("Round", scaled), self)
+        return writer.rounded(scaled, self)
 
 
 class Sum(IntegerLayer):
@@ -342,7 +345,7 @@ class Sum(IntegerLayer):
         return self._in_range(x + y)
 
     def onnx(self, writer: Any, inputs: Sequence[str], x: torch.Tensor, y: torch.Tensor) -> str:
-        return writer.clip(writer.node("Add", *inputs), self)
+        return writer.rounded(writer.node("Add", *inputs), self)
 
 
 class Maximum(IntegerLayer):
@@ -448,7 +451,7 @@ class LayerGraph(nn.Module):
         self.inputs = [step.inputs for step in steps]
         self.register_buffer("mean", mean.to(torch.float32, copy=True).view(-1, 1, 1))
         last = {used: number for number, inputs in enumerate(self.inputs, 1) for used in inputs}
-        self._unused_after = [
+        self.unused_after = [
             [used for used in last if last[used] == number] for number in range(len(steps) + 1)
         ]
         size = max(
@@ -489,7 +492,7 @@ class LayerGraph(nn.Module):
         values: dict[int, torch.Tensor] = {0: self.entrance(images)}
         for number, layer, inputs in self.steps():
             values[number] = layer(*self.given(layer, [values[used] for used in inputs]))
-            for used in self._unused_after[number]:
+            for used in self.unused_after[number]:
                 del values[used]
         return values[len(self.layers)].flatten(1)
 
@@ -530,9 +533,14 @@ class LayerGraph(nn.Module):
                     if not torch.equal(_ends(found), expected) or not layer.repeats(x, *given[1:]):
                         return number
             values[number] = layer(*given)
-            for used in self._unused_after[number]:
+            for used in self.unused_after[number]:
                 del values[used]
         return None
+
+
+def without_numbers(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """The logits [B, K], NaN for images that hold a NaN: no type of integers says that."""
+    return logits.masked_fill(images.amax((1, 2, 3)).isnan()[:, None], math.nan)
 
 
 def _ends(x: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from smoothadv.exact.layers import (
     Range,
     Step,
     in_float64,
+    without_numbers,
 )
 
 _BYTES = (torch.uint8, torch.int8)
@@ -148,6 +149,7 @@ class ByteConvolution(Convolution):
         self.packed = [self._packed(part, self.ones) for part in self.weight.split(self.width, 1)]
         self.whole = None
         is_byte = (self.low, self.high) == (0, WHITE) and self.has_powers
+        is_byte &= all(0 <= low and high <= WHITE for low, high in inputs[1:])
         if is_byte and self.parts == 1 and self.largest_sum < EXACT:
             self.whole = self._packed(self.weight, self.multiplier)
             self.scaled_bias = self.bias * self.multiplier
@@ -201,11 +203,14 @@ class ByteGraph(LayerGraph):
         super().__init__(network.image_shape, network.clip, network.mean, steps)
         for number, layer, inputs in self.steps():
             if isinstance(layer, ByteConvolution) and layer.shortcut:
-                is_needed = inputs[1] not in self._unused_after[number]
+                is_needed = inputs[1] not in self.unused_after[number]
                 layer.keeps_shortcut = is_needed or inputs[1] == inputs[0]
 
     def given(self, layer: IntegerLayer, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [x if isinstance(layer, ByteConvolution) else x.float() for x in values]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return without_numbers(super().forward(images), images)
 
 
 def byte_form(network: LayerGraph) -> LayerGraph | None:

@@ -1,0 +1,123 @@
+"""One certification log of integers, which every engine repeats: float32, bytes, ONNX Runtime,
+Triton's kernels, the reference in NumPy, and oneDNN with the instructions of older processors.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from smoothadv.exact.export import as_onnx
+from smoothadv.exact.layers import Convolution
+from smoothadv.exact.network import IntegerNetwork, byte_form
+from support.commands import call, succeed
+from support.integers import needs_bytes, slow_logits
+
+MODULE = [sys.executable, "-m", "smoothadv"]
+
+
+@pytest.fixture(scope="module")
+def log(checkpoint, tmp_path_factory) -> Path:
+    """Of six digits, by what votes here."""
+    folder = tmp_path_factory.mktemp("engines")
+    model, few = folder / "integers.pth.tar", ["--N0", 10, "--N", 50, "--skip", 70]
+    small = ["--calibration", 64, "--held-out", 2, "--draws", 2]
+    succeed("quantize", "digits", checkpoint, 0.25, model, *small)
+    succeed("certify", "digits", model, 0.25, folder / "log.tsv", "--sound", *few)
+    return folder / "log.tsv"
+
+
+class Engine(nn.Module):
+    """A network of integers whose logits another engine computes; counts the images."""
+
+    def __init__(self, logits: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.logits, self.images = logits, 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.images += len(images)
+        return self.logits(images)
+
+    def inexact_layer(self, images: torch.Tensor) -> None:
+        return None
+
+
+def with_onnx_runtime(network: IntegerNetwork) -> Callable[[torch.Tensor], torch.Tensor]:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed: there is no export")
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    model = as_onnx(network, {}, onnx).SerializeToString()
+    session = runtime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def with_numpy(network: IntegerNetwork) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda images: torch.from_numpy(slow_logits(network, images))
+
+
+def in_bytes(network: IntegerNetwork) -> Callable[[torch.Tensor], torch.Tensor]:
+    form = byte_form(network)
+    assert form is not None
+    return form
+
+
+ENGINES = [
+    pytest.param(lambda network: network, id="float32"),
+    pytest.param(in_bytes, id="bytes", marks=needs_bytes),
+    pytest.param(with_onnx_runtime, id="ONNX Runtime"),
+    pytest.param(with_numpy, id="NumPy"),
+]
+
+
+@pytest.mark.parametrize("logits_of", ENGINES)
+def test_each_engine_repeats_the_log(logits_of, log, capsys, monkeypatch):
+    engines = []
+
+    def fast_form(network: IntegerNetwork, device: torch.device) -> Engine:
+        engines.append(Engine(logits_of(network)))
+        return engines[-1]
+
+    monkeypatch.setattr(IntegerNetwork, "fast_form", fast_form)
+    done = call(capsys, "certify", "verify", log, "--rows", 9)
+    assert done.code == 0 and "6 of 6 rows" in done.out and "all are equal" in done.out
+    assert engines[0].images >= 6 * 60, "it voted"
+
+
+def test_an_engine_that_rounds_upwards_is_refused(log, capsys, monkeypatch):
+    """In one layer alone; the check before voting finds it."""
+
+    def wrong(network: IntegerNetwork, device: torch.device) -> None:
+        layer = next(one for one in network.layers if isinstance(one, Convolution))
+        layer.bias += 0.5 / layer.multiplier
+
+    monkeypatch.setattr(IntegerNetwork, "fast_form", wrong)
+    done = call(capsys, "certify", "verify", log, "--rows", 9)
+    assert done.code != 0 and "do not compute this network of integers exactly" in done.err
+
+
+@pytest.mark.slow
+def test_tritons_kernels_repeat_the_log(log):
+    pytest.importorskip("triton", reason="Triton is not installed: float32 votes")
+    program = (
+        "import sys; from smoothadv.exact import kernels; "
+        "from smoothadv.exact.network import IntegerNetwork; from smoothadv.__main__ import main; "
+        "IntegerNetwork.fast_form = lambda network, device: kernels.KernelNetwork(network); "
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    words = [sys.executable, "-c", program, "certify", "verify", log, "--rows", "2"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "2 of 6 rows" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("instructions", ["SSE41", "AVX2"])
+def test_older_processors_repeat_the_log(instructions, log):
+    limits = {"ONEDNN_MAX_CPU_ISA": instructions, "ATEN_CPU_CAPABILITY": "default"}
+    words = [*MODULE, "certify", "verify", log, "--rows", "9"]
+    environment = {**os.environ, **limits}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "all are equal" in done.stdout, done.stderr
