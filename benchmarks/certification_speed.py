@@ -1,8 +1,8 @@
 """Noisy samples per second of certification, as a ratio to a plain eager float32 loop over the same
 network.
 
-    python benchmarks/certification_speed.py --arch cifar_resnet110 --plain-batch 400 \\
-        --draws 800 --compile
+    python benchmarks/certification_speed.py --plain-batch 100 400 1000 --draws 1000 \\
+        --rounds 5 --precision fp32 bf16 --compile --integers
     python benchmarks/certification_speed.py --arch resnet50 --plain-batch 8 --draws 16 \\
         --batch 8 --compile
 
@@ -19,24 +19,29 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from plain_certification import count_votes, gaussian
 
 from smoothadv.architectures import get_architecture
 from smoothadv.datasets import describe_dataset
+from smoothadv.exact.conversion import convert, read_network
+from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise
 from smoothadv.statistics import Draws
 from smoothadv.voting.classifier import (
     PRECISIONS,
     CompiledClassifier,
+    VotingClassifier,
     default_batch,
     optimized_for_inference,
 )
-from smoothadv.voting.counter import Poll, VoteCounter
+from smoothadv.voting.counter import Poll, VoteCounter, check_exact
 
 SIGMA = 0.25
 DATASETS = {"resnet50": "imagenet"}
+INTEGERS = "integers"
 
 
 def settled(arch: str, dataset: str, device: torch.device) -> torch.nn.Module:
@@ -96,6 +101,22 @@ def seconds(run: Callable[[], None], options: argparse.Namespace) -> float:
     return clock() - start
 
 
+def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwork:
+    """The network of integers, calibrated on ``images``."""
+    floats = read_network(classifier, shape := tuple(images.shape[1:]))
+    return convert(floats, [images], shape, RoundedGaussianNoise(SIGMA, 0).clip)
+
+
+def voter_of(
+    network: torch.nn.Module, kind: str, shape: tuple[int, ...], device: torch.device
+) -> VotingClassifier:
+    """The classifier in a precision, or in integers, as it votes."""
+    if kind != INTEGERS:
+        return optimized_for_inference(network, device, precision=kind)
+    levels = (torch.rand(64, *shape) + SIGMA * torch.randn(64, *shape)) * 255
+    return optimized_for_inference(quantized(network, levels.round() / 255), device)
+
+
 def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
     """The functions to time, by name, the plain loop first."""
     dataset, device = DATASETS.get(options.arch, "cifar10"), options.device
@@ -108,20 +129,24 @@ def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
         RoundedGaussianNoise(SIGMA, 0),
     )
     runs: dict[str, Callable[[], None]] = {
-        f"plain, batch {options.plain_batch}": lambda: count_votes(
-            network, image, options.draws, options.plain_batch, classes, gaussian(SIGMA)
+        f"plain, batch {batch}": partial(
+            count_votes, network, image, options.draws, batch, classes, gaussian(SIGMA)
         )
+        for batch in options.plain_batch
     }
-    arrangements = [(precision, False) for precision in options.precision]
-    arrangements += [(precision, True) for precision in options.precision if options.compile]
-    for precision, compiled in arrangements:
-        voter = optimized_for_inference(network, device, precision=precision)
+    kinds = [*options.precision, *[INTEGERS] * options.integers]
+    arrangements = [(kind, False) for kind in kinds]
+    arrangements += [(kind, True) for kind in kinds if options.compile]
+    for kind, compiled in arrangements:
+        voter = voter_of(network, kind, description.image_shape, device)
         voter = CompiledClassifier(voter) if compiled else voter
         batch = options.batch or default_batch(voter, description.image_shape, device)
         counter = VoteCounter(voter, classes, batch, device)
-        name = f"{precision}{', compiled' if compiled else ''}, batch {batch}"
-        runs[name] = counting(counter, gauss, image, options.draws)
-        if precision == "fp32" and not compiled:
+        voter.use_fast_form(partial(check_exact, counter))
+        name = f"{kind}{', compiled' if compiled else ''}, batch {batch}"
+        noise = rounded if kind == INTEGERS else gauss
+        runs[name] = counting(counter, noise, image, options.draws)
+        if kind == "fp32" and not compiled:
             runs[f"{name}, --sound"] = counting(counter, rounded, image, options.draws)
             runs["drawing Gaussian noise alone"] = filling(
                 gauss, image, batch, options.draws, device
@@ -138,7 +163,7 @@ def main() -> None:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--arch", default="cifar_resnet110")
-    parser.add_argument("--plain-batch", type=int, default=400)
+    parser.add_argument("--plain-batch", type=int, nargs="+", default=[400])
     parser.add_argument(
         "--batch", type=int, default=None, help="batch of ours; None: as certify chooses"
     )
@@ -147,6 +172,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["fp32"])
+    parser.add_argument("--integers", action="store_true", help="a network of integers, too")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -35,9 +35,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from certification_speed import DATASETS, SIGMA
+from certification_speed import DATASETS, SIGMA, quantized
 from counting import META, Counted, page
-from integer_speed import quantized
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 

@@ -126,16 +126,18 @@ class Job:
         )
 
 
-def call(command: str, *arguments: str) -> None:
-    """Run a command of this clone on the CPU with one thread; its output is shown only if it
-    fails.
+def call(command: str, *arguments: str) -> str:
+    """What a command of this clone prints, on the CPU with one thread; SystemExit with all of it
+    where it fails.
     """
-    words = [sys.executable, str(CODE / f"{command}.py"), *arguments, "--device", "cpu"]
+    device = [] if command == "quantize" else ["--device", "cpu"]
+    words = [sys.executable, str(CODE / f"{command}.py"), *arguments, *device]
     done = subprocess.run(
         words, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}\n{done.stdout}{done.stderr}")
+    return done.stdout
 
 
 def run_all(jobs: Sequence[Any], processes: int, what: str) -> None:

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterator
 
 import torch
-from certification_speed import settled
-from integer_speed import CPU, SHAPE, SIGMA, noisy_images, quantized
+from certification_speed import quantized, settled
+from integer_speed import CPU, SHAPE, SIGMA, noisy_images
 
 from smoothadv.exact.layers import Convolution, LayerGraph
 from smoothadv.exact.network import ByteConvolution, byte_form
@@ -32,14 +32,14 @@ def kind_of(layer: torch.nn.Module, number: int, read: int) -> str:
     if number == 1 or layer.is_last:
         return "first convolution" if number == 1 else "logits"
     outputs, inputs, size, _ = layer.weight.shape
-    how = "shortcut" if layer.shortcut and read <= 255 else ""
-    how = "sum with other convolution" if layer.high > 255 or read > 255 else how
+    is_in_shortcut = layer.high > 255 or read > 255
+    how = "summand" if is_in_shortcut else "shortcut" if layer.shortcut else ""
     step = f" / {layer.stride[0]}" if max(layer.stride) > 1 else ""
     return ", ".join(filter(None, [f"{inputs} to {outputs}, {size} x {size}{step}", how]))
 
 
 def timed_layers(network: LayerGraph, images: torch.Tensor) -> Iterator[tuple[str, float]]:
-    """The kind and the seconds of each layer; the last value are the logits."""
+    """The kind and the seconds of each layer."""
     start = time.perf_counter()
     values = {0: network.entrance(images)}
     yield "entrance", time.perf_counter() - start
@@ -48,6 +48,8 @@ def timed_layers(network: LayerGraph, images: torch.Tensor) -> Iterator[tuple[st
         values[number] = layer(*network.given(layer, [values[used] for used in inputs]))
         seconds = time.perf_counter() - start
         yield kind_of(layer, number, network.ranges[inputs[-1]][1]), seconds
+        for used in network.unused_after[number]:
+            del values[used]
 
 
 @torch.inference_mode()

@@ -6,24 +6,27 @@ All forms alternate in this process, on one thread; all forms of integers must r
 logits. Printed are medians over rounds: of the time, and of the ratio within a round. Weights are
 random, statistics and ranges those of noise-like images. "Bytes" are convolutions of 8 bits by
 oneDNN, which votes where the CPU has the instructions. ONEDNN_MAX_CPU_ISA=AVX2 and
-ATEN_CPU_CAPABILITY=avx2 show a CPU without them.
+ATEN_CPU_CAPABILITY=avx2 show a CPU without them. Of ONNX Runtime and OpenVINO those that are
+installed compute the exported networks, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import statistics
+from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 
 import torch
-from certification_speed import seconds, settled
+from certification_speed import quantized, seconds, settled
 
-from smoothadv.exact.conversion import convert, read_network
+from smoothadv.exact.export import as_onnx
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.voting.classifier import (
     CompiledClassifier,
-    VotingClassifier,
     optimized_for_inference,
 )
 from smoothadv.voting.counter import VoteCounter, check_exact
@@ -42,17 +45,12 @@ def noisy_images(count: int) -> torch.Tensor:
     )
 
 
-def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwork:
-    """The network of integers, calibrated on ``images``."""
-    floats = read_network(classifier, shape := tuple(images.shape[1:]))
-    return convert(floats, [images], shape, RoundedGaussianNoise(SIGMA, 0).clip)
-
-
-def forms(arch: str, batch: int) -> dict[str, VotingClassifier]:
+def forms(
+    classifier: torch.nn.Module, made: IntegerNetwork, batch: int
+) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """The float network, the integers in float32 and, where they are exact, in bytes: eager and
     compiled.
     """
-    made = quantized(classifier := settled(arch, "cifar10", CPU), noisy_images(64))
     floats, integers, in_bytes = (
         optimized_for_inference(network, CPU) for network in (classifier, made, made)
     )
@@ -63,6 +61,59 @@ def forms(arch: str, batch: int) -> dict[str, VotingClassifier]:
         **({"bytes": in_bytes} if in_bytes.fast else {}),
     }
     return eager | {f"{name}, compiled": CompiledClassifier(voter) for name, voter in eager.items()}
+
+
+def exported(
+    classifier: torch.nn.Module, made: IntegerNetwork, batch: int
+) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """The float network and the integers as ONNX models, in the runtimes that are installed."""
+    import onnx
+
+    found = io.BytesIO()
+    torch.onnx.export(
+        classifier,
+        noisy_images(batch),
+        found,
+        input_names=["images"],
+        output_names=["logits"],
+        dynamo=False,
+    )
+    integers = as_onnx(made, {}, onnx).SerializeToString()
+    models = {"floats": found.getvalue(), "integers": integers}
+    return {
+        f"{name}, {runtime}": start(model, batch)
+        for runtime, (package, start) in RUNTIMES.items()
+        if find_spec(package)
+        for name, model in models.items()
+    }
+
+
+def in_onnx_runtime(model: bytes, batch: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(
+        session.run(None, {"images": images.contiguous().numpy()})[0]
+    )
+
+
+def in_openvino(model: bytes, batch: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    import openvino
+
+    core = openvino.Core()
+    network = core.read_model(model)
+    network.reshape([batch, *SHAPE])
+    settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(network, "CPU", settings)
+    return lambda images: torch.from_numpy(compiled([images.contiguous().numpy()])[0])
+
+
+RUNTIMES = {
+    "ONNX Runtime": ("onnxruntime", in_onnx_runtime),
+    "OpenVINO": ("openvino", in_openvino),
+}
 
 
 def main() -> None:
@@ -85,7 +136,9 @@ def main() -> None:
 @torch.inference_mode()
 def measure(arch: str, batch: int, options: argparse.Namespace) -> None:
     """Print the table of an architecture at a batch."""
-    images, voters = noisy_images(batch), forms(arch, batch)
+    made = quantized(classifier := settled(arch, "cifar10", CPU), noisy_images(64))
+    images, voters = noisy_images(batch), forms(classifier, made, batch)
+    voters |= exported(classifier, made, batch)
     logits = {name: voter(images) for name, voter in voters.items()}
     assert all(
         torch.equal(logits[name], logits["integers"]) for name in voters if "floats" not in name
