@@ -218,6 +218,50 @@ def test_ranges_are_those_of_all_columns():
     assert largest == pytest.approx(3 * (1 - 128 / 255) / 0.25)
 
 
+class Block(nn.Module):
+    """A convolution with a bias whose weights are up to ``size``, added to what it reads."""
+
+    def __init__(self, size: float, channels: int = 4, kernel: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 1)
+        self.second = nn.Conv2d(channels, channels, kernel, padding=kernel // 2)
+        self.last = nn.Linear(channels, 2)
+        with torch.no_grad():
+            self.second.weight.uniform_(-size, size)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        made = F.relu(self.first(images))
+        made = F.relu(self.second(made) + made)
+        return self.last(made.mean((2, 3)))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-6, 0.0])
+def test_a_convolution_of_any_size_takes_its_shortcut(size):
+    """Weights that change its sum by little get fewer bits, so that the sum is exact; the logits
+    are those of the float network up to the rounding of values.
+    """
+    torch.manual_seed(0)
+    network = with_entrance(Block(size), 3)
+    images = grey_images(64, (3, 6, 6), clip=0)
+    made = quantized(network, images)
+    (number,) = (n for n, layer, _ in made.steps() if layer.arguments == 2)
+    assert number == 2
+    with torch.inference_mode():
+        floats, found = network(images), made(images)
+    assert (floats - found).abs().max() < 0.05 * floats.std()
+
+
+def test_a_sum_that_would_be_inexact_with_its_shortcut_is_one_of_two_values():
+    """1,100 channels times 255 times the largest weight exceed 2^24."""
+    torch.manual_seed(0)
+    block = Block(1.0, channels=1100, kernel=1)
+    with torch.no_grad():
+        block.second.weight.fill_(1.0)
+    made = quantized(with_entrance(block, 3), grey_images(8, (3, 2, 2), clip=0))
+    kinds = [type(layer) for _, layer, _ in made.steps()]
+    assert Sum in kinds and all(layer.arguments == 1 for layer in made.layers[:2])
+
+
 def test_sums_are_those_of_convolutions_with_shortcuts():
     """Of the two convolutions of a sum the first makes a summand; all other maps are bytes."""
     network = quantized(
