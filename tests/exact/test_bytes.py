@@ -93,6 +93,25 @@ def test_only_shortcuts_of_bytes_are_added_by_fused_operators(low, high, is_fuse
 
 
 @needs_bytes
+@pytest.mark.parametrize("again", [False, True], ids=["its input", "read again"])
+def test_a_shortcut_that_is_needed_is_not_overwritten(again):
+    """oneDNN's sum takes the place of what it reads."""
+    byte = {"low": 0, "high": 255, "powers": True, "padding": (1, 1)}
+    steps = [
+        Step(convolution(0, (8, 3, 3, 3), **byte), (0,)),
+        Step(convolution(1, (8, 8, 3, 3), **byte), (1,)),
+        Step(convolution(2, (8, 8, 3, 3), shortcut=1, **byte), (2, 1 if again else 2)),
+        Step(convolution(3, (8, 8, 3, 3), shortcut=1, **byte), (3, 1 if again else 3)),
+        Step(Total({"kernel": (6, 6)}, {}), (4,)),
+        Step(convolution(4, (5, 8, 1, 1)), (5,)),
+    ]
+    network = IntegerNetwork((3, 6, 6), 383, torch.tensor([125, 0, 255]), steps).eval()
+    form, images = byte_form(network), extreme_images(network, 9)
+    with torch.inference_mode():
+        assert torch.equal(form(images), network(images))
+
+
+@needs_bytes
 def test_an_image_with_a_nan_has_no_class_in_bytes():
     """Infinite values are clamped, as the definition says."""
     steps = [

@@ -417,6 +417,32 @@ def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch
         )
 
 
+class Doubtful(torch.nn.Module):
+    """The logits of a network, and a layer that sums inexactly, which they do not show."""
+
+    FAILS_QUIETLY = True
+
+    def __init__(self, network: IntegerNetwork, layer: int | None) -> None:
+        super().__init__()
+        self.network, self.layer = network, layer
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.network(images)
+
+    def inexact_layer(self, images: torch.Tensor) -> int | None:
+        return self.layer
+
+
+@pytest.mark.parametrize(("layer", "votes"), [(None, True), (0, False), (5, False)])
+def test_a_form_with_an_inexact_layer_does_not_vote(layer, votes, monkeypatch):
+    monkeypatch.setattr(
+        IntegerNetwork, "fast_form", lambda network, device: Doubtful(network, layer)
+    )
+    voter = digits_voter()
+    choose_form(voter)
+    assert (voter.fast is not None) == votes
+
+
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fast_form_votes_and_gradients_are_those_of_the_classifier(is_compiled):
     eager = digits_voter()
