@@ -67,6 +67,8 @@ def exported(
     classifier: torch.nn.Module, made: IntegerNetwork, batch: int
 ) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """The float network and the integers as ONNX models, in the runtimes that are installed."""
+    if not any(find_spec(package) for package, _ in RUNTIMES.values()):
+        return {}
     import onnx
 
     found = io.BytesIO()

@@ -189,27 +189,62 @@ def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
     assert in_bytes == {"digits": 3, "all_layers": 0}[name], "one in each block"
 
 
-def test_weights_are_bytes_only_where_no_processor_saturates(tmp_path):
-    """Two products of 255 and 65 exceed 2^15; whole convolutions must not either."""
-    for most, kinds in ((64, {onnx.TensorProto.INT8}), (65, {onnx.TensorProto.FLOAT})):
-        network = network_of_a_shortcut(most)
-        model = as_onnx(network, {}, onnx)
-        constants = {one.name: one.data_type for one in model.graph.initializer}
-        made_by = {node.output[0]: node for node in model.graph.node}
-        weights = [node.input[1] for node in model.graph.node if node.op_type == "Conv"][1:3]
-        found = [made_by[name].input[0] if name in made_by else name for name in weights]
-        assert {constants[name] for name in found} == kinds, most
+def logits_of(model: object, images: torch.Tensor) -> np.ndarray:
+    """By ONNX Runtime, optimized."""
+    providers = ["CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=providers)
+    return session.run(None, {"images": images.numpy()})[0]
 
 
-def test_images_with_a_nan_have_no_class(tmp_path):
+@pytest.mark.parametrize(
+    ("most", "kind"), [(64, "INT8"), (65, "FLOAT"), (127, "FLOAT")]
+)
+def test_weights_are_bytes_only_where_no_processor_saturates(most, kind):
+    """Two products of 255 and 65 exceed 2^15."""
+    network = network_of_a_shortcut(most)
+    model = as_onnx(network, {}, onnx)
+    constants = {one.name: one.data_type for one in model.graph.initializer}
+    made_by = {node.output[0]: node for node in model.graph.node}
+    weights = [node.input[1] for node in model.graph.node if node.op_type == "Conv"][1:3]
+    found = [made_by[name].input[0] if name in made_by else name for name in weights]
+    assert {constants[name] for name in found} == {getattr(onnx.TensorProto, kind)}
+    images = torch.cat([network.probe_images(), torch.full((1, 3, 5, 5), 2.5)])
+    with torch.inference_mode():
+        assert np.array_equal(logits_of(model, images), network(images).numpy())
+
+
+def test_divided_sums_are_those_of_the_network_whatever_the_multipliers():
+    """Of one large layer, whose channels are divided, and of one with groups, whose bias is added
+    apart; with multipliers that are powers of 2, which other layers take into their weights.
+    """
+    torch.manual_seed(0)
+    divided = convolution(8, 10, 3, 4000, 0, low=-(2**14), high=2**14, padding=(1, 1))
+    grouped = convolution(4, 8, 1, 400, 0, low=-200, high=200, groups=2)
+    divided.multiplier.fill_(2.0**-12), grouped.multiplier.fill_(2.0**-17)
+    grouped.bias.fill_(2**24 - 1)
+    steps = [
+        Step(convolution(10, 3, 3, 127, 100, high=255, padding=(1, 1)), (0,)),
+        Step(divided, (1,)),
+        Step(grouped, (2,)),
+        Step(Total({"kernel": (6, 5)}, {}), (3,)),
+        Step(convolution(7, 4, 1, 255, 0), (4,)),
+    ]
+    network = IntegerNetwork((3, 6, 5), 383, torch.tensor([100, 120, 90]), steps).eval()
+    assert divided.parts > 1 and grouped.parts > 1 and divided.has_powers and grouped.has_powers
+    levels = np.random.default_rng(0).integers(-383, 639, (64, 3, 6, 5))
+    images = torch.cat([network.probe_images(), torch.from_numpy(levels).float() / 255])
+    with torch.inference_mode():
+        expected = network(images).numpy()
+    assert len(np.unique(expected, axis=0)) > 60
+    assert np.array_equal(logits_of(as_onnx(network, {}, onnx), images), expected)
+
+
+def test_images_with_a_nan_have_no_class():
     """As in PyTorch; bytes of a NaN would be a number."""
     network = network_of_a_shortcut(64)
-    session = onnxruntime.InferenceSession(
-        as_onnx(network, {}, onnx).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
     images = network.probe_images()
     images[1, 2, 4, 3], images[2, 0, 0, 0], images[3, 0, 0, 0] = torch.nan, torch.inf, -torch.inf
-    (found,) = session.run(None, {"images": images.numpy()})
+    found = logits_of(as_onnx(network, {}, onnx), images)
     with torch.inference_mode():
         expected = network(images).numpy()
     assert np.isnan(found[1]).all() and np.isfinite(np.delete(found, 1, 0)).all()

@@ -262,6 +262,77 @@ def test_a_sum_that_would_be_inexact_with_its_shortcut_is_one_of_two_values():
     assert Sum in kinds and all(layer.arguments == 1 for layer in made.layers[:2])
 
 
+class Terms(nn.Module):
+    """relu(k A x + (1/2 - k A) x), where A is random: the terms are many times larger than the
+    sum. Those of one channel may be tiny.
+    """
+
+    def __init__(self, size: float, channels: int = 8, tiny: float | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, channels, 1)
+        self.one, self.other = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.last = nn.Linear(channels, 5)
+        half = torch.zeros_like(self.one.weight)
+        half[:, :, 1, 1] = torch.eye(channels) / 2
+        with torch.no_grad():
+            self.one.weight.mul_(size), self.one.bias.zero_(), self.other.bias.zero_()
+            self.other.weight.copy_(half - self.one.weight)
+            if tiny is not None:
+                self.one.weight[0] = self.other.weight[0] = tiny
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        made = F.relu(self.first(images))
+        return self.last(F.relu(self.one(made) + self.other(made)).mean((2, 3)))
+
+
+def error_of(network: nn.Module) -> tuple[float, IntegerNetwork]:
+    """The largest error of the logits of integers, by their standard deviation, and these."""
+    network, images = with_entrance(network, 3), grey_images(64, (3, 6, 6), clip=0)
+    made = quantized(network, images)
+    with torch.inference_mode():
+        floats, found = network(images), made(images)
+    return float((floats - found).abs().max() / floats.std()), made
+
+
+@pytest.mark.parametrize("size", [1, 20, 200])
+def test_terms_may_be_many_times_larger_than_their_sum(size):
+    """What images show sets their range."""
+    error, made = error_of(Terms(size))
+    (summand,) = (made.inputs[n - 1][1] for n, one, _ in made.steps() if one.arguments == 2)
+    low, high = made.ranges[summand]
+    assert error < 0.1 and low == -high and (high > 1023) == (size > 1)
+
+
+def test_a_channel_of_tiny_weights_does_not_cost_the_bits_of_large_terms():
+    """With a floor of multipliers that leaves room for the shortcut, 288 weights of it would add an
+    error of more than .2 levels: two layers compute the sum.
+    """
+    error, made = error_of(Terms(60, channels=32, tiny=1e-7))
+    assert error < 0.1 and any(isinstance(layer, Sum) for layer in made.layers)
+
+
+class Gate(nn.Module):
+    """A map, plus a number for each of its channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.mean, self.gate = nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 8, 1)
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        made = F.relu(self.first(images))
+        return self.last(F.relu(self.second(made) + self.gate(self.mean(made))).mean((2, 3)))
+
+
+def test_a_term_of_another_shape_is_no_shortcut():
+    """Kernels would read beyond it."""
+    error, made = error_of(Gate())
+    assert error < 0.1 and any(isinstance(layer, Sum) for layer in made.layers)
+
+
 def test_sums_are_those_of_convolutions_with_shortcuts():
     """Of the two convolutions of a sum the first makes a summand; all other maps are bytes."""
     network = quantized(

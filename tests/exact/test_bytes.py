@@ -68,7 +68,9 @@ def test_any_block_of_bytes_is_the_reference_to_the_last_bit(network, seed):
         with torch.inference_mode():
             assert torch.equal(form(images), network(images))
             assert form.inexact_layer(images) is None
-        assert [layer.whole is not None for layer in form.layers[2:4]] == [True, True]
+        fused = [getattr(layer, "whole", None) is not None for layer in form.layers[2:4]]
+        reads_bytes = [min(network.ranges[n][0] for n in network.inputs[i]) >= 0 for i in (2, 3)]
+        assert fused == reads_bytes
 
 
 @needs_bytes
@@ -152,6 +154,8 @@ def test_shortcut_is_added_before_the_rounding():
     ("weight", "multiplier", "most", "words"),
     [
         (1, 0.5, 255, None),
+        (1, 1, 255, None),
+        (1, 2, 255, "above 1"),
         (1, 0.75, 255, "no power of 2"),
         (1, -0.5, 255, "no power of 2"),
         (1, 2.0**-16, 255, None),
@@ -172,6 +176,14 @@ def test_sum_of_a_convolution_and_a_shortcut_is_proven(weight, multiplier, most,
     else:
         with pytest.raises(ValueError, match=words):
             layer.range_of((0, 255), (0, most))
+
+
+def test_a_shortcut_has_the_shape_of_the_result():
+    """PyTorch would broadcast it; kernels would read what lies beside it."""
+    layer = convolution(0, (8, 3, 1, 1), low=0, high=255, shortcut=1)
+    layer.range_of((0, 255), (0, 255))
+    with pytest.raises(ValueError, match=r"a shortcut of \(8, 1, 1\)"):
+        layer(torch.ones(2, 3, 4, 4), torch.ones(2, 8, 1, 1))
 
 
 @needs_vnni

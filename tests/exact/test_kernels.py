@@ -87,7 +87,7 @@ def compiled(operation, arch: int) -> str:
         "mean": torch.int32 if is_first else None,
         **{"weight": torch.int8, "bias": torch.int32, "multiplier": torch.float32},
         "shortcut": operation.read[1].dtype if len(operation.read) > 1 else None,
-        "out": operation.makes.dtype,
+        "out": operation.made.dtype,
     }
     given = {name: f"*{names[kind]}" for name, kind in types.items() if kind is not None}
     constants = {**operation.constants, **dict.fromkeys(types.keys() - given.keys())}

@@ -190,7 +190,7 @@ def shapes(network: IntegerNetwork, rows: int, most: float = torch.inf) -> dict[
     found: dict[str, int] = {}
     for operation in kernels.KernelNetwork(network).operations:
         if isinstance(operation, kernels._Convolution) and operation.weight.numel() <= most:
-            types = [value.dtype for value in (*operation.read, operation.makes)]
+            types = [value.dtype for value in (*operation.read, operation.made)]
             name = f"{types} {sorted(operation.constants.items())}"
             if name not in found:
                 found[name] = wrong(operation, network.clip, rows)

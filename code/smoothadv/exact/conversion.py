@@ -2,8 +2,8 @@
 their values, and builds the layers.
 
 A real value is an integer times a scale. All values are of 8 bits, between the image and the mean
-over a map. All sums that a shortcut connects have one scale. The scale of each channel's weights is
-chosen such that its multiplier is a power of 2.
+over a map, but for terms of sums that are no shortcuts. All sums that a shortcut connects have one
+scale. The scale of each channel's weights is chosen such that its multiplier is a power of 2.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from smoothadv.architectures.input_layers import Center
 from smoothadv.base.errors import UserError
 from smoothadv.exact.layers import (
     EXACT,
+    SEVEN_BITS,
     WHITE,
     Convolution,
     IntegerLayer,
@@ -47,13 +48,12 @@ from smoothadv.voting.folding import (
 LEVELS = 255
 """The largest of the integers that a convolution reads, where they are not negative."""
 _SIGNED, _POOLED = 127, 2**11 - 1
-_WEIGHTS = {7: 64, 8: 127}
-"""The largest weight by its bits: with 7, sums of two products of bytes are below 2^15, where AVX2
-saturates.
-"""
+_WEIGHTS = {7: SEVEN_BITS, 8: 127}  # the largest by its bits
 _LAST_WEIGHTS = 255
-_ANY = 2**10 - 1  # of terms of a sum, some times larger than it
+_ANY = 2**23 - 1  # sums of two are exact
+_TERM = 2**10 - 1  # the least range of a term of a sum: four times that of the sum
 _SHORTCUT = 2**22  # of 2^24 for the shortcut, the rest for the products
+_COARSE = 2**-7
 _LARGEST_BIAS = 2**22
 _EXPONENT = 60  # of multipliers, far from where float32 ends
 _SAMPLE = 2**15  # values of each operation and batch
@@ -100,6 +100,11 @@ class Operation:
         """
         absorbing = {"convolution": ("relu", "sum"), "sum": ("relu",)}.get(self.kind, ())
         return self.only_user is None or self.only_user.kind not in absorbing
+
+    @property
+    def is_term(self) -> bool:
+        """Whether a sum alone reads its result, and reads it unrounded."""
+        return not self.is_settled and self.users[0].kind == "sum"
 
     @cached_property
     def settled(self) -> Operation:
@@ -212,13 +217,13 @@ def largest_values(
     network: FloatNetwork, batches: Iterable[torch.Tensor]
 ) -> dict[Operation, float]:
     """For each rounded result the size above which values are best clamped, for LEVELS levels from
-    0 to it.
+    0 to it; for each term of a sum the largest size.
 
     ``batches`` are noisy images [B, C, H, W]. The input layer subtracts whole grey levels, as it
     will for integers. Of some quantiles of the sizes, the best has the least mean squared error (as
     in Choukroun et al., 2019, without a grid).
     """
-    nodes = {operation.node: operation for operation in network.operations if operation.is_settled}
+    nodes = {one.node: one for one in network.operations if one.is_settled or one.is_term}
     samples: dict[Operation, list[torch.Tensor]] = {operation: [] for operation in nodes.values()}
 
     class Recorder(fx.Interpreter):
@@ -233,7 +238,12 @@ def largest_values(
     mean = ((network.mean * WHITE).round() / WHITE).view(-1, 1, 1)
     for batch in batches:
         Recorder(network.graph).run((batch.double() - mean) / network.std.view(-1, 1, 1))
-    return {operation: _best_clamp(torch.cat(parts)) for operation, parts in samples.items()}
+    return {
+        operation: float(torch.cat(parts).max())
+        if operation.is_term
+        else _best_clamp(torch.cat(parts))
+        for operation, parts in samples.items()
+    }
 
 
 def _best_clamp(sizes: torch.Tensor) -> float:
@@ -262,8 +272,8 @@ class _Value:
     high: int
 
 
-def _size(value: _Value | None) -> int:
-    return 0 if value is None else max(-value.low, value.high)
+def _size(value: _Value) -> int:
+    return max(-value.low, value.high)
 
 
 def _integers(
@@ -275,6 +285,14 @@ def _integers(
         "bias": (bias / scales).round(),
         "multiplier": (scales / target.scale).float(),
     }
+
+
+def _fits(tensors: Mapping[str, torch.Tensor], value: _Value, shortcut: _Value) -> bool:
+    """Whether a convolution of the value with this shortcut is exact (``Convolution.range_of``)."""
+    sums = tensors["weight"].abs().sum((1, 2, 3)) * _size(value) + tensors["bias"].abs()
+    multipliers = tensors["multiplier"]
+    is_exact = float((sums + _size(shortcut) / multipliers).max()) < EXACT
+    return is_exact and float(multipliers.max()) <= 1
 
 
 def _value(scale: float, levels: int, is_positive: bool) -> _Value:
@@ -397,36 +415,53 @@ class _Builder:
             tensors = _integers(weight, bias, scales, target)
             return self._step(Convolution(settings, tensors), [value], target)
         target = self._target(operation.settled)
-        shortcut = self._shortcut(operation, target)
-        # Finer weights than leave room for the shortcut would change the sum by far less than its
-        # rounding does.
-        least = torch.maximum(
-            weight.abs().amax((1, 2, 3)) / self.largest_weight, bias.abs() / _LARGEST_BIAS
-        ).clamp(min=float(target.scale) * _size(shortcut) / _SHORTCUT)
-        exponents = torch.log2(least / target.scale).ceil().clamp(-_EXPONENT, _EXPONENT)
-        tensors = _integers(weight, bias, target.scale * torch.exp2(exponents), target)
-        sums = tensors["weight"].abs().sum((1, 2, 3)) * _size(value) + tensors["bias"].abs()
-        fits = float((sums + _size(shortcut) / tensors["multiplier"]).max()) < EXACT
-        if shortcut is not None and fits:
-            settings |= {"low": target.low, "high": target.high, "shortcut": 1}
-            made = self._step(Convolution(settings, tensors), [value, shortcut], target)
-            self.values[operation.users[0]] = made
-            return made
-        if operation.settled is not operation and operation.users[0].kind == "sum":
-            target = replace(target, low=-_ANY, high=_ANY)
+        tensors = self._rounded_weights(weight, bias, target)
+        for fitting, shortcut in self._with_shortcut(operation, weight, bias, target):
+            if _fits(fitting, value, shortcut):
+                settings |= {"low": target.low, "high": target.high, "shortcut": 1}
+                made = self._step(Convolution(settings, fitting), [value, shortcut], target)
+                self.values[operation.users[0]] = made
+                return made
+        if operation.is_term:
+            size = 2 * self.largest[operation] / float(target.scale)  # what images show, twice
+            limit = min(_ANY, max(_TERM, 2 ** math.ceil(math.log2(size + 1)) - 1))
+            target = replace(target, low=-limit, high=limit)
         settings |= {"low": target.low, "high": target.high}
         return self._step(Convolution(settings, tensors), [value], target)
 
-    def _shortcut(self, operation: Operation, target: _Value) -> _Value | None:
-        """What a sum adds to a convolution that it alone reads, if it is there and of the sum's
-        scale.
+    def _rounded_weights(
+        self, weight: torch.Tensor, bias: torch.Tensor, target: _Value, least: float = 0.0
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of a convolution whose multipliers are the smallest powers of 2 from
+        ``least`` on.
         """
-        if operation.settled is operation or operation.users[0].kind != "sum":
-            return None
-        others = [term for term in operation.users[0].inputs if term is not operation]
-        other = self.values.get(others[0]) if len(others) == 1 else None
-        is_like = other is not None and other.number and torch.equal(other.scale, target.scale)
-        return other if is_like else None
+        scales = torch.maximum(
+            weight.abs().amax((1, 2, 3)) / self.largest_weight, bias.abs() / _LARGEST_BIAS
+        )
+        multipliers = (scales / target.scale).clamp(min=least)
+        exponents = torch.log2(multipliers).ceil().clamp(-_EXPONENT, _EXPONENT)
+        return _integers(weight, bias, target.scale * torch.exp2(exponents), target)
+
+    def _with_shortcut(
+        self, operation: Operation, weight: torch.Tensor, bias: torch.Tensor, target: _Value
+    ) -> Iterator[tuple[dict[str, torch.Tensor], _Value]]:
+        """The tensors with which a term of a sum may add the other one, and that one: if it is
+        there, of the sum's scale and shape.
+
+        The second ones have weights of fewer bits where a channel's are so small that its sums
+        leave no room for the shortcut. With values of 80, say, their rounding then adds an error of
+        up to .2 of the sum's levels, whose own rounding adds .3.
+        """
+        others = [one for one in operation.users[0].inputs if one is not operation]
+        if not operation.is_term or len(others) != 1 or others[0].shape != operation.shape:
+            return
+        other = self.values.get(others[0])
+        if other is None or not other.number or not torch.equal(other.scale, target.scale):
+            return
+        yield self._rounded_weights(weight, bias, target), other
+        room = _size(other) / _SHORTCUT
+        if room * weight[0].numel() ** 0.5 <= _COARSE:
+            yield self._rounded_weights(weight, bias, target, room), other
 
     def _relu(self, operation: Operation) -> _Value:
         source = operation.inputs[0]

@@ -23,15 +23,13 @@ from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import refuse_to_replace, reserved, write_atomically
 from smoothadv.checkpoints import INTEGER, integer_network, read_checkpoint
 from smoothadv.checkpoints.hub import checkpoint_digest
-from smoothadv.exact.layers import DEFINITION, WHITE
+from smoothadv.exact.layers import DEFINITION, SEVEN_BITS, WHITE
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.version import __version__
 
 OPSET, _FORMAT, _NAME = 13, 7, "smoothadv"
 # A file begins with the format's version and the producer.
 _START = bytes([8, _FORMAT, 18, len(_NAME)]) + _NAME.encode()
-_SEVEN_BITS = 64
-"""255 * 64 * 2 < 2^15."""
 
 
 def export(checkpoint: Path, outfile: Path, overwrite: bool = False) -> str | None:
@@ -157,11 +155,11 @@ class Writer:
         return self.node("DequantizeLinear", *given, axis=0)
 
     def scaled(self, weight: torch.Tensor, scales: torch.Tensor) -> str:
-        """A weight [O, ...] times the scales [O].
+        """A weight [O, ...] times the scales [O]: bytes, if they have 7 bits.
 
-        Bytes where all have 7 bits: those of 8 bits saturate in some processors' instructions.
+        ONNX Runtime would quantize others again if the bias beside them was no dequantized one.
         """
-        if float(weight.abs().max()) <= _SEVEN_BITS:
+        if float(weight.abs().max()) <= SEVEN_BITS:
             return self.dequantized(weight, scales, torch.int8)
         return self.constant(weight * scales.view(-1, *[1] * (weight.dim() - 1)))
 
@@ -174,12 +172,12 @@ class Writer:
         return self.node("Clip", self.node("Round", value), *limits)
 
     def logits(self, found: str) -> None:
-        """The results of the last layer; NaN for images that hold a NaN, which bytes do not."""
-        number = self.cast(self.node("IsNaN", "images"), "FLOAT")
-        worst = self.node("ReduceMax", number, axes=[1, 2, 3], keepdims=0)
-        is_none = self.node("Unsqueeze", worst, self.constant([1], torch.int64))
+        """The results of the last layer, as ``numbers_of`` says."""
+        is_nan = self.cast(self.node("IsNaN", "images"), "FLOAT")
+        holds_nan = self.node("ReduceMax", is_nan, axes=[1, 2, 3], keepdims=0)
+        holds_nan = self.node("Unsqueeze", holds_nan, self.constant([1], torch.int64))
         values = self.constant(math.nan), self.node("Flatten", found, axis=1)
-        self.node("Where", self.cast(is_none, "BOOL"), *values, outputs=["logits"])
+        self.node("Where", self.cast(holds_nan, "BOOL"), *values, outputs=["logits"])
 
     def entrance(self, network: IntegerNetwork) -> str:
         levels = self.node("Round", self.node("Mul", "images", self.constant(WHITE)))

@@ -28,8 +28,8 @@ from smoothadv.exact.layers import (
     IntegerLayer,
     LayerGraph,
     in_float64,
+    numbers_of,
     random_integers,
-    without_numbers,
 )
 
 _WHOLE = tl.constexpr(2.0**23)
@@ -205,8 +205,8 @@ def _digits(size: float) -> int:
 
 
 class _Operation(nn.Module):
-    """Reads the ``values`` of a network of integers with the numbers ``reads`` and ``makes`` the
-    next one, in the narrowest types.
+    """Reads the ``values`` of a network of integers with the numbers ``reads``, and makes the next
+    one, ``made``, in the narrowest type.
 
     Value 0 is the images. This class has the layer compute it, in float32.
     """
@@ -218,7 +218,7 @@ class _Operation(nn.Module):
         super().__init__()
         self.layer, self.entrance = network.layers[number - 1], network.entrance
         self.reads = network.inputs[number - 1]
-        self.read, self.makes = [values[used] for used in self.reads], values[number]
+        self.read, self.made = [values[used] for used in self.reads], values[number]
 
     def defined(self, *values: torch.Tensor) -> torch.Tensor:
         """What the definition makes of the values, float32."""
@@ -226,7 +226,7 @@ class _Operation(nn.Module):
         return self.layer(*(x.float() if used else self.entrance(x) for used, x in pairs))
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
-        made = self.defined(*values).to(self.makes.dtype)
+        made = self.defined(*values).to(self.made.dtype)
         return made.contiguous(memory_format=torch.channels_last)
 
 
@@ -255,7 +255,7 @@ class _Convolution(_Operation):
         self.register_buffer(
             "mean", None if self.reads[0] else network.mean.flatten().to(torch.int32)
         )
-        sizes = *before.shape, *self.makes.shape, *layer.stride, *layer.padding, *layer.dilation
+        sizes = *before.shape, *self.made.shape, *layer.stride, *layer.padding, *layer.dilation
         self.constants = {
             **dict(zip(_SIZES, sizes)),
             "KERNEL_WIDTH": width,
@@ -275,8 +275,8 @@ class _Convolution(_Operation):
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
         x, shortcut = values[0], values[1] if len(values) > 1 else None
         made = torch.empty(
-            (len(x), *self.makes.shape),
-            dtype=self.makes.dtype,
+            (len(x), *self.made.shape),
+            dtype=self.made.dtype,
             device=x.device,
             memory_format=torch.channels_last,
         )
@@ -340,7 +340,7 @@ class KernelNetwork(nn.Module):
             look(number, operation, read, values[number])
             for used in self.unused_after[number]:
                 del values[used]
-        return without_numbers(values[len(self.operations)].flatten(1), images)
+        return numbers_of(values[len(self.operations)].flatten(1), images)
 
     @torch.inference_mode()
     def inexact_layer(self, images: torch.Tensor) -> int | None:

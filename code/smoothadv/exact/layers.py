@@ -26,6 +26,10 @@ DEFINITION = 2
 EXACT = 2**24
 """float32 holds all integers up to this size."""
 WHITE = 255
+SEVEN_BITS = 64
+"""The largest weight with which sums of two products of bytes stay below 2^15, where the
+instructions of some processors saturate.
+"""
 _ROUNDED = 1 + 2**-22  # more than two roundings to float32 can add
 Pair = tuple[int, int]
 Range = tuple[int, int]
@@ -159,9 +163,9 @@ class Convolution(IntegerLayer):
     """clamp(round(m (w * x + b))): weight w [O, I / groups, h, w], bias b [O], multiplier m [O],
     float32.
 
-    With ``shortcut`` 1 it reads a second value r, and is clamp(round(m (w * x + b) + r)), where m
-    are powers of 2. With ``high`` < ``low`` the result is m (w * x + b), where m are powers of 2,
-    too: the last layer, whose results are logits.
+    With ``shortcut`` 1 it reads a second value r, of the result's shape, and is
+    clamp(round(m (w * x + b) + r)), where m are powers of 2 up to 1. With ``high`` < ``low`` the
+    result is m (w * x + b), where m are powers of 2, too: the last layer, whose results are logits.
     """
 
     SETTINGS: ClassVar[dict[str, Any]] = {
@@ -222,8 +226,11 @@ class Convolution(IntegerLayer):
         multipliers = self.multiplier.double().abs()
         size = float((per_channel * multipliers).max())
         if self.shortcut:
-            # What is rounded is a multiple of the multiplier, of at most 24 bits.
+            # What is rounded is a multiple of the multiplier, of at most 24 bits, and so are all
+            # partial sums, in any order.
             size += _size(inputs[1])
+            if float(multipliers.max()) > 1:
+                raise ValueError("a multiplier of a convolution with a shortcut is above 1")
             self.largest_sum = float((per_channel + _size(inputs[1]) / multipliers).max())
             if self.parts > 1 or self.is_last or self.largest_sum >= EXACT:
                 raise ValueError("a sum of a convolution and a shortcut may exceed 2^24")
@@ -256,6 +263,8 @@ class Convolution(IntegerLayer):
         multiplier = self.multiplier[:, None, None]
         scaled = total * multiplier if total.requires_grad else total.mul_(multiplier)
         if shortcut is not None:
+            if shortcut.shape != scaled.shape:
+                raise ValueError(f"a shortcut of {tuple(shortcut.shape[1:])}")
             scaled = scaled + shortcut
         return scaled if self.is_last else self._in_range(rounded(scaled))
 
@@ -285,20 +294,21 @@ class Convolution(IntegerLayer):
         return scaled if self.is_last else writer.rounded(scaled, self)
 
     def _onnx_total(self, writer: Any, x: str, geometry: Mapping[str, Any]) -> str:
-        """The name of w * x + b."""
-        weights = self.weight.split(-(-self.weight.shape[1] // self.parts), 1)
+        """The name of w * x + b; parts are added as int32, since some runtimes have no float64."""
         if self.parts == 1:
             constants = writer.constant(self.weight), writer.constant(self.bias)
             total = writer.node("Conv", x, *constants, **geometry)
             return str(writer.node("Round", total))  # keeps the multiplier out of the weights
-        sizes = writer.constant([weight.shape[1] for weight in weights], torch.int64)
-        sums = [
-            writer.node("Conv", part, writer.constant(weight), **geometry)
-            for part, weight in zip(writer.split(x, sizes, len(weights)), weights)
-        ]
-        bias = writer.constant(self.bias[:, None, None], torch.float64)
-        exact = writer.node("Sum", bias, *(writer.cast(one, "DOUBLE") for one in sums))
-        return str(writer.cast(exact, "FLOAT"))
+        parts, weights = [x], [self.weight]
+        if self.groups == 1:
+            weights = list(self.weight.split(-(-self.weight.shape[1] // self.parts), 1))
+            sizes = writer.constant([weight.shape[1] for weight in weights], torch.int64)
+            parts = writer.split(x, sizes, len(weights))
+        total = writer.constant(self.bias[:, None, None], torch.int32)
+        for part, weight in zip(parts, weights):
+            one = writer.node("Conv", part, writer.constant(weight), **geometry)
+            total = writer.node("Add", total, writer.cast(one, "INT32"))
+        return str(writer.cast(total, "FLOAT"))
 
 
 @contextmanager
@@ -494,7 +504,7 @@ class LayerGraph(nn.Module):
             values[number] = layer(*self.given(layer, [values[used] for used in inputs]))
             for used in self.unused_after[number]:
                 del values[used]
-        return values[len(self.layers)].flatten(1)
+        return numbers_of(values[len(self.layers)].flatten(1), images)
 
     def maps(self, images: torch.Tensor) -> list[torch.Tensor]:
         """All values of images, by number."""
@@ -538,9 +548,11 @@ class LayerGraph(nn.Module):
         return None
 
 
-def without_numbers(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """The logits [B, K], NaN for images that hold a NaN: no type of integers says that."""
-    return logits.masked_fill(images.amax((1, 2, 3)).isnan()[:, None], math.nan)
+def numbers_of(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """The logits [B, K] of images that are numbers, and NaN for those that hold a NaN, which no
+    type of integers can say.
+    """
+    return logits.masked_fill(images.detach().amax((1, 2, 3)).isnan()[:, None], math.nan)
 
 
 def _ends(x: torch.Tensor) -> torch.Tensor:

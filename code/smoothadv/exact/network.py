@@ -24,10 +24,7 @@ from smoothadv.exact.layers import (
     Range,
     Step,
     in_float64,
-    without_numbers,
 )
-
-_BYTES = (torch.uint8, torch.int8)
 
 
 class IntegerNetwork(LayerGraph, ExactNetwork):
@@ -123,25 +120,23 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
 
 
 class ByteConvolution(Convolution):
-    """A convolution of values that ``dtype``, uint8 or int8, holds; without gradients.
+    """A convolution of bytes, 0..255; without gradients.
 
-    Where its result is one of bytes, and its multipliers are powers of 2, oneDNN computes all of
-    it: the sum in int32; in float32 its product with the multiplier, the bias and the shortcut,
-    which are exact by ``range_of``; rounding to the nearest even integer, and 0..255.
+    Where its result is one of bytes, and so is its shortcut, and its multipliers are powers of 2,
+    oneDNN computes all of it: the sum in int32; in float32 its product with the multiplier, the
+    bias and the shortcut, which are exact by ``range_of``; rounding to the nearest even integer,
+    and 0..255.
     """
 
-    def __init__(
-        self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__(settings, tensors)
-        self.dtype, self.keeps_shortcut = dtype, True
+        self.keeps_shortcut = True
         self.zeros = torch.zeros(len(self.weight), dtype=torch.int64)
         self.geometry = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
 
     def range_of(self, *inputs: Range) -> Range:
         limits = super().range_of(*inputs)
-        if self.dtype is torch.uint8:
-            self.smallest_input = 0
+        self.smallest_input = 0
         channels = self.weight.shape[1] * self.groups
         self.width = -(-channels // (self.parts if self.groups == 1 else 1))
         self.ones = torch.ones(len(self.weight))
@@ -169,14 +164,14 @@ class ByteConvolution(Convolution):
             torch.ops.onednn.qconv2d_pointwise(
                 part, 1.0, 0, packed, self.ones, self.zeros, bias, *self.geometry, *result
             )
-            for part, packed in zip(x.to(self.dtype).split(self.width, 1), self.packed)
+            for part, packed in zip(x.to(torch.uint8).split(self.width, 1), self.packed)
         ]
         return sums[0] if self.parts == 1 else self.sum_of_parts(sums)
 
     def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
         if self.whole is None or self.in_float64:
             return super().forward(x, shortcut)
-        given = (x.to(self.dtype), 1.0, 0, self.whole, self.multiplier, self.zeros)
+        given = (x.to(torch.uint8), 1.0, 0, self.whole, self.multiplier, self.zeros)
         bias, result = self.scaled_bias, (1.0, 0, torch.uint8)
         if shortcut is None:
             return torch.ops.onednn.qconv2d_pointwise(
@@ -209,19 +204,17 @@ class ByteGraph(LayerGraph):
     def given(self, layer: IntegerLayer, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [x if isinstance(layer, ByteConvolution) else x.float() for x in values]
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return without_numbers(super().forward(images), images)
-
 
 def byte_form(network: LayerGraph) -> LayerGraph | None:
     """The same network with convolutions of bytes, without gradients; None where this CPU or this
     PyTorch has none.
 
-    A convolution that reads 8 bits, with weights of 8 bits, adds its products in int32, by
+    A convolution that reads 0..255, with weights of 8 bits, adds its products in int32, by
     oneDNN's quantized convolutions (VNNI, AMX; with weights of 7 bits AVX2, too).
     ``Convolution.range_of`` proves that no sum, or no part of one, reaches 2^24: these are the sums
-    of the definition. Other layers, like the first one, which reads up to 11 bits, stay in float32
-    and are those of ``network``. ``voting.check_exact`` says whether the form computes exactly.
+    of the definition. Other layers, like the first one, which reads up to 11 bits with signs, stay
+    in float32 and are those of ``network``. ``voting.check_exact`` says whether the form computes
+    exactly.
     """
     if not getattr(torch.cpu, "_is_avx2_supported", bool)():
         return None  # the operators may be there, but slow
@@ -229,14 +222,9 @@ def byte_form(network: LayerGraph) -> LayerGraph | None:
     try:
         for _, layer, inputs in network.steps():
             low, high = network.ranges[inputs[0]]
-            fitting = [
-                kind
-                for kind in _BYTES
-                if torch.iinfo(kind).min <= low and high <= torch.iinfo(kind).max
-            ]
             weights = layer.weight.abs().max() if isinstance(layer, Convolution) else torch.inf
-            if fitting and weights <= torch.iinfo(torch.int8).max:
-                layer = ByteConvolution(*layer.stored(), fitting[0])
+            if low >= 0 and high <= WHITE and weights <= torch.iinfo(torch.int8).max:
+                layer = ByteConvolution(*layer.stored())
             steps.append(Step(layer, inputs))
         if not any(isinstance(step.layer, ByteConvolution) for step in steps):
             return None
