@@ -25,15 +25,16 @@ from smoothadv.exact.network import ByteConvolution, byte_form
 from smoothadv.noise import RoundedGaussianNoise
 
 
-def kind_of(layer: torch.nn.Module, number: int, read: int) -> str:
+def kind_of(layer: torch.nn.Module, number: int) -> str:
     """The row of the table that a layer's time belongs to."""
     if not isinstance(layer, Convolution):
         return type(layer).__name__.lower()
     if number == 1 or layer.is_last:
         return "first convolution" if number == 1 else "logits"
     outputs, inputs, size, _ = layer.weight.shape
-    is_in_shortcut = layer.high > 255 or read > 255
-    how = "summand" if is_in_shortcut else "shortcut" if layer.shortcut else ""
+    how = "shortcut" if layer.shortcut else ""
+    if layer.high > 255 and not layer.shortcut:
+        how = "summand"
     step = f" / {layer.stride[0]}" if max(layer.stride) > 1 else ""
     return ", ".join(filter(None, [f"{inputs} to {outputs}, {size} x {size}{step}", how]))
 
@@ -47,7 +48,7 @@ def timed_layers(network: LayerGraph, images: torch.Tensor) -> Iterator[tuple[st
         start = time.perf_counter()
         values[number] = layer(*network.given(layer, [values[used] for used in inputs]))
         seconds = time.perf_counter() - start
-        yield kind_of(layer, number, network.ranges[inputs[-1]][1]), seconds
+        yield kind_of(layer, number), seconds
         for used in network.unused_after[number]:
             del values[used]
 
