@@ -101,6 +101,7 @@ def test_scripts_and_console_command_have_the_same_commands():
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_answers_help_with_examples(name, monkeypatch, capsys):
     text = help_text(name, monkeypatch, capsys)
+    assert max(map(len, text.splitlines())) <= 100
     assert text.startswith("usage: ") and "\nexamples:\n" in text
     assert documented_commands(text), "an example is a line to copy"
 
@@ -247,3 +248,14 @@ def test_python_without_the_packages_says_how_to_have_them(tmp_path):
     assert done.returncode == 1 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert "has no package" in line and "source .venv/bin/activate" in line
+
+
+def test_a_warning_appears_once_in_each_run(capsys):
+    from smoothadv.base.errors import warn
+    from smoothadv.cli.runner import _warnings_as_lines
+
+    for _ in range(2):
+        with _warnings_as_lines():
+            for text in ("the same", "the same", "another"):
+                warn(text)
+        assert capsys.readouterr().err == "warning: the same\nwarning: another\n"

@@ -196,9 +196,7 @@ def logits_of(model: object, images: torch.Tensor) -> np.ndarray:
     return session.run(None, {"images": images.numpy()})[0]
 
 
-@pytest.mark.parametrize(
-    ("most", "kind"), [(64, "INT8"), (65, "FLOAT"), (127, "FLOAT")]
-)
+@pytest.mark.parametrize(("most", "kind"), [(64, "INT8"), (65, "FLOAT"), (127, "FLOAT")])
 def test_weights_are_bytes_only_where_no_processor_saturates(most, kind):
     """Two products of 255 and 65 exceed 2^15."""
     network = network_of_a_shortcut(most)

@@ -106,7 +106,7 @@ def _make_parser() -> Parser:
     )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
     for name, component in {**ANALYSES, **_OF_CARDS}.items():
-        what = component.__doc__ or name
+        what = " ".join((component.__doc__ or name).split())
         command = subparsers.add_parser(
             name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + "."
         )

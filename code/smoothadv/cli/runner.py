@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,8 +50,11 @@ _RELEASED = {
 }
 
 
+_WIDTH = 100
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser that keeps help text as written, refuses abbreviations and raises a
+    """An argument parser that keeps examples as written, refuses abbreviations and raises a
     UsageError where the words are wrong.
 
     Made with the command as ``prog``: what follows "smoothadv", like "certify" or "analyze table".
@@ -58,15 +62,24 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(
-        self, *, prog: str, epilog: str = "", kinds: Iterable[type] = (), **options: Any
+        self,
+        *,
+        prog: str,
+        description: str = "",
+        epilog: str = "",
+        kinds: Iterable[type] = (),
+        **options: Any,
     ) -> None:
         invocation = _invocation(prog)
         if invocation.startswith("smoothadv "):
             epilog = re.sub(r"python code/(\w+)\.py", r"smoothadv \1", epilog)
             epilog = re.sub(r"scripts/grids/([\w-]+)\.toml", r"\1", epilog)
-        formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=28, width=100)
+        formatter = partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=28, width=_WIDTH
+        )
         super().__init__(
             prog=invocation,
+            description=textwrap.fill(" ".join(description.split()), _WIDTH),
             epilog=epilog,
             formatter_class=formatter,
             argument_default=argparse.SUPPRESS,
@@ -268,16 +281,17 @@ def run(
 
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Within this context, each DoubtfulWarning is one line on standard error, whatever warning
-    filters Python has.
+    """Within this context, each DoubtfulWarning is one line on standard error, once, whatever
+    warning filters Python has.
     """
-    other = warnings.showwarning
+    other, shown = warnings.showwarning, set[str]()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
-        if issubclass(category, DoubtfulWarning):
-            print(f"warning: {message}", file=sys.stderr)
-        else:
+        if not issubclass(category, DoubtfulWarning):
             other(message, category, *place, **options)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            print(f"warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", DoubtfulWarning)
