@@ -70,7 +70,7 @@ def main() -> None:
         raise SystemExit("this CPU has no convolutions of bytes")
     for layer in networks["sums apart"].layers:
         if isinstance(layer, ByteConvolution):
-            layer.whole = None
+            layer.is_fused = False
     images = noisy_images(options.batch)
     logits = [form(images) for form in networks.values()]
     assert all(torch.equal(logits[0], other) for other in logits[1:])

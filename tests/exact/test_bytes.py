@@ -68,7 +68,7 @@ def test_any_block_of_bytes_is_the_reference_to_the_last_bit(network, seed):
         with torch.inference_mode():
             assert torch.equal(form(images), network(images))
             assert form.inexact_layer(images) is None
-        fused = [getattr(layer, "whole", None) is not None for layer in form.layers[2:4]]
+        fused = [getattr(layer, "is_fused", False) for layer in form.layers[2:4]]
         reads_bytes = [min(network.ranges[n][0] for n in network.inputs[i]) >= 0 for i in (2, 3)]
         assert fused == reads_bytes
 
@@ -89,7 +89,7 @@ def test_only_shortcuts_of_bytes_are_added_by_fused_operators(low, high, is_fuse
     ]
     network = IntegerNetwork((3, 5, 5), 383, torch.tensor([125, 0, 255]), steps).eval()
     form, images = byte_form(network), extreme_images(network, 9)
-    assert (form.layers[2].whole is not None) == is_fused
+    assert form.layers[2].is_fused == is_fused
     with torch.inference_mode():
         assert torch.equal(form(images), network(images))
 

@@ -265,7 +265,8 @@ class Convolution(IntegerLayer):
         if shortcut is not None:
             if shortcut.shape != scaled.shape:
                 raise ValueError(f"a shortcut of {tuple(shortcut.shape[1:])}")
-            scaled = scaled + shortcut
+            has_gradient = scaled.requires_grad or shortcut.requires_grad
+            scaled = scaled + shortcut if has_gradient else scaled.add_(shortcut)
         return scaled if self.is_last else self._in_range(rounded(scaled))
 
     def repeats(self, *given: torch.Tensor) -> bool:
