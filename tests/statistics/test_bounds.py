@@ -18,6 +18,7 @@ from smoothadv.statistics.bounds import (
     certified_radius,
     failure_upper_bound,
     lower_confidence_bound,
+    two_sided_radius,
 )
 from smoothadv.statistics.exact import Exact
 from smoothadv.statistics.prediction import least_draws
@@ -70,6 +71,14 @@ def test_without_a_success_the_bound_is_zero():
     assert lower_confidence_bound(0, 100_000, 1e-3) == 0.0
     assert failure_upper_bound(0, 100_000, 1e-3) == 1.0 >= failure_upper_bound(1, 1, 1e-20)
     assert certified_radius(0, 100_000, 1.0, 1e-3) is None
+
+
+@pytest.mark.parametrize("successes, trials, alpha", [(3, 5, 1e-110), (9, 10, 1e-300)])
+def test_where_scipy_may_have_no_quantile_nothing_is_certified(successes, trials, alpha):
+    assert 1 - 1e-15 < failure_upper_bound(successes, trials, alpha) <= 1
+    assert 0 <= lower_confidence_bound(successes, trials, alpha) < 1e-30
+    assert certified_radius(successes, trials, 1.0, alpha) is None
+    assert two_sided_radius(successes, 1, trials, 1.0, alpha, 0.9) is None
 
 
 @pytest.mark.parametrize(

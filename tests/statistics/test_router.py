@@ -65,7 +65,7 @@ def claims(procedure: RouterProcedure, place: int) -> list[tuple[int, np.ndarray
                     radii[own, rival] = bound.certified(votes, 0, look)
                 else:
                     counts = own, strongest_rival(votes, 0), n
-                    radii[own, rival] = procedure._radius(settings, place, *counts)
+                    radii[own, rival] = procedure.two_sided(settings, place, *counts)
         found.append((n, radii))
     return found
 

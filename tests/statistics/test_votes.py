@@ -197,7 +197,9 @@ def test_every_request_is_answered_in_batches(requests, batch):
 BAD = {
     "too few": ([40, 9], "returned 49 votes: expected 50"),
     "too many": ([40, 11], "returned 51 votes"),
-    "negative": ([51, -1], "expected whole numbers"),
+    "negative": ([50, 1, -1], "expected whole numbers"),
+    "too many for int64": (np.array([2**64 - 1, 51], np.uint64), "whole numbers from 0 to 50"),
+    "too many for any integer": ([2**70, 0], "whole numbers from 0 to 50"),
     "a share": ([49.5, 0.5], "expected whole numbers"),
     "nan": ([np.nan, 50], "expected whole numbers"),
     "flags": (np.ones(50, bool), "expected whole numbers"),

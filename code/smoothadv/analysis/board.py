@@ -42,7 +42,6 @@ _HOW_TO_READ = (
     "differences in radius (in hundredths), and of McNemar at a radius; both exact, each for one "
     "comparison alone."
 )
-_DIGESTS = {"log": "log_sha256", "model": "model_sha256"}
 _LEAST_P = 1e-12
 FORMS = {".html": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
 """The forms of a board by the ending of its file."""

@@ -27,6 +27,7 @@ from smoothadv.exact.layers import (
     Convolution,
     IntegerLayer,
     LayerGraph,
+    ends,
     in_float64,
     numbers_of,
     random_integers,
@@ -363,17 +364,12 @@ class KernelNetwork(nn.Module):
                 random.append(integers if used else integers / WHITE)
             for given, found in ((read, made), (random, operation(*random))):
                 with in_float64([operation.layer]):
-                    expected = operation.defined(*(_ends(x) for x in given))
-                if not torch.equal(_ends(found).float(), expected):
+                    expected = operation.defined(*(ends(x) for x in given))
+                if not torch.equal(ends(found).float(), expected):
                     inexact.append(number)
 
         self(images, compare)
         return min(inexact, default=None)
-
-
-def _ends(x: torch.Tensor) -> torch.Tensor:
-    """The first and the last row, or the only one."""
-    return x[:: max(1, len(x) - 1)]
 
 
 def kernel_form(network: LayerGraph, device: torch.device) -> KernelNetwork | None:

@@ -451,7 +451,6 @@ class LayerGraph(nn.Module):
     FAILS_QUIETLY: ClassVar[bool] = True
     """The form in bytes is inexact on all CPUs that saturate in 16 bits: that is no news."""
     mean: torch.Tensor
-    layers: nn.ModuleList
 
     def __init__(
         self, image_shape: Sequence[int], clip: int, mean: torch.Tensor, steps: Sequence[Step]
@@ -539,9 +538,9 @@ class LayerGraph(nn.Module):
             if isinstance(layer, Convolution):
                 limits = layer.smallest_input, layer.largest_input
                 for x in (given[0], random_integers(number, given[0], *limits)):
-                    found, ends = layer.total(x), _ends(x)
-                    expected = layer.total(ends, in_float64=True)
-                    if not torch.equal(_ends(found), expected) or not layer.repeats(x, *given[1:]):
+                    found = ends(layer.total(x))
+                    expected = layer.total(ends(x), in_float64=True)
+                    if not torch.equal(found, expected) or not layer.repeats(x, *given[1:]):
                         return number
             values[number] = layer(*given)
             for used in self.unused_after[number]:
@@ -556,7 +555,7 @@ def numbers_of(logits: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
     return logits.masked_fill(images.detach().amax((1, 2, 3)).isnan()[:, None], math.nan)
 
 
-def _ends(x: torch.Tensor) -> torch.Tensor:
+def ends(x: torch.Tensor) -> torch.Tensor:
     """The first and the last row."""
     return torch.stack([x[0], x[-1]])
 

@@ -23,6 +23,7 @@ from smoothadv.exact.layers import (
     LayerGraph,
     Range,
     Step,
+    ends,
     in_float64,
 )
 
@@ -30,11 +31,7 @@ from smoothadv.exact.layers import (
 class IntegerNetwork(LayerGraph, ExactNetwork):
     """A LayerGraph that checkpoints hold; ``probe`` is computed in float64."""
 
-    def __init__(
-        self, image_shape: Sequence[int], clip: int, mean: torch.Tensor, steps: Sequence[Step]
-    ) -> None:
-        super().__init__(image_shape, clip, mean, steps)
-        self.probe = ""
+    probe = ""
 
     @classmethod
     def read(
@@ -205,8 +202,8 @@ class ByteConvolution(Convolution):
     def repeats(self, *given: torch.Tensor) -> bool:
         found = self(given[0], *(one.clone() for one in given[1:]))
         with in_float64([self]):
-            expected = self(*(torch.stack([one[0], one[-1]]) for one in given))
-        return torch.equal(torch.stack([found[0], found[-1]]).float(), expected)
+            expected = self(*map(ends, given))
+        return torch.equal(ends(found).float(), expected)
 
 
 class ByteGraph(LayerGraph):

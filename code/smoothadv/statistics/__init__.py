@@ -153,7 +153,7 @@ class Procedure(Checked, ABC):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that the procedure adds to a log: the keys of ``Certificate.details``."""
-        return ()
+        return self.counts(vars(self))[len(COUNT_COLUMNS) :]
 
     def record(self) -> dict[str, Any]:
         """The procedure's part of the settings that a log records: all that decides its numbers."""
@@ -189,10 +189,6 @@ class FixedSample(Procedure):
     """
 
     fixed_sample: ClassVar[bool] = True
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.counts(vars(self))[len(COUNT_COLUMNS) :]
 
     def candidate(self, selection: np.ndarray, label: int) -> int:
         """The class that the statement is about, by the votes [K] of the selection; the smallest

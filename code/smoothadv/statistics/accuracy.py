@@ -31,11 +31,6 @@ def certified_accuracies(table: DataFrame, radii: Iterable[float]) -> np.ndarray
     return at_least / len(table)
 
 
-def certified_accuracy(table: DataFrame, radius: float) -> float:
-    """``certified_accuracies`` at one radius."""
-    return float(certified_accuracies(table, [radius])[0])
-
-
 def accuracy(table: DataFrame) -> float:
     """The share of examples classified correctly; an abstention is wrong. Without an attack it is
     the clean accuracy, which is the certified accuracy at radius 0."""

@@ -46,7 +46,8 @@ def lower_confidence_bound(successes: int, trials: int, alpha: float) -> float:
         return 0.0
     if successes == trials:
         return math.exp(math.log(alpha) / trials)
-    return float(special.betaincinv(successes, trials - successes + 1, alpha))
+    # SciPy's inverse is nan at some alpha below 1e-100: max and min with nan last are then 0 and 1.
+    return max(0.0, float(special.betaincinv(successes, trials - successes + 1, alpha)))
 
 
 def failure_upper_bound(successes: int, trials: int, alpha: float) -> float:
@@ -68,7 +69,7 @@ def failure_upper_bound(successes: int, trials: int, alpha: float) -> float:
         return min(1.0, -math.expm1(math.log(alpha) / trials) * (1 + 1e-14))
     q = float(special.betainccinv(failures + 1, successes, alpha))
     step = 1e-12
-    while special.betaincc(failures + 1, successes, q) > alpha * (1 - 1e-10):
+    while not special.betaincc(failures + 1, successes, q) <= alpha * (1 - 1e-10):
         q = min(1.0, q * (1 + step))
         step *= 2
     return q

@@ -97,6 +97,17 @@ class StagedProcedure(Procedure):
         del record["noise_distances"]
         return record
 
+    @staticmethod
+    def two_sided(
+        settings: Mapping[str, Any], place: int, own: int, rival: int, trials: int
+    ) -> float:
+        """The radius that these counts of one classifier certify; negative if they certify none."""
+        sigma = settings["sigmas"][place]
+        distances = settings.get("noise_distances") or (0.0,) * len(settings["sigmas"])
+        levels = settings["alpha"], settings["alpha_share"], distances[place]
+        radius = two_sided_radius(own, rival, trials, sigma, *levels)
+        return -1.0 if radius is None else radius
+
     @property
     def smoothings(self) -> list[Smoothing]:
         """Those of the classifiers."""
@@ -179,9 +190,9 @@ class Cascade(CascadeProcedure):
         ]
         return None if min(radii) < 0 else min(radii)
 
-    @staticmethod
+    @classmethod
     def _radius(
-        settings: Mapping[str, Any], stage: int, last: int, own: int, rival: int, trials: int
+        cls, settings: Mapping[str, Any], stage: int, last: int, own: int, rival: int, trials: int
     ) -> float:
         """The radius that a stage's counts certify in a certificate of stage ``last``; negative if
         they certify none.
@@ -193,13 +204,7 @@ class Cascade(CascadeProcedure):
             return threshold_radius(trials - rival, trials, *levels, 1 - threshold, distance)
         if stage < len(sigmas) - 1:
             return threshold_radius(own, trials, *levels, threshold, distance)
-        share = settings["alpha_share"]
-        radius = two_sided_radius(own, rival, trials, *levels, share, distance)
-        return -1.0 if radius is None else radius
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.counts(vars(self))[len(COUNT_COLUMNS) :]
+        return cls.two_sided(settings, stage, own, rival, trials)
 
     def votes(self, label: int) -> Voting:
         candidate, last, _ = yield from self.selected()
@@ -334,6 +339,4 @@ def predict_in_cascade(
             return [leading]
         if failure_upper_bound(n - count, n, level) > threshold:
             return []
-    votes = yield Draws(n, stage=stages - 1)
-    prediction = predict_from_votes(votes, 2 * level)
-    return [] if prediction == ABSTAIN else [prediction]
+    return predict_from_votes((yield Draws(n, stage=stages - 1)), 2 * level)

@@ -9,7 +9,7 @@ from itertools import count
 
 import numpy as np
 
-from smoothadv.statistics import ABSTAIN, Draws
+from smoothadv.statistics import Draws
 from smoothadv.statistics.bounds import lead_is_significant, vote_is_significant
 from smoothadv.statistics.top_k import leading_classes
 
@@ -42,9 +42,7 @@ def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray
     classes is at most alpha (proof: docs/guarantee.md).
     """
     if top_k == 1:
-        votes = yield Draws(n)
-        prediction = predict_from_votes(votes, alpha)
-        return [] if prediction == ABSTAIN else [prediction]
+        return predict_from_votes((yield Draws(n)), alpha)
     selection = yield Draws(_selecting(n))
     if not 1 < top_k < len(selection):
         raise ValueError(
@@ -57,8 +55,8 @@ def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray
     return leading if lead_is_significant(least, rival, alpha) else []
 
 
-def predict_from_votes(votes: np.ndarray, alpha: float) -> int:
-    """The class that leads ``votes`` [K] significantly, or ABSTAIN.
+def predict_from_votes(votes: np.ndarray, alpha: float) -> list[int]:
+    """The class that leads ``votes`` [K] significantly, none if abstaining.
 
     A two-sided binomial test of the top count against the runner-up's at level ``alpha``; the
     smaller class goes first among ties, which are never significant.
@@ -69,4 +67,4 @@ def predict_from_votes(votes: np.ndarray, alpha: float) -> int:
     order = np.argsort(-votes, kind="stable")
     top = int(votes[order[0]])
     runner_up = int(votes[order[1]]) if len(votes) > 1 else 0
-    return int(order[0]) if vote_is_significant(top, runner_up, alpha) else ABSTAIN
+    return [int(order[0])] if vote_is_significant(top, runner_up, alpha) else []

@@ -25,7 +25,6 @@ import numpy as np
 from smoothadv.base.digests import digest
 from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Voting
-from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.statistics.cascade import STAGE, StagedProcedure
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, Looked, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
@@ -82,25 +81,10 @@ class Router(RouterProcedure):
         router, stage = len(settings["sigmas"]) - 1, counts[STAGE] - 1
         trials = counts["trials"]
         radii = (
-            cls._radius(settings, router, counts[ROUTED], counts[ROUTED_RIVAL], trials),
-            cls._radius(settings, stage, counts["successes"], counts[RIVAL], trials),
+            cls.two_sided(settings, router, counts[ROUTED], counts[ROUTED_RIVAL], trials),
+            cls.two_sided(settings, stage, counts["successes"], counts[RIVAL], trials),
         )
         return None if min(radii) < 0 else min(radii)
-
-    @staticmethod
-    def _radius(
-        settings: Mapping[str, Any], place: int, own: int, rival: int, trials: int
-    ) -> float:
-        """The radius that these counts of one classifier certify; negative if they certify none."""
-        sigma = settings["sigmas"][place]
-        distances = settings.get("noise_distances") or (0.0,) * len(settings["sigmas"])
-        levels = settings["alpha"], settings["alpha_share"], distances[place]
-        radius = two_sided_radius(own, rival, trials, sigma, *levels)
-        return -1.0 if radius is None else radius
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self.counts(vars(self))[len(COUNT_COLUMNS) :]
 
     def votes(self, label: int) -> Voting:
         selected = yield from self.selected()
@@ -126,7 +110,7 @@ class Router(RouterProcedure):
         def radius(votes: np.ndarray) -> float:
             """That of these votes if all that are missing are for the one chosen."""
             own = n - int(votes.sum() - votes[chosen])
-            return self._radius(settings, place, own, strongest_rival(votes, chosen), n)
+            return self.two_sided(settings, place, own, strongest_rival(votes, chosen), n)
 
         votes = yield Draws(n, lambda votes: radius(votes) < 0, place)
         return votes, radius(votes) if votes.sum() == n else -1.0
@@ -193,7 +177,4 @@ def predict_by_router(n: int, alpha: float, stages: int) -> Generator[Draws, np.
     and n votes of the stage that they predict, each at alpha / 2.
     """
     routed = predict_from_votes((yield Draws(n, stage=stages)), alpha / 2)
-    if routed == ABSTAIN:
-        return []
-    predicted = predict_from_votes((yield Draws(n, stage=routed)), alpha / 2)
-    return [] if predicted == ABSTAIN else [predicted]
+    return predict_from_votes((yield Draws(n, stage=routed[0])), alpha / 2) if routed else []

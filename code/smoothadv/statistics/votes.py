@@ -8,7 +8,6 @@ Cohen et al.'s l2 radius; else only the bound on the class's probability is mean
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -176,8 +175,10 @@ def _checked(votes: Any, asked: int, classes: int) -> np.ndarray:
         )
     for value in counts.tolist():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and 0 <= value < math.inf and value == int(value)):
-            raise ValueError(f"draw({asked}) returned {value!r}: expected whole numbers from 0 on")
+        if not (is_number and 0 <= value <= asked and value == int(value)):
+            raise ValueError(
+                f"draw({asked}) returned {value!r}: expected whole numbers from 0 to {asked}"
+            )
     whole = counts.astype(np.int64)
     if (total := int(whole.sum())) != asked:
         raise ValueError(f"draw({asked}) returned {total} votes: expected {asked}")
