@@ -199,3 +199,27 @@ def test_dry_run_says_what_is_left_and_writes_nothing(certify, workplace):
         "other.tsv", "--max", 5, "--method", "sequential", "--shard", "1/2", "--dry-run"
     )
     assert outcome.out.startswith("2 of 2 images") and "at most 100 + 20 draws" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "begun, now, words",
+    [
+        ([], ["--shard", "0/2"], "without shards"),
+        (["--shard", "0/2"], [], "holds 1 shards"),
+        (["--shard", "0/2"], ["--shard", "1/2", "--N", "30"], "N was 20, now 30"),
+        (["--shard", "0/2"], ["--shard", "0/2", "--max", "6"], "shard.examples was"),
+        ([], ["--max", "3"], "holds example 3"),
+        ([], ["--method", "two-sided"], "method was 'exact'"),
+        (None, ["--overwrite"], "holds no log"),
+        (None, [], "its manifest"),
+    ],
+)
+def test_dry_run_refuses_what_the_run_would(certify, workplace, begun, now, words):
+    if begun is None:
+        Path("log.tsv").write_text("text\n")
+    else:
+        assert certify("log.tsv", "--max", 4, *begun).code == 0
+    before = snapshot(workplace)
+    rehearsed, run = (certify("log.tsv", "--max", 4, *now, *more) for more in (["--dry-run"], []))
+    assert refused(rehearsed, words) and rehearsed.err == run.err
+    assert snapshot(workplace) == before

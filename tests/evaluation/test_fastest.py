@@ -85,6 +85,11 @@ def test_machine_without_compiler_goes_on(classifier, rates, monkeypatch):
         assert choose(classifier) == {"precision": "fp32", "compile": False}
 
 
+def test_gpus_have_fp16_too(classifier):
+    assert module._precisions(classifier, torch.device("cpu")) == ["fp32", "bf16"]
+    assert module._precisions(classifier, torch.device("cuda")) == ["fp32", "bf16", "fp16"]
+
+
 def test_rates_are_measured_of_every_form(classifier):
     forms = {
         name: module._form(classifier, torch.rand(1, 8, 8), torch.device("cpu"), name)
@@ -124,6 +129,7 @@ def test_network_of_integers_stays_what_it_is(checkpoint, rates, workplace):
     asked = rates(fp32=1e5)
     assert choose(network) == {"precision": "fp32", "compile": False}
     assert asked == [["fp32"]]
+    assert module._precisions(network, torch.device("cuda")) == ["fp32"]
 
 
 @pytest.mark.parametrize("given", [("--compile",), ("--precision", "bf16")])

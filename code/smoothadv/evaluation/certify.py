@@ -9,18 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from smoothadv.base.errors import UserError, warn
+from smoothadv.base.errors import warn
 from smoothadv.evaluation.cascade import prepare
-from smoothadv.evaluation.log import Example, LogContent, write_log
+from smoothadv.evaluation.log import Example, LogContent, destination, write_log
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.specs import CertifySpec
-from smoothadv.records.logs import (
-    CERTIFICATION_COLUMNS,
-    differing_settings,
-    format_radius,
-    read_manifest_file,
-)
-from smoothadv.records.writer import WrittenLog, read_rows
+from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
+from smoothadv.records.writer import WrittenLog, check_path, read_begun
 from smoothadv.statistics import Draws, Procedure
 from smoothadv.statistics.bounds import squared_grey_radius
 from smoothadv.voting.counter import Poll
@@ -82,24 +77,16 @@ def rehearse(spec: CertifySpec) -> str:
     """What ``certify`` would do, and how long it would take by a few timed batches, as a sentence
     for people; no file is written. "" in all but the first process of torchrun.
 
-    UserError where the log has other settings or images.
+    UserError where ``certify`` could not write the log.
     """
     evaluation, _, content = prepare_certification(spec)
-    log, indices, done = spec.log, {*evaluation.indices}, set[int]()
-    if spec.shard is not None:
-        log, indices = log and spec.shard.path(log), {*spec.shard.of(evaluation.indices)}
-    if log is not None and log.is_file() and spec.existing == "resume":
-        before = {**read_manifest_file(log)["settings"], "shard": None}
-        settings = {**evaluation.settings, **content.settings}
-        if difference := differing_settings(before, settings):
-            raise UserError(f"cannot resume {log} with other settings: {difference}")
-        try:
-            done = {*read_rows(log.read_bytes())[1]}
-        except ValueError as error:
-            raise UserError(f"cannot resume {log}: {error}") from error
-        if foreign := done - indices:
-            raise UserError(f"cannot resume {log}: it has image {min(foreign)}, which is left out")
-    missing = sorted(indices - done)
+    settings, indices, done = evaluation.settings | content.settings, evaluation.indices, set[int]()
+    if (log := evaluation.log) is not None:
+        if evaluation.processes.size == 1:
+            log, settings, indices = destination(evaluation, settings, log)
+        if check_path(log, spec.existing):
+            done = read_begun(log, content.columns, settings, indices)[2]
+    missing = [index for index in indices if index not in done]
     voters = len(spec.classifiers) if spec.router is None else 2
     draws = len(missing) * voters * (spec.n0 + spec.n)
     each = f"{voters} times " * (voters > 1) + f"{spec.n0:,} + {spec.n:,}"

@@ -86,12 +86,9 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
     if evaluation.processes.size > 1:
         _write_by_all_processes(evaluation, content, settings, log)
     else:
-        path, shards = log, shards_of(log)
-        if shards or shard is not None:
-            _refuse_other_way(evaluation, settings, log, shards)
-        if shard is not None:
-            settings = {**settings, "shard": shard.record(examples)}
-            path, examples = shard.path(log), shard.of(examples)
+        path, settings, examples = destination(evaluation, settings, log)
+        if shard is None and evaluation.spec.existing == "overwrite" and shards_of(log):
+            shutil.rmtree(shard_folder(log), ignore_errors=True)  # all of them are merged
         writer = _open_log(evaluation, content, settings, path, examples, evaluation.spec.existing)
         _write_rows(evaluation, content, writer, examples)
     is_whole = shard is None and evaluation.processes.is_first
@@ -227,14 +224,15 @@ def _polls(evaluation: Evaluation, content: LogContent, missing: Iterator[int]) 
             yield replace(poll, tag=(example, image))
 
 
-def _refuse_other_way(
-    evaluation: Evaluation, settings: dict[str, Any], log: Path, shards: list[Path]
-) -> None:
-    """UserError, before any work, where a log was begun as a whole and is now asked for in shards,
-    or the reverse.
+def destination(
+    evaluation: Evaluation, settings: dict[str, Any], log: Path
+) -> tuple[Path, dict[str, Any], Sequence[int]]:
+    """Where a single process writes, the log or its shard, with that file's settings and examples.
+
+    UserError where the log was begun as a whole and is now asked for in shards, or the reverse.
     """
-    shard, existing = evaluation.spec.shard, evaluation.spec.existing
-    shards = [path for path in shards if not is_merged(path, log)]
+    shard, examples = evaluation.spec.shard, evaluation.indices
+    shards = [path for path in shards_of(log) if not is_merged(path, log)]
     if shard is None:
         if shards:
             raise UserError(
@@ -242,12 +240,13 @@ def _refuse_other_way(
                 "were begun and merge them, continue with several processes of torchrun, or remove "
                 "that folder"
             )
-        if existing == "overwrite":  # the log that is replaced has all that they hold
-            shutil.rmtree(shard_folder(log), ignore_errors=True)
-    elif existing != "overwrite":
+        return log, settings, examples
+    settings = {**settings, "shard": shard.record(examples)}
+    if evaluation.spec.existing != "overwrite":
         if log.exists():
             raise UserError(
                 f"{log} exists already{' beside its shards' if shards else ', without shards'}: "
                 f"name another log, or remove {'one of them' if shards else 'it'}"
             )
-        check_siblings(log, {**settings, "shard": shard.record(evaluation.indices)})
+        check_siblings(log, settings)
+    return shard.path(log), settings, shard.of(examples)

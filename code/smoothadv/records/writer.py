@@ -89,6 +89,60 @@ def read_rows(content: bytes) -> tuple[str, dict[int, str]]:
     return header, rows
 
 
+def check_path(path: Path, existing: str) -> bool:
+    """Whether a log at ``path`` is to be continued; UserError where none may be written there.
+
+    ``existing`` is "refuse", "resume" or "overwrite", as in ``LogWriter``.
+    """
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the log file to write")
+    if path.exists() and existing == "refuse":
+        raise UserError(
+            f"{path} exists already: add --resume to continue it or --overwrite to start it anew"
+        )
+    if existing == "overwrite" or not path.is_file():
+        refuse_to_replace(path, *LOG)
+    return existing == "resume" and path.is_file() and path.stat().st_size > 0
+
+
+def read_begun(
+    path: Path,
+    columns: tuple[str, ...],
+    settings: dict[str, Any],
+    examples: Collection[int] | None,
+) -> tuple[dict[str, Any], bytes, set[int]]:
+    """The manifest of a log that is to be continued, its bytes and the examples of its rows.
+
+    UserError where it is not one with these settings, columns and examples (None: any).
+    """
+    try:
+        manifest = read_manifest_file(path)
+    except UserError as error:
+        raise UserError(f"cannot resume {path}: {error}; --overwrite starts anew") from error
+    before = manifest["settings"]
+    if difference := differing_settings(before, settings):
+        is_other = any(before.get(name) != settings.get(name) for name in MODEL)
+        what = "another model" if is_other else "other settings"
+        raise UserError(f"cannot resume {path} with {what}: {difference}; --overwrite starts anew")
+    warn_of_other_logits(path, before, settings)
+    content = path.read_bytes()
+    header = content.partition(b"\n")[0].decode(errors="replace")
+    if b"\n" in content and tuple(header.split("\t")) != columns:
+        raise UserError(
+            f"cannot resume {path}: its columns are '{header}', expected '{' '.join(columns)}'"
+        )
+    try:
+        done = set(read_rows(content)[1])
+    except ValueError as error:
+        raise UserError(f"cannot resume {path}: {error}") from error
+    if foreign := set() if examples is None else done.difference(examples):
+        raise UserError(
+            f"cannot resume {path}: it holds example {min(foreign)}, which the present options "
+            "leave out"
+        )
+    return manifest, content, done
+
+
 class LogWriter:
     """Writes a TSV log with one row per example.
 
@@ -115,20 +169,12 @@ class LogWriter:
         self._manifest: dict[str, Any] = {"settings": settings, "runs": []}
         self._unrecorded_run: dict[str, Any] | None = run
         self._images: IO[bytes] | None = None
-        if path.is_dir():
-            raise UserError(f"{path} is a folder: name the log file to write")
-        if path.exists() and existing == "refuse":
-            raise UserError(
-                f"{path} exists already: add --resume to continue it or --overwrite to start it "
-                "anew"
-            )
-        if existing == "overwrite" or not path.is_file():
-            refuse_to_replace(path, *LOG)
+        is_continued = check_path(path, existing)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         try:
             lock(self._file, path)
-            if existing == "resume" and path.stat().st_size:
+            if is_continued:
                 self._continue(settings, examples)
             else:
                 forget_images(path)  # before its rows: no image may stay beside the row of another
@@ -172,39 +218,9 @@ class LogWriter:
             self._images.close()
 
     def _continue(self, settings: dict[str, Any], examples: Collection[int] | None) -> None:
-        """Find the rows that the log has, and drop a torn last row; UserError where the log is not
-        one with these settings, columns and examples.
-        """
+        """Find the rows that the log has, and drop a torn last row; UserError as ``read_begun``."""
         path, present = self.path, self._unrecorded_run or {}
-        try:
-            self._manifest = read_manifest_file(path)
-        except UserError as error:
-            raise UserError(f"cannot resume {path}: {error}; --overwrite starts anew") from error
-        before = self._manifest["settings"]
-        if difference := differing_settings(before, settings):
-            is_other = any(before.get(name) != settings.get(name) for name in MODEL)
-            what = "another model" if is_other else "other settings"
-            raise UserError(
-                f"cannot resume {path} with {what}: {difference}; --overwrite starts anew"
-            )
-        warn_of_other_logits(path, before, settings)
-        content = path.read_bytes()
-        header = content.partition(b"\n")[0].decode(errors="replace")
-        if b"\n" in content and tuple(header.split("\t")) != self.columns:
-            raise UserError(
-                f"cannot resume {path}: its columns are '{header}', expected "
-                f"'{' '.join(self.columns)}'"
-            )
-        try:
-            self.done = set(read_rows(content)[1])
-        except ValueError as error:
-            raise UserError(f"cannot resume {path}: {error}") from error
-        foreign = set() if examples is None else self.done.difference(examples)
-        if foreign:
-            raise UserError(
-                f"cannot resume {path}: it holds example {min(foreign)}, which the present options "
-                "leave out"
-            )
+        self._manifest, content, self.done = read_begun(path, self.columns, settings, examples)
         if self.image_shape is not None and self.done and self.done != set(examples or ()):
             self._images = open_images(path, self.image_shape, self.done)
         self._file.truncate(content.rfind(b"\n") + 1)
