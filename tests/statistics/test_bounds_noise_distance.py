@@ -112,7 +112,7 @@ def test_probability_of_a_radius_is_never_below_the_exact_one(radius, sigma, dis
     assert is_above_and_tight(p, radius, sigma, distance)
 
 
-@pytest.mark.parametrize("radius", [0.0, 1e-300, 0.25, 2.25, 3.9, 8.2, 8.3, 40.0, 1e6])
+@pytest.mark.parametrize("radius", [0.0, 1e-300, 0.25, 2.25, 3.9, 4.0, 8.2, 8.3, 40.0, 1e6])
 def test_probability_of_extreme_radii(radius):
     assert is_above_and_tight(radius_probability(radius, 1.0), radius, 1.0, 0.0)
     assert not is_above_and_tight(math.nextafter(0.5, 0), radius, 1.0, 0.0)
