@@ -45,12 +45,12 @@ from smoothadv.analysis.facts import FIELDS, Facts, Value, facts_of
 from smoothadv.analysis.logs import Log
 from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.selection import condition
 from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.files import read_json
 from smoothadv.base.settings import (
     Checked,
-    SettingError,
     output_folder,
     perturbation_size,
     positive_int,
@@ -119,9 +119,7 @@ _REASONS = (KeyError, TypeError, ValueError, OSError, zlib.error, binascii.Error
 
 def _fact(text: str) -> str:
     """FIELD=VALUE of --fact, whose value must be one of that hyper-parameter."""
-    name, equals, value = text.partition("=")
-    if not equals or not value or name not in FIELDS:
-        raise SettingError(f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}")
+    name, _, value = condition(text).partition("=")
     _PARSERS.get(name, str)(value)
     return text
 
