@@ -248,7 +248,14 @@ def values(place: str, value: object) -> Callable[[dict], object]:
         (lambda card: card["images"].update(count=4), "no card"),
         (values("clean_accuracy", [0.8, 0.2, 0.9]), "contradicts itself: its accuracy at 0"),
         (values("certified_accuracy", {"0.25": [0.8, 0.2, 0.9]}), "its accuracy at 0.25 is"),
+        (values("certified_accuracy", {"1e400": [0.0, 0.0, 0.5]}), "inf is no multiple of 0.01"),
         (values("average_certified_radius", [0.25, 0.2, 0.3]), "its average radius is 0.25"),
+        (values("average_certified_radius", []), "its average radius is []"),
+        (values("average_certified_radius", [0.21]), "its average radius is [0.21], not a mean"),
+        (values("average_certified_radius", [0.21, 0.3, 0.1]), "its average radius is [0.21, 0.3"),
+        (lambda card: card["facts"].update(arch=[1]), "its facts.arch is [1]; a text or"),
+        (lambda card: card["verified"].update(notes=None), "its verified.notes is null; a list"),
+        (lambda card: card["verified"].update(notes=[1]), "its verified.notes is [1]; a list"),
     ],
 )
 def test_forged_card_is_not_read(workplace, capsys, forge, words):

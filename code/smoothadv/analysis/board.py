@@ -295,15 +295,14 @@ def _neighbours(cards: Sequence[Card], radii: Sequence[float]) -> Table:
 
 def _sources(cards: Sequence[Card]) -> Table:
     places = {"url": "url", "log": "log_sha256", "model": "model_sha256"}
-    notes = [card.content["verified"].get("notes", []) for card in cards]
     rows: list[list[Cell]] = [
         [
             card["name"],
             str(card.path.name),
             *(card[place] for place in places.values()),
-            "; ".join(n),
+            "; ".join(card["verified.notes"]),
         ]
-        for card, n in zip(cards, notes)
+        for card in cards
     ]
     titles = {"entry": "entry", "card": "card", **{one: one for one in places}, "notes": "notes"}
     return Table(columns_of("text", **titles), rows)

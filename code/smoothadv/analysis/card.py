@@ -90,15 +90,20 @@ _OWN_IMAGES = ("imagefolder", "npz")
 """Datasets whose place is a path of one machine: a card has their kind, or a stated name."""
 _FORMS = {
     "card": f"whole {VERSION} to {VERSION}",
-    **dict.fromkeys(("name", "facts.dataset", "images.sha256", "log_sha256"), "text"),
+    **dict.fromkeys(("name", "images.sha256", "log_sha256"), "text"),
     **dict.fromkeys(("certificate", "procedure", "verified.by", "radii"), "text"),
     **dict.fromkeys(("paper", "url", "extra_data", "images.fingerprint"), "text or null"),
+    **dict.fromkeys(
+        (f"facts.{name}" for name in FIELDS), "text or flag or null or number -1e300 to 1e300"
+    ),
+    "facts.dataset": "text",
     "facts.sigma": "number 5e-324 to 10",
     "facts.alpha": "number 5e-324 to 0.9999999999999999",
     "facts.N": "whole 1 to 1000000000000000000",
     "images.count": "whole 1 to 10000000",
     "images.first": "whole 0 to 4000000000",
     "images.skip": "whole 1 to 4000000000 or null",
+    "verified.notes": "list of text",
     **dict.fromkeys(
         ("verified.redrawn.rows", "verified.attacked.certificates", "verified.attacked.flipped"),
         "whole 0 to 10000000 or null",
@@ -254,9 +259,11 @@ def _contradiction(values: dict[str, Any], hundredths: np.ndarray) -> str:
             return f"its accuracy {text} is {stated.get(radius)}, its radii give {found}"
     least = (np.maximum(hundredths - 1, 0) / PER_UNIT).mean()
     most = least + (hundredths > 0).mean() / PER_UNIT
-    average, error = values["average_certified_radius"][0], 10.0**-_DIGITS
-    if not least - error <= average <= most + error:
-        return f"its average radius is {average}, its radii give {least:.4f} to {most:.4f}"
+    average, error = values["average_certified_radius"], 10.0**-_DIGITS
+    if len(average) != 3 or not average[1] <= average[0] <= average[2]:
+        return f"its average radius is {escape(str(average), 60)}, not a mean and ends around it"
+    if not least - error <= average[0] <= most + error:
+        return f"its average radius is {average[0]}, its radii give {least:.4f} to {most:.4f}"
     return ""
 
 
@@ -266,9 +273,10 @@ def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[flo
     """
     found = {}
     for radius in radii:
-        if not math.isclose(PER_UNIT * radius, round(PER_UNIT * radius), abs_tol=1e-9):
-            raise ValueError(f"{radius:g} is no multiple of {1 / PER_UNIT:g}")
-        right = int((hundredths > round(PER_UNIT * radius)).sum())
+        multiple = PER_UNIT * radius
+        if not 0 <= radius <= 100 or abs(multiple - round(multiple)) > 1e-9:
+            raise ValueError(f"{radius:g} is no multiple of {1 / PER_UNIT:g} from 0 to 100")
+        right = int((hundredths > round(multiple)).sum())
         ends = binomial_interval(right, len(hundredths), LEVEL)
         found[f"{radius:g}"] = _rounded(right / len(hundredths), *ends)
     return found
