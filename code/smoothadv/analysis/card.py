@@ -180,8 +180,12 @@ class CardSpec(Checked):
     def made(self) -> list[tuple[Path, dict[str, Any]]]:
         """A log's path and its card, for each log; UserError if one of them gets none."""
         before = read_card(self.check).content if self.check else {}
-        sources = before.get("sources", {})
-        stated = {name: before["facts"][name] for name in sources if sources[name] == "stated"}
+        known = flat(before)
+        stated = {
+            name: known.get(f"facts.{name}")
+            for name in FIELDS
+            if known.get(f"sources.{name}") == "stated"
+        }
         for name, _, value in (text.partition("=") for text in self.fact):
             stated[name] = _PARSERS.get(name, str)(value)
         texts = {one: getattr(self, one) for one in ("name", "paper", "url", "extra_data")}
@@ -240,7 +244,7 @@ def read_card(path: Path) -> Card:
             expected = " ".join(WORDS.get(word, word) for word in _FORMS[wrong[0]].split())
             raise ValueError(f"its {wrong[0]} is {found}; {expected} is expected")
         count = known["images.count"]
-        packed = zlib.decompressobj().decompress(base64.b64decode(content["radii"]), 2 * count + 1)
+        packed = _unpacked(content)
         hundredths = np.frombuffer(packed, np.uint8).reshape(2, count).T.astype(np.int64) @ [1, 256]
         fault = _contradiction(content["values"], hundredths)
     except _REASONS as error:
@@ -248,6 +252,12 @@ def read_card(path: Path) -> Card:
     if fault:
         raise UserError(f"{path} contradicts itself: {fault}")
     return Card(path, content, hundredths)
+
+
+def _unpacked(card: dict[str, Any]) -> bytes:
+    """The radii of the images, and at most one byte more."""
+    most = 2 * card["images"]["count"] + 1
+    return zlib.decompressobj().decompress(base64.b64decode(card["radii"]), most)
 
 
 def _contradiction(values: dict[str, Any], hundredths: np.ndarray) -> str:
@@ -436,7 +446,7 @@ def _run_verifier(path: Path) -> None:
 def _refuse_other(path: Path, card: dict[str, Any], log: Path, made: dict[str, Any]) -> None:
     """UserError, with the first difference, unless a card is the one that was made of a log."""
     # Another zlib may pack the same radii otherwise.
-    packed = [zlib.decompress(base64.b64decode(one["radii"])) for one in (card, made)]
+    packed = [_unpacked(one) for one in (card, made)]
     before, now = ({**flat(one), "radii": "radii"} for one in (card, json.loads(json.dumps(made))))
     differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if differing or packed[0] != packed[1]:
