@@ -1,7 +1,9 @@
 """Cards: what they say of a log by hand; a log with one false field gets none."""
 
+import base64
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -248,7 +250,14 @@ def values(place: str, value: object) -> Callable[[dict], object]:
         (lambda card: card["images"].update(count=4), "no card"),
         (values("clean_accuracy", [0.8, 0.2, 0.9]), "contradicts itself: its accuracy at 0"),
         (values("certified_accuracy", {"0.25": [0.8, 0.2, 0.9]}), "its accuracy at 0.25 is"),
+        (values("certified_accuracy", {"1e400": [0.0, 0.0, 0.5]}), "inf is no multiple of 0.01"),
         (values("average_certified_radius", [0.25, 0.2, 0.3]), "its average radius is 0.25"),
+        (values("average_certified_radius", []), "its average radius is []"),
+        (values("average_certified_radius", [0.21]), "its average radius is [0.21], not a mean"),
+        (values("average_certified_radius", [0.21, 0.3, 0.1]), "its average radius is [0.21, 0.3"),
+        (lambda card: card["facts"].update(arch=[1]), "its facts.arch is [1]; a text or"),
+        (lambda card: card["verified"].update(notes=None), "its verified.notes is null; a list"),
+        (lambda card: card["verified"].update(notes=[1]), "its verified.notes is [1]; a list"),
     ],
 )
 def test_forged_card_is_not_read(workplace, capsys, forge, words):
@@ -267,6 +276,9 @@ def test_forged_card_is_not_read(workplace, capsys, forge, words):
         (lambda card: card["facts"].update(training="Better"), "its facts.training is Better"),
         (lambda card: card["verified"].update(by="a friend"), "its verified.by"),
         (lambda card: card["sources"].update(sigma="assumed"), "its sources.sigma is assumed"),
+        (lambda card: card.update(sources={"foo": "stated"}), "its sources.foo is stated, not"),
+        (lambda card: card.update(sources=[1]), "its sources is [1], not None"),
+        (lambda card: card.update(sources=None), "its sources.dataset is None"),
     ],
 )
 def test_card_of_another_log_is_refused_by_check(honest, workplace, capsys, forge, words):
@@ -275,6 +287,16 @@ def test_card_of_another_log_is_refused_by_check(honest, workplace, capsys, forg
     Path("a.json").write_text(json.dumps(card))
     outcome = call(capsys, "analyze", "card", honest, "--check", "a.json")
     assert refused(outcome, "a.json is not the card of", words)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda packed: zlib.compress(zlib.decompress(packed), 1), lambda packed: packed[:-1]]
+)
+def test_only_the_radii_count_however_they_are_packed(honest, workplace, change):
+    (card,) = made(honest)
+    card["radii"] = base64.b64encode(change(base64.b64decode(card["radii"]))).decode()
+    Path("a.json").write_text(json.dumps(card))
+    succeed("analyze", "card", honest, "--check", "a.json")
 
 
 def test_attacked_certificates_are_counted_from_a_log_about_this_one(honest, checkpoint, workplace):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis.facts import facts_of
+from smoothadv.sweep.folders import format_value
 from support.sweeping import CERTIFY, jobs_of, write_grid
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -70,6 +71,11 @@ TABLE = [
 )
 def test_folder(options, folder):
     assert folders(options) == [folder]
+
+
+@pytest.mark.parametrize("value", ["1e400", "1e999999999", "inf", "nan", f"{10**400}/3", "1/0"])
+def test_value_that_is_no_finite_number_stands_as_it_is(value):
+    assert format_value(value) == value.replace("/", "_")
 
 
 def test_logs_lie_below_the_folder_under_split_and_sigma():

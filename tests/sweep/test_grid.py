@@ -100,6 +100,7 @@ BAD = {
     "a table": ("[[sweep]]\nnoise = {a = 1}", ["[[sweep]] 1", "'noise'"]),
     "a list in a list": ("[[sweep]]\nnoise = [[1, 2], [3]]", ["[[sweep]] 1", "'noise'"]),
     "group is no text": (grid_text({**NOISE, "group": 3}), ["[[sweep]] 1", "'group'", "found 3"]),
+    "group without a name": (grid_text({**NOISE, "group": ""}), ["[[sweep]] 1", "'group'", "''"]),
     "group with =": (grid_text({**NOISE, "group": "a=b"}), ["[[sweep]] 1", "'group'", "a=b"]),
     "no such group": (grid_text(NOISE, certify=[{"group": "B"}]), ["[[certify]] 1", "'B'"]),
     "ensemble of no such group": (

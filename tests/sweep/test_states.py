@@ -24,6 +24,7 @@ from smoothadv.sweep.jobs import (
     SweepJob,
     state_of,
 )
+from smoothadv.sweep.stages import unmet_need
 from support.commands import call, snapshot
 from support.sweeping import (
     CERTIFY,
@@ -250,6 +251,14 @@ def test_training_does_not_start_from_an_unfinished_model(done):
     keep_lines(MODEL / "log.txt", 2)
     state = state_of(the_job(start))
     assert state.kind is BLOCKED and "which has 1 of 2 epochs" in state.detail
+
+
+@pytest.mark.parametrize("epochs", ["9", None, [9]])
+def test_checkpoint_beside_arguments_of_others_can_be_used(epochs):
+    Path("args.json").write_text(json.dumps({"runs": [{"epochs": epochs}]}))
+    checkpoint = Path("checkpoint.pth.tar")
+    checkpoint.touch()
+    assert unmet_need(checkpoint) == ""
 
 
 @pytest.fixture

@@ -161,17 +161,17 @@ def rankings(cards: Sequence[Card], top: int | None = None) -> dict[str, list[Ca
     Released logs state no fingerprint of the dataset: they stand with the first that does.
     """
     stated = dict[tuple[object, ...], object]()
-    keys = list[tuple[object, ...]]()
     for card in cards:
         of_images = card["facts.dataset"], card["images.sha256"]
         stated[of_images] = stated.get(of_images) or card["images.fingerprint"]
-    for card in cards:
+
+    def conditions(card: Card) -> tuple[object, ...]:
         of_images = card["facts.dataset"], card["images.sha256"]
         fingerprint = card["images.fingerprint"] or stated[of_images]
-        keys.append((*of_images, fingerprint, card["facts.alpha"], card["certificate"]))
+        return *of_images, fingerprint, card["facts.alpha"], card["certificate"]
+
     found = dict[str, list[Card]]()
-    place = {id(card): key for card, key in zip(cards, keys)}
-    for alike in group_by(cards, lambda card: place[id(card)]).values():
+    for alike in group_by(cards, conditions).values():
         name, number = _name(alike[0]), 1
         while (title := name + f" (set {number})" * (number > 1)) in found:
             number += 1
@@ -295,15 +295,14 @@ def _neighbours(cards: Sequence[Card], radii: Sequence[float]) -> Table:
 
 def _sources(cards: Sequence[Card]) -> Table:
     places = {"url": "url", "log": "log_sha256", "model": "model_sha256"}
-    notes = [card.content["verified"].get("notes", []) for card in cards]
     rows: list[list[Cell]] = [
         [
             card["name"],
             str(card.path.name),
             *(card[place] for place in places.values()),
-            "; ".join(n),
+            "; ".join(card["verified.notes"]),
         ]
-        for card, n in zip(cards, notes)
+        for card in cards
     ]
     titles = {"entry": "entry", "card": "card", **{one: one for one in places}, "notes": "notes"}
     return Table(columns_of("text", **titles), rows)

@@ -45,12 +45,12 @@ from smoothadv.analysis.facts import FIELDS, Facts, Value, facts_of
 from smoothadv.analysis.logs import Log
 from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.selection import condition
 from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.files import read_json
 from smoothadv.base.settings import (
     Checked,
-    SettingError,
     output_folder,
     perturbation_size,
     positive_int,
@@ -90,15 +90,20 @@ _OWN_IMAGES = ("imagefolder", "npz")
 """Datasets whose place is a path of one machine: a card has their kind, or a stated name."""
 _FORMS = {
     "card": f"whole {VERSION} to {VERSION}",
-    **dict.fromkeys(("name", "facts.dataset", "images.sha256", "log_sha256"), "text"),
+    **dict.fromkeys(("name", "images.sha256", "log_sha256"), "text"),
     **dict.fromkeys(("certificate", "procedure", "verified.by", "radii"), "text"),
     **dict.fromkeys(("paper", "url", "extra_data", "images.fingerprint"), "text or null"),
+    **dict.fromkeys(
+        (f"facts.{name}" for name in FIELDS), "text or flag or null or number -1e300 to 1e300"
+    ),
+    "facts.dataset": "text",
     "facts.sigma": "number 5e-324 to 10",
     "facts.alpha": "number 5e-324 to 0.9999999999999999",
     "facts.N": "whole 1 to 1000000000000000000",
     "images.count": "whole 1 to 10000000",
     "images.first": "whole 0 to 4000000000",
     "images.skip": "whole 1 to 4000000000 or null",
+    "verified.notes": "list of text",
     **dict.fromkeys(
         ("verified.redrawn.rows", "verified.attacked.certificates", "verified.attacked.flipped"),
         "whole 0 to 10000000 or null",
@@ -119,9 +124,7 @@ _REASONS = (KeyError, TypeError, ValueError, OSError, zlib.error, binascii.Error
 
 def _fact(text: str) -> str:
     """FIELD=VALUE of --fact, whose value must be one of that hyper-parameter."""
-    name, equals, value = text.partition("=")
-    if not equals or not value or name not in FIELDS:
-        raise SettingError(f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}")
+    name, _, value = condition(text).partition("=")
     _PARSERS.get(name, str)(value)
     return text
 
@@ -177,8 +180,12 @@ class CardSpec(Checked):
     def made(self) -> list[tuple[Path, dict[str, Any]]]:
         """A log's path and its card, for each log; UserError if one of them gets none."""
         before = read_card(self.check).content if self.check else {}
-        sources = before.get("sources", {})
-        stated = {name: before["facts"][name] for name in sources if sources[name] == "stated"}
+        known = flat(before)
+        stated = {
+            name: known.get(f"facts.{name}")
+            for name in FIELDS
+            if known.get(f"sources.{name}") == "stated"
+        }
         for name, _, value in (text.partition("=") for text in self.fact):
             stated[name] = _PARSERS.get(name, str)(value)
         texts = {one: getattr(self, one) for one in ("name", "paper", "url", "extra_data")}
@@ -237,7 +244,7 @@ def read_card(path: Path) -> Card:
             expected = " ".join(WORDS.get(word, word) for word in _FORMS[wrong[0]].split())
             raise ValueError(f"its {wrong[0]} is {found}; {expected} is expected")
         count = known["images.count"]
-        packed = zlib.decompressobj().decompress(base64.b64decode(content["radii"]), 2 * count + 1)
+        packed = _unpacked(content)
         hundredths = np.frombuffer(packed, np.uint8).reshape(2, count).T.astype(np.int64) @ [1, 256]
         fault = _contradiction(content["values"], hundredths)
     except _REASONS as error:
@@ -245,6 +252,12 @@ def read_card(path: Path) -> Card:
     if fault:
         raise UserError(f"{path} contradicts itself: {fault}")
     return Card(path, content, hundredths)
+
+
+def _unpacked(card: dict[str, Any]) -> bytes:
+    """The radii of the images, and at most one byte more."""
+    most = 2 * card["images"]["count"] + 1
+    return zlib.decompressobj().decompress(base64.b64decode(card["radii"]), most)
 
 
 def _contradiction(values: dict[str, Any], hundredths: np.ndarray) -> str:
@@ -256,9 +269,11 @@ def _contradiction(values: dict[str, Any], hundredths: np.ndarray) -> str:
             return f"its accuracy {text} is {stated.get(radius)}, its radii give {found}"
     least = (np.maximum(hundredths - 1, 0) / PER_UNIT).mean()
     most = least + (hundredths > 0).mean() / PER_UNIT
-    average, error = values["average_certified_radius"][0], 10.0**-_DIGITS
-    if not least - error <= average <= most + error:
-        return f"its average radius is {average}, its radii give {least:.4f} to {most:.4f}"
+    average, error = values["average_certified_radius"], 10.0**-_DIGITS
+    if len(average) != 3 or not average[1] <= average[0] <= average[2]:
+        return f"its average radius is {escape(str(average), 60)}, not a mean and ends around it"
+    if not least - error <= average[0] <= most + error:
+        return f"its average radius is {average[0]}, its radii give {least:.4f} to {most:.4f}"
     return ""
 
 
@@ -268,9 +283,10 @@ def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[flo
     """
     found = {}
     for radius in radii:
-        if not math.isclose(PER_UNIT * radius, round(PER_UNIT * radius), abs_tol=1e-9):
-            raise ValueError(f"{radius:g} is no multiple of {1 / PER_UNIT:g}")
-        right = int((hundredths > round(PER_UNIT * radius)).sum())
+        multiple = PER_UNIT * radius
+        if not 0 <= radius <= 100 or abs(multiple - round(multiple)) > 1e-9:
+            raise ValueError(f"{radius:g} is no multiple of {1 / PER_UNIT:g} from 0 to 100")
+        right = int((hundredths > round(multiple)).sum())
         ends = binomial_interval(right, len(hundredths), LEVEL)
         found[f"{radius:g}"] = _rounded(right / len(hundredths), *ends)
     return found
@@ -430,7 +446,7 @@ def _run_verifier(path: Path) -> None:
 def _refuse_other(path: Path, card: dict[str, Any], log: Path, made: dict[str, Any]) -> None:
     """UserError, with the first difference, unless a card is the one that was made of a log."""
     # Another zlib may pack the same radii otherwise.
-    packed = [zlib.decompress(base64.b64decode(one["radii"])) for one in (card, made)]
+    packed = [_unpacked(one) for one in (card, made)]
     before, now = ({**flat(one), "radii": "radii"} for one in (card, json.loads(json.dumps(made))))
     differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if differing or packed[0] != packed[1]:

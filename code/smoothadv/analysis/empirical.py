@@ -63,9 +63,8 @@ class Empirical(Choosing, Analysis):
                 rows.append(
                     [name, radius, share, best.log.label, *counts, abstained, *(ends or ())]
                 )
-                shown[name, radius] = Annotated(share, interval=ends)
-                if self.show == _ABSTENTION:
-                    shown[name, radius] = abstained
+                whole = Annotated(share, interval=ends)
+                shown[name, radius] = abstained if self.show == _ABSTENTION else whole
         columns = [
             Column("group", "group", "text"),
             Column("radius", "attack radius (l2)", "number"),

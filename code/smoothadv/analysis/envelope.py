@@ -5,8 +5,6 @@ log, chosen on some images, on the images that had no part in the choice.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.empirical import digest_of, model_of
 from smoothadv.analysis.logs import Log, Logs, group_by
@@ -18,14 +16,6 @@ from smoothadv.base.settings import one_of, probability, setting
 from smoothadv.statistics.accuracy import abstention_rate, accuracy
 
 _FACTS = ("certified_accuracy", "abstention_rate", "clean_accuracy")
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The best log of a group at one radius."""
-
-    log: Log
-    certified_accuracy: float
 
 
 @ANALYSES.register("envelope")
@@ -53,12 +43,12 @@ class Envelope(Choosing, AtRadii, Analysis):
         people: list[list[Cell]] = []
         for name, group in groups.items():
             people.append([name, len(group)])
-            for radius, best in zip(radii, self.select(group, radii)):
-                table, clean = best.log.table, accuracy(best.log.table)
-                facts = (best.certified_accuracy, abstention_rate(table), clean)
-                shown = dict(zip(_FACTS, facts)) | {_FACTS[0]: Annotated(facts[0], raised=clean)}
+            for radius, (best, share) in zip(radii, self.select(group, radii)):
+                table, clean = best.table, accuracy(best.table)
+                facts = (share, abstention_rate(table), clean)
+                shown = dict(zip(_FACTS, facts)) | {_FACTS[0]: Annotated(share, raised=clean)}
                 people[-1].append(shown.get(self.show))
-                rows.append([name, float(radius), *facts, best.log.label, len(group), len(table)])
+                rows.append([name, float(radius), *facts, best.label, len(group), len(table)])
         columns = [
             Column("group", "group", "text"),
             Column("radius", self.heading, "number"),
@@ -77,22 +67,6 @@ class Envelope(Choosing, AtRadii, Analysis):
             *(radius.column(compared) for radius in radii),
         ]
         return Table(columns, rows, Table(columns_for_people, people))
-
-    def select(self, group: Sequence[Log], radii: Sequence[Radius | float]) -> list[Selected]:
-        """The log with the largest accuracy at each radius; of equal ones, that of larger clean
-        accuracy, or the first.
-
-        The logs are selected on the images that measure their accuracy: an envelope is optimistic,
-        the more so the more logs it is selected from (SmoothAdv, section 4).
-        """
-        accuracies = np.array([self.accuracies(log, radii, models=len(group)) for log in group])
-        clean = np.array([accuracy(log.table) for log in group])
-        selected = []
-        for column in accuracies.T:
-            best = np.flatnonzero(column == column.max())
-            winner = best[clean[best].argmax()]
-            selected.append(Selected(group[winner], float(column[winner])))
-        return selected
 
 
 @ANALYSES.register("held_out")
@@ -139,11 +113,10 @@ class HeldOut(Choosing, AtRadii, Analysis):
     ) -> list[list[Cell]]:
         from statsmodels.stats import proportion  # takes a second to load
 
-        envelope = Envelope(self.norm, self.high_probability, self.radii, self.unfinished)
         rows: list[list[Cell]] = []
         of_choice = list({log.table["idx"].to_numpy().tobytes(): log for log in choosing}.values())
-        for radius, best in zip(radii, envelope.select(choosing, radii)):
-            chosen, share, count = best.log, best.certified_accuracy, len(best.log.table)
+        for radius, (chosen, share) in zip(radii, self.select(choosing, radii)):
+            count = len(chosen.table)
             row: list[Cell] = [
                 chosen.group,
                 float(radius),

@@ -58,7 +58,8 @@ class Examples(Analysis):
         ]
         labels = {log.name: log.label for log in logs.certification}
         rows = [
-            [labels.get(value, value) for value in row] for row in frame.itertuples(index=False)
+            [*others, labels.get(best), taken_for]
+            for *others, best, taken_for in frame.itertuples(index=False)
         ]
         return Table(columns, rows)
 

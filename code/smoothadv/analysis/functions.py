@@ -13,13 +13,12 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import FIELDS
 from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.reading import read_logs
-from smoothadv.analysis.selection import comparison_warnings, restrict
+from smoothadv.analysis.selection import comparison_warnings, condition, restrict
 from smoothadv.analysis.table_formats import Table
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import (
     Checked,
     Setting,
-    SettingError,
     checked,
     positive_int,
     positive_noise_level,
@@ -35,14 +34,6 @@ _RETURNS = {
     "figure": "a matplotlib Figure",
     "page": "the text of the HTML page",
 }
-
-
-def _condition(text: str) -> str:
-    """FIELD=VALUE of --where."""
-    name, equals, _ = text.partition("=")
-    if not equals or name not in FIELDS:
-        raise SettingError(f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}")
-    return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +52,7 @@ class LogsSpec(Checked):
     )
     where: tuple[str, ...] = setting(
         (),
-        parse=_condition,
+        parse=condition,
         many="extend",
         metavar="FIELD=VALUE",
         group="logs",

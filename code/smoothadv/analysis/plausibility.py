@@ -38,9 +38,12 @@ def check_certificates(log: Log) -> Log:
     sigma = log.facts.get("sigma")
     if log.radii_follow_from_counts:
         log = _check_trials(log)
-    elif log.facts.settings.get("method") in METHODS and set(GRID_COLUMNS) <= set(log.table):
-        if issubclass(log.procedure_type, GridProcedure):
-            _check_looks(log)
+    elif (
+        log.facts.settings.get("method") in METHODS
+        and issubclass(log.procedure_type, GridProcedure)
+        and set(GRID_COLUMNS) <= set(log.table)
+    ):
+        _check_looks(log)
     if sigma is None:
         note = "its sigma is unknown, so its radii could not be checked: --sigma states it"
         return replace(log, notes=(*log.notes, note))

@@ -16,7 +16,7 @@ from smoothadv.analysis.logs import Log
 from smoothadv.analysis.table_formats import Column
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import SettingError, one_of, probability, setting
-from smoothadv.statistics.accuracy import BANDS, certified_accuracies, default_radii
+from smoothadv.statistics.accuracy import BANDS, accuracy, certified_accuracies, default_radii
 from smoothadv.statistics.bounds import certified_accuracy_deduction, l2_radius_for, linf_radius
 
 # So many that all radii at sigma = 1 and n = 100,000 have them: the steps of the paper's Table 2.
@@ -198,6 +198,24 @@ class AtRadii(Norm):
     def chosen_radii_from_0(self, logs: Sequence[Log]) -> list[Radius]:
         """As ``chosen_radii``, with 0, of clean accuracy, before the default ones."""
         return [*([] if self.radii else [Radius.of(0.0)]), *self.chosen_radii(logs)]
+
+    def select(
+        self, group: Sequence[Log], radii: Sequence[Radius | float]
+    ) -> list[tuple[Log, float]]:
+        """The log with the largest accuracy at each radius, and this accuracy; of equally good
+        logs, that of larger clean accuracy, or the first.
+
+        The logs are selected on the images that measure their accuracy: an envelope is optimistic,
+        the more so the more logs it is selected from (SmoothAdv, section 4).
+        """
+        accuracies = np.array([self.accuracies(log, radii, models=len(group)) for log in group])
+        clean = np.array([accuracy(log.table) for log in group])
+        selected = []
+        for column in accuracies.T:
+            best = np.flatnonzero(column == column.max())
+            winner = best[clean[best].argmax()]
+            selected.append((group[winner], float(column[winner])))
+        return selected
 
 
 @dataclass(frozen=True)

@@ -212,13 +212,12 @@ class Report(Choosing, AtRadii, Analysis):
         the logs differ.
         """
         radii, differing, rows = self.chosen_radii(logs), _differing(logs), list[list[Cell]]()
-        envelope = Envelope(self.norm, self.high_probability)
         for name, group in groups_of(logs, ()).items():
-            for radius, best in zip(radii, envelope.select(group, radii) if len(group) > 1 else ()):
-                share, model = best.certified_accuracy, [best.log.label]
-                known = [(one, best.log.facts.get(one)) for one in differing]
+            best = self.select(group, radii) if len(group) > 1 else ()
+            for radius, (log, share) in zip(radii, best):
+                known = [(one, log.facts.get(one)) for one in differing]
                 values = [None if value is None else display(one, value) for one, value in known]
-                described = [*values, *model] if share else [None] * (len(differing) + 1)
+                described = [*values, log.label] if share else [None] * (len(differing) + 1)
                 rows.append([name, radius.text, share, *described])
         columns = [
             *columns_of("text", group="group", radius=self.heading),

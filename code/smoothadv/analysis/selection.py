@@ -5,14 +5,13 @@ equal.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis.facts import FIELDS, Value, display
 from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
 from smoothadv.analysis.table_formats import Cell, Column, Table
 from smoothadv.base.errors import UserError
-from smoothadv.base.settings import one_of, setting
+from smoothadv.base.settings import SettingError, one_of, setting
 
 _FEWEST_TO_RECOGNISE = 20  # fewer rows may be equal by chance
 _SEVERAL_PROCEDURES = (
@@ -27,6 +26,14 @@ def grouping(what: str) -> Any:
     """The setting of the hyper-parameters whose values separate ``what``, by default none."""
     text = f"hyper-parameters whose values separate {what}"
     return setting((), many=True, parse=hyper_parameter, help=text)
+
+
+def condition(text: str) -> str:
+    """Parses FIELD=VALUE, a hyper-parameter and a value of it."""
+    name, _, value = text.partition("=")
+    if not value or name not in FIELDS:
+        raise SettingError(f"'{text}' is not FIELD=VALUE with a FIELD among {', '.join(FIELDS)}")
+    return text
 
 
 def matches(value: Value, wanted: str) -> bool:
@@ -47,7 +54,7 @@ def restrict(logs: Logs, conditions: Sequence[str]) -> Logs:
     """The logs whose hyper-parameters meet all ``conditions``, like "sigma=0.25"; UserError if none
     does.
     """
-    pairs = [condition.partition("=") for condition in conditions]
+    pairs = [one.partition("=") for one in conditions]
     kept = logs.where(
         lambda log: all(matches(log.facts.get(name), value) for name, _, value in pairs)
     )
@@ -93,13 +100,12 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
         for log in [*certification, *prediction]
         if log.progress
     ]
-    paths: dict[str, list[Path]] = {}
-    for log in logs.all:
-        for note in log.notes:
-            paths.setdefault(note, []).append(log.path)
+    noted = group_by(
+        ((note, log.path) for log in logs.all for note in log.notes), lambda pair: pair[0]
+    )
     return sentences + [
         f"{first}{f' and {len(others)} more' if others else ''}: {note}"
-        for note, (first, *others) in paths.items()
+        for note, ((_, first), *others) in noted.items()
     ]
 
 
@@ -176,11 +182,11 @@ def refuse_other_images(logs: Sequence[Log], what: str) -> None:
 
 def differ(first: Log, second: Log, *names: str) -> bool:
     """Whether two logs are known to differ in one of these facts or settings."""
-    for name in names:
-        values = {log.facts.get(name) or log.facts.settings.get(name) for log in (first, second)}
-        if len(values - {None}) > 1:
-            return True
-    return False
+    known = (
+        {log.facts.get(name) or log.facts.settings.get(name) for log in (first, second)}
+        for name in names
+    )
+    return any(len(values - {None}) > 1 for values in known)
 
 
 def different_examples(logs: Sequence[Log], paired: bool = False) -> bool:

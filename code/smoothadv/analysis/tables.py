@@ -76,18 +76,21 @@ class CertifiedAccuracyTable(LabelBy, Bands, AtRadii, Analysis):
         radii = self.chosen_radii_from_0(ordered)
         first = Column("log", self.heading + self.band_note, "text")
         columns = [first, *(radius.column(are_alike(ordered)) for radius in radii)]
-        rows: list[list[Cell]] = []
-        people: list[list[Cell]] = []
-        for log in ordered:
-            shares = self.accuracies(log, radii)
-            rows.append([log.label, *shares.tolist()])
-            if self.confidence is not None:
-                band = np.transpose([shares, *self.ends(shares, len(log.table))]).tolist()
-                rows[-1] = [log.label, *itertools.chain(*band)]
-                cells = [Annotated(share, interval=(low, high)) for share, low, high in band]
-                people.append([log.label, *cells])
-        table = Table(columns, rows)
+        shares = [self.accuracies(log, radii) for log in ordered]
+        labels = [log.label for log in ordered]
+        table = Table(columns, [[label, *one.tolist()] for label, one in zip(labels, shares)])
         if self.confidence is not None:
+            bands = [
+                np.transpose([one, *self.ends(one, len(log.table))]).tolist()
+                for log, one in zip(ordered, shares)
+            ]
+            rows: list[list[Cell]] = [
+                [label, *itertools.chain(*band)] for label, band in zip(labels, bands)
+            ]
+            people: list[list[Cell]] = [
+                [label, *(Annotated(share, interval=(low, high)) for share, low, high in band)]
+                for label, band in zip(labels, bands)
+            ]
             triples = [
                 Column(f"{radius.key}{end}", radius.text, "percent")
                 for radius in radii

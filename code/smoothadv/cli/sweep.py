@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -206,13 +206,11 @@ def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> S
     return sweeps
 
 
-def _jobs(sweeps: Sweeps) -> list[SweepJob]:
-    return [job for _, jobs in sweeps for job in jobs]
-
-
-def _with_bar(sweeps: Sweeps) -> Iterable[SweepJob]:
+def _with_bar(sweeps: Sweeps) -> Progress:
     """All jobs, with a bar while the files of one after the other are read."""
-    return Progress(_jobs(sweeps), "checking files", unit="job", delay=1)
+    return Progress(
+        [job for _, jobs in sweeps for job in jobs], "checking files", unit="job", delay=1
+    )
 
 
 def _with_states(sweeps: Sweeps, looks_for_images: bool = False) -> list[JobAndState]:
@@ -379,11 +377,11 @@ def _report(asked: _ReportOptions, options: Options) -> None:
     """
     report = compose(Report, options, "sweep report")
     sweeps = _read_sweeps(asked)
-    grids, jobs = [grid for grid, _ in sweeps], _jobs(sweeps)
+    grids = [grid for grid, _ in sweeps]
     page = asked.output or (grids[0].logs if len(grids) == 1 else Path("logs")) / "report.html"
     refuse_to_replace(page, *PAGE)
-    arguments, unfinished = [], 0
-    for job in _with_bar(sweeps):
+    jobs, arguments, unfinished = _with_bar(sweeps), [], 0
+    for job in jobs:
         stages = [stage for stage in job.evaluations if _is_reported(stage, report.unfinished)]
         unfinished += len(stages) < len(job.evaluations)
         paths = [log for stage in stages for log in stage.logs if log.exists()]

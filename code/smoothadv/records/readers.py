@@ -305,17 +305,15 @@ def _parse(
             notes.append("its last line has no end: it may have been cut off and is left out")
     if not rows:
         raise UserError(f"{path} holds no rows yet: the {kind} has only a header")
-    for name in header:
-        if header.count(name) > 1:
-            raise UserError(
-                f"{path} has two columns that are its {_brief(name)}: which one counts?"
-            )
-    for row in rows:
-        if len(row) != len(header):
-            raise UserError(
-                f"{path} holds a row of {len(row)} fields below a header of {len(header)}, first "
-                f"at {_brief(header[0])} {_brief(row[0])}"
-            )
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise UserError(
+            f"{path} has two columns that are its {_brief(twice[0])}: which one counts?"
+        )
+    if torn := [row for row in rows if len(row) != len(header)]:
+        raise UserError(
+            f"{path} holds a row of {len(torn[0])} fields below a header of {len(header)}, first "
+            f"at {_brief(header[0])} {_brief(torn[0][0])}"
+        )
     return dict(zip(header, map(list, zip(*rows)))), notes
 
 

@@ -9,6 +9,7 @@ objectives have their own name in place of ``gaussian``, or before that of an at
 names are in units of 1/256.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -34,8 +35,11 @@ def format_value(value: Any) -> str:
     if re.fullmatch("[0-9]+", text):
         return text
     try:
-        number = float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
+        # Not by a Fraction of any text: that of 1e999999999 would fill the memory.
+        number = float(Fraction(text) if "/" in text else text)
+    except (ValueError, ArithmeticError):
+        number = math.nan
+    if not math.isfinite(number):
         return re.sub(r"[^\w.+-]+", "_", text).strip("_") or "_"
     return f"{Decimal(f'{number:.4g}'):f}".removesuffix(".0")
 

@@ -210,8 +210,10 @@ def _product(table: Options) -> str:
 
 def _group(table: Options, default: str, source: str) -> str:
     group = table.get("group", default)
-    if not isinstance(group, str) or "=" in group:
-        raise UserError(f"{source}: 'group' is to be a text without '=', found {group!r}")
+    if not isinstance(group, str) or not group or "=" in group:
+        raise UserError(
+            f"{source}: 'group' is to be a text, not empty and without '=', found {group!r}"
+        )
     return group
 
 

@@ -2,13 +2,13 @@
 
 import itertools
 import os
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smoothadv.analysis.envelope import Envelope
+from smoothadv.analysis.logs import group_by
+from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.reading import read_logs
 from smoothadv.analysis.selection import groups_of
 from smoothadv.base import plugins
@@ -114,10 +114,10 @@ def _best_models(jobs: Sequence[SweepJob], chosen_by: Evaluations) -> Collection
     logs = read_logs(arguments, warn=warn).certification
     if len(logs) < len(names):
         raise UserError(f"the best of {len(names)} models cannot be chosen from {len(logs)} logs")
-    envelope = Envelope()
-    radii, groups = envelope.chosen_radii(logs), groups_of(logs, []).values()
-    selected = [best for group in groups for best in envelope.select(group, radii)]
-    return {names[best.log.path] for best in selected if best.certified_accuracy > 0}
+    default = AtRadii()
+    radii, groups = default.chosen_radii(logs), groups_of(logs, []).values()
+    selected = [best for group in groups for best in default.select(group, radii)]
+    return {names[log.path] for log, accuracy in selected if accuracy > 0}
 
 
 def _refuse_shared(what: str, places: Iterable[tuple[str, str]], advice: str) -> None:
@@ -165,13 +165,14 @@ class _Planner:
         """The jobs of the ensembles of models of these ``jobs``, in the order of their first
         members.
         """
-        members_by_rest: dict[str, list[SweepJob]] = defaultdict(list)
-        for job in jobs:
-            if job.group == table.of:
-                rest = job.model.options.keys() - table.over
-                options = {key: job.model.options[key] for key in rest}
-                members_by_rest[repr(sorted(options.items()))].append(job)
-        for members in members_by_rest.values():
+
+        def rest(job: SweepJob) -> str:
+            """The options in which members must not differ."""
+            options = job.model.options.items()
+            return repr(sorted(one for one in options if one[0] not in table.over))
+
+        single = [job for job in jobs if job.group == table.of]
+        for members in group_by(single, rest).values():
             first = members[0].model
             if len(members) == 1:
                 raise UserError(

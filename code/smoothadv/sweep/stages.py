@@ -180,10 +180,10 @@ def unmet_need(path: Path) -> str:
         return f"needs {path}"
     try:
         epochs = read_json(path.parent / records.ARGUMENTS)["runs"][-1]["epochs"]
+        done = len(_rows(path.parent / records.TRAINING_LOG))
+        is_unfinished = path.name == records.CHECKPOINT and done < epochs
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""  # the folder was not made by a training command
-    done = len(_rows(path.parent / records.TRAINING_LOG))
-    is_unfinished = path.name == records.CHECKPOINT and done < epochs
     return f"needs {path}, which has {done} of {epochs} epochs" if is_unfinished else ""
 
 

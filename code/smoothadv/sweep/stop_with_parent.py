@@ -18,9 +18,8 @@ _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2); it outlives exec
 def main(arguments: list[str]) -> None:
     """Ask the kernel to stop this process with its parent, then become the command."""
     parent, *command = arguments
-    if hasattr(signal, "pthread_sigmask"):
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's workers block it
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's workers block it
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
         if os.getppid() != int(parent):  # the parent has died already
