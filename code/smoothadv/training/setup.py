@@ -133,12 +133,12 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     )
 
 
-_Model = tuple[DatasetDescription, str | None, torch.nn.Module, str | None]
-"""Description with the model's constants, input layer, model, and from where it starts."""
-
-
-def _model(spec: TrainSpec, description: DatasetDescription) -> _Model:
-    """The classifier, or the denoiser, which has no input layer."""
+def _model(
+    spec: TrainSpec, description: DatasetDescription
+) -> tuple[DatasetDescription, str | None, torch.nn.Module, str | None]:
+    """The description with the model's constants, the input layer, the model, and from where it
+    starts: the classifier, or the denoiser, which has no input layer.
+    """
     name, path, denoises = spec.model, spec.pretrained_model, spec.objective.DENOISES
     if not isinstance(name, str):
         if denoises or path is not None or spec.input_layer is not None or spec.pretrained:
