@@ -388,6 +388,15 @@ def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
     assert len(certify(path, images, labels)) == COUNT
 
 
+def test_a_constant_channel_is_not_divided_by_its_deviation(tmp_path):
+    images = np.random.default_rng(1).random((COUNT, 3, 8, 8), dtype=np.float32)
+    images[:, 1] = 0.25
+    model, about = "digits_resnet8", {"num_classes": CLASSES, "outdir": tmp_path, **TRAINING}
+    smoothadv.train(model, images, LABELS, **about)
+    saved = torch.load(tmp_path / "checkpoint.pth.tar", weights_only=True)
+    assert (saved["mean"][1], saved["std"][1]) == (0.25, 1.0)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
