@@ -205,6 +205,7 @@ REFUSED = {
     "another size": (Items({2: (IMAGES[2][:, 1:], 0)}), None, "image 2 has shape"),
     "grey levels in a dataset": (Items({3: (IMAGES[3] * 255, 0)}), None, "image 3: found values"),
     "label between": (Items({0: (IMAGES[0], 0.5)}), None, "image 0 has the label 0.5"),
+    "infinite label": (Items({0: (IMAGES[0], float("inf"))}), None, "image 0 has the label inf"),
     "one-hot": (Items({0: (IMAGES[0], torch.eye(2)[0])}), None, "expected a whole number"),
 }
 

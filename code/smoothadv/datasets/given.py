@@ -189,7 +189,7 @@ def _label(label: Any, classes: int, name: str) -> int:
     try:
         number = int(label)
         is_class = number == label and 0 <= number < classes
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         is_class = False
     if not is_class:
         raise UserError(
