@@ -72,6 +72,8 @@ class StagedAttack(ABC):
         targets: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As ``SmoothedAttack``."""
+        if not len(inputs):
+            return inputs.detach()
         given = _Given(models, inputs, labels, indices, epsilon, targets)
         best: torch.Tensor | None = None
         for found in self.candidates(given):
