@@ -111,6 +111,10 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
         raise UserError(
             f"--batch is {schedule.batch} images for {processes.size} processes: take more"
         )
+    if len(training) < processes.size:
+        raise UserError(
+            f"there are {len(training)} training images for {processes.size} processes: start fewer"
+        )
     description, input_layer, model, started_from = _model(spec, images)
     if schedule.layer_decay is not None:  # before there is a folder
         layer_groups(model, schedule.layer_decay)
