@@ -28,7 +28,7 @@ from smoothadv.checkpoints import (
 )
 from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
-from smoothadv.datasets.preparation import split_location
+from smoothadv.datasets.images import StreamedImages
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.exact.training import trained_integers
 from smoothadv.noise import derive_generator
@@ -93,12 +93,13 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     """What the specification names: images, augmented as asked, model and teacher."""
     if not isinstance(spec.dataset, str):
         training, test = copy.copy(spec.dataset[0]), spec.dataset[1]
-    elif spec.crop_padding is not None and split_location(spec.dataset)[1] is not None:
-        raise UsageError(
-            f"--crop-padding: of '{spec.dataset}' random parts are resized instead: leave it out"
-        )
     else:
         training, test = (get_dataset(spec.dataset, split, spec.data_dir) for split in SPLITS)
+    if spec.crop_padding is not None and isinstance(training, StreamedImages):
+        raise UsageError(
+            f"--crop-padding: of '{spec.dataset_name}' random parts are resized instead: leave it "
+            "out"
+        )
     images = training.description = spec.augmented(training.description)
     if spec.route is not None:
         training, test = routed(training, spec.route)
