@@ -205,6 +205,7 @@ REFUSED = {
     "another size": (Items({2: (IMAGES[2][:, 1:], 0)}), None, "image 2 has shape"),
     "grey levels in a dataset": (Items({3: (IMAGES[3] * 255, 0)}), None, "image 3: found values"),
     "label between": (Items({0: (IMAGES[0], 0.5)}), None, "image 0 has the label 0.5"),
+    "infinite label": (Items({0: (IMAGES[0], float("inf"))}), None, "image 0 has the label inf"),
     "one-hot": (Items({0: (IMAGES[0], torch.eye(2)[0])}), None, "expected a whole number"),
 }
 
@@ -386,6 +387,15 @@ def test_an_architecture_is_trained_on_arrays_and_certified(tmp_path):
         [images.std()]
     )
     assert len(certify(path, images, labels)) == COUNT
+
+
+def test_a_constant_channel_is_not_divided_by_its_deviation(tmp_path):
+    images = np.random.default_rng(1).random((COUNT, 3, 8, 8), dtype=np.float32)
+    images[:, 1] = 0.25
+    model, about = "digits_resnet8", {"num_classes": CLASSES, "outdir": tmp_path, **TRAINING}
+    smoothadv.train(model, images, LABELS, **about)
+    saved = torch.load(tmp_path / "checkpoint.pth.tar", weights_only=True)
+    assert (saved["mean"][1], saved["std"][1]) == (0.25, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,18 @@ def test_a_cascade_is_attacked_at_the_stage_that_decides():
     assert min(sums(kept)) > 1.0
 
 
+@pytest.mark.parametrize("targets", [None, ZEROS[:0]])
+@pytest.mark.parametrize("kind", ["cascade", "router"])
+def test_no_examples_have_no_adversarial_examples(kind, targets):
+    models = (Plane(2.4), ALWAYS_1, Plane(1.0))
+    attack = CascadeAttack(attacks(3), 0.7)
+    if kind == "router":
+        attack = RouterAttack(attacks(2), attacks(1)[0])
+    for indices in (None, []):
+        found = attack(models, INPUTS[:0], ZEROS[:0], indices, targets=targets)
+        assert found.shape == INPUTS[:0].shape and found.dtype == INPUTS.dtype
+
+
 def test_memory_and_batches_are_those_of_all_parts():
     parts, router, smaller = attacks(2, batch=64), attacks(1, batch=64)[0], []
     attack = RouterAttack(parts, router)

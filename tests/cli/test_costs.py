@@ -2,18 +2,24 @@
 measured.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from smoothadv.attacks import GradientAttack
+from smoothadv.attacks.pgd import PGD
 from smoothadv.cli.expectations import CommandReader
-from smoothadv.datasets import get_dataset
+from smoothadv.datasets import describe_dataset, get_dataset
+from smoothadv.objectives import Objective
 from smoothadv.sweep import costs
 from smoothadv.sweep.commands import Work
 from smoothadv.sweep.grid import read_grid
 from smoothadv.sweep.jobs import SweepJob
+from smoothadv.training.costs import prepare_update
+from smoothadv.training.spec import TrainSpec
 from support.sweeping import jobs_of
 
 UPDATE, STEP, VOTE, GRADIENT = 3.0, 0.5, 0.01, 0.03
@@ -123,6 +129,27 @@ def test_update_of_every_objective_can_be_measured(monkeypatch, objective):
     real = meter()
     for work in real._work(job, job.training):
         assert np.all(real._piece(work) >= 0) and np.all(work.less or real._piece(work) > 0)
+
+
+@dataclass(frozen=True)
+class Plain(Objective):
+    """With an attack, and without a field for its copies."""
+
+    adversary: GradientAttack = PGD(0.5, 4)
+    noise_sd: float = 0.25
+
+    def epsilon(self, epoch):
+        return self.adversary.epsilon
+
+
+def test_update_of_an_objective_without_a_number_of_copies_can_be_measured():
+    spec = TrainSpec(dataset="digits", model="digits_resnet8", outdir=Path(), objective=Plain())
+    description = describe_dataset("digits")
+    schedule = spec.schedule.schedule(description, spec.objective.copies)
+    device = torch.device("cpu")
+    act, copies = prepare_update(spec, schedule, description, 8, 2, device, most=4)
+    act()
+    assert copies == 4
 
 
 def test_certificates_and_attacks_cost_their_votes_and_gradients(known):

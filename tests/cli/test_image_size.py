@@ -1,8 +1,12 @@
 """--image-size: photographs of several sizes in the commands, and what these say and record."""
 
+import pytest
+
+from smoothadv.datasets import imagenet
 from smoothadv.records.logs import recorded_settings
 from support.commands import call, rows, succeed, timeless
 from support.image_files import random_image, save_image
+from support.weights import read
 
 SMOOTHING = ["--N", "20", "--device", "cpu"]
 
@@ -35,11 +39,23 @@ def test_photographs_are_trained_on_and_certified_after_resizing(workplace, caps
     succeed("quantize", photos[0], *model, "q.pth.tar", *photos[1:], "--draws", "5")
 
 
-def test_padding_before_crops_is_not_for_photographs(workplace, capsys):
-    words = "train imagefolder:photos@8 digits_resnet8 out --noise 0.25 --crop-padding 2".split()
-    outcome = call(capsys, *words, "--device", "cpu")
+@pytest.mark.parametrize("dataset", ["imagefolder:photos@8", "imagenet"])
+def test_padding_before_crops_is_not_for_photographs(workplace, capsys, monkeypatch, dataset):
+    monkeypatch.setattr(imagenet, "_CLASSES", 2)
+    for place in ("train/a", "train/b", "test/a", "test/b", "val/a", "val/b"):
+        save_image(workplace / "photos" / place / "0.png", random_image(0, 20, 30))
+    words = "digits_resnet8 out --noise 0.25 --crop-padding 2 --data-dir photos --device cpu"
+    outcome = call(capsys, "train", dataset, *words.split())
     assert outcome.code == 2 and not (workplace / "out").exists()
     assert (
-        "error: --crop-padding: of 'imagefolder:photos@8' random parts are resized instead: leave"
+        f"error: --crop-padding: of '{dataset}' random parts are resized instead: leave"
         in outcome.err
     )
+
+
+def test_padding_before_crops_is_for_images_in_a_folder_with_an_at_sign(workplace, capsys):
+    for place in ("train/a", "train/b", "test/a", "test/b"):
+        save_image(workplace / "plain@4" / place / "0.png", random_image(0, 8, 8))
+    words = "digits_resnet8 out --noise 0.25 --crop-padding 1 --epochs 1 --device cpu"
+    assert call(capsys, "train", "imagefolder:plain@4", *words.split()).code == 0
+    assert read(workplace / "out")["recipe"]["crop_padding"] == 1

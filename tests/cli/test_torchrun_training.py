@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.commands import call, refused, rows, run_process, script, succeed, timeless
@@ -246,6 +247,17 @@ def test_batch_that_is_too_small_to_be_shared_is_refused(tmp_path):
     """Five seconds."""
     done = run_process(training("--batch", 2, processes=3), tmp_path)
     assert done.returncode != 0 and "error: --batch is 2 images for 3 processes" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_fewer_images_than_processes_are_refused(warm, tmp_path):
+    content = {"images": np.zeros((3, 8, 8), np.uint8), "labels": np.arange(3)}
+    few = {f"train_{name}": one[:1] for name, one in content.items()}
+    np.savez(tmp_path / "few.npz", **few, **{f"test_{name}": one for name, one in content.items()})
+    command = script("train_pgd", "npz:few.npz", *TRAINING[1:])[1:]
+    first, other = warm.run_workers(2, [sys.executable, *command], tmp_path)
+    assert first.stderr == "error: there are 1 training images for 2 processes: start fewer\n"
+    assert first.returncode == other.returncode == 1 and other.stderr == ""
     assert not (tmp_path / "run").exists()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from smoothadv.training.trackers import TRACKERS, Tracker
 from support.commands import call, refused, succeed, timeless
+from support.stopping import after_update, send
 
 DIGITS = ("digits", "digits_resnet8")
 SHORT = ("--noise", 0.25, "--device", "cpu", "--steps-per-epoch", 2, "--evaluate-images", 20)
@@ -120,6 +121,16 @@ def test_every_row_is_there_once_although_the_run_is_resumed(name, tmp_path):
         assert [step for step, _ in found[curve]] == [step for step, _ in points], curve
         values = [value for _, value in points]
         assert [value for _, value in found[curve]] == pytest.approx(values, rel=1e-6), curve
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_training_that_is_resumed_within_its_first_epoch_is_one_run(name, tmp_path, capsys):
+    folder, options = tmp_path / "run", (*SHORT, "--epochs", 1, "--track", name)
+    with pytest.MonkeyPatch.context() as patch:
+        after_update(patch, 1, send)
+        assert call(capsys, "train", *DIGITS, folder, *options).code == 143
+    succeed("train", *DIGITS, folder, *options, "--resume")
+    assert [step for step, _ in READERS[name](folder)["train/loss"]] == [0]
 
 
 def test_training_begun_anew_is_another_run(tmp_path):

@@ -15,7 +15,7 @@ from smoothadv.attacks.smoothed_attack import SmoothedAttack
 
 @dataclass(frozen=True)
 class _Given:
-    """The arguments of a call; ``classes`` are the targets, or else the labels."""
+    """The arguments of a call."""
 
     models: Sequence[Model]
     inputs: torch.Tensor
@@ -23,10 +23,6 @@ class _Given:
     indices: Sequence[int] | None
     epsilon: torch.Tensor | None
     targets: torch.Tensor | None
-
-    @property
-    def classes(self) -> torch.Tensor:
-        return self.labels if self.targets is None else self.targets
 
 
 class StagedAttack(ABC):
@@ -76,6 +72,8 @@ class StagedAttack(ABC):
         targets: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As ``SmoothedAttack``."""
+        if not len(inputs):
+            return inputs.detach()
         given = _Given(models, inputs, labels, indices, epsilon, targets)
         best: torch.Tensor | None = None
         for found in self.candidates(given):
@@ -109,10 +107,10 @@ class StagedAttack(ABC):
     def _at_stage(
         self, number: int, given: _Given, points: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest share of votes, and by how much that of the class is above any other one,
-        float [B] each.
+        """The largest share of votes, and by how much that of the target, or else of the label, is
+        above any other one, float [B] each.
         """
-        classes = given.classes
+        classes = given.labels if given.targets is None else given.targets
         shares = self.attacks[number].shares(given.models[number], points, classes, given.indices)
         own = shares.gather(1, classes[:, None])[:, 0]
         return shares.amax(1), own - shares.scatter(1, classes[:, None], -1.0).amax(1)

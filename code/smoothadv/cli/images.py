@@ -71,8 +71,8 @@ def _images(
     log = evaluate(kind(**{**given_settings(kind, options), "dataset": images}))
     rows = sorted(log.rows or (), key=lambda row: row["idx"])
     table = [["image", "class", *["radius"] * ("radius" in rows[0])]]
-    for file, row in zip(images.files, rows):
-        entry = [escape(str(file)), escape(names[row["predict"] + 1])]
+    for row in rows:
+        entry = [escape(str(images.items[row["idx"]])), escape(names[row["predict"] + 1])]
         if "radius" in row:
             entry.append(str(Decimal(row["radius"]).quantize(Decimal("0.001"), ROUND_DOWN)))
         table.append(entry)

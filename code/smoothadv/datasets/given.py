@@ -90,9 +90,10 @@ class GivenImages:
             pixels = self.items.images
         else:
             pixels = torch.stack([image for image, _ in self._sample()])
-        std, mean = torch.std_mean(pixels, (0, 2, 3), correction=0)
-        constants: dict[str, Any] = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
-        return GivenImages(self.items, replace(self.description, **constants))
+        deviations, means = torch.std_mean(pixels, (0, 2, 3), correction=0)
+        std = tuple(one or 1.0 for one in deviations.tolist())  # of a constant channel it is 0
+        description = replace(self.description, mean=tuple(means.tolist()), std=std)
+        return GivenImages(self.items, description)
 
     def fingerprint(self) -> str:
         """A hash of all images and labels in memory; of a Dataset, of its length and of up to 256
@@ -188,7 +189,7 @@ def _label(label: Any, classes: int, name: str) -> int:
     try:
         number = int(label)
         is_class = number == label and 0 <= number < classes
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         is_class = False
     if not is_class:
         raise UserError(

@@ -15,12 +15,12 @@ from smoothadv.datasets import (
     Source,
     TrainingDefaults,
 )
+from smoothadv.datasets.arrays import checked_arrays
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 
-_CLASSES = 1000
 _DESCRIPTION = DatasetDescription(
     name="imagenet32",
-    class_names=tuple(f"class {label}" for label in range(_CLASSES)),
+    class_names=tuple(f"class {label}" for label in range(1000)),
     image_shape=(3, 32, 32),
     mean=CIFAR_MEAN,
     std=CIFAR_STD,  # the paper's code uses CIFAR-10's, so that weights can be fine-tuned there
@@ -43,16 +43,9 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
         batch = read_pickled_arrays(path)
         images = plain_array(batch["data"]).reshape(-1, 3, 32, 32)
         labels = plain_array(batch["labels"]).astype(np.int64) - 1
+        return checked_arrays(images, labels, "data", "labels - 1", of=_DESCRIPTION)
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise UserError(f"imagenet32 batch {path} cannot be read: {error}") from error
-    is_label = (labels >= 0) & (labels < _CLASSES)
-    if images.dtype != np.uint8 or not len(images) == len(labels) == is_label.sum() > 0:
-        raise UserError(
-            f"imagenet32 batch {path} holds {len(images)} images of {images.dtype} and "
-            f"{len(labels)} labels, {len(labels) - is_label.sum()} of them out of range; expected "
-            f"uint8 images with one label from 1 to {_CLASSES} each"
-        )
-    return images, labels
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:

@@ -187,12 +187,12 @@ class _Photographs(Dataset[Item | UserError]):
                 if self.epoch_seed is not None:
                     key = (self.epoch_seed, index, Purpose.AUGMENTATION)
                     torch.manual_seed(derive_generator("cpu", *key).initial_seed())
-                return self.stored.photograph(index, self._made), self.stored.labels[index]
+                pixels = self.stored.photograph(
+                    index, lambda image: self.transform(image.convert("RGB"))
+                )
+                return pixels, self.stored.labels[index]
         except UserError as error:
             return error
-
-    def _made(self, image: Image) -> torch.Tensor:
-        return self.transform(image.convert("RGB"))
 
 
 def _collate(items: list[Item | UserError]) -> list[torch.Tensor] | UserError:

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from smoothadv.base.errors import UserError
-from smoothadv.datasets import Batches, DatasetDescription, Indices
+from smoothadv.datasets import DatasetDescription
+from smoothadv.datasets.given import GivenImages
 from smoothadv.datasets.image_files import SUFFIXES, Image, read_image
 from smoothadv.datasets.images import Item, fingerprint_of
 from smoothadv.datasets.preparation import Preparation
@@ -31,7 +31,7 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-class LooseImages:
+class LooseImages(GivenImages):
     """The images in ``files``, of the shape in a description; their label, unknown, is 0.
 
     All are prepared by ``preparation``. Without one, a file of the described size stays as it is,
@@ -50,15 +50,11 @@ class LooseImages:
                 f"images of '{description.name}' are {width}x{height}: single images must be square"
             )
         size = height if preparation is None else preparation.size
-        self.files, self.preparation = files, preparation
-        self.description = replace(description, image_shape=(channels, size, size))
-        self.labels: Any = None
-
-    def __len__(self) -> int:
-        return len(self.files)
+        super().__init__(files, replace(description, image_shape=(channels, size, size)))
+        self.preparation = preparation
 
     def __getitem__(self, index: int) -> Item:
-        file = self.files[index]
+        file = self.items[index]
         return read_image(file, self._made, str(file), turned=True).float() / 255, 0
 
     def _made(self, image: Image) -> torch.Tensor:
@@ -69,18 +65,6 @@ class LooseImages:
         if self.preparation is None and image.size == (width, height):
             return pil_to_tensor(image)
         return (self.preparation or Preparation(height, height)).evaluation(image)
-
-    def training_batches(
-        self, batches: Indices, device: torch.device, generator: torch.Generator
-    ) -> Batches:
-        """Not for images without labels."""
-        raise NotImplementedError
-
-    def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
-        """See ``ImageDataset``."""
-        for indices in batches:
-            images, labels = zip(*(self[int(index)] for index in indices))
-            yield torch.stack(images).to(device), torch.tensor(labels).to(device)
 
     def fingerprint(self) -> str:
         """See ``ImageDataset``."""

@@ -117,8 +117,3 @@ def split_location(location: str) -> tuple[str, Preparation | None]:
         at and re.match("[0-9][^/]*$", text) and not os.path.exists(os.path.expanduser(location))
     )
     return (path, parsed(text)) if is_preparation else (location, None)
-
-
-def prepared_name(dataset: str, preparation: Preparation) -> str:
-    """The name of a dataset whose images are prepared in this way."""
-    return f"{dataset}@{preparation}"

@@ -12,7 +12,7 @@ from smoothadv.base.cpus import MOST_THREADS
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Checked, any_seed, number, one_of, setting
 from smoothadv.datasets import DATASETS, source_of
-from smoothadv.datasets.preparation import parsed, prepared_name, split_location
+from smoothadv.datasets.preparation import parsed, split_location
 
 thread_count = number(int, "a whole number from 1 to 1,024", lambda v: 1 <= v <= MOST_THREADS)
 
@@ -40,7 +40,7 @@ def sized_dataset(name: str, image_size: Any) -> str:
         return name
     if not source.takes_preparation or split_location(location)[1] is not None:
         raise UserError(f"--image-size: images of '{name}' have a size already: leave it out")
-    return prepared_name(name, image_size)
+    return f"{name}@{image_size}"
 
 
 @dataclass(frozen=True, kw_only=True)

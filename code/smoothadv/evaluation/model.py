@@ -37,7 +37,7 @@ from smoothadv.datasets import (
     get_dataset,
 )
 from smoothadv.datasets.loose import LooseImages, image_files
-from smoothadv.datasets.preparation import Preparation, prepared_name, split_location
+from smoothadv.datasets.preparation import Preparation, split_location
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.noise import derive_generator
@@ -86,7 +86,7 @@ def load_model(spec: EvaluationSpec) -> tuple[EvaluationSpec, ImageDataset, Base
         kind, _, location = (spec.dataset_name or "").partition(":")
         is_open = kind in _PHOTOGRAPHS and split_location(location)[1] is None
         if is_open and network.preparation is not None:
-            spec = replace(spec, dataset=prepared_name(spec.dataset, network.preparation))
+            spec = replace(spec, dataset=f"{spec.dataset}@{network.preparation}")
             doubts.append(
                 f"images are resized and cropped as {model} expects: radii are about {spec.dataset}"
             )

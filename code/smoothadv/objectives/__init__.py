@@ -109,10 +109,6 @@ class BatchLoss:
         return replace(self, unattacked_correct=hits, unattacked_examples=len(targets))
 
 
-Outcome = BatchLoss
-"""An older name, which plug-ins use."""
-
-
 class Objective(Checked, ABC):
     """What training needs of an objective; ``noise_sd`` is the standard deviation of its noise."""
 

@@ -93,7 +93,9 @@ def _with_steps(objective: Objective, steps: int) -> Objective:
     field, attack = attack_field(type(objective)), objective.gradient_attack
     if field is not None and attack is not None:
         changed[field.name] = dataclasses.replace(attack, num_steps=steps)
-    return dataclasses.replace(objective, **changed, num_noise_vec=min(2, objective.copies))
+    if hasattr(objective, "num_noise_vec"):
+        changed["num_noise_vec"] = min(2, objective.copies)
+    return dataclasses.replace(objective, **changed)
 
 
 @cache

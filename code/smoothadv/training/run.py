@@ -139,12 +139,13 @@ class TrainingRun:
             return self.history
         if is_first:
             self.folder.record_arguments()
-        if done or self.first_step:
+        is_resumed = bool(done or self.first_step)
+        if is_resumed:
             step = f", step {self.first_step} of {self.steps}" if self.first_step else ""
             self.report(f"resuming after epoch {done} of {epochs}{step}")
         shown_by = []
         if is_first:
-            about = self.folder.path, flat(self.folder.recipe), bool(done)
+            about = self.folder.path, flat(self.folder.recipe), is_resumed
             shown_by = [TRACKERS[name](*about) for name in trackers]
         per_epoch = sum(len(step.indices) for step in self._steps_of(done))
         before = int((done + self.first_step / self.steps) * per_epoch)

@@ -28,7 +28,7 @@ from smoothadv.checkpoints import (
 )
 from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
-from smoothadv.datasets.preparation import split_location
+from smoothadv.datasets.images import StreamedImages
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.exact.training import trained_integers
 from smoothadv.noise import derive_generator
@@ -93,12 +93,13 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     """What the specification names: images, augmented as asked, model and teacher."""
     if not isinstance(spec.dataset, str):
         training, test = copy.copy(spec.dataset[0]), spec.dataset[1]
-    elif spec.crop_padding is not None and split_location(spec.dataset)[1] is not None:
-        raise UsageError(
-            f"--crop-padding: of '{spec.dataset}' random parts are resized instead: leave it out"
-        )
     else:
         training, test = (get_dataset(spec.dataset, split, spec.data_dir) for split in SPLITS)
+    if spec.crop_padding is not None and isinstance(training, StreamedImages):
+        raise UsageError(
+            f"--crop-padding: of '{spec.dataset_name}' random parts are resized instead: leave it "
+            "out"
+        )
     images = training.description = spec.augmented(training.description)
     if spec.route is not None:
         training, test = routed(training, spec.route)
@@ -110,6 +111,10 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     if schedule.batch < processes.size:
         raise UserError(
             f"--batch is {schedule.batch} images for {processes.size} processes: take more"
+        )
+    if len(training) < processes.size:
+        raise UserError(
+            f"there are {len(training)} training images for {processes.size} processes: start fewer"
         )
     description, input_layer, model, started_from = _model(spec, images)
     if schedule.layer_decay is not None:  # before there is a folder
@@ -133,12 +138,12 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     )
 
 
-_Model = tuple[DatasetDescription, str | None, torch.nn.Module, str | None]
-"""Description with the model's constants, input layer, model, and from where it starts."""
-
-
-def _model(spec: TrainSpec, description: DatasetDescription) -> _Model:
-    """The classifier, or the denoiser, which has no input layer."""
+def _model(
+    spec: TrainSpec, description: DatasetDescription
+) -> tuple[DatasetDescription, str | None, torch.nn.Module, str | None]:
+    """The description with the model's constants, the input layer, the model, and from where it
+    starts: the classifier, or the denoiser, which has no input layer.
+    """
     name, path, denoises = spec.model, spec.pretrained_model, spec.objective.DENOISES
     if not isinstance(name, str):
         if denoises or path is not None or spec.input_layer is not None or spec.pretrained:

@@ -103,7 +103,7 @@ class WeightsAndBiases(Tracker):
     def __init__(self, folder: Path, settings: Mapping[str, Any], is_resumed: bool) -> None:
         import wandb
 
-        known = _kept(folder, "wandb") if is_resumed else None
+        known = _runs(folder).get("wandb") if is_resumed else None
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
             dir=str(folder),
@@ -138,7 +138,7 @@ class MLflow(Tracker):
             place = (folder / "mlruns").absolute().as_uri()
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client, name = MlflowClient(tracking_uri=place), _PROJECT
-        known, self._done = _kept(folder, "mlflow") if is_resumed else None, -1.0
+        known, self._done = _runs(folder).get("mlflow") if is_resumed else None, -1.0
         if known is not None:
             self._run: str = known
             self._done = self._client.get_run(known).data.metrics.get("epoch", -1.0)
@@ -160,17 +160,13 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run)
 
 
-def _kept(folder: Path, name: str) -> str | None:
-    """The run of a tracker that an earlier process of this training began."""
+def _runs(folder: Path) -> dict[str, str]:
+    """The runs that earlier processes of this training began, by tracker."""
     try:
-        return str(read_json(folder / _RUNS)[name])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+        return {**read_json(folder / _RUNS)}
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _keep(folder: Path, name: str, run: str) -> None:
-    try:
-        known = dict(read_json(folder / _RUNS))
-    except (OSError, ValueError, TypeError):
-        known = {}
-    write_json(folder / _RUNS, {**known, name: run})
+    write_json(folder / _RUNS, {**_runs(folder), name: run})
