@@ -16,9 +16,8 @@ from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Checked, Setting, options_of, positive_int, setting
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
-from smoothadv.cli.options.components import Options, command_line_of
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Parser
+from smoothadv.cli.runner import Options, Parser, command_line_of
 from smoothadv.evaluation import attack as attacking
 from smoothadv.evaluation.pictures import write_pictures
 from smoothadv.evaluation.specs import AttackSpec, FalsifySpec

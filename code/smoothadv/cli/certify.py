@@ -11,15 +11,16 @@ from smoothadv.base.files import write_json
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.images import images_main
-from smoothadv.cli.options.components import (
+from smoothadv.cli.options.shared import use_threads
+from smoothadv.cli.runner import (
     Options,
+    Parser,
     add_settings,
     given_settings,
     group_of,
     refuse_foreign_settings,
+    run,
 )
-from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Parser, run
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
 from smoothadv.evaluation.values import procedure_name
 from smoothadv.records.readers import read_certification_log

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from smoothadv.base.settings import Checked, output_file, setting
-from smoothadv.cli.options.components import Options, given_settings
 from smoothadv.cli.options.shared import say_what_is_certified
-from smoothadv.cli.runner import Body, Parser, run
+from smoothadv.cli.runner import Body, Options, Parser, given_settings, run
 from smoothadv.evaluation.shards import Shard, merge, shards_of
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.records.writer import WrittenLog

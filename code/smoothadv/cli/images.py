@@ -12,9 +12,8 @@ from typing import Any
 
 from smoothadv.base.errors import escape
 from smoothadv.base.settings import options_of
-from smoothadv.cli.options.components import Options, add_settings, given_settings
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Parser, run
+from smoothadv.cli.runner import Options, Parser, add_settings, given_settings, run
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.records.writer import WrittenLog
 

@@ -15,9 +15,8 @@ from smoothadv.cli.options.attack import (
     attacked_fields,
     flags_of,
 )
-from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Parser
+from smoothadv.cli.runner import Options, Parser
 from smoothadv.evaluation.predict import predict
 from smoothadv.evaluation.specs import PredictSpec
 from smoothadv.records.readers import read_prediction_log

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smoothadv.cli.options.components import Options, given_settings
 from smoothadv.cli.options.shared import say_what_is_certified, use_threads
-from smoothadv.cli.runner import Parser, run
+from smoothadv.cli.runner import Options, Parser, given_settings, run
 from smoothadv.exact.spec import ExportSpec, QuantizeSpec
 
 _EXAMPLES = """examples:

@@ -18,15 +18,15 @@ from smoothadv.base.settings import (
     positive_float,
     setting,
 )
-from smoothadv.cli.options.components import (
+from smoothadv.cli.runner import (
     Options,
+    Parser,
     add_settings,
     compose,
     given_settings,
     group_of,
     refuse_foreign_settings,
 )
-from smoothadv.cli.runner import Parser
 
 _BASE = "base"
 _GROUP = "attack"
