@@ -19,9 +19,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from smoothadv.base.errors import UserError
 from smoothadv.evaluation.shards import Shard, gather, is_merged, merge, shards_of
-from smoothadv.records.images import finish_images
 from smoothadv.records.logs import examples_path, manifest_path, shard_folder, spool_path
 from smoothadv.records.readers import read_examples
+from smoothadv.records.writer import finish_images
 from support import refusals
 from support.commands import snapshot
 from support.logs_of_attacks import (

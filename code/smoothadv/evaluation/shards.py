@@ -20,8 +20,13 @@ from smoothadv.base.files import (
     write_text,
 )
 from smoothadv.records import logs as records
-from smoothadv.records.images import finish_images, forget_images, saved_images, write_images
-from smoothadv.records.writer import read_rows
+from smoothadv.records.writer import (
+    finish_images,
+    forget_images,
+    read_rows,
+    saved_images,
+    write_images,
+)
 
 _SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")  # what lies beside a shard has a longer name
 
