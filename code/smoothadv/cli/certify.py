@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from smoothadv.base.cascades import STAGES
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import write_json
+from smoothadv.base.files import file_digest, write_json
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.images import images_main

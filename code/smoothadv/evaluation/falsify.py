@@ -23,8 +23,8 @@ import numpy as np
 from smoothadv.analysis.plausibility import rounded_by
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError, escape, warn
+from smoothadv.base.files import file_digest
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.attack import chosen_images
 from smoothadv.evaluation.cascade import prepare
