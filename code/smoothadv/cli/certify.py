@@ -8,8 +8,7 @@ from smoothadv.base.cascades import STAGES
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import file_digest, write_json
 from smoothadv.base.settings import options_of
-from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
-from smoothadv.cli.images import images_main
+from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import (
     Options,

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from smoothadv.attacks import ATTACKS
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import options_of
-from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
-from smoothadv.cli.images import images_main
+from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
 from smoothadv.cli.options.attack import (
     EvaluationAttackOptions,
     add_attack,
