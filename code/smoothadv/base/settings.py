@@ -47,6 +47,12 @@ from typing import Any, TypeVar
 
 from smoothadv.base.errors import UserError
 
+INPUT_LAYER_NAMES = ("normalize", "center", "none")
+"""Of ``architectures.INPUT_LAYERS``: a help text must not wait for torch, which defines them."""
+EXISTING = ("resume", "overwrite", "refuse")
+"""What to do with a log, or a training run, that exists already."""
+PRECISION_NAMES = ("fp32", "bf16", "fp16")
+"""Of ``voting.classifier.PRECISIONS``, likewise."""
 Number = TypeVar("Number", int, float)
 
 

@@ -17,9 +17,8 @@ from smoothadv.base.cascades import (
     stage_of,
     stages_of,
 )
-from smoothadv.base.choices import INPUT_LAYER_NAMES
 from smoothadv.base.errors import UsageError
-from smoothadv.base.settings import setting
+from smoothadv.base.settings import INPUT_LAYER_NAMES, setting
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.evaluation import values
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD

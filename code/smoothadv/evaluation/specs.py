@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.base import plugins
-from smoothadv.base.choices import PRECISION_NAMES
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import (
+    PRECISION_NAMES,
     any_seed,
     batch_size,
     checked,
