@@ -32,8 +32,14 @@ from smoothadv.base.settings import (
 )
 from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
-from smoothadv.evaluation import values
-from smoothadv.evaluation.model_spec import ModelSpec
+from smoothadv.evaluation.model_spec import (
+    ModelSpec,
+    a_fraction,
+    a_limit,
+    a_shard,
+    a_target,
+    procedure_name,
+)
 from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 
@@ -72,7 +78,7 @@ class EvaluationSpec(ModelSpec):
     )
     limit: int | None = setting(
         None,
-        parse=values.limit,
+        parse=a_limit,
         flag="--max --limit",
         metavar="M",
         group="images",
@@ -102,7 +108,7 @@ class EvaluationSpec(ModelSpec):
     )
     shard: Shard | None = setting(
         None,
-        parse=values.shard,
+        parse=a_shard,
         metavar="K/N",
         group="speed",
         keyword=False,
@@ -211,7 +217,7 @@ class CertifySpec(EvaluationSpec):
         kind = self.procedure_type
         if asked is None:
             self._set(n=kind.default_n)
-        self._set(method=values.procedure_name(self.method, self.kind))
+        self._set(method=procedure_name(self.method, self.kind))
         if self.fast and (self.compile or self.precision != "fp32" or self.stages is not None):
             chosen = "a cascade or a router" if self.stages else "--precision or --compile"
             raise UsageError(f"--fast chooses for one classifier: it is not for {chosen}")
@@ -225,7 +231,7 @@ class CertifySpec(EvaluationSpec):
     @property
     def procedure_type(self) -> type[Procedure]:
         """The class of the certification procedure."""
-        return PROCEDURES[values.procedure_name(self.method, self.kind)]
+        return PROCEDURES[procedure_name(self.method, self.kind)]
 
     def procedure(
         self,
@@ -293,7 +299,7 @@ class AttackedSpec(EvaluationSpec):
     )
     target: int | str | None = setting(
         None,
-        parse=values.target,
+        parse=a_target,
         metavar="CLASS",
         group="attack",
         records="target",
@@ -463,7 +469,7 @@ class FalsifySpec(_OutdirSpec):
     )
     fraction: float = setting(
         0.999,
-        parse=values.fraction,
+        parse=a_fraction,
         group="falsification",
         help="largest norm of an attack, as a fraction of the radius",
     )
