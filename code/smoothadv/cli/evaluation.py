@@ -14,8 +14,9 @@ from smoothadv.base.errors import escape
 from smoothadv.base.settings import Checked, options_of, output_file, setting
 from smoothadv.cli.options.shared import say_what_is_certified, use_threads
 from smoothadv.cli.runner import Body, Options, Parser, add_settings, given_settings, run
-from smoothadv.evaluation.shards import Shard, merge, shards_of
+from smoothadv.evaluation.shards import Shard, merge
 from smoothadv.evaluation.specs import EvaluationSpec
+from smoothadv.records.logs import shards_of
 from smoothadv.records.writer import WrittenLog
 
 Spec = TypeVar("Spec", bound=EvaluationSpec)
