@@ -29,9 +29,9 @@ from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.logits import logits_in, logits_of, probe
 from smoothadv.attacks.estimators import frozen
 from smoothadv.base import plugins
-from smoothadv.base.cascades import STAGES, stages_of
 from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError
+from smoothadv.base.members import STAGES, stages_of
 from smoothadv.base.progress import progress_hidden
 from smoothadv.base.settings import Checked, checked, setting, settings_of, takes, up_to_a_million
 from smoothadv.checkpoints import read_members

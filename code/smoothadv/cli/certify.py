@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smoothadv.base.cascades import STAGES
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import file_digest, write_json
+from smoothadv.base.members import STAGES
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
 from smoothadv.cli.options.shared import use_threads

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from smoothadv.base import plugins
-from smoothadv.base.cascades import (
+from smoothadv.base.errors import UsageError
+from smoothadv.base.members import (
     STAGES,
     Stage,
     a_threshold,
@@ -20,7 +21,6 @@ from smoothadv.base.cascades import (
     stage_of,
     stages_of,
 )
-from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
     INPUT_LAYER_NAMES,
     SettingError,
