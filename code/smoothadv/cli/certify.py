@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import file_digest, write_json
@@ -18,6 +19,7 @@ from smoothadv.cli.runner import (
     group_of,
     refuse_foreign_settings,
     run,
+    with_subcommands,
 )
 from smoothadv.evaluation.model_spec import procedure_name
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
@@ -141,12 +143,8 @@ def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     print(f"{rows}: all are equal")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command, or one of its subcommands, with these ``arguments``; returns the exit
-    code.
-    """
-    if arguments[:1] == ["verify"]:
-        return run("certify verify", verify_parser, _verify, arguments[1:])
-    if arguments[:1] == ["images"]:
-        return images_main("certify", CertifySpec, _in_memory, arguments[1:])
-    return evaluation_main("certify", make_parser, _certify, arguments)
+main = with_subcommands(
+    partial(evaluation_main, "certify", make_parser, _certify),
+    verify=partial(run, "certify verify", verify_parser, _verify),
+    images=partial(images_main, "certify", CertifySpec, _in_memory),
+)

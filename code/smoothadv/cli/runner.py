@@ -403,6 +403,23 @@ def run(
         return _failed(f"plug-in {place}: {kind}: {first_line(error)}", arguments)
 
 
+Main = Callable[[Sequence[str]], int]
+"""Runs a command with these arguments; returns the exit code."""
+
+
+def with_subcommands(main: Main, **others: Main) -> Main:
+    """Runs a command by ``main``, or by one of ``others`` where its name comes first in the
+    arguments, with those that follow.
+    """
+
+    def chosen(arguments: Sequence[str]) -> int:
+        if arguments and arguments[0] in others:
+            return others[arguments[0]](arguments[1:])
+        return main(arguments)
+
+    return chosen
+
+
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Within this context, each DoubtfulWarning is one line on standard error, once, whatever
