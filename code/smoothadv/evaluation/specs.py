@@ -315,13 +315,10 @@ class AttackedSpec(EvaluationSpec):
         help="noisy images per pass of the attack (default: what suits the device)",
     )
     USUAL_ATTACK_DRAWS: ClassVar[int] = 64
-    NEEDS_ATTACK: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attack is None:
-            if self.NEEDS_ATTACK:
-                raise UserError("attack: found None: give one, like PGD(0.5, 20)")
             for one in settings_of(type(self)):
                 value = getattr(self, one.field)
                 if one.group == "attack" and value is not None and value is not False:
@@ -386,7 +383,6 @@ class PredictSpec(AttackedSpec):
         "all others significantly (--alpha)",
     )
     USUAL_ATTACK_DRAWS: ClassVar[int] = 1
-    NEEDS_ATTACK: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -423,6 +419,8 @@ class _OutdirSpec(AttackedSpec):
     )
 
     def __post_init__(self) -> None:
+        if self.attack is None:
+            raise UserError("attack: found None: give one, like PGD(0.5, 20)")
         super().__post_init__()
         if self.only is not None and (self.skip != 1 or self.limit is not None):
             raise UsageError("--only is not read with --skip or --max: leave one of them out")
