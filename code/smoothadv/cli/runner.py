@@ -26,6 +26,7 @@ from smoothadv.base.errors import (
     UserError,
     escape,
     first_line,
+    is_out_of_memory,
 )
 from smoothadv.base.registry import Registry, did_you_mean
 from smoothadv.base.settings import Setting, options_of
@@ -388,11 +389,7 @@ def run(
         print(f"stopped by SIGTERM{': ' + interrupted if interrupted else ''}", file=sys.stderr)
         return TERMINATED
     except Exception as error:
-        # torch.OutOfMemoryError or an error of the host's allocator, known by its text: torch is
-        # not imported here.
-        signs = ("out of memory", "can't allocate memory", "ALLOCATION_FAILED")
-        is_runtime = isinstance(error, RuntimeError)
-        if isinstance(error, MemoryError) or (is_runtime and any(s in str(error) for s in signs)):
+        if is_out_of_memory(error):
             what = str(error).split(". ")[0]
             return _failed(
                 f"out of memory: use a smaller --batch or --num-noise-vec ({what})", arguments
