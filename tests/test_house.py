@@ -57,7 +57,7 @@ WITHOUT_TORCH = {
     *("sweep.commands", "sweep.folders", "sweep.grid"),
     *("sweep.jobs", "sweep.planning"),
     *("sweep.job_execution", "sweep.stages", "sweep.engines"),
-    *("cli.options.components", "cli.options.recipes", "cli.runner"),
+    *("cli.options.recipes", "cli.runner"),
 }
 # Their functions may import torch, but importing them does not: names, requests and help texts do
 # not wait for it.

@@ -29,15 +29,14 @@ from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.logits import logits_in, logits_of, probe
 from smoothadv.attacks.estimators import frozen
 from smoothadv.base import plugins
-from smoothadv.base.cascades import STAGES, stages_of
 from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError
+from smoothadv.base.members import STAGES, stages_of
 from smoothadv.base.progress import progress_hidden
 from smoothadv.base.settings import Checked, checked, setting, settings_of, takes, up_to_a_million
 from smoothadv.checkpoints import read_members
 from smoothadv.datasets import DatasetDescription, ImageDataset, describe_dataset
 from smoothadv.datasets.given import GivenImages, described, first_image, items_of
-from smoothadv.evaluation import attack as attacking
 from smoothadv.evaluation import certify as certifying
 from smoothadv.evaluation import predict as predicting
 from smoothadv.evaluation.model import is_named
@@ -167,7 +166,7 @@ def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd
     if keywords.get("epsilons", ()) is None:
         del keywords["epsilons"]
     spec = _spec(AttackSpec, "attack", model, images, labels, keywords)
-    tables = [log.table(read_prediction_log) for log in attacking.attack(spec)]
+    tables = [log.table(read_prediction_log) for log in predicting.attack(spec)]
     return pd.concat(tables, ignore_index=True)
 
 

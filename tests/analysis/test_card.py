@@ -14,8 +14,8 @@ from scipy import stats
 from smoothadv.analysis import card as cards
 from smoothadv.analysis.board import BoardSpec
 from smoothadv.analysis.card import CardSpec, read_card
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
+from smoothadv.base.files import file_digest
 from smoothadv.records.logs import manifest_path
 from support.analyzed_folder import certification
 from support.commands import call, refused, rows, succeed

@@ -20,8 +20,8 @@ from smoothadv.architectures.diffusion import (
 )
 from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.checkpoints import load_classifier, read_checkpoint
-from smoothadv.checkpoints.denoisers import denoised_classifier, load_denoiser
 from smoothadv.datasets import describe_dataset
+from smoothadv.evaluation.model import denoised_classifier, load_denoiser
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.voting.folding import fold
 from support.released import randomise_batch_norms

@@ -143,3 +143,10 @@ def test_a_faulty_ensemble_is_refused_in_one_line(folder, name, words):
     with pytest.raises(UserError) as error:
         load_classifier(name, "digits")
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_ensemble_that_is_no_text_is_refused_in_words(folder):
+    (folder / "binary.toml").write_bytes(b"members = '\xff'")
+    with pytest.raises(UserError) as error:
+        members_of("binary.toml")
+    assert str(error.value) == "ensemble binary.toml is no TOML file: it is no text"

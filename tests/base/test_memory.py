@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from smoothadv.architectures import get_architecture
-from smoothadv.base.devices import LargestTensor, batch_that_suits, is_out_of_memory, within_memory
+from smoothadv.base.devices import LargestTensor, batch_that_suits, within_memory
+from smoothadv.base.errors import is_out_of_memory
+from smoothadv.cli.runner import FAILURE, Parser, run
 from smoothadv.voting.classifier import default_attack_batch, default_batch
 
 SHAPE = (3, 4, 4)
@@ -125,30 +127,46 @@ def test_one_image_at_a_time_where_not_even_one_fits(gpu):
     assert batch_that_suits(gpu, SHAPE, gpu) == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "is_memory"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
-        (
-            RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
-            True,
-        ),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
-        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
-        (
-            RuntimeError(
-                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
-            ),
-            True,
-        ),
-        (MemoryError(), True),
-        (RuntimeError("CUDA error: device-side assert triggered"), False),
-        (ValueError("shapes do not match"), False),
-    ],
-    ids=str,
-)
-def test_lack_of_memory_is_told_from_other_errors(error, is_memory):
-    assert is_out_of_memory(error) == is_memory
+LACKS = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be reported later"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("GET was unable to find an engine to execute this computation"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    MemoryError(),
+]
+OTHERS = [
+    RuntimeError("CUDA error: device-side assert triggered"),
+    ValueError("shapes do not match"),
+]
+
+
+@pytest.mark.parametrize("error", [*LACKS, *OTHERS], ids=str)
+def test_lack_of_memory_is_told_from_other_errors(error):
+    assert is_out_of_memory(error) == (error in LACKS)
+
+
+def command_that_raises(error: Exception) -> int:
+    def body(*given):
+        raise error
+
+    return run("certify", lambda: Parser(prog="certify"), body, [])
+
+
+@pytest.mark.parametrize("error", LACKS, ids=str)
+def test_command_without_memory_ends_with_one_line_that_says_what_helps(capsys, error):
+    assert command_that_raises(error) == FAILURE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: out of memory: use a smaller --batch")
+    assert str(error).partition(". ")[0].partition("\n")[0] in line
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=str)
+def test_command_does_not_take_another_error_for_a_lack_of_memory(error):
+    with pytest.raises(type(error), match=str(error)):
+        command_that_raises(error)
 
 
 def test_other_errors_of_the_trial_are_not_taken_for_memory(gpu):

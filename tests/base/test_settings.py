@@ -17,8 +17,7 @@ from smoothadv.base.settings import (
     setting,
     takes,
 )
-from smoothadv.cli.options.components import add_settings, given_settings
-from smoothadv.cli.runner import Parser
+from smoothadv.cli.runner import Parser, add_settings, given_settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from torch import nn
 from torchvision.models import resnet50
 
 from smoothadv.architectures import get_architecture
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
+from smoothadv.base.files import file_digest
 from smoothadv.checkpoints import load_classifier, save_checkpoint
 from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription
 from support import refusals, released

@@ -12,8 +12,8 @@ import torch
 import smoothadv
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.checkpoints import load_classifier
-from smoothadv.checkpoints.denoisers import load_denoiser
 from smoothadv.datasets import describe_dataset
+from smoothadv.evaluation.model import load_denoiser
 from support.commands import call, refused, rows, snapshot, succeed, timeless
 from support.sharding import manifest_of
 from support.stopping import AT_ONCE, after_update, send

@@ -10,7 +10,7 @@ import pytest
 import smoothadv
 from smoothadv.analysis.empirical import model_of
 from smoothadv.analysis.reading import read_logs
-from smoothadv.base.digests import file_digest
+from smoothadv.base.files import file_digest
 from support.attack_runs import SIGMA
 from support.commands import call, refused, rows, succeed
 from support.sharding import manifest_of

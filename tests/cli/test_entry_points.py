@@ -55,7 +55,7 @@ FIRST_STEPS = {
     "push": ["evaluation.push.files_of"],
     "certify": ["evaluation.certify.prepare", "evaluation.verify.verify"],
     "predict": ["evaluation.predict.prepare"],
-    "attack": ["evaluation.attack.warn_of_few_draws", "evaluation.falsify.read_certificates"],
+    "attack": ["evaluation.predict.warn_of_few_draws", "evaluation.falsify.read_certificates"],
     "analyze": [
         "analysis.functions.read_logs",
         "analysis.card.CardSpec.made",

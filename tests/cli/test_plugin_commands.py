@@ -262,7 +262,7 @@ def test_help_lists_the_options_of_a_plugin(workplace, capsys):
 
 def test_command_that_repeats_an_attack_has_each_plugin_after_its_own_flag():
     from smoothadv.cli.attack import make_parser
-    from smoothadv.cli.options.components import command_line_of
+    from smoothadv.cli.runner import command_line_of
 
     parser = make_parser()
     typed = [

@@ -95,7 +95,7 @@ def test_work_of_hours_says_so_before_it_begins(images, lines, recwarn):
         ("certify", ["certify", "log.tsv", "--N", 10, "--N0", 4_000_000_000], "4,000,000,010"),
         ("predict", ["predict", "log.tsv", "--N", 4_000_000_000], "4,000,000,000"),
         (
-            "attack",
+            "predict",
             [
                 "attack",
                 "out",

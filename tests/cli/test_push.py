@@ -10,7 +10,7 @@ import yaml
 from safetensors.torch import load, save
 
 import smoothadv
-from smoothadv.base.digests import digest, file_digest
+from smoothadv.base.files import digest, file_digest
 from smoothadv.checkpoints import load_classifier
 from smoothadv.exact.network import IntegerNetwork
 from support.commands import Outcome, call, refused, script, succeed, timeless

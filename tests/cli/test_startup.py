@@ -6,7 +6,7 @@ import json
 import sys
 
 from smoothadv.architectures import INPUT_LAYERS
-from smoothadv.base.choices import INPUT_LAYER_NAMES, PRECISION_NAMES
+from smoothadv.base.settings import INPUT_LAYER_NAMES, PRECISION_NAMES
 from smoothadv.voting.classifier import PRECISIONS
 from support.commands import CODE, run_process
 

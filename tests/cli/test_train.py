@@ -257,6 +257,10 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
             ["--init-norm-DDN", "--init-norm-is-epsilon-DDN"],
         ),
         ([*PGD, "--base-attack", "--no-grad-attack"], ["--no-grad-attack", "--base-attack"]),
+        (
+            [*PGD, "--no-grad-attack", "--hard-no-grad-attack"],
+            ["--no-grad-attack and --hard-no-grad-attack both say"],
+        ),
         ([*PGD, "--hard-no-grad-attack", "--beta", 2], ["--beta", "--hard-no-grad-attack"]),
         ([*PGD, "--beta", 0], ["--beta", "'0'"]),
         ([*PGD[:2], "--objective", "gaussian", "--beta", 2], ["--beta", "--objective gaussian"]),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from smoothadv.base.files import lock
-from smoothadv.evaluation.shards import Shard, gather, merge, shards_of
-from smoothadv.records.images import finish_images
-from smoothadv.records.logs import examples_path, manifest_path
+from smoothadv.evaluation.shards import Shard, gather, merge
+from smoothadv.records.logs import examples_path, manifest_path, shards_of
+from smoothadv.records.writer import finish_images
 from support import refusals
 from support.commands import snapshot
 from support.logs_of_attacks import (

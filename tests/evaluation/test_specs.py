@@ -8,6 +8,7 @@ import smoothadv
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import options_of, settings_of
+from smoothadv.evaluation.model_spec import a_shard
 from smoothadv.evaluation.shards import Shard
 from smoothadv.evaluation.specs import (
     AttackSpec,
@@ -15,7 +16,6 @@ from smoothadv.evaluation.specs import (
     FalsifySpec,
     PredictSpec,
 )
-from smoothadv.evaluation.values import shard
 
 KINDS = {
     "certify": CertifySpec,
@@ -29,7 +29,7 @@ USUAL = {"model": "checkpoint.pth.tar", "dataset": "digits", "sigma": 0.25}
 @pytest.mark.parametrize("text", ["0/1", "0/8", "7/8", "999999998/999999999"])
 def test_a_shard_is_written_as_its_number_and_how_many_there_are(text):
     index, count = map(int, text.split("/"))
-    assert shard(text) == Shard(index, count) and str(shard(text)) == text
+    assert a_shard(text) == Shard(index, count) and str(a_shard(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_shard_is_written_as_its_number_and_how_many_there_are(text):
 )
 def test_anything_else_is_no_shard(text):
     with pytest.raises(UserError, match="is no shard: write K/N, K from 0 to N-1"):
-        shard(text)
+        a_shard(text)
 
 
 @pytest.mark.parametrize("function", KINDS)

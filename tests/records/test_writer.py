@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from smoothadv.base.errors import UserError
-from smoothadv.evaluation.shards import Shard, gather, is_merged, merge, shards_of
-from smoothadv.records.images import finish_images
-from smoothadv.records.logs import examples_path, manifest_path, shard_folder, spool_path
+from smoothadv.evaluation.shards import Shard, gather, is_merged, merge
+from smoothadv.records.logs import examples_path, manifest_path, shard_folder, shards_of, spool_path
 from smoothadv.records.readers import read_examples
+from smoothadv.records.writer import finish_images
 from support import refusals
 from support.commands import snapshot
 from support.logs_of_attacks import (

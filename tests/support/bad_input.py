@@ -303,6 +303,10 @@ ATTACK_USAGES = [
         [*SIZED, "--gradient", "plug-in", "--hard-no-grad-attack"],
         ["--gradient", "--hard-no-grad-attack"],
     ),
+    (
+        [*SIZED, "--hard-no-grad-attack", "--no-grad-attack"],
+        ["--no-grad-attack and --hard-no-grad-attack both say"],
+    ),
     ([*SIZED, "--gradient", "best"], ["'best'", "plug-in", "stein", "base"]),
     (
         [*SIZED, "--gradient", "expected-loss", "--beta", "4"],

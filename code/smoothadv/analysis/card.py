@@ -46,9 +46,8 @@ from smoothadv.analysis.logs import Log
 from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.reading import read_logs
 from smoothadv.analysis.selection import condition
-from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError, escape
-from smoothadv.base.files import read_json
+from smoothadv.base.files import digest, file_digest, read_json
 from smoothadv.base.settings import (
     Checked,
     output_folder,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError, first_line, warn
+from smoothadv.base.files import digest, file_digest
 
 PREFIX = "diffusers:"
 _KINDS = ("epsilon", "v_prediction", "sample")

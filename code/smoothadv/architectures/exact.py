@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import nn
 
-from smoothadv.base.digests import digest
+from smoothadv.base.files import digest
 
 
 class ExactNetwork(nn.Module, ABC):

@@ -10,17 +10,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError, first_line, is_out_of_memory
 
 T = TypeVar("T")
-# The last one is cuDNN's, where no engine's workspace fits.
-_SIGNS = (
-    "can't allocate memory",
-    "STATUS_ALLOC_FAILED",
-    "ALLOCATION_FAILED",
-    "out of memory",
-    "unable to find an eng",
-)
 _CPU_ELEMENTS = 100 * 3 * 32 * 32
 _PROBE = 64
 _MOST_ELEMENTS = 2**31 - 1  # of a tensor: some kernels count them with 32 bits
@@ -86,15 +78,6 @@ def to_host(values: torch.Tensor) -> Callable[[], torch.Tensor]:
         return host
 
     return waited
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that an allocation failed, on an accelerator or on the host."""
-    # The allocators of the host, of the CUDA driver and of its libraries raise a plain
-    # RuntimeError.
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or any(
-        sign in str(error) for sign in _SIGNS
-    )
 
 
 def within_memory(compute: Callable[[], T], halve: Callable[[str], None]) -> T:

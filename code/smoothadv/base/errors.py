@@ -8,6 +8,15 @@ import warnings
 LONGEST_LINE = 2000
 """So many characters of a message are shown, at most, whatever a file or a name holds."""
 
+# What the allocators of PyTorch, of the host, of the CUDA driver and of its libraries say; the last
+# one is cuDNN's, where no engine's workspace fits.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "STATUS_ALLOC_FAILED",
+    "ALLOCATION_FAILED",
+    "unable to find an engine",
+)
 _STEERING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
 
 
@@ -65,6 +74,15 @@ def warn(message: str) -> None:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or the name of its type where it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that an allocation failed, on an accelerator or on the host."""
+    # torch.OutOfMemoryError, known by its text, since torch is not imported here, or a plain
+    # RuntimeError.
+    is_runtime = isinstance(error, RuntimeError)
+    signs = (sign in str(error) for sign in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or (is_runtime and any(signs))
 
 
 class Terminated(Exception):

@@ -1,5 +1,5 @@
-"""Files on the disk: written atomically, locked against other processes, and kept in the user's
-cache. No torch.
+"""Files on the disk: written atomically, locked against other processes, kept in the user's cache;
+and SHA-256 digests, by which records and caches know what they are about. No torch.
 """
 
 from __future__ import annotations
@@ -7,18 +7,39 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError
 
 PAGE = ("HTML page", b"<!doctype html")
 """What ``refuse_to_replace`` takes for a page."""
+
+
+def digest_bytes(parts: Iterable[Any]) -> bytes:
+    """As ``digest``, as 32 bytes."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part.encode(errors="surrogateescape") if isinstance(part, str) else part)
+    return whole.digest()
+
+
+def digest(parts: Iterable[Any]) -> str:
+    """The digest of texts, in UTF-8, bytes and contiguous arrays, one after the other, in
+    hexadecimal.
+    """
+    return digest_bytes(parts).hex()
+
+
+def file_digest(path: str | Path) -> str:
+    """The digest of a file's content."""
+    with open(path, "rb") as file:
+        return digest(iter(lambda: file.read(1 << 20), b""))
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -152,8 +173,8 @@ def cached(name: str, compute: Callable[[], bytes]) -> bytes:
         content = (cache_folder() / name).read_bytes()
     except (OSError, RuntimeError):  # RuntimeError: the user has no home folder
         content = b""
-    digest, payload = content[:32], content[32:]
-    if digest_bytes([payload]) == digest:
+    saved, payload = content[:32], content[32:]
+    if digest_bytes([payload]) == saved:
         return payload
     payload = compute()
     keep(name, payload)

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UsageError, UserError, first_line, warn
+from smoothadv.base.files import digest
 from smoothadv.base.registry import REGISTRATIONS, Registration, Registry
 
 GROUP = "smoothadv.plugins"

@@ -3,8 +3,8 @@ itself.
 
 A field says what it means, which values it takes, what a command calls it, whether Python has it as
 a keyword, and whether it decides the numbers. This one place makes the options of a command
-(``cli.options.components``), the keywords and the documentation of a Python function (``takes``),
-the checks of values (``Checked``) and the manifest's record of a run (``identity``):
+(``cli.runner``), the keywords and the documentation of a Python function (``takes``), the checks of
+values (``Checked``) and the manifest's record of a run (``identity``):
 
     @dataclass(frozen=True, kw_only=True)
     class ShoutSpec(Checked):
@@ -47,6 +47,12 @@ from typing import Any, TypeVar
 
 from smoothadv.base.errors import UserError
 
+INPUT_LAYER_NAMES = ("normalize", "center", "none")
+"""Of ``architectures.INPUT_LAYERS``: a help text must not wait for torch, which defines them."""
+EXISTING = ("resume", "overwrite", "refuse")
+"""What to do with a log, or a training run, that exists already."""
+PRECISION_NAMES = ("fp32", "bf16", "fp16")
+"""Of ``voting.classifier.PRECISIONS``, likewise."""
 Number = TypeVar("Number", int, float)
 
 

@@ -36,9 +36,8 @@ from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.exact import ExactNetwork
 from smoothadv.base import plugins
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, escape, warn
-from smoothadv.base.files import write_atomically
+from smoothadv.base.files import digest, write_atomically
 from smoothadv.base.members import Members, is_on_hub, members_of
 from smoothadv.base.registry import UnknownNameError
 from smoothadv.checkpoints.hub import hub_content

@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.architectures.libraries import hub_asked_once
-from smoothadv.base.digests import digest, file_digest
 from smoothadv.base.errors import UserError, first_line
-from smoothadv.base.files import read_json
+from smoothadv.base.files import digest, file_digest, read_json
 from smoothadv.base.members import HUB, is_on_hub
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

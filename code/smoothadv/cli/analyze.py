@@ -29,8 +29,7 @@ from smoothadv.base.settings import (
     output_folder,
     setting,
 )
-from smoothadv.cli.options.components import Options, add_settings, compose, given_settings
-from smoothadv.cli.runner import Parser, run
+from smoothadv.cli.runner import Options, Parser, add_settings, compose, given_settings, run
 
 _EXAMPLES = """examples:
   python code/analyze.py summary logs/quickstart

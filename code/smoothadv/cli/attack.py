@@ -16,11 +16,10 @@ from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Checked, Setting, options_of, positive_int, setting
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
-from smoothadv.cli.options.components import Options, command_line_of
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Parser
-from smoothadv.evaluation import attack as attacking
+from smoothadv.cli.runner import Options, Parser, command_line_of
 from smoothadv.evaluation.pictures import write_pictures
+from smoothadv.evaluation.predict import attack
 from smoothadv.evaluation.specs import AttackSpec, FalsifySpec
 from smoothadv.records.logs import CLASS, examples_path, numbered, pictures_folder
 from smoothadv.records.readers import read_prediction_log
@@ -110,7 +109,7 @@ def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
         log, certificates = falsifying.falsify(spec)
         logs = [log]
     else:
-        logs = attacking.attack(spec)
+        logs = attack(spec)
     for log in logs:
         if not is_finished(log, spec.shard, "attack"):
             continue

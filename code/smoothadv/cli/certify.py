@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from smoothadv.base.cascades import STAGES
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import write_json
+from smoothadv.base.files import file_digest, write_json
+from smoothadv.base.members import STAGES
 from smoothadv.base.settings import options_of
-from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
-from smoothadv.cli.images import images_main
-from smoothadv.cli.options.components import (
+from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
+from smoothadv.cli.options.shared import use_threads
+from smoothadv.cli.runner import (
     Options,
+    Parser,
     add_settings,
     given_settings,
     group_of,
     refuse_foreign_settings,
+    run,
+    with_subcommands,
 )
-from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Parser, run
+from smoothadv.evaluation.model_spec import procedure_name
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
-from smoothadv.evaluation.values import procedure_name
 from smoothadv.records.readers import read_certification_log
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import PROCEDURES
@@ -142,12 +143,8 @@ def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     print(f"{rows}: all are equal")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command, or one of its subcommands, with these ``arguments``; returns the exit
-    code.
-    """
-    if arguments[:1] == ["verify"]:
-        return run("certify verify", verify_parser, _verify, arguments[1:])
-    if arguments[:1] == ["images"]:
-        return images_main("certify", CertifySpec, _in_memory, arguments[1:])
-    return evaluation_main("certify", make_parser, _certify, arguments)
+main = with_subcommands(
+    partial(evaluation_main, "certify", make_parser, _certify),
+    verify=partial(run, "certify verify", verify_parser, _verify),
+    images=partial(images_main, "certify", CertifySpec, _in_memory),
+)

@@ -13,12 +13,11 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.members import is_on_hub
 from smoothadv.base.settings import settings_record
 from smoothadv.cli import attack, certify, train, train_pgd
-from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.training import spec_of, with_recipes
-from smoothadv.cli.runner import Parser, reading
+from smoothadv.cli.runner import Options, Parser, reading
 from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
-from smoothadv.evaluation.attack import specs_by_log
 from smoothadv.evaluation.costs import passes_per_image, prepare_passes, takes_gradients
+from smoothadv.evaluation.predict import specs_by_log
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation, Work

@@ -10,9 +10,8 @@ from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.architectures.libraries import LIBRARIES
 from smoothadv.attacks import ATTACKS
 from smoothadv.base import plugins
-from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.recipes import recipe_names
-from smoothadv.cli.runner import Parser, run
+from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.datasets import DATASETS
 from smoothadv.objectives import OBJECTIVES
 from smoothadv.statistics import PROCEDURES

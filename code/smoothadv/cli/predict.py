@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import options_of
-from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
-from smoothadv.cli.images import images_main
+from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
 from smoothadv.cli.options.attack import (
     EvaluationAttackOptions,
     add_attack,
     attacked_fields,
     flags_of,
 )
-from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.shared import use_threads
-from smoothadv.cli.runner import Parser
+from smoothadv.cli.runner import Options, Parser, with_subcommands
 from smoothadv.evaluation.predict import predict
 from smoothadv.evaluation.specs import PredictSpec
 from smoothadv.records.readers import read_prediction_log
@@ -72,10 +71,7 @@ def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
         )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command, or one of its subcommands, with these ``arguments``; returns the exit
-    code.
-    """
-    if arguments[:1] == ["images"]:
-        return images_main("predict", PredictSpec, predict, arguments[1:])
-    return evaluation_main("predict", make_parser, _predict, arguments)
+main = with_subcommands(
+    partial(evaluation_main, "predict", make_parser, _predict),
+    images=partial(images_main, "predict", PredictSpec, predict),
+)

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from smoothadv.cli.options.components import Options, given_settings
-from smoothadv.cli.runner import Parser, run
+from smoothadv.cli.runner import Options, Parser, given_settings, run
 from smoothadv.evaluation.push import PushSpec, push
 
 _EXAMPLES = """examples:

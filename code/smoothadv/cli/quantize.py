@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from smoothadv.cli.options.components import Options, given_settings
 from smoothadv.cli.options.shared import say_what_is_certified, use_threads
-from smoothadv.cli.runner import Parser, run
+from smoothadv.cli.runner import Options, Parser, given_settings, run, with_subcommands
 from smoothadv.exact.spec import ExportSpec, QuantizeSpec
 
 _EXAMPLES = """examples:
@@ -84,10 +84,7 @@ def _export(parser: Parser, options: Options, command: Sequence[str]) -> None:
     )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command ``quantize``, or its subcommand ``export``, with these ``arguments``; returns
-    the exit code.
-    """
-    if arguments[:1] == ["export"]:
-        return run("quantize export", export_parser, _export, arguments[1:])
-    return run("quantize", make_parser, _quantize, arguments)
+main = with_subcommands(
+    partial(run, "quantize", make_parser, _quantize),
+    export=partial(run, "quantize export", export_parser, _export),
+)

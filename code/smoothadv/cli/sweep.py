@@ -21,15 +21,17 @@ from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import PAGE, refuse_to_replace, write_text
 from smoothadv.base.progress import Progress
 from smoothadv.base.settings import Checked, options_of, output_file, positive_int, setting
-from smoothadv.cli.options.components import (
+from smoothadv.cli.runner import (
     Options,
+    Parser,
     add_settings,
     compose,
     given_settings,
     group_of,
     refuse_foreign_settings,
+    run,
+    terminable,
 )
-from smoothadv.cli.runner import Parser, run, terminable
 from smoothadv.records.logs import TRAINING_LOG
 from smoothadv.sweep.engines import ENGINES, Engine, SweepContext
 from smoothadv.sweep.grid import MOST_MODELS, Grid, read_grid

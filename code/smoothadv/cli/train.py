@@ -8,10 +8,9 @@ from pathlib import Path
 
 from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
-from smoothadv.cli.options.components import Options
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
-from smoothadv.cli.runner import Parser, run
+from smoothadv.cli.runner import Options, Parser, run
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT
 from smoothadv.training.setup import train
 from smoothadv.training.spec import TrainSpec

@@ -16,8 +16,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, DatasetDescription, Indices, TrainingDefaults
 from smoothadv.datasets.images import augmented, draw_augmentation, fingerprint_of, pixels_of
 

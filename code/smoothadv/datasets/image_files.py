@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from smoothadv.base.cpus import usable_cpus
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
+from smoothadv.base.files import digest
 from smoothadv.base.progress import Progress
 from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription, constants, spread
 

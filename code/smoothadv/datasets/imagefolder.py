@@ -5,9 +5,8 @@ size or prepared.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import cached
+from smoothadv.base.files import cached, digest
 from smoothadv.datasets import DATASETS, SPLITS
 from smoothadv.datasets.image_files import ImageFiles, StoredImages, class_folders
 from smoothadv.datasets.stored import stored_source

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
+from smoothadv.base.files import digest
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source, photographs
 from smoothadv.datasets.image_files import ImageFiles, class_folders
 from smoothadv.datasets.preparation import Preparation

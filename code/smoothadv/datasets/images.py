@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from smoothadv.base.cpus import usable_cpus
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
+from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, DatasetDescription, Indices
 from smoothadv.datasets.image_files import Image, StoredImages
 from smoothadv.datasets.preparation import Preparation

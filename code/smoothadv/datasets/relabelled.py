@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
+from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, ImageDataset, Indices
 from smoothadv.datasets.images import Item
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from smoothadv.base.choices import EXISTING
 from smoothadv.base.cpus import MOST_THREADS
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.base.settings import Checked, any_seed, number, one_of, setting
+from smoothadv.base.settings import EXISTING, Checked, any_seed, number, one_of, setting
 from smoothadv.datasets import DATASETS, source_of
 from smoothadv.datasets.preparation import parsed, split_location
 

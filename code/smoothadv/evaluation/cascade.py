@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from smoothadv.base.cascades import Stage, sigma_names
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError
+from smoothadv.base.files import digest
+from smoothadv.base.members import Stage, sigma_names
 from smoothadv.datasets import ImageDataset
 from smoothadv.datasets.relabelled import RelabelledImages
 from smoothadv.evaluation import setup

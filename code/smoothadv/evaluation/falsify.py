@@ -23,13 +23,12 @@ import numpy as np
 from smoothadv.analysis.plausibility import rounded_by
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError, escape, warn
+from smoothadv.base.files import file_digest
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.attack import chosen_images
 from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, write_log
-from smoothadv.evaluation.predict import PredictionPolls, with_attack_batch
+from smoothadv.evaluation.predict import PredictionPolls, chosen_images, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
     settings_to_continue,

@@ -21,10 +21,17 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
-from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged, shards_of
-from smoothadv.records.images import finish_images, forget_images
-from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder
-from smoothadv.records.writer import LogWriter, MemoryLog, Row, WrittenLog, read_rows
+from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged
+from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder, shards_of
+from smoothadv.records.writer import (
+    LogWriter,
+    MemoryLog,
+    Row,
+    WrittenLog,
+    finish_images,
+    forget_images,
+    read_rows,
+)
 from smoothadv.voting.counter import Poll, check_exact
 
 if TYPE_CHECKING:

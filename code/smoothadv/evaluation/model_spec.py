@@ -1,15 +1,19 @@
-"""What an evaluation says of its model: one classifier, or the stages of a cascade or a router."""
+"""What an evaluation says of its model: one classifier, or the stages of a cascade or a router; and
+what evaluations take as values of their settings: shards, targets, sigmas, procedures.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from smoothadv.base import plugins
-from smoothadv.base.cascades import (
+from smoothadv.base.errors import UsageError
+from smoothadv.base.members import (
     STAGES,
     Stage,
     a_threshold,
@@ -17,14 +21,71 @@ from smoothadv.base.cascades import (
     stage_of,
     stages_of,
 )
-from smoothadv.base.choices import INPUT_LAYER_NAMES
-from smoothadv.base.errors import UsageError
-from smoothadv.base.settings import setting
+from smoothadv.base.settings import (
+    INPUT_LAYER_NAMES,
+    SettingError,
+    non_negative_int,
+    number,
+    positive_int,
+    positive_noise_level,
+    setting,
+)
 from smoothadv.datasets.spec import RunSpec
-from smoothadv.evaluation import values
+from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 Spec = TypeVar("Spec", bound="ModelSpec")
+a_fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
+
+
+def a_shard(text: str) -> Shard:
+    """Parses K/N with 0 <= K < N."""
+    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if not match or not int(match[1]) < int(match[2]):
+        raise SettingError(
+            f"'{text}' is no shard: write K/N, K from 0 to N-1, as in 0/8, 1/8, ... 7/8 for eight "
+            "shards"
+        )
+    return Shard(int(match[1]), int(match[2]))
+
+
+def sigma_or_stages(text: str) -> float | str:
+    """Parses a positive noise level, or the word that stands for those of a cascade."""
+    return text if text == STAGES else positive_noise_level(text)
+
+
+def a_limit(text: str) -> int | None:
+    """Parses a number of images; -1 stands for all."""
+    return None if text == "-1" else positive_int(text)
+
+
+def a_target(text: str) -> int | str:
+    """Parses a class, or the rule that chooses one."""
+    from smoothadv.attacks.smoothed_attack import EVERY, KNOWN_TARGETS, TARGET_RULES
+
+    if text.isascii() and text.isdigit():
+        return non_negative_int(text)
+    if text not in KNOWN_TARGETS:
+        raise SettingError(
+            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
+        )
+    return text
+
+
+def procedure_name(method: str, kind: str) -> str:
+    """The procedure that --method names, for a model of this kind: "cascade", "router" or "", a
+    single classifier; UsageError where it is for another kind.
+    """
+    usual = ("exact", "sequential")
+    names = {each: dict(zip(usual, (each, f"sequential-{each}"))) for each in ("cascade", "router")}
+    own = names.pop(kind, {})
+    for other, foreign in names.items():
+        if method in foreign.values():
+            hint = "" if kind else f": write {STAGES} in place of sigma"
+            raise UsageError(f"--method {method} is for {other}s{hint}")
+    if kind and method not in {*own, *own.values()}:
+        raise UsageError(f"--method {method} is not for {kind}s: take one of {', '.join(usual)}")
+    return own.get(method, method)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +108,7 @@ class ModelSpec(RunSpec):
     )
     sigma: Any = setting(
         None,
-        parse=values.sigma_or_stages,
+        parse=sigma_or_stages,
         flag="sigma",
         records="sigma",
         unit="on images in [0, 1]",

@@ -1,10 +1,11 @@
 """Predict the classes of many images, clean or attacked, into a log (PREDICT of Cohen et al.,
-2019).
+2019); or attack them with each of several epsilons, into a log and a file of images for each.
 """
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.geometry import in_grey_levels, l2_norm
 from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.base.devices import to_device, to_host
-from smoothadv.base.errors import UsageError
+from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, LogContent, write_log
@@ -25,9 +26,9 @@ from smoothadv.evaluation.setup import (
     settings_to_continue,
     warn_of_few_draws,
 )
-from smoothadv.evaluation.specs import AttackedSpec, PredictSpec, check_top_k
+from smoothadv.evaluation.specs import AttackedSpec, AttackSpec, PredictSpec, check_top_k
 from smoothadv.noise import Purpose
-from smoothadv.records.logs import ATTACK_COLUMNS, PREDICTION_COLUMNS, class_columns
+from smoothadv.records.logs import ATTACK_COLUMNS, PREDICTION_COLUMNS, attacked_log, class_columns
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN, Draws, prediction
 from smoothadv.statistics.cascade import predict_in_cascade
@@ -179,3 +180,45 @@ def predict(spec: PredictSpec) -> WrittenLog:
     warn_of_few_draws(spec, spec.top_k)
     polls = PredictionPolls(*with_attack_batch(evaluation), spec.top_k)
     return write_log(polls.evaluation, polls.content("predicting"))
+
+
+def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
+    """Write the missing rows of the logs in ``spec.outdir``, as ``write_log``; yields each finished
+    log.
+    """
+    warn_of_few_draws(spec)
+    specs = specs_by_log(spec)
+    first = next((path for path in specs if path.exists()), next(iter(specs)))
+    evaluation = prepare(spec, None if spec.outdir is None else first)
+    if spec.only is not None:
+        complaint = f"{evaluation.settings['dataset']} has no image"
+        indices = chosen_images(spec.only, range(len(evaluation.dataset)), complaint)
+        evaluation = dataclasses.replace(evaluation, indices=indices)
+    _, usual_attack = with_attack_batch(evaluation)
+    usual_batch = None if usual_attack is None else usual_attack.batch
+    for path, one in specs.items():
+        log = None if spec.outdir is None else path
+        continued = dataclasses.replace(evaluation, spec=one).continuing(log)
+        polls = PredictionPolls(*with_attack_batch(continued, usual_batch))
+        content = polls.content(f"attacking, epsilon {one.attack.epsilon:g}", keeps_images=True)
+        yield write_log(polls.evaluation, content)
+
+
+def specs_by_log(spec: AttackSpec) -> dict[Path, AttackSpec]:
+    """The logs of a spec, and the spec of each."""
+    specs = {}
+    for epsilon in spec.epsilons:
+        attack = dataclasses.replace(spec.attack, epsilon=epsilon)
+        one = dataclasses.replace(spec, attack=attack, epsilons=(epsilon,))
+        specs[attacked_log(spec.outdir or Path(), epsilon)] = one
+    return specs
+
+
+def chosen_images(only: Sequence[int], known: Collection[int], complaint: str) -> list[int]:
+    """The indices in ``only``, sorted; UserError, which contains ``complaint``, if ``known`` lacks
+    one of them.
+    """
+    missing = [index for index in only if index not in known]
+    if missing:
+        raise UserError(f"--only {missing[0]}: {complaint} {missing[0]}")
+    return sorted(set(only))

@@ -24,7 +24,6 @@ from smoothadv.base.provenance import provenance
 from smoothadv.checkpoints.hub import pinned
 from smoothadv.datasets import ImageDataset
 from smoothadv.evaluation.model import BaseClassifier, classifier_digest, load_model
-from smoothadv.evaluation.shards import shards_of
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.noise import (
     GaussianNoise,
@@ -35,7 +34,7 @@ from smoothadv.noise import (
     kernels_on,
 )
 from smoothadv.records import logs as records
-from smoothadv.records.logs import CLASSIFIER, DENOISER, LOGITS
+from smoothadv.records.logs import CLASSIFIER, DENOISER, LOGITS, shards_of
 from smoothadv.statistics.prediction import least_draws
 from smoothadv.voting.classifier import (
     CompiledClassifier,

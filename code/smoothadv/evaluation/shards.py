@@ -5,7 +5,6 @@ examples, which often cost the same, are spread over all shards. No torch.
 """
 
 import contextlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,13 @@ from smoothadv.base.files import (
     write_text,
 )
 from smoothadv.records import logs as records
-from smoothadv.records.images import finish_images, forget_images, saved_images, write_images
-from smoothadv.records.writer import read_rows
-
-_SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")  # what lies beside a shard has a longer name
+from smoothadv.records.writer import (
+    finish_images,
+    forget_images,
+    read_rows,
+    saved_images,
+    write_images,
+)
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,6 @@ class Shard:
         return {"index": self.index, "count": self.count, "examples": selection}
 
 
-def shards_of(log: Path) -> list[Path]:
-    """The existing shards of ``log``, in their order."""
-    folder = records.shard_folder(log)
-    return sorted(path for path in folder.glob("*.tsv") if _SHARD_NAME.fullmatch(path.name))
-
-
 def is_merged(shard: Path, log: Path) -> bool:
     """Whether ``log`` exists and contains all rows of a shard."""
     try:
@@ -74,7 +70,7 @@ def check_siblings(log: Path, settings: dict[str, Any]) -> None:
     ``settings``.
     """
     folder = records.shard_folder(log)
-    siblings = [_read_part(path) for path in shards_of(log) if _has_rows(path)]
+    siblings = [_read_part(path) for path in records.shards_of(log) if _has_rows(path)]
     _check_settings(siblings, settings, f"give the same ones, or remove {folder}")
 
 
@@ -116,7 +112,7 @@ def gather(log: Path, settings: dict[str, Any]) -> None:
     UserError, and nothing is written, where they or the log have other ``settings``, or another
     process writes them. A kill at any point loses no row: what is there twice is equal.
     """
-    folder, shards = records.shard_folder(log), shards_of(log)
+    folder, shards = records.shard_folder(log), records.shards_of(log)
     if not folder.exists():
         return
     with contextlib.ExitStack() as opened:
@@ -128,7 +124,7 @@ def gather(log: Path, settings: dict[str, Any]) -> None:
         if parts:
             _write(log, parts, _joined_images(parts)[0])
         for path in sorted(folder.iterdir()):
-            if _SHARD_NAME.match(path.name):
+            if records.SHARD_NAME.match(path.name):
                 path.unlink()
     with contextlib.suppress(OSError):  # the folder contains other files
         folder.rmdir()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.base import plugins
-from smoothadv.base.choices import PRECISION_NAMES
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import (
+    PRECISION_NAMES,
     any_seed,
     batch_size,
     checked,
@@ -32,8 +32,14 @@ from smoothadv.base.settings import (
 )
 from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
-from smoothadv.evaluation import values
-from smoothadv.evaluation.model_spec import ModelSpec
+from smoothadv.evaluation.model_spec import (
+    ModelSpec,
+    a_fraction,
+    a_limit,
+    a_shard,
+    a_target,
+    procedure_name,
+)
 from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 
@@ -72,7 +78,7 @@ class EvaluationSpec(ModelSpec):
     )
     limit: int | None = setting(
         None,
-        parse=values.limit,
+        parse=a_limit,
         flag="--max --limit",
         metavar="M",
         group="images",
@@ -102,7 +108,7 @@ class EvaluationSpec(ModelSpec):
     )
     shard: Shard | None = setting(
         None,
-        parse=values.shard,
+        parse=a_shard,
         metavar="K/N",
         group="speed",
         keyword=False,
@@ -211,7 +217,7 @@ class CertifySpec(EvaluationSpec):
         kind = self.procedure_type
         if asked is None:
             self._set(n=kind.default_n)
-        self._set(method=values.procedure_name(self.method, self.kind))
+        self._set(method=procedure_name(self.method, self.kind))
         if self.fast and (self.compile or self.precision != "fp32" or self.stages is not None):
             chosen = "a cascade or a router" if self.stages else "--precision or --compile"
             raise UsageError(f"--fast chooses for one classifier: it is not for {chosen}")
@@ -225,7 +231,7 @@ class CertifySpec(EvaluationSpec):
     @property
     def procedure_type(self) -> type[Procedure]:
         """The class of the certification procedure."""
-        return PROCEDURES[values.procedure_name(self.method, self.kind)]
+        return PROCEDURES[procedure_name(self.method, self.kind)]
 
     def procedure(
         self,
@@ -293,7 +299,7 @@ class AttackedSpec(EvaluationSpec):
     )
     target: int | str | None = setting(
         None,
-        parse=values.target,
+        parse=a_target,
         metavar="CLASS",
         group="attack",
         records="target",
@@ -309,13 +315,10 @@ class AttackedSpec(EvaluationSpec):
         help="noisy images per pass of the attack (default: what suits the device)",
     )
     USUAL_ATTACK_DRAWS: ClassVar[int] = 64
-    NEEDS_ATTACK: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attack is None:
-            if self.NEEDS_ATTACK:
-                raise UserError("attack: found None: give one, like PGD(0.5, 20)")
             for one in settings_of(type(self)):
                 value = getattr(self, one.field)
                 if one.group == "attack" and value is not None and value is not False:
@@ -380,7 +383,6 @@ class PredictSpec(AttackedSpec):
         "all others significantly (--alpha)",
     )
     USUAL_ATTACK_DRAWS: ClassVar[int] = 1
-    NEEDS_ATTACK: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -417,6 +419,8 @@ class _OutdirSpec(AttackedSpec):
     )
 
     def __post_init__(self) -> None:
+        if self.attack is None:
+            raise UserError("attack: found None: give one, like PGD(0.5, 20)")
         super().__post_init__()
         if self.only is not None and (self.skip != 1 or self.limit is not None):
             raise UsageError("--only is not read with --skip or --max: leave one of them out")
@@ -463,7 +467,7 @@ class FalsifySpec(_OutdirSpec):
     )
     fraction: float = setting(
         0.999,
-        parse=values.fraction,
+        parse=a_fraction,
         group="falsification",
         help="largest norm of an attack, as a fraction of the radius",
     )

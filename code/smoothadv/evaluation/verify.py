@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.cascades import STAGES
 from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.members import STAGES
 from smoothadv.base.plugins import FUNCTIONS, names_function
 from smoothadv.base.settings import settings_of
 from smoothadv.checkpoints import read_members

@@ -20,8 +20,7 @@ import triton.language as tl
 from torch import nn
 from torch.nn import functional as F
 
-from smoothadv.base.devices import is_out_of_memory
-from smoothadv.base.errors import first_line, warn
+from smoothadv.base.errors import first_line, is_out_of_memory, warn
 from smoothadv.exact.layers import (
     WHITE,
     Convolution,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.choices import INPUT_LAYER_NAMES
 from smoothadv.base.settings import (
+    INPUT_LAYER_NAMES,
     Checked,
     number,
     output_file,

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from smoothadv.base.devices import to_device
-from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import first_line, warn
+from smoothadv.base.files import digest_bytes
 from smoothadv.noise.philox import Words, philox
 
 _MOST = 2**32

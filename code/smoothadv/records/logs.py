@@ -121,6 +121,8 @@ spool_path = partial(_beside, ending=".examples")
 pictures_folder = partial(_beside, ending=".pictures", instead_of=".tsv")
 shard_folder = partial(_beside, ending=_SHARDS)
 """The folder of a log's shards until they are merged."""
+SHARD_NAME = re.compile(r"\d+-of-\d+\.tsv")
+"""What a shard is called; what lies beside it has a longer name."""
 
 
 def is_manifest(path: Path) -> bool:
@@ -132,6 +134,12 @@ def attacked_log(folder: Path, epsilon: float) -> Path:
     """The log of predictions under an attack of this size."""
     short = f"{epsilon:g}"
     return folder / f"epsilon_{short if float(short) == epsilon else repr(epsilon)}.tsv"
+
+
+def shards_of(log: Path) -> list[Path]:
+    """The existing shards of a log, in their order."""
+    folder = shard_folder(log)
+    return sorted(path for path in folder.glob("*.tsv") if SHARD_NAME.fullmatch(path.name))
 
 
 def is_shard_folder(name: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from smoothadv.base.digests import digest
+from smoothadv.base.files import digest
 from smoothadv.base.settings import setting
 from smoothadv.statistics import PROCEDURES
 from smoothadv.statistics.error_spending import (

@@ -38,7 +38,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import special
 
-from smoothadv.base.digests import digest
+from smoothadv.base.files import digest
 from smoothadv.base.settings import setting
 from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics import (

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from smoothadv.base.digests import digest
-from smoothadv.base.files import cached
+from smoothadv.base.files import cached, digest
 from smoothadv.base.settings import non_negative_float, setting
 from smoothadv.statistics import ABSTAIN, Certificate, Draws, Procedure, Voting
 from smoothadv.statistics.bounds import radius_probability

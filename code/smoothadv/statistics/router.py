@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from smoothadv.base.digests import digest
+from smoothadv.base.files import digest
 from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Voting
 from smoothadv.statistics.cascade import STAGE, StagedProcedure

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import special
 
-from smoothadv.base.digests import digest
+from smoothadv.base.files import digest
 from smoothadv.base.settings import setting
 from smoothadv.statistics import PROCEDURES, error_spending
 from smoothadv.statistics.bounds import quantile_loss

@@ -12,9 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from smoothadv.base.digests import file_digest
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import read_json, write_text
+from smoothadv.base.files import file_digest, read_json, write_text
 from smoothadv.base.members import HUB, Members
 from smoothadv.records import logs as records
 from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation

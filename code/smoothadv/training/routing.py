@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from smoothadv.base.cascades import sigma_names
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, escape
+from smoothadv.base.files import digest
+from smoothadv.base.members import sigma_names
 from smoothadv.datasets import Batches, ImageDataset, Indices
 from smoothadv.datasets.images import Item
 from smoothadv.records.logs import read_manifest_file

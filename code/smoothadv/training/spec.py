@@ -14,10 +14,11 @@ import torch
 
 from smoothadv.architectures import ARCHITECTURES, LIBRARIES, chosen_architecture
 from smoothadv.base import plugins
-from smoothadv.base.choices import EXISTING, INPUT_LAYER_NAMES
 from smoothadv.base.errors import UsageError
 from smoothadv.base.plugins import Plugin
 from smoothadv.base.settings import (
+    EXISTING,
+    INPUT_LAYER_NAMES,
     Checked,
     identity,
     momentum,

@@ -18,10 +18,9 @@ from torch import nn
 from smoothadv.architectures.libraries import LIBRARIES, library_network
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
 from smoothadv.architectures.logits import probe
-from smoothadv.base.digests import digest
 from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.base.files import cached, keep
+from smoothadv.base.files import cached, digest, keep
 from smoothadv.base.members import members_of
 from smoothadv.base.progress import Progress
 from smoothadv.checkpoints import digest_of, load_classifier

@@ -20,8 +20,8 @@ import torch
 
 from smoothadv.architectures.exact import ExactNetwork, digest_of_logits
 from smoothadv.base.devices import to_device, to_host, within_memory
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import NonFiniteError, UserError
+from smoothadv.base.files import digest
 from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator
 from smoothadv.statistics import Draws
 

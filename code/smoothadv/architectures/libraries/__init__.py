@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.input_layers import Normalize
-from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.files import digest_bytes
 from smoothadv.base.registry import Registry, did_you_mean, discover
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import Preparation

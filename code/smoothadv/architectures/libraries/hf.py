@@ -5,8 +5,8 @@ Hugging Face hub.
 from typing import Any
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
-from smoothadv.base.digests import digest
 from smoothadv.base.errors import UserError, warn
+from smoothadv.base.files import digest
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.preparation import SQUASH, Preparation
 

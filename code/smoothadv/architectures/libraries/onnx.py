@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork
-from smoothadv.base.digests import digest_bytes
 from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.files import digest_bytes
 from smoothadv.datasets import DatasetDescription
 
 

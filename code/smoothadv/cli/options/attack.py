@@ -18,18 +18,24 @@ from smoothadv.base.settings import (
     positive_float,
     setting,
 )
-from smoothadv.cli.options.components import (
+from smoothadv.cli.runner import (
     Options,
+    Parser,
     add_settings,
     compose,
     given_settings,
     group_of,
     refuse_foreign_settings,
 )
-from smoothadv.cli.runner import Parser
 
 _BASE = "base"
 _GROUP = "attack"
+_GRADIENTS = {
+    "--no-grad-attack": "stein",
+    "--hard-no-grad-attack": "hard-stein",
+    "--base-attack": _BASE,
+}
+"""What other flags say of gradients, in words of --gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +104,23 @@ def compose_attack(
         )
     refuse_foreign_settings(options, ATTACKS, "--attack", name)
     chosen = EvaluationAttackOptions(**given_settings(EvaluationAttackOptions, options))
-    ways = [flag for flag in ("--no-grad-attack", "--hard-no-grad-attack") if flag in options]
-    if ways and chosen.gradient is not None:
-        raise UsageError(f"{ways[0]} and --gradient say the same thing: leave one of them out")
+    flags = [flag for flag in ("--gradient", *_GRADIENTS) if flag in options]
+    if flags[1:]:
+        raise UsageError(
+            f"{flags[0]} and {flags[1]} both say how gradients are computed: leave one of them out"
+        )
     gradient = chosen.gradient or "plug-in"
-    if ways:
-        gradient = "hard-stein" if chosen.hard_no_grad_attack else "stein"
-    way = ways[0] if ways else f"--gradient {gradient}"
+    way = f"--gradient {gradient}"
+    if flags and flags[0] in _GRADIENTS:
+        gradient, way = _GRADIENTS[flags[0]], flags[0]
     is_plug_in = gradient in ("plug-in", _BASE)
     if chosen.beta is not None and not is_plug_in:
         raise UsageError(
             f"--beta is not read by {way}, but by the plug-in gradient: leave one of them out"
         )
-    if ways and noise_sd == 0:
+    if noise_sd == 0 and not is_plug_in:
         raise UsageError(
-            f"{way} estimates gradients from noise, and there is none: leave it out, or "
-            "--base-attack or --noise 0"
+            f"{way} estimates gradients from noise, and there is none: leave it out, or --noise 0"
         )
     if chosen.beta not in (None, 1):
         estimator: GradientEstimator = PlugIn(chosen.beta)
@@ -137,8 +144,6 @@ def attacked_fields(options: Options, default: str | None = None, **given: Any) 
 
     A usage error where options contradict each other.
     """
-    if "--base-attack" in options and "--gradient" in options:
-        raise UsageError("--base-attack and --gradient say the same thing: leave one of them out")
     is_on_base = "--base-attack" in options or options.get("--gradient") == _BASE
     noise_sd = 0.0 if is_on_base else options["sigma"]
     attack = compose_attack(options, noise_sd, default, **given)

@@ -5,8 +5,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from smoothadv.base.errors import UsageError, UserError, warn
-from smoothadv.cli.options.components import Options
-from smoothadv.cli.runner import Parser, reading
+from smoothadv.cli.runner import Options, Parser, reading
 
 _FOLDER = Path(__file__).parents[2] / "recipes"
 RELEASED = "released-behaviour"

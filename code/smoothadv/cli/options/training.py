@@ -18,16 +18,17 @@ from smoothadv.cli.options.attack import (
     flags_of,
     in_256ths,
 )
-from smoothadv.cli.options.components import (
+from smoothadv.cli.options.recipes import DENOISING_RECIPE, RELEASED, recipe_names, with_recipe
+from smoothadv.cli.options.shared import say_what_is_certified
+from smoothadv.cli.runner import (
     Options,
+    Parser,
     add_settings,
     compose,
     given_settings,
     group_of,
+    values_of,
 )
-from smoothadv.cli.options.recipes import DENOISING_RECIPE, RELEASED, recipe_names, with_recipe
-from smoothadv.cli.options.shared import say_what_is_certified
-from smoothadv.cli.runner import Parser, values_of
 from smoothadv.objectives import OBJECTIVES, DataPolicy, Objective, attack_field
 from smoothadv.objectives.denoising import DENOISING
 from smoothadv.training.execution import Execution
