@@ -11,8 +11,6 @@ Adversarially Trained Smoothed Classifiers"); prediction and certification follo
 does what and which may import which.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

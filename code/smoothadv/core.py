@@ -4,8 +4,6 @@
 same ``voting``, but write logs: see ``evaluation``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """SmoothedModule: a smoothed classifier as a torch module with gradients, for attack libraries."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -3,8 +3,6 @@ best model; gap: beside certified accuracy on the same images, and whether the t
 other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The analyses as functions of logs, like ``smoothadv.table``, and which logs an analysis reads."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterable

@@ -2,8 +2,6 @@
 epsilon.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterable, Sequence

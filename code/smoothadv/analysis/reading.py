@@ -1,7 +1,5 @@
 """Finds and reads logs: files, folders, globs and named groups become logs with names."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the package knows of networks of integers, which the annex ``exact`` defines."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 import torch

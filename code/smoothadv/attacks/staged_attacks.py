@@ -1,7 +1,5 @@
 """Attacks on several smoothed classifiers, which know how a cascade or a router decides by them."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

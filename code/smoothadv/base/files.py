@@ -2,8 +2,6 @@
 and SHA-256 digests, by which records and caches know what they are about. No torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -23,8 +23,6 @@ A TOML file names the stages:
     sigma = 0.5
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable

@@ -8,8 +8,6 @@ alone, as ``torch.save(model.state_dict(), path)`` writes it, is one too where t
 architecture.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import io

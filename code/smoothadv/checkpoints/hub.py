@@ -12,8 +12,6 @@ That the first digest belongs to these weights is what the repository states. A 
 a digest of the weights themselves, so that none is continued with others.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """certify: radii of a smoothed classifier on test images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """predict: the smoothed classifier's classes, on clean or on attacked images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

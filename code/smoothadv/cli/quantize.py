@@ -1,7 +1,5 @@
 """quantize: a network of integers, which is one function on all machines, of a trained one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """sweep: grids of models, from a file to a report, on this machine or a cluster."""
 
-from __future__ import annotations
-
 import fnmatch
 import itertools
 import os

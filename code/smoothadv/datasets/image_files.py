@@ -1,7 +1,5 @@
 """Image files, and what is common to splits of them. No torch."""
 
-from __future__ import annotations
-
 import io
 import json
 import warnings

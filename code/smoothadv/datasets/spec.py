@@ -2,8 +2,6 @@
 earlier output.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Certify many images, by any certification procedure, into a log."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Iterator
 from datetime import timedelta

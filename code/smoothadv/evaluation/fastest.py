@@ -3,8 +3,6 @@
 A log records both, as if they had been given: a lower precision is another classifier.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

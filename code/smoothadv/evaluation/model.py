@@ -3,8 +3,6 @@
 A model is a checkpoint, an ensemble, a network by name or a module, perhaps behind a denoiser.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping, Sequence

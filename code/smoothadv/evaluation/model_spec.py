@@ -2,8 +2,6 @@
 what evaluations take as values of their settings: shards, targets, sigmas, procedures.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

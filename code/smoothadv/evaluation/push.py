@@ -3,8 +3,6 @@
 Importing this does without torch.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Draws some rows of a certification log again and compares them with the log."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ graphs may multiply other multipliers into a convolution's weights, which would 
 rounding between the two, which changes no integer, prevents it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ to the nearest even integer and a clamp follow, single operations that IEEE 754 
 gradients, rounding has that of the identity ("straight-through", Bengio et al., 2013).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

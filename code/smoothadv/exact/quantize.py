@@ -1,7 +1,5 @@
 """Makes a checkpoint of integers of a trained one, and compares the votes of both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

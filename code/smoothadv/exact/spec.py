@@ -1,7 +1,5 @@
 """Specifications of the command ``quantize`` and its subcommand ``export``. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

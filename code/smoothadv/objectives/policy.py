@@ -2,8 +2,6 @@
 (acr-weakness).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """File names, TSV columns and manifests, which no other module defines. No torch."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable

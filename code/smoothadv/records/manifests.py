@@ -4,8 +4,6 @@ torch.
 The stand-alone scripts/verify_log.py has the same text, as it imports nothing of this package.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import combinations

@@ -7,8 +7,6 @@ tolerated. A field is read as the number that is printed there, or not at all: a
 tables would guess at what is damaged.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import zipfile

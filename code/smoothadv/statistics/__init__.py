@@ -6,8 +6,6 @@ the draws of several images into one batch. To add a procedure, add one file tha
 scripts/verify_log.py has the same list and recomputes their radii.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 level alpha.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

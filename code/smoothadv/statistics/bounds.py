@@ -6,8 +6,6 @@ through q = 1 - p, the probability of *not* returning c: near p = 1 a float64 p 
 that matter, q has not.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Sequence

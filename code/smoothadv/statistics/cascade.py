@@ -27,8 +27,6 @@ probable rival, and only its bound has to hold (as for ``two-sided``). Other bou
 smaller; neither do they matter by stopping early, nor need the stages' draws be independent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -7,8 +7,6 @@ chapter 12). A row belongs to one null hypothesis p <= t; it is crossed if at so
 successes so far reach the row's boundary there.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

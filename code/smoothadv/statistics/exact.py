@@ -2,8 +2,6 @@
 binomial bound.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Procedures that decide, at several looks at the votes, which radii of a grid are certified."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -2,8 +2,6 @@
 or an abstention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from itertools import count
 

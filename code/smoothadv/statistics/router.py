@@ -12,8 +12,6 @@ belongs to a fixed bound, since k and c are chosen: a false statement needs this
 that alpha is not divided (as in ``cascade``), and the draws need not be independent.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass

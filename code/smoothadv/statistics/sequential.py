@@ -2,8 +2,6 @@
 decision needs.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

@@ -6,19 +6,14 @@ draws from one distribution. What a radius means is decided by the noise: with G
 Cohen et al.'s l2 radius; else only the bound on the class's probability is meant.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from smoothadv.statistics import Certificate, Draws, Procedure
 from smoothadv.statistics.prediction import predict
-
-if TYPE_CHECKING:
-    import asyncio
 
 Answer = TypeVar("Answer")
 Asking = Generator[int, Any, Answer]

@@ -1,7 +1,5 @@
 """The folder of a training run: its files, and which runs may continue it."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

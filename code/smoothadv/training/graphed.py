@@ -6,8 +6,6 @@ to update is in tensors, therefore, and nothing waits for a value. Each graph is
 fails, or computes another update than without a graph, bit for bit, updates are made without.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What a training run shows: a progress bar, a line per epoch, and rows for trackers."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A training run: its epochs and steps, its checkpoints and its history."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -2,8 +2,6 @@
 a classifier votes on noisy copies of training images.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Generator, Iterator

@@ -4,8 +4,6 @@ A plug-in registers a further one in ``TRACKERS``. Nothing leaves this machine u
 environment variables say so.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import os

@@ -5,8 +5,6 @@ padding where there are too few draws. Then it does not matter which draws share
 votes are a function of its noise stream.
 """
 
-from __future__ import annotations
-
 import time
 from bisect import bisect_left
 from collections import deque

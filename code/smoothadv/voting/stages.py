@@ -1,7 +1,5 @@
 """Counts votes of several classifiers for the same images: a request names the one that votes."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass

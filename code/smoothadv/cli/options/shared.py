@@ -1,7 +1,5 @@
 """What several commands do before they begin: threads, and a word on resized images."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
