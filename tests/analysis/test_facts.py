@@ -230,6 +230,13 @@ def test_manifest_wins_over_the_path(tmp_path):
     assert facts_of("certification", log, {}).get("sigma") == 0.25, "without it, the path decides"
 
 
+def test_lists_of_plug_ins_are_texts(tmp_path):
+    settings = {"sigma": 0.5, "N": 1000, "alpha": 0.01}
+    settings |= {"training": {"objective": {"name": "own", "regularization": [1.0, 2.0]}}}
+    log = with_manifest(tmp_path, {"settings": settings, "runs": []})
+    assert facts_of("certification", log, {}).values["lambda"] == "[1.0, 2.0]"
+
+
 def test_where_there_is_a_manifest_the_path_fills_no_gaps(tmp_path):
     """A folder's name is no evidence against the record of the run itself."""
     log = with_manifest(tmp_path, {"settings": {"sigma": 0.5, "N": 1000, "alpha": 0.01}})

@@ -3,6 +3,7 @@
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -53,6 +54,17 @@ class ShoutSpec(Checked):
     def __post_init__(self) -> None:
         if self.echo and self.volume < 1:
             raise UserError("--echo needs a --volume of at least 1")
+
+
+def test_none_is_taken_where_the_type_says_so():
+    @dataclass(frozen=True)
+    class Whisper(Checked):
+        times: Optional[int] = setting(1, parse=positive_int, help="how often")  # noqa: UP045
+        volume: float = setting(1.0, parse=positive_float, help="how loud")
+
+    assert Whisper(times=None).times is None
+    with pytest.raises(UserError, match="volume: found None"):
+        Whisper(volume=None)
 
 
 @pytest.fixture

@@ -265,6 +265,18 @@ def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, w
     assert merge("exact", "--overwrite").code == 0 and not (workplace / "log.tsv.tmp").exists()
 
 
+def test_shard_that_another_process_writes_is_not_removed(start, workplace):
+    start("exact", "--max", 2)
+    shard = workplace / "log.tsv.shards/0-of-2.tsv"
+    shard.parent.mkdir()
+    shard.write_bytes((workplace / "log.tsv").read_bytes().splitlines(keepends=True)[0])
+    with shard.open("ab") as file:
+        lock(file, shard)
+        assert refused(start("exact", "--overwrite"), "is being written by another process")
+    assert shard.exists() and len(rows(workplace / "log.tsv")) == 2
+    assert start("exact", "--overwrite").code == 0 and not shard.parent.exists()
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -368,6 +380,19 @@ def test_shard_of_ones_own_is_refused_under_torchrun(command, warm, tmp_path):
     for each in warm.run_workers(2, command("exact", "--shard", "0/2"), tmp_path):
         assert each.returncode == 1 and "--shard" in each.stderr and "leave it out" in each.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_dry_run_under_torchrun_counts_shards_and_refuses_what_the_run_would(
+    command, warm, workplace, start
+):
+    start("exact", "--shard", "0/2")
+    before = snapshot(workplace)
+    (first, _) = warm.run_workers(2, command("exact", "--dry-run"), workplace)
+    assert first.returncode == 0 and first.stdout.startswith("10 of 21 images"), first
+    for more in (["--dry-run"], []):
+        (first, _) = warm.run_workers(2, command("exact", "--seed", 1, *more), workplace)
+        assert first.returncode == 1 and "seed was 0, now 1" in first.stderr, first
+        assert snapshot(workplace) == before
 
 
 def test_torchrun_starts_anew_only_when_told(command, warm, workplace, start, whole):

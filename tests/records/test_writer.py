@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from smoothadv.base.errors import UserError
 from smoothadv.evaluation.shards import Shard, gather, is_merged, merge
+from smoothadv.records import writer
 from smoothadv.records.logs import examples_path, manifest_path, shard_folder, shards_of, spool_path
 from smoothadv.records.readers import read_examples
 from smoothadv.records.writer import finish_images
@@ -324,6 +325,20 @@ def test_second_writer_is_refused_while_the_first_one_writes(log, existing):
         first.append(row_of(50), images_of(50))
     with open_log(log, existing):
         pass
+
+
+def test_rows_that_another_process_wrote_before_the_lock_are_kept(tmp_path, monkeypatch):
+    path, own = tmp_path / "log.tsv", writer.lock
+
+    def lock_after_another(file, name):
+        monkeypatch.setattr(writer, "lock", own)
+        with open_log(path) as other:
+            other.append(row_of(3), images_of(3))
+        own(file, name)
+
+    monkeypatch.setattr(writer, "lock", lock_after_another)
+    with open_log(path) as log:
+        assert log.done == {3}
 
 
 WRITER = """

@@ -73,6 +73,11 @@ def test_folder(options, folder):
     assert folders(options) == [folder]
 
 
+@pytest.mark.parametrize("value", [0, "0.0", -0.0, "-0.00", "-0/3"])
+def test_zero_has_one_name(value):
+    assert format_value(value) == "0"
+
+
 @pytest.mark.parametrize("value", ["1e400", "1e999999999", "inf", "nan", f"{10**400}/3", "1/0"])
 def test_value_that_is_no_finite_number_stands_as_it_is(value):
     assert format_value(value) == value.replace("/", "_")

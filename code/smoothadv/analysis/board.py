@@ -300,7 +300,7 @@ def _sources(cards: Sequence[Card]) -> Table:
             card["name"],
             str(card.path.name),
             *(card[place] for place in places.values()),
-            "; ".join(card["verified.notes"]),
+            "; ".join(card["verified.notes"] or []),
         ]
         for card in cards
     ]

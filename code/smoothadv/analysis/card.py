@@ -102,7 +102,7 @@ _FORMS = {
     "images.count": "whole 1 to 10000000",
     "images.first": "whole 0 to 4000000000",
     "images.skip": "whole 1 to 4000000000 or null",
-    "verified.notes": "list of text",
+    "verified.notes": "null or list of text",
     **dict.fromkeys(
         ("verified.redrawn.rows", "verified.attacked.certificates", "verified.attacked.flipped"),
         "whole 0 to 10000000 or null",

@@ -260,8 +260,12 @@ def _prediction_facts(settings: dict[str, Any]) -> dict[str, Value]:
 
 
 def _at_places(record: dict[str, Any]) -> dict[str, Value]:
-    """The hyper-parameters that a flat record has."""
-    return {name: record[place] for place, name in _PLACES.items() if record.get(place) is not None}
+    """The hyper-parameters that a flat record has; those of plug-ins may be lists."""
+    return {
+        name: record[place] if isinstance(record[place], Value) else str(record[place])
+        for place, name in _PLACES.items()
+        if record.get(place) is not None
+    }
 
 
 def _beta(record: dict[str, Any], attack: str) -> str:

@@ -78,11 +78,10 @@ def first_line(error: BaseException) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that an allocation failed, on an accelerator or on the host."""
-    # torch.OutOfMemoryError, known by its text, since torch is not imported here, or a plain
-    # RuntimeError.
-    is_runtime = isinstance(error, RuntimeError)
-    signs = (sign in str(error) for sign in _OUT_OF_MEMORY)
-    return isinstance(error, MemoryError) or (is_runtime and any(signs))
+    # torch.OutOfMemoryError is known by its name, since torch is not imported here.
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    is_text = "RuntimeError" in kinds and any(sign in str(error) for sign in _OUT_OF_MEMORY)
+    return is_text or not kinds.isdisjoint(("MemoryError", "OutOfMemoryError"))
 
 
 class Terminated(Exception):

@@ -370,7 +370,7 @@ class Checked:
         """Replace the settings, but for their defaults, by what ``checked`` makes of them."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # mypy sees the base
             name, value, how = field.name, getattr(self, field.name), field.metadata.get("setting")
-            is_none = value is None and "None" in str(field.type)
+            is_none = value is None and re.search("None|Optional", str(field.type))
             if how is None or value is field.default or is_none:
                 continue
             if how.many:

@@ -11,6 +11,7 @@ from smoothadv.base.errors import warn
 from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, LogContent, destination, write_log
 from smoothadv.evaluation.setup import Evaluation
+from smoothadv.evaluation.shards import check_siblings
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.records.writer import WrittenLog, check_path, read_begun
@@ -82,8 +83,10 @@ def rehearse(spec: CertifySpec) -> str:
     if (log := evaluation.log) is not None:
         if evaluation.processes.size == 1:
             log, settings, indices = destination(evaluation, settings, log)
+        elif spec.existing == "resume":
+            done = check_siblings(log, settings)
         if check_path(log, spec.existing):
-            done = read_begun(log, content.columns, settings, indices)[2]
+            done |= read_begun(log, content.columns, settings, indices)[2]
     missing = [index for index in indices if index not in done]
     voters = len(spec.classifiers) if spec.router is None else 2
     draws = len(missing) * voters * (spec.n0 + spec.n)

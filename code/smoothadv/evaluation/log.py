@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,7 +20,7 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
-from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged
+from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged, remove_shards
 from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder, shards_of
 from smoothadv.records.writer import (
     LogWriter,
@@ -94,8 +93,8 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
         _write_by_all_processes(evaluation, content, settings, log)
     else:
         path, settings, examples = destination(evaluation, settings, log)
-        if shard is None and evaluation.spec.existing == "overwrite" and shards_of(log):
-            shutil.rmtree(shard_folder(log), ignore_errors=True)  # all of them are merged
+        if shard is None and evaluation.spec.existing == "overwrite":
+            remove_shards(log)  # all of them are merged
         writer = _open_log(evaluation, content, settings, path, examples, evaluation.spec.existing)
         _write_rows(evaluation, content, writer, examples)
     is_whole = shard is None and evaluation.processes.is_first
@@ -150,7 +149,7 @@ def _begin_anew(log: Path, existing: str) -> None:
     with reserved(log):
         forget_images(log)
         log.unlink(missing_ok=True)
-        shutil.rmtree(shard_folder(log), ignore_errors=True)
+        remove_shards(log)
 
 
 def _open_log(

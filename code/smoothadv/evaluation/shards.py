@@ -5,7 +5,8 @@ examples, which often cost the same, are spread over all shards. No torch.
 """
 
 import contextlib
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,33 @@ def is_merged(shard: Path, log: Path) -> bool:
         return False
 
 
-def check_siblings(log: Path, settings: dict[str, Any]) -> None:
-    """UserError where an existing shard of ``log`` could not be merged with a shard of these
-    ``settings``.
+def remove_shards(log: Path) -> None:
+    """Remove the shards of a log that is to be replaced; UserError where another process writes
+    one.
+    """
+    shards = records.shards_of(log)
+    with _locked(shards):
+        if shards:
+            shutil.rmtree(records.shard_folder(log))
+
+
+@contextlib.contextmanager
+def _locked(shards: Sequence[Path]) -> Iterator[None]:
+    """A context in which no other process writes shards; UserError where one does."""
+    with contextlib.ExitStack() as opened:
+        for path in shards:
+            lock(opened.enter_context(path.open("rb")), path)
+        yield
+
+
+def check_siblings(log: Path, settings: dict[str, Any]) -> set[int]:
+    """The examples of all rows in existing shards of ``log``; UserError where one could not be
+    merged with a shard of these ``settings``.
     """
     folder = records.shard_folder(log)
     siblings = [_read_part(path) for path in records.shards_of(log) if _has_rows(path)]
     _check_settings(siblings, settings, f"give the same ones, or remove {folder}")
+    return {index for part in siblings for index in part.rows}
 
 
 def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
@@ -115,10 +136,7 @@ def gather(log: Path, settings: dict[str, Any]) -> None:
     folder, shards = records.shard_folder(log), records.shards_of(log)
     if not folder.exists():
         return
-    with contextlib.ExitStack() as opened:
-        for path in shards:
-            lock(opened.enter_context(path.open("rb")), path)
-        opened.enter_context(reserved(log))
+    with _locked(shards), reserved(log):
         parts = [_read_part(path) for path in (log, *shards) if path.exists() and _has_rows(path)]
         _check_settings(parts, settings, "--overwrite starts anew")
         if parts:

@@ -182,12 +182,12 @@ class LogWriter:
         self._manifest: dict[str, Any] = {"settings": settings, "runs": []}
         self._unrecorded_run: dict[str, Any] | None = run
         self._images: IO[bytes] | None = None
-        is_continued = check_path(path, existing)
+        check_path(path, existing)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         try:
             lock(self._file, path)
-            if is_continued:
+            if existing == "resume" and path.stat().st_size:  # another process may have begun it
                 self._continue(settings, examples)
             else:
                 forget_images(path)  # before its rows: no image may stay beside the row of another

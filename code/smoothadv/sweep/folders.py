@@ -36,7 +36,7 @@ def format_value(value: Any) -> str:
         return text
     try:
         # Not by a Fraction of any text: that of 1e999999999 would fill the memory.
-        number = float(Fraction(text) if "/" in text else text)
+        number = float(Fraction(text) if "/" in text else text) + 0.0  # -0.0 is 0.0
     except (ValueError, ArithmeticError):
         number = math.nan
     if not math.isfinite(number):
