@@ -8,13 +8,13 @@ import smoothadv
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import options_of, settings_of
-from smoothadv.evaluation.model_spec import a_shard
 from smoothadv.evaluation.shards import Shard
 from smoothadv.evaluation.specs import (
     AttackSpec,
     CertifySpec,
     FalsifySpec,
     PredictSpec,
+    a_shard,
 )
 
 KINDS = {

@@ -1,10 +1,7 @@
-"""What an evaluation says of its model: one classifier, or the stages of a cascade or a router; and
-what evaluations take as values of their settings: shards, targets, sigmas, procedures.
-"""
+"""What an evaluation says of its model: one classifier, or the stages of a cascade or a router."""
 
 import dataclasses
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,53 +18,18 @@ from smoothadv.base.members import (
 )
 from smoothadv.base.settings import (
     INPUT_LAYER_NAMES,
-    SettingError,
-    non_negative_int,
-    number,
-    positive_int,
     positive_noise_level,
     setting,
 )
 from smoothadv.datasets.spec import RunSpec
-from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 Spec = TypeVar("Spec", bound="ModelSpec")
-a_fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
-
-
-def a_shard(text: str) -> Shard:
-    """Parses K/N with 0 <= K < N."""
-    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
-    if not match or not int(match[1]) < int(match[2]):
-        raise SettingError(
-            f"'{text}' is no shard: write K/N, K from 0 to N-1, as in 0/8, 1/8, ... 7/8 for eight "
-            "shards"
-        )
-    return Shard(int(match[1]), int(match[2]))
 
 
 def sigma_or_stages(text: str) -> float | str:
     """Parses a positive noise level, or the word that stands for those of a cascade."""
     return text if text == STAGES else positive_noise_level(text)
-
-
-def a_limit(text: str) -> int | None:
-    """Parses a number of images; -1 stands for all."""
-    return None if text == "-1" else positive_int(text)
-
-
-def a_target(text: str) -> int | str:
-    """Parses a class, or the rule that chooses one."""
-    from smoothadv.attacks.smoothed_attack import EVERY, KNOWN_TARGETS, TARGET_RULES
-
-    if text.isascii() and text.isdigit():
-        return non_negative_int(text)
-    if text not in KNOWN_TARGETS:
-        raise SettingError(
-            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
-        )
-    return text
 
 
 def procedure_name(method: str, kind: str) -> str:

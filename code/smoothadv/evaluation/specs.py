@@ -7,6 +7,7 @@ Python function; a contradiction between them is refused here, for both.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,13 @@ from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import (
     PRECISION_NAMES,
+    SettingError,
     any_seed,
     batch_size,
     checked,
     identity,
     non_negative_int,
+    number,
     output_file,
     output_folder,
     perturbation_size,
@@ -32,14 +35,7 @@ from smoothadv.base.settings import (
 )
 from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
-from smoothadv.evaluation.model_spec import (
-    ModelSpec,
-    a_fraction,
-    a_limit,
-    a_shard,
-    a_target,
-    procedure_name,
-)
+from smoothadv.evaluation.model_spec import ModelSpec, procedure_name
 from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 
@@ -50,6 +46,36 @@ OF_STAGES = ("sigmas", "noise_distances", "threshold")
 """Settings of procedures that the stages decide, and no ``settings``."""
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
+a_fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
+
+
+def a_shard(text: str) -> Shard:
+    """Parses K/N with 0 <= K < N."""
+    match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
+    if not match or not int(match[1]) < int(match[2]):
+        raise SettingError(
+            f"'{text}' is no shard: write K/N, K from 0 to N-1, as in 0/8, 1/8, ... 7/8 for eight "
+            "shards"
+        )
+    return Shard(int(match[1]), int(match[2]))
+
+
+def a_limit(text: str) -> int | None:
+    """Parses a number of images; -1 stands for all."""
+    return None if text == "-1" else positive_int(text)
+
+
+def a_target(text: str) -> int | str:
+    """Parses a class, or the rule that chooses one."""
+    from smoothadv.attacks.smoothed_attack import EVERY, KNOWN_TARGETS, TARGET_RULES
+
+    if text.isascii() and text.isdigit():
+        return non_negative_int(text)
+    if text not in KNOWN_TARGETS:
+        raise SettingError(
+            f"'{text}' is no target: write a class number, {', '.join(TARGET_RULES)} or {EVERY}"
+        )
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)
