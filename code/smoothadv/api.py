@@ -10,7 +10,8 @@ of the commands mean.
 All functions that evaluate return the rows of a log as a DataFrame, sorted by ``idx``. Given a
 path, they write that log as the commands do, row by row and with a manifest: the same call again
 continues it after any interruption, and ``smoothadv analyze`` reads it. Bad input raises
-``errors.UserError`` with one line; what is probably not meant is a ``errors.DoubtfulWarning``.
+``errors.UserError`` with one line; what is allowed but probably a mistake causes an
+``errors.DoubtfulWarning``.
 """
 
 from __future__ import annotations

@@ -270,8 +270,8 @@ def verdict(
     tolerated = tolerated_false_statements(len(certificates.images), chance, spec.false_alarm)
     sentence = (
         f"{named or path}: {len(table)} certificates attacked at {spec.fraction:.10g} of "
-        f"their radii, {len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; of "
-        f"{len(certificates.images)} images up to {tolerated} flips are credible at alpha "
-        f"{certificates.alpha:g} + {spec.alpha:g}"
+        f"their radii, {len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; "
+        f"at alpha {certificates.alpha:g} + {spec.alpha:g}, up to {tolerated} of "
+        f"{len(certificates.images)} images may flip by chance"
     )
     return Verdict(flips, tolerated, sentence)

@@ -1,9 +1,10 @@
 """Makes a network of integers of a float network: reads its operations, calibrates the ranges of
 their values, and builds the layers.
 
-A real value is an integer times a scale. All values are of 8 bits, between the image and the mean
-over a map, but for terms of sums that are no shortcuts. All sums that a shortcut connects have one
-scale. The scale of each channel's weights is chosen such that its multiplier is a power of 2.
+A real value is an integer times a scale. Between the image and the mean over a map, all values have
+8 bits, except the terms of a sum that no convolution computes with its shortcut. All sums that a
+shortcut connects have one scale. The scale of each channel's weights is chosen such that its
+multiplier is a power of 2.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def _folder(setup: TrainingSetup) -> RunFolder:
 def _announce(
     setup: TrainingSetup, saved: dict[str, Any] | None, report: Callable[[str], None]
 ) -> None:
-    """Say what is about to happen, and what is probably not meant."""
+    """Say what is about to happen, and warn of what is probably a mistake."""
     spec, epochs, size = setup.spec, setup.schedule.epochs, setup.processes.size
     images = f"{len(setup.training)} images, {len(setup.test)} to test"
     if setup.pseudo_labelled is not None:
