@@ -1,6 +1,6 @@
 # The other scripts source this file: it enters the clone, makes .venv there if there is none, installs the packages of
-# requirements.txt into it, in the versions of requirements.lock, and activates it. A PyTorch that the interpreter has is
-# taken. Set PYTHON to choose the interpreter (3.10 or newer), SMOOTHADV_NEWEST=1 to install the newest versions that
+# requirements.txt into it, in the versions of requirements.lock, and activates it. An installed PyTorch
+# is reused. Set PYTHON to choose the interpreter (3.10 or newer), SMOOTHADV_NEWEST=1 to install the newest versions that
 # requirements.txt allows, and SMOOTHADV_EXTRAS, like "timm,onnx", to add extras of setup.py. docs/install.md says more.
 [[ "${1-}" != @(--help|-h) ]] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit; } # the comment at the head of the script
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,3 +1,3 @@
-"""Certification, prediction and attacks of many images into a log: requests, the jobs made of them,
-their logs.
+"""Certification, prediction and attacks of many images into a log: specifications, the evaluations
+prepared from them, their logs.
 """

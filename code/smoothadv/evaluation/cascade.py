@@ -124,8 +124,8 @@ def _by_stage(images: ImageDataset, stages: Sequence[Stage]) -> RelabelledImages
 
 
 def _joined(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What the settings of stages have in common, and lists of what differs; texts that differ are
-    joined, and a flag is that of all.
+    """The settings of stages in one: equal values once, others as lists; texts that differ are
+    joined, and a flag holds if it holds for all.
     """
     joined: dict[str, Any] = {}
     for name in {name: None for each in settings for name in each}:

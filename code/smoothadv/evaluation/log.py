@@ -219,8 +219,8 @@ def _write_rows(
 
 def _polls(evaluation: Evaluation, content: LogContent, missing: Iterator[int]) -> Iterator[Poll]:
     """The polls of the examples with these indices, each with its example and its image as tag."""
-    # An image's index decides its place in a pass. In one pass's worth of images, several have the
-    # same place, and other places have no image: a third of the pass would be computed for nothing.
+    # An image's index decides its place in a pass. With one pass's worth of images, places collide,
+    # and a third of them stays empty.
     group = 1 if content.attack is None else content.attack.examples_per_pass
     group = group * _PASSES if group > 1 else group
     while indices := list(itertools.islice(missing, group)):

@@ -83,8 +83,7 @@ def load_model(spec: EvaluationSpec) -> tuple[EvaluationSpec, ImageDataset, Base
         arch, network = _named_network(spec)
         if not spec.pretrained:
             doubts.append(
-                f"{model} has random weights, drawn from --seed: good for nothing but to try "
-                "things out"
+                f"{model} has random weights, drawn from --seed: use it only to try things out"
             )
         kind, _, location = (spec.dataset_name or "").partition(":")
         is_open = kind in _PHOTOGRAPHS and split_location(location)[1] is None

@@ -142,7 +142,7 @@ class FoldedModel(nn.Sequential):
 def folded_form(
     model: nn.Module, example: torch.Tensor, dtype: torch.dtype | None = None
 ) -> FoldedModel | None:
-    """An FoldedModel of ``model``; None where there is none or it does not give the same logits.
+    """A FoldedModel of ``model``; None where there is none or it does not give the same logits.
 
     ``example`` [B, C, H, W] holds images on which that is tried, in float64, where only rounding is
     allowed to differ.

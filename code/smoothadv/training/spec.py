@@ -324,8 +324,8 @@ class TrainSpec(RunSpec):
         metavar="N",
         group=_DATA,
         records="teacher_draws",
-        help="noisy copies of a training image on which the teacher of cat-rs votes, fewer where "
-        "the standard error is as small with fewer (default: 10000)",
+        help="noisy copies of a training image on which the teacher of cat-rs votes at most; fewer "
+        "if the standard error is small enough with fewer (default: 10000)",
     )
     teacher_noise: float = setting(
         None,

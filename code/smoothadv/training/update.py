@@ -138,7 +138,7 @@ class Update:
         processes.
 
         ``weight`` multiplies the loss. ``indices`` int64 [b] of the images are for the votes of a
-        teacher. Returns the sums over this process's noisy copies, as ``no_sums``.
+        teacher. Returns ``sums_of`` this process's noisy copies.
         """
         self.model.train()
         self.processes.share_buffers(self.model)

@@ -317,8 +317,8 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
 
 @torch.inference_mode()
 def check_exact(counter: VoteCounter, network: ExactNetwork, form: Any = None) -> None:
-    """UserError unless the counter's batches have the logits of ``network`` as computed in float64,
-    as far as seen.
+    """UserError unless, on the network's probe images, the counter's batches have the logits of
+    ``network`` as computed in float64.
 
     ``form`` votes (None: the network itself) and is compared layer by layer. A compiled form has
     nothing but its logits, so that a second batch must have the logits of the network, too.

@@ -1,1 +1,1 @@
-"""Options that commands share, and the requests and components that they describe."""
+"""Options that several commands have."""

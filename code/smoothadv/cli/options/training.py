@@ -137,8 +137,8 @@ def _of_denoiser(one: Setting) -> Setting:
 
 
 def with_recipes(parser: Parser, options: Options, command: str) -> Options:
-    """The options with those of the recipes added; --recipe overrides --released-behaviour, the
-    command line both.
+    """The options with those of the recipes added. The command line comes first, then --recipe,
+    then --released-behaviour.
     """
     names = [options["--recipe"]] if "--recipe" in options else []
     if RELEASED in names:
