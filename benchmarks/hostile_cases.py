@@ -538,7 +538,7 @@ _COMMANDS = {
     "certify merge": ["certify", "merge", "whole.tsv"],
     "predict merge": ["predict", "merge", "predicted.tsv", "whole.tsv.shards/0-of-2.tsv"],
     "attack merge": ["attack", "merge", "attacked/epsilon_0.5.tsv"],
-    "sweep plan": ["sweep", "plan", "grid.toml", "--no-cost"],
+    "sweep plan": ["sweep", "plan", "grid.toml"],
     "sweep status": ["sweep", "status", "grid.toml"],
 }
 KINDS = [name for name in vars(Kinds) if not name.startswith("_")]

@@ -162,7 +162,7 @@ def test_models_of_the_scripts_are_counted_right(speaking, repository, monkeypat
     for what, stated in numbers.items():
         calls = said(run_script(speaking, "reproduce_paper", what), "sweep")
         grids = [word for word in calls[0].split() if word.endswith(".toml")]
-        planned = call(capsys, "sweep", "plan", "--no-cost", *grids)
+        planned = call(capsys, "sweep", "plan", *grids)
         assert planned.code == 0, planned.err
         counts = [int(line.split()[0]) for line in planned.out.splitlines() if " models = " in line]
         assert counts[-1] == stated and f"{stated}" in text

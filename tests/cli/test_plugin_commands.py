@@ -172,7 +172,7 @@ def test_sweep_gives_the_plugins_of_its_grid_to_all_commands(workplace, capsys, 
 
 def test_sweep_takes_plugins_on_its_command_line_too(workplace, capsys):
     Path("tiny.toml").write_text(GRID.replace('plugins = ["shapes.py"]', ""))
-    plan = ["plan", "tiny.toml", "--device", "cpu", "--no-cost"]
+    plan = ["plan", "tiny.toml", "--device", "cpu"]
     outcome = call(capsys, "sweep", *plan)
     assert refused(
         outcome,

@@ -38,7 +38,7 @@ IMAGES = 359
 # What commands find in files, and analyses expect in manifests.
 _READ = {"dataset_fingerprint": "0", "input_layer": "normalize", "num_classes": 10}
 _READ |= {"noise": "GaussianNoise"}
-_TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+_TRAINING = ("epoch", "time", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 Table = Mapping[str, Any]
 
 

@@ -57,7 +57,7 @@ def test_best_models_are_certified_on_more_images_as_soon_as_all_have_been_compa
     kept = log("1.00", "all").read_text()
     log("1.00", "all").write_text("".join(kept.splitlines(keepends=True)[:-1]))
     assert all([table.name for table in job.pending] == ["more"] for job in jobs_of(GRID))
-    assert sweep(capsys, "plan", "--no-cost").out.count("perhaps certify more") == 3
+    assert sweep(capsys, "plan").out.count("perhaps certify more") == 3
     assert "the best models, for 'more', are not known yet" in sweep(capsys, "status").out
     log("1.00", "all").write_text(kept)
     outcome = sweep(capsys, "run")
@@ -114,15 +114,8 @@ def test_held_out_needs_several_models_and_other_images(first_stage, capsys):
 )
 def test_error_in_a_table_about_the_best_does_not_wait_for_their_logs(capsys, mistaken, said):
     write_grid(GRID, SWEEP, certify=[FEW, {**MORE, **mistaken}])
-    outcome = sweep(capsys, "plan", "--no-cost")
+    outcome = sweep(capsys, "plan")
     assert outcome.code and said in outcome.err and not outcome.out
-
-
-@pytest.mark.parametrize(("certify", "count"), [([FEW], 0), ([FEW, MORE], 1)])
-def test_costs_say_that_the_best_models_come_on_top(capsys, monkeypatch, certify, count):
-    monkeypatch.setattr("smoothadv.sweep.costs._CostMeter._piece", lambda *_: 1.0)
-    write_grid(GRID, SWEEP, certify=certify)
-    assert sweep(capsys, "plan").out.count("the best models, chosen later") == count
 
 
 SEEDS = {"noise": 0.25, "seed": [0, 1], "group": "single"}

@@ -29,7 +29,7 @@ def planned(*sweeps: dict, **further):
 def refused(capsys, text: str) -> str:
     """The exit code and the error line with which planning a grid is refused."""
     Path("grid.toml").write_text(text)
-    outcome = call(capsys, "sweep", "plan", "grid.toml", "--no-cost")
+    outcome = call(capsys, "sweep", "plan", "grid.toml")
     assert outcome.code in (1, 2) and outcome.out == "" and outcome.err.count("\n") == 1, outcome
     assert outcome.err.startswith("error: ") and list(Path.cwd().iterdir()) == [
         Path.cwd() / "grid.toml"

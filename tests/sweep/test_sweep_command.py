@@ -201,7 +201,7 @@ def test_only_some_jobs(done, capsys, monkeypatch):
 
 def test_plan_prints_what_would_be_done_and_does_nothing(workplace, capsys):
     the_grid(about="Two models", models="m", logs="l")
-    outcome = sweep(capsys, "plan", "--no-cost")
+    outcome = sweep(capsys, "plan")
     head = "grid: Two models\n2 jobs, 2 models = 1 + 1\nmodels in m, logs in l\n"
     assert outcome.code == 0 and outcome.out.startswith(head)
     assert all(outcome.out.count(word) == 1 for word in [*FOLDERS, "Gaussian", "SmoothAdv"])
@@ -209,9 +209,20 @@ def test_plan_prints_what_would_be_done_and_does_nothing(workplace, capsys):
     assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
 
 
+def test_plan_says_the_times_in_the_logs_of_jobs_that_are_done(done, capsys):
+    undone = LOGS[0].read_text()
+    assert undone.count("0:00:00.1") == CERTIFY["max"]
+    LOGS[0].write_text(undone.replace("0:00:00.1", "1 day, 2:00:00.25", 1))
+    # Each has 2 epochs of 0.5 s; then 4 x 0.1 s and 93,600.25 s, and 5 x 0.1 s.
+    said = "2 jobs are done; their logs have times of 1 day, 2:00:03, 13:00:02 per job\n"
+    assert said in sweep(capsys, "plan").out
+    keep_rows(LOGS[0], 4)
+    assert "1 jobs are done; their logs have times of 0:00:02" in sweep(capsys, "plan").out
+
+
 def test_plan_of_many_jobs_fits_a_screen(workplace, capsys):
     grid = str(Path(__file__).parents[2] / "scripts/grids/paper-cifar10-pgd.toml")
-    plans = [call(capsys, "sweep", "plan", grid, "--no-cost", "--format", f).out for f in FORMATS]
+    plans = [call(capsys, "sweep", "plan", grid, "--format", f).out for f in FORMATS]
     assert plans[0].count("\n") <= 30 and "and 68 more jobs; --format csv lists all" in plans[0]
     assert plans[1].count("noise_0.25") == 20
 

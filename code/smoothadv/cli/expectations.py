@@ -5,7 +5,7 @@ nothing runs.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,14 @@ from smoothadv.cli import attack, certify, train, train_pgd
 from smoothadv.cli.options.training import spec_of, with_recipes
 from smoothadv.cli.runner import Options, Parser, reading
 from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
-from smoothadv.evaluation.costs import passes_per_image, prepare_passes, takes_gradients
 from smoothadv.evaluation.predict import specs_by_log
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
-from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation, Work
-from smoothadv.training.costs import attack_steps, noisy_copies, prepare_update, votes_per_image
+from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import TrainSpec
 
 _RELEASED = "--released-behaviour"
-_PUBLISHED_SIZES = {
-    **dict.fromkeys(("cifar10", "cifar100"), (50_000, 10_000)),
-    **dict.fromkeys(("mnist", "fashion-mnist"), (60_000, 10_000)),
-    "svhn": (73_257, 26_032),
-    "tiny-imagenet": (100_000, 10_000),
-    "imagenet": (1_281_167, 50_000),
-    "imagenet32": (1_281_167, 50_000),
-}
 
 
 class CommandReader:
@@ -105,7 +95,6 @@ class CommandReader:
             skip=spec.skip,
             limit=spec.limit,
             denoiser=spec.denoiser,
-            may_stop_early=isinstance(spec, CertifySpec) and not spec.procedure_type.fixed_sample,
         )
 
     def lacking(self, words: Sequence[str]) -> str:
@@ -117,29 +106,6 @@ class CommandReader:
             spec = self._evaluation(words)
             asked = [(str(spec.dataset), spec.split, spec.data_dir)]
         return next(filter(None, itertools.starmap(_lacking, asked)), "")
-
-    def work(self, words: Sequence[str], archs: Sequence[str], processes: int) -> list[Work]:
-        """As ``Commands``; UserError if the dataset's images cannot be counted."""
-        if words[0].startswith("train"):
-            _, spec, description, schedule = self._training(words)
-            return _training_work(spec, description, schedule, processes)
-        return self._evaluation_work(self._evaluation(words), archs)
-
-    def _evaluation_work(self, spec: CertifySpec | AttackSpec, archs: Sequence[str]) -> list[Work]:
-        description = self._described(str(spec.dataset), spec.data_dir)
-        images = len(spec.chosen_indices(_size(str(spec.dataset), spec.split, spec.data_dir)))
-        passes = partial(_passes, description, spec.precision)
-        if isinstance(spec, CertifySpec):
-            votes = images * (spec.n0 + spec.n)
-            return [passes("certifying", arch, votes, spec.batch) for arch in archs]
-        passes_of_attack = images * passes_per_image(spec, description.num_classes)
-        gradients, work = takes_gradients(spec), []
-        for arch in [arch for arch in archs for _ in spec.epsilons]:
-            work += [
-                passes("attacking", arch, images * spec.n, spec.batch),
-                passes("attacking", arch, passes_of_attack, spec.attack_batch, gradients),
-            ]
-        return work
 
     def _training(
         self, words: Sequence[str]
@@ -160,43 +126,6 @@ class CommandReader:
         return spec
 
 
-def _training_work(
-    spec: TrainSpec, description: DatasetDescription, schedule: Schedule, processes: int
-) -> list[Work]:
-    """Updates with an attack of one step, further steps, and votes on training images."""
-    dataset, objective = spec.dataset_name, spec.objective
-    images = _size(dataset, "train", spec.data_dir)
-    copies, attacked = noisy_copies(spec, schedule, images, _size(dataset, "test", spec.data_dir))
-    steps = attack_steps(objective)
-    kinds = type(objective), type(objective.gradient_attack)
-    key = ("update", dataset, spec.arch, spec.execution, *kinds, processes)
-    batch, shape = math.ceil(schedule.batch / processes), description.image_shape
-    prepare = partial(prepare_update, spec, schedule, description, batch)
-    first = min(steps, 1)
-    work = [Work("training", copies, (*key, first), shape, partial(prepare, first))]
-    if steps:
-        further = steps * attacked - copies
-        work.append(Work("training", further, (*key, 2), shape, partial(prepare, 2), less=work[0]))
-    if votes := images * votes_per_image(spec, schedule):
-        work.append(_passes(description, "fp32", "training", spec.arch, votes))
-    return work
-
-
-def _passes(
-    description: DatasetDescription,
-    precision: str,
-    name: str,
-    arch: str,
-    amount: int,
-    batch: int | None = None,
-    with_gradient: bool = False,
-) -> Work:
-    """Votes, or the gradients that an attack needs."""
-    prepare = partial(prepare_passes, arch, description, precision, batch, with_gradient)
-    key = ("passes", with_gradient, description.name, arch, precision)
-    return Work(name, amount, key, description.image_shape, prepare)
-
-
 def _make_parser(command: str, is_released: bool = False) -> Parser:
     """The parser of a command; the released behaviour changes how a training command reads
     epsilon.
@@ -214,11 +143,3 @@ def _lacking(dataset: str, split: str, data_dir: str | Path | None) -> str:
     except UserError as error:
         return str(error)
     return ""
-
-
-@cache
-def _size(dataset: str, split: str, data_dir: str | Path | None) -> int:
-    """How many images a split has: the published number for known datasets, else by counting."""
-    if dataset in _PUBLISHED_SIZES:
-        return _PUBLISHED_SIZES[dataset][SPLITS.index(split)]
-    return len(get_dataset(dataset, split, data_dir))

@@ -30,7 +30,6 @@ from smoothadv.cli.runner import (
     run,
     terminable,
 )
-from smoothadv.records.logs import TRAINING_LOG
 from smoothadv.sweep.engines import ENGINES, Engine, SweepContext
 from smoothadv.sweep.grid import MOST_MODELS, Grid, read_grid
 from smoothadv.sweep.jobs import (
@@ -44,7 +43,7 @@ from smoothadv.sweep.jobs import (
     SweepJob,
     state_of,
 )
-from smoothadv.sweep.stages import EvaluationStage
+from smoothadv.sweep.stages import EvaluationStage, logged_seconds
 
 _EXAMPLES = """examples:
   python code/sweep.py plan scripts/grids/paper-cifar10-pgd.toml
@@ -105,11 +104,6 @@ class _SweepOptions(Checked):
 @dataclass(frozen=True, kw_only=True)
 class _StatusOptions(_SweepOptions):
     format: str = setting("markdown", choices=tuple(FORMATS), help="of the table")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PlanOptions(_StatusOptions):
-    no_cost: bool = setting(False, help="do not measure and estimate what the jobs will cost")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +219,7 @@ def _print_table(names: Sequence[str], rows: list[list[str]], form: str) -> None
     print(FORMATS[form](Table(columns, rows), 1), end="")
 
 
-def _plan(asked: _PlanOptions, options: Options) -> None:
+def _plan(asked: _StatusOptions, options: Options) -> None:
     sweeps = _read_sweeps(asked)
     for grid, jobs in sweeps:
         rows = []
@@ -237,11 +231,8 @@ def _plan(asked: _PlanOptions, options: Options) -> None:
         print(f"{grid.name}: {grid.about}")
         print(f"{len(jobs)} jobs, {len(grid.trained)} models = {grid.formula}")
         print(f"models in {grid.models}, logs in {grid.logs}\n")
-        if not asked.no_cost:
-            from smoothadv.cli.expectations import CommandReader
-            from smoothadv.sweep.costs import cost_table
-
-            print(cost_table(grid, jobs, CommandReader(), asked.device) + "\n")
+        if text := _time_of_done_jobs(jobs):
+            print(f"{text}\n")
         most = _MOST_JOBS if asked.format == "markdown" else len(rows)
         _print_table(("group", "folder", "then"), rows[:most], asked.format)
         if most < len(rows):
@@ -251,6 +242,16 @@ def _plan(asked: _PlanOptions, options: Options) -> None:
         counts = [len(grid.trained) for grid, _ in sweeps]
         names = ", ".join(grid.name for grid, _ in sweeps)
         print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {names}")
+
+
+def _time_of_done_jobs(jobs: Sequence[SweepJob]) -> str:
+    """How many jobs are done, and the times in their logs; "" if none is."""
+    done = [job for job in jobs if job.stages and state_of(job).kind == DONE]
+    if not done:
+        return ""
+    total = sum(logged_seconds(stage) for job in done for stage in job.stages)
+    each, all_together = (timedelta(seconds=round(time)) for time in (total / len(done), total))
+    return f"{len(done)} jobs are done; their logs have times of {all_together}, {each} per job"
 
 
 def _status(asked: _StatusOptions, options: Options) -> None:
@@ -386,7 +387,7 @@ def _report(asked: _ReportOptions, options: Options) -> None:
         unfinished += len(stages) < len(job.evaluations)
         paths = [log for stage in stages for log in stage.logs if log.exists()]
         if job.training and job.training.progress().is_complete:
-            paths.append(job.training.folder / TRAINING_LOG)
+            paths += job.training.logs
         for path in paths:
             name = path.relative_to(job.cwd) if path.is_relative_to(job.cwd) else path
             arguments.append(f"{job.group}={name}")
@@ -410,9 +411,8 @@ def _is_reported(stage: EvaluationStage, unfinished: bool) -> bool:
 
 _ACTIONS: dict[str, tuple[type[_SweepOptions], str, Callable[[Any, Options], None]]] = {
     "plan": (
-        _PlanOptions,
-        "print the jobs, their folders and their estimated time, from updates measured on this "
-        "machine",
+        _StatusOptions,
+        "print the jobs and their folders, and the time of those that are done",
         _plan,
     ),
     "run": (

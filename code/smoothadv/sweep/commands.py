@@ -1,8 +1,8 @@
-"""What a sweep knows of the commands that it runs: which files each will write, what these will
-record, and how much work that is. A sweep knows nothing else of them.
+"""What a sweep knows of the commands that it runs: which files each will write, and what these
+will record. A sweep knows nothing else of them.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,8 +32,7 @@ class TrainingExpectation:
 class EvaluationExpectation:
     """What certify or attack will do: it writes ``logs``, whose manifests will have ``settings``.
 
-    Every ``skip``-th image is evaluated, at most ``limit`` of them (None: all). ``may_stop_early``
-    says that an image may take fewer draws than the command allows.
+    Every ``skip``-th image is evaluated, at most ``limit`` of them (None: all).
     """
 
     logs: tuple[Path, ...]
@@ -41,25 +40,6 @@ class EvaluationExpectation:
     skip: int = 1
     limit: int | None = None
     denoiser: str | None = None
-    may_stop_early: bool = False
-
-
-@dataclass(frozen=True)
-class Work:
-    """``amount`` pieces of work of the kind ``name``, like votes: all of one ``key`` take equally
-    long.
-
-    ``prepare`` gets a device and the most images [C, H, W] of ``shape`` to work on at a time (None:
-    no bound). It returns a function that does some pieces, and their number. The time of a piece is
-    that of ``prepare`` or, if ``less`` is given, how much longer it takes than that of ``less``.
-    """
-
-    name: str
-    amount: float
-    key: Hashable
-    shape: tuple[int, ...]
-    prepare: Callable[[Any, int | None], tuple[Callable[[], Any], int]]
-    less: "Work | None" = None
 
 
 class Commands(Protocol):
@@ -86,6 +66,3 @@ class Commands(Protocol):
 
     def lacking(self, words: Sequence[str]) -> str:
         """Why this machine cannot have the images of a command; "" if it can, now at the latest."""
-
-    def work(self, words: Sequence[str], archs: Sequence[str], processes: int) -> list[Work]:
-        """The work of a command that ``processes`` share; ``archs`` as in ``evaluation``."""

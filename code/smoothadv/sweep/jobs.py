@@ -111,8 +111,7 @@ class SweepJob:
     of an ensemble, they are those of its members, done by other jobs. Each stage runs in
     ``processes`` processes of ``threads`` threads (None: PyTorch's choice).
 
-    ``pending`` are the tables for which the model may yet be chosen as one of the best,
-    ``possible`` the evaluations that it then gets.
+    ``pending`` are the tables for which the model may yet be chosen as one of the best.
     """
 
     name: str
@@ -125,7 +124,6 @@ class SweepJob:
     processes: int = 1
     threads: int | None = None
     pending: tuple[EvaluationTable, ...] = ()
-    possible: tuple[EvaluationStage, ...] = ()
 
     @property
     def group(self) -> str:

@@ -93,7 +93,7 @@ def _with_evaluations(
     for job in jobs:
         made = stages.get(job.name, ())
         if made and best is None:
-            job = replace(job, pending=(*job.pending, table), possible=(*job.possible, *made))
+            job = replace(job, pending=(*job.pending, table))
         elif made and best is not None and job.name in best:
             job = replace(job, evaluations=(*job.evaluations, *made))
         changed.append(job)

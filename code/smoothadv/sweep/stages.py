@@ -54,6 +54,10 @@ class TrainingStage:
         return self.folder / records.CHECKPOINT
 
     @property
+    def logs(self) -> tuple[Path, ...]:
+        return (self.folder / records.TRAINING_LOG,)
+
+    @property
     def needs(self) -> tuple[Path, ...]:
         """The files that must exist before it can start; other jobs or people make them."""
         return (*self.expected.digests.values(), *self.expected.files)
@@ -75,7 +79,7 @@ class TrainingStage:
         holds = f"{self.folder} holds a model of"
         if difference:
             return replace(nothing, conflict=f"{holds} another recipe: {difference}")
-        done = len(_rows(self.folder / records.TRAINING_LOG))
+        done = len(_rows(*self.logs))
         if done > epochs:
             conflict = f"{holds} {done} epochs, more than the {epochs} asked for"
             return replace(nothing, done=epochs, conflict=conflict)
@@ -199,6 +203,19 @@ def _rows(log: Path) -> list[bytes]:
         return log.read_bytes().split(b"\n")[1:-1]
     except OSError:
         return []
+
+
+def logged_seconds(stage: Stage) -> float:
+    """The sum of the times in the logs of a complete stage: of epochs, or of images."""
+    import pandas as pd
+
+    total = 0.0
+    for log in stage.logs:
+        times = pd.read_csv(log, sep="\t", usecols=["time"])["time"]
+        # An epoch's time is a number of seconds, an image's a text like 0:00:01.5.
+        unit = "s" if pd.api.types.is_numeric_dtype(times) else None
+        total += pd.to_timedelta(times, unit=unit).dt.total_seconds().sum()
+    return total
 
 
 def digest(path: Path) -> str:
