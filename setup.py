@@ -29,7 +29,6 @@ OPTIONAL = {
     "transformers": ["transformers>=4.45"],
     "diffusers": ["diffusers>=0.30"],
     "datasets": ["datasets>=2.20"],
-    "completion": ["argcomplete>=3.1"],
 }
 
 

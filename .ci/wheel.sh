@@ -33,5 +33,3 @@ smoothadv certify digits model/checkpoint.pth.tar 0.25 log.tsv --max 5 --N 100 -
 smoothadv analyze summary log.tsv --radii 0.25
 smoothadv sweep plan digits-smoke
 python -c 'import smoothadv; print(len(smoothadv.certify("model/checkpoint.pth.tar", "digits", sigma=0.25, n=100, maximum=2)))'
-COMP_LINE="smoothadv quan" COMP_POINT=14 _ARGCOMPLETE=1 _ARGCOMPLETE_STDOUT_FILENAME=answer smoothadv
-grep -qx "quantize *" answer

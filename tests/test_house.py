@@ -356,8 +356,9 @@ def test_requirements_list_what_the_code_imports(built):
         "diffusers",
         "huggingface_hub",
         "safetensors",
+        "wandb",
+        "mlflow",
     }
-    optional |= {"argcomplete", "wandb", "mlflow"}
     extras = metadata.Distribution.at(built).metadata.get_all("Provides-Extra")
     assert optional <= {
         re.match(r"\w+", line)[0] for line in metadata.Distribution.at(built).requires or []

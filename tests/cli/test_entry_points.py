@@ -1,9 +1,8 @@
-"""Every way into the program: scripts, console command, help texts, completion of words, and the
-command lines of the documentation.
+"""Every way into the program: scripts, console command, help texts, and the command lines of the
+documentation.
 """
 
 import importlib
-import os
 import re
 import runpy
 import shlex
@@ -14,7 +13,6 @@ import pytest
 
 import smoothadv.cli
 from smoothadv.cli import COMMANDS
-from smoothadv.statistics import PROCEDURES
 from support.commands import CODE, run_process, script
 
 REPOSITORY = CODE.parent
@@ -196,40 +194,6 @@ def test_script_process_ends_with_the_commands_exit_code(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: nowhere.tsv ") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def offered(folder, line: str) -> list[str]:
-    """As argcomplete's function for bash asks when a person types ``line`` and the tabulator
-    key.
-    """
-    asks = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
-    asks |= {
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(folder / "answer"),
-    }
-    path = os.pathsep.join(filter(None, [str(CODE), os.environ.get("PYTHONPATH")]))
-    done = run_process([sys.executable, "-m", "smoothadv"], folder, PYTHONPATH=path, **asks)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    return sorted((folder / "answer").read_text().split())
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("smoothadv ", sorted(COMMANDS)),
-        ("smoothadv qu", ["quantize"]),
-        ("smoothadv certify --me", ["--method"]),
-        ("smoothadv certify digits x.pth.tar 0.25 log.tsv --method ", sorted(PROCEDURES)),
-        ("smoothadv certify merge --o", ["--overwrite"]),
-        ("smoothadv analyze plot_", ["plot_empirical", "plot_envelope", "plot_training"]),
-        ("smoothadv sweep run digits-smoke --engine s", ["slurm"]),
-        ("smoothadv sweep plan gr", ["grid.toml"]),
-    ],
-)
-def test_words_that_can_come_next_are_offered(tmp_path, line, expected):
-    (tmp_path / "grid.toml").touch()
-    assert offered(tmp_path, line) == expected
 
 
 def test_list_names_what_is_known(monkeypatch, capsys, tmp_path):

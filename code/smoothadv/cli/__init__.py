@@ -2,7 +2,6 @@
 same code.
 """
 
-import argparse
 import importlib
 import os
 import sys
@@ -49,20 +48,6 @@ def usage() -> str:
     return "\n".join(["usage: smoothadv COMMAND ...\n\ncommands:", *lines, f"\n{end}"])
 
 
-def _words_to_complete() -> list[str]:
-    """The whole words before the cursor, where the shell asks how to go on; answers itself if no
-    command is there.
-    """
-    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].rpartition(" ")[0].split()[1:]
-    if not words:
-        from smoothadv.cli.runner import complete
-
-        parser = argparse.ArgumentParser()
-        parser.add_argument("command", choices=COMMANDS)
-        complete(parser, 1)
-    return words
-
-
 def main(arguments: list[str] | None = None, script: str = "") -> int:
     """The console command ``smoothadv NAME ...``; ``script`` is the path of a code/NAME.py, which
     says the name.
@@ -71,8 +56,6 @@ def main(arguments: list[str] | None = None, script: str = "") -> int:
         arguments = sys.argv[1:]
         if script:
             arguments = [Path(script).stem, *arguments]
-    if "_ARGCOMPLETE" in os.environ:
-        arguments = _words_to_complete()
     if arguments[:1] in (["-h"], ["--help"]):
         print(usage())
         return 0

@@ -35,8 +35,6 @@ from smoothadv.version import __version__
 
 Options = Mapping[str, Any]
 """What is on a command line: values by the main flag, or by the name of a positional argument."""
-COMPLETING = "_ARGCOMPLETE"
-"""The environment variable that is set where a shell wants to know which words can follow."""
 SUCCESS, FAILURE, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 # Options of the released code that are called otherwise here, or are not needed.
 _RELEASED = {
@@ -208,10 +206,7 @@ def _add_setting(parser: argparse._ActionsContainer, setting: Setting, default: 
         how["action"] = setting.many
     if setting.many and setting.many != "append":
         how["nargs"] = "*" if setting.many == "*" else "+"
-    action = parser.add_argument(*setting.flags, **place, **how)
-    if isinstance(setting.choices, Registry):  # argcomplete offers the names in place of files
-        names = setting.choices
-        action.completer = lambda **_: names  # type: ignore[attr-defined]
+    parser.add_argument(*setting.flags, **place, **how)
 
 
 def given_settings(spec: type, options: Options) -> dict[str, Any]:
@@ -294,18 +289,6 @@ def _invocation(command: str) -> str:
     return f"python code/{name}.py{space}{subcommand}" if is_script else f"smoothadv {command}"
 
 
-def complete(parser: argparse.ArgumentParser, start: int) -> None:
-    """Tell the shell which words can follow, by a ``parser`` of what follows the first
-    ``start``, and exit.
-
-    argcomplete finds the command line, and where to answer, in environment variables.
-    """
-    import argcomplete
-
-    os.environ[COMPLETING] = str(start)
-    argcomplete.autocomplete(parser, always_complete_options=False)
-
-
 def values_of(flag: str, words: Sequence[str]) -> list[str]:
     """The values of an option in the words of a command line, before there is a parser."""
     following = [value for word, value in zip(words, words[1:]) if word == flag]
@@ -362,8 +345,6 @@ def run(
             for name in values_of("--plugin", arguments):
                 plugins.load(name)
             parser = make_parser()
-            if COMPLETING in os.environ:
-                complete(parser, 1 + len(command.split()))
             options = vars(parser.parse_args(arguments))
             _refuse_inputs(options)
             body(parser, options, ["smoothadv", *command.split(), *arguments])
