@@ -98,7 +98,7 @@ _LASTING = set(
     "--num-steps --restarts --num-noise-vec --epochs --N --max --png --evaluate-images".split()
 )
 # These start other programs, or print no errors as one line.
-_NEVER = set("--compile --fast --track --tensorboard --debug --help --version --overwrite".split())
+_NEVER = set("--compile --fast --track --debug --help --version --overwrite".split())
 JSON_VALUES: list[Any] = [
     None,
     True,

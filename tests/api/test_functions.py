@@ -152,7 +152,7 @@ def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys):
 
 def test_a_log_is_continued_only_by_the_same_call(tmp_path):
     log = tmp_path / "mine.tsv"
-    smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, maximum=2)
+    smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log, limit=2)
     assert len(rows(log)) == 2
     assert_expected(
         smoothadv.certify(network(), IMAGES, LABELS, **QUICK, log=log), expected_in(log)
@@ -242,7 +242,7 @@ def test_prediction_is_that_of_smooth(tmp_path):
 def test_attacks_of_all_sizes_are_returned_and_saved(tmp_path):
     sizes = [0.5, 4.0]
     options = {"sigma": SIGMA, "n": 100, "attack": PGD(0.5, 4), "num_noise_vec": 4}
-    found = smoothadv.attack(network(), IMAGES, LABELS, **options, epsilons=sizes, folder=tmp_path)
+    found = smoothadv.attack(network(), IMAGES, LABELS, **options, epsilons=sizes, outdir=tmp_path)
     assert found.epsilon.tolist() == [0.5] * COUNT + [4.0] * COUNT
     assert (found.attack_norm <= found.epsilon * (1 + 1e-5)).all()
     for size in sizes:

@@ -350,7 +350,7 @@ def test_models_that_cannot_be_used_are_named_as_such(
 @pytest.mark.parametrize("function", ["predict", "attack"])
 def test_draws_of_noise_are_refused_where_the_base_classifier_is_attacked(function, checkpoints):
     keywords = {**CLEAN, "attack": PGD(0.5, 1), "base_attack": True, "num_noise_vec": 8}
-    with pytest.raises(UserError, match="num_noise_vec is not read with base_attack=True"):
+    with pytest.raises(UserError, match="num_noise_vec is not read by .*base_attack=True"):
         getattr(smoothadv, function)(checkpoints["gaussian"], "digits", **keywords)
 
 
@@ -371,9 +371,7 @@ def test_epsilons_of_none_are_that_of_the_attack(checkpoints):
     assert found.epsilon.tolist() == [0.5]
 
 
-def test_a_keyword_under_two_names_is_refused(checkpoints):
-    with pytest.raises(TypeError, match="'maximum' under two names"):
-        smoothadv.certify(checkpoints["gaussian"], "digits", sigma=0.25, limit=1, maximum=2)
+def test_a_keyword_that_the_schedule_has_too_is_refused():
     words = {"objective": SmoothAdv(PGD(0.5, 1), 0.25), "outdir": "run"}
     with pytest.raises(UserError, match="epochs: found it in schedule too"):
         smoothadv.train("digits_resnet8", "digits", schedule={"epochs": 1}, epochs=2, **words)

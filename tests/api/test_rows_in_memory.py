@@ -20,7 +20,7 @@ CALLS = {
     "top-k": (smoothadv.certify, {"n0": 20, "method": "top-k", "settings": {"top_k": 2}}, "log"),
     "predict": (smoothadv.predict, {"top_k": 2}, "log"),
     "targeted": (smoothadv.predict, {**ATTACK, "target": "random"}, "log"),
-    "attack": (smoothadv.attack, {**ATTACK, "epsilons": [0.25, 0.5]}, "folder"),
+    "attack": (smoothadv.attack, {**ATTACK, "epsilons": [0.25, 0.5]}, "outdir"),
 }
 
 

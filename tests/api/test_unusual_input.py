@@ -219,19 +219,19 @@ def test_images_and_labels_that_are_none_are_refused_in_one_line(images, labels,
 
 def test_another_image_in_memory_is_noticed_wherever_it_is(tmp_path):
     images, labels = np.zeros((600, 1, 6, 6), np.float32), np.zeros(600, np.int64)
-    certify(images=images, labels=labels, maximum=1, log=tmp_path / "log.tsv")
+    certify(images=images, labels=labels, limit=1, log=tmp_path / "log.tsv")
     images[1] = 1
     with pytest.raises(UserError, match="dataset_fingerprint"):
-        certify(images=images, labels=labels, maximum=1, log=tmp_path / "log.tsv")
+        certify(images=images, labels=labels, limit=1, log=tmp_path / "log.tsv")
 
 
 def test_a_refused_call_leaves_the_log_open_to_the_next_one(tmp_path):
     log = tmp_path / "log.tsv"
-    certify(log=log, maximum=4)
+    certify(log=log, limit=4)
     with pytest.raises(
         UserError, match="it holds example 3"
     ) as kept:  # and with it the frames of the call
-        certify(log=log, maximum=3)
+        certify(log=log, limit=3)
     assert len(certify(log=log)) == COUNT and kept
 
 
@@ -261,10 +261,10 @@ def test_modules_that_are_no_function_of_one_image_are_warned_about():
         with pytest.warns(
             DoubtfulWarning, match="depend on the other images in a batch, or on chance"
         ):
-            certify(module, maximum=1)
+            certify(module, limit=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        certify(maximum=1)
+        certify(limit=1)
 
 
 def test_modules_that_cannot_vote_are_refused_in_one_line():
@@ -310,9 +310,7 @@ def test_settings_of_the_process_stay_as_they_were():
         return torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, cudnn.deterministic
 
     before = settings()
-    certify(
-        images=np.round(IMAGES * 255).astype(np.float32) / np.float32(255), sound=True, maximum=1
-    )
+    certify(images=np.round(IMAGES * 255).astype(np.float32) / np.float32(255), sound=True, limit=1)
     assert settings() == before
 
 
@@ -446,7 +444,7 @@ common = dict(sigma=0.25, n=100, device="cpu")
 one = smoothadv.certify(*given, n0=10, seed=0, log="0.tsv", **common)
 two = smoothadv.certify(*given, n0=10, seed=1, log="1.tsv", **common)
 attack = dict(attack=PGD(0.5, 1), num_noise_vec=2)
-verdict = smoothadv.falsify(*given, against="0.tsv", folder="against", **attack, **common)
+verdict = smoothadv.falsify(*given, against="0.tsv", outdir="against", **attack, **common)
 with open(f"rank{{os.environ['RANK']}}", "w") as file:
     same = one.successes.equals(two.successes)
     print(len(one), len(two), same, len(verdict.flips), verdict.sentence, file=file)

@@ -48,7 +48,7 @@ class ShoutSpec(Checked):
         constants={"resume": "go on", "anew": "begin"},
         help="what to do with an earlier log",
     )
-    log: Path | None = setting(None, parse=output_file, flag="", alias="path", help="log to write")
+    log: Path | None = setting(None, parse=output_file, flag="", help="log to write")
     shouter: object = setting(None, kind=int, keyword=False)
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ def test_a_function_takes_the_keywords_and_documents_them():
         """Shout."""
         return place, keywords
 
-    assert shout("here", text="a", path="log") == ("here", {"text": "a", "log": "log"})
+    assert shout("here", text="a", log="log") == ("here", {"text": "a", "log": "log"})
     parameters = inspect.signature(shout).parameters
     assert [*parameters][:3] == ["place", "text", "volume"] and "shouter" not in parameters
     assert parameters["volume"].default == 1.0

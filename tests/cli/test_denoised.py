@@ -119,7 +119,7 @@ def test_log_behind_a_denoiser_is_that_of_the_composed_module(denoiser, checkpoi
     )
     succeed("certify", "digits", checkpoint, 0.25, "plain.tsv", *QUICK)
     assert "denoiser" not in manifest_of(Path("plain.tsv"))["settings"], "older logs go on"
-    options = {"sigma": 0.25, "n": 200, "maximum": 6, "device": "cpu"}
+    options = {"sigma": 0.25, "n": 200, "limit": 6, "device": "cpu"}
     table = smoothadv.certify(checkpoint, "digits", denoiser=denoiser, **options)
     assert [f"{count}" for count in table.successes] == [
         row["successes"] for row in rows(Path("log.tsv"))

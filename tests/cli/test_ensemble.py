@@ -103,7 +103,7 @@ def test_functions_take_an_ensemble_and_members_warn_of_another_sigma(
     certified, names, workplace, capsys
 ):
     predicted = smoothadv.predict(
-        names["logits"], "digits", sigma=SIGMA, n=100, maximum=3, device="cpu"
+        names["logits"], "digits", sigma=SIGMA, n=100, limit=3, device="cpu"
     )
     assert len(predicted) == 3
     outcome = call(

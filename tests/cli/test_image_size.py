@@ -1,10 +1,10 @@
-"""--image-size: photographs of several sizes in the commands, and what these say and record."""
+"""DATASET@SIZE: photographs of several sizes in the commands, and what these say and record."""
 
 import pytest
 
 from smoothadv.datasets import imagenet
 from smoothadv.records.logs import recorded_settings
-from support.commands import call, rows, succeed, timeless
+from support.commands import call, rows, succeed
 from support.image_files import random_image, save_image
 from support.weights import read
 
@@ -16,27 +16,17 @@ def test_photographs_are_trained_on_and_certified_after_resizing(workplace, caps
         place = f"photos/{'train' if number < 8 else 'test'}/{'ab'[number % 2]}/{number}.png"
         save_image(workplace / place, random_image(number, 20 + number, 40 - number))
     of_training = ["--noise", "0.25", "--epochs", "1", "--batch", "4", "--device", "cpu"]
-    photos, model = (
-        ["imagefolder:photos", "--image-size", "8,9"],
-        ["run/checkpoint.pth.tar", "0.25"],
-    )
-    trained = call(capsys, "train", photos[0], "digits_resnet8", "run", *photos[1:], *of_training)
+    photos, model = "imagefolder:photos@8,9", ["run/checkpoint.pth.tar", "0.25"]
+    trained = call(capsys, "train", photos, "digits_resnet8", "run", *of_training)
     assert trained.code == 0 and " imagefolder:photos@8,9 run/" in trained.out
     assert trained.err.count("radii are those of the resized images") == 1, "once in a process"
-    for log, (dataset, *size) in {
-        "option.tsv": photos,
-        "name.tsv": ["imagefolder:photos@8,9"],
-    }.items():
-        succeed("certify", dataset, *model, log, "--N0", "10", *SMOOTHING, *size)
-        assert recorded_settings(workplace / log)["dataset"] == "imagefolder:photos@8,9"
-    assert (
-        timeless(workplace / "option.tsv") == timeless(workplace / "name.tsv")
-        and len(rows(workplace / log)) == 4
-    )
+    succeed("certify", photos, *model, "log.tsv", "--N0", "10", *SMOOTHING)
+    assert recorded_settings(workplace / "log.tsv")["dataset"] == photos
+    assert len(rows(workplace / "log.tsv")) == 4
     attack = ["--attack", "PGD", "--epsilon", "0.5", "--num-steps", "1"]
-    succeed("predict", photos[0], *model, "p.tsv", *photos[1:], *SMOOTHING)
-    succeed("attack", photos[0], *model, "attacked", *photos[1:], *SMOOTHING, *attack)
-    succeed("quantize", photos[0], *model, "q.pth.tar", *photos[1:], "--draws", "5")
+    succeed("predict", photos, *model, "p.tsv", *SMOOTHING)
+    succeed("attack", photos, *model, "attacked", *SMOOTHING, *attack)
+    succeed("quantize", photos, *model, "q.pth.tar", "--draws", "5")
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder:photos@8", "imagenet"])

@@ -199,7 +199,7 @@ def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):
         "skip": 40,
         "batch": 13,
     }
-    smoothadv.certify(integers, "digits", maximum=9, log="function.tsv", **quick)
+    smoothadv.certify(integers, "digits", limit=9, log="function.tsv", **quick)
     assert timeless(Path("function.tsv")) == timeless(Path("log.tsv"))
 
 

@@ -356,10 +356,14 @@ def test_split_updates_divide_the_batch_by_the_number_of_draws(compose, batch, c
 
 
 @pytest.mark.parametrize(
-    ("words", "estimator"),
-    [("--no-grad-attack", "Stein"), ("--hard-no-grad-attack", "Stein"), ("--beta 2", "PlugIn")],
+    ("words", "flag", "estimator"),
+    [
+        ("--no-grad-attack", "--gradient", "Stein"),
+        ("--gradient hard-stein", "--gradient", "Stein"),
+        ("--beta 2", "--beta", "PlugIn"),
+    ],
 )
-def test_recipe_says_how_attacks_compute_gradients(workplace, words, estimator):
+def test_recipe_says_how_attacks_compute_gradients(workplace, words, flag, estimator):
     Path("gradients.txt").write_text(f"{words}\n")
     parser = train_pgd.make_parser([])
     line = "digits digits_resnet8 run --noise 0.25 --attack PGD --epsilon 1 --num-steps 2 --recipe"
@@ -368,7 +372,7 @@ def test_recipe_says_how_attacks_compute_gradients(workplace, words, estimator):
     attack = spec_of(options, ["smoothadv", "train_pgd"]).objective.gradient_attack
     assert type(attack.estimator).__name__ == estimator
     parser, line = train.make_parser([]), "digits digits_resnet8 run --noise 0.25 --recipe"
-    with pytest.warns(DoubtfulWarning, match=f"nothing reads {words.split()[0]} .*--attack"):
+    with pytest.warns(DoubtfulWarning, match=f"nothing reads {flag} .*--attack"):
         with_recipes(parser, vars(parser.parse_args([*line.split(), "gradients.txt"])), "train")
 
 

@@ -167,7 +167,7 @@ def test_attacks_on_top_k_certificates_look_for_the_class_in_the_set(
 
 def test_from_python(checkpoint):
     model = load_classifier(checkpoint, "digits")
-    common = {"sigma": SIGMA, "n": N, "maximum": 10, "device": "cpu"}
+    common = {"sigma": SIGMA, "n": N, "limit": 10, "device": "cpu"}
     certified = smoothadv.certify(model, "digits", method="top-k", settings={"top_k": 2}, **common)
     predicted = smoothadv.predict(model, "digits", top_k=2, **common)
     assert {"rival_1", "rival_2"} <= {*certified.columns} and {"class_1", "class_2"} <= {

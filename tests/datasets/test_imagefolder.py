@@ -368,7 +368,7 @@ def test_classes_without_train_and_test_are_for_testing(tmp_path, size):
 
 
 def test_images_of_several_sizes_need_a_preparation(photos):
-    assert "--image-size" in refusal(
+    assert "write @224 behind" in refusal(
         get_dataset(f"imagefolder:{photos}", "test").fingerprint, names="2.png"
     )
 

@@ -143,7 +143,7 @@ def test_hf_dataset_of_several_sizes_is_prepared_and_one_table_is_for_testing(sa
     name = saved(images=[COLOURS[0], *COLOURS[1:, :9]])
     images = get_dataset(f"{name}@8", "test")
     assert images[1][0].shape == (3, 8, 8) and len(images) == 6
-    assert "--image-size" in refusal(get_dataset(name, "test").__getitem__, 1, names="row 1")
+    assert "write @224 behind" in refusal(get_dataset(name, "test").__getitem__, 1, names="row 1")
     assert "no train images" in refusal(get_dataset, name, "train")
 
 

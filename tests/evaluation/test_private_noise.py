@@ -256,11 +256,11 @@ def test_a_log_is_continued_by_the_kernel_that_began_it_alone(kernels, tmp_path,
     for sound in (True, False):
         kernels(begun)
         certify(module, log, sound, existing="overwrite", skip=2)
-        smoothadv.falsify(module, IMAGES, LABELS, folder=tmp_path / str(sound), **attack)
+        smoothadv.falsify(module, IMAGES, LABELS, outdir=tmp_path / str(sound), **attack)
         assert settings_of(tmp_path / str(sound) / "against.tsv").get("noise_kernel") == begun
         kernels(now)
         with pytest.raises(UserError, match=f"noise_kernel was {begun!r}, now {now!r}; existing="):
-            smoothadv.falsify(module, IMAGES, LABELS, folder=tmp_path / str(sound), **attack)
+            smoothadv.falsify(module, IMAGES, LABELS, outdir=tmp_path / str(sound), **attack)
     with pytest.raises(UserError, match=f"noise_kernel was {begun!r}, now {now!r}; "):
         certify(module, log)
 

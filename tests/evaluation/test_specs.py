@@ -60,7 +60,6 @@ def test_every_option_has_a_meaning_and_one_flag_of_its_own(kind):
     ("kind", "fields", "message"),
     [
         (CertifySpec, {"dataset": "digit"}, "did you mean 'digits'"),
-        (CertifySpec, {"image_size": "8"}, "--image-size: images of 'digits' have a size already"),
         (CertifySpec, {"settings": {"radius": 1}}, "settings of method 'exact': found 'radius'"),
         (CertifySpec, {"method": "adaptive", "alpha": 1e-10}, "alpha must be at least 1e-09 for"),
         (PredictSpec, {"restarts": 2}, "restarts: found 2, and there is no attack"),
@@ -68,7 +67,7 @@ def test_every_option_has_a_meaning_and_one_flag_of_its_own(kind):
         (
             PredictSpec,
             {"attack": PGD(0.5, 1), "base_attack": True, "num_noise_vec": 2},
-            "--num-noise-vec is not read with --base-attack",
+            "--num-noise-vec is not read by an attack on the base classifier",
         ),
         (
             AttackSpec,

@@ -137,7 +137,7 @@ CONTRADICTIONS = [
     (
         [*TRAIN_PGD, *PGD, "--noise", "0", "--no-grad-attack"],
         USAGE,
-        ["--no-grad-attack", "noise"],
+        ["--gradient stein", "noise"],
     ),
     (
         [*TRAIN_PGD[:4], *PGD, "--no-grad-attack"],
@@ -146,8 +146,10 @@ CONTRADICTIONS = [
     ),
     ([*PREDICT, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "--attack"]),
     ([*PREDICT, "--epsilon", "0.5"], USAGE, ["--epsilon", "--attack"]),
-    ([*PREDICT, "--base-attack"], USAGE, ["--base-attack", "--attack"]),
+    ([*PREDICT, "--base-attack"], USAGE, ["--gradient", "--attack"]),
     ([*PREDICT, *PGD, "--base-attack", "--no-grad-attack"], USAGE, ["--base-attack"]),
+    ([*PREDICT, *PGD, "--gradient", "stein", "--base-attack"], USAGE, ["--gradient"]),
+    ([*TRAIN_PGD, *PGD, "--gradient", "base"], USAGE, ["--gradient", "'base'"]),
 ]
 OMISSIONS = [
     (TRAIN[:-2], USAGE, ["--noise"]),
@@ -295,24 +297,12 @@ ATTACK_USAGES = [
         for size in ("-1", "nan", "inf", "1/0")
     ),
     ([*BASE, "--num-noise-vec", "4"], ["--num-noise-vec", "--gradient base"]),
-    ([*SIZED, "--base-attack"], ["--num-noise-vec", "--base-attack"]),
-    ([*BASE, "--base-attack"], ["--base-attack", "--gradient"]),
-    ([*BASE, "--no-grad-attack"], ["--no-grad-attack"]),
-    ([*SIZED, "--gradient", "stein", "--no-grad-attack"], ["--gradient", "--no-grad-attack"]),
-    (
-        [*SIZED, "--gradient", "plug-in", "--hard-no-grad-attack"],
-        ["--gradient", "--hard-no-grad-attack"],
-    ),
-    (
-        [*SIZED, "--hard-no-grad-attack", "--no-grad-attack"],
-        ["--no-grad-attack and --hard-no-grad-attack both say"],
-    ),
     ([*SIZED, "--gradient", "best"], ["'best'", "plug-in", "stein", "base"]),
     (
         [*SIZED, "--gradient", "expected-loss", "--beta", "4"],
         ["--beta", "--gradient expected-loss", "plug-in"],
     ),
-    ([*SIZED, "--no-grad-attack", "--beta", "1"], ["--beta", "--no-grad-attack", "plug-in"]),
+    ([*SIZED, "--gradient", "stein", "--beta", "1"], ["--beta", "--gradient stein", "plug-in"]),
     *(
         ([*SIZED, "--beta", beta], ["--beta", f"'{beta}'", "above 0"])
         for beta in ("0", "-1", "nan", "inf", "1e999")
@@ -386,14 +376,6 @@ METHODS = [
         for radii in (["-1"], ["nan"], [])
     ),
     ([*CERTIFY, "--method", "adaptive", "--alpha", "1e-10"], ["alpha", "1e-09", "adaptive"]),
-]
-IMAGE_SIZES = [
-    ([command[0], dataset, *command[2:], "--image-size", size], ["image-size"])
-    for command in (CERTIFY, PREDICT, QUANTIZE, TRAIN, [*TRAIN_PGD, *PGD], SIZED)
-    for dataset, size in (
-        *(("digits", "8"), ("imagefolder:photos@8", "8")),
-        ("imagefolder:photos", "8x8"),
-    )
 ]
 THREADS = [
     ([*command.split(), "--threads", "0"], ["--threads", "'0'", "from 1 to 1,024"])
@@ -484,10 +466,7 @@ CASES = [
     *((command, code, [*words, "replaced"]) for command, code, words in OVER_INPUTS),
     *((command, FAILURE, words) for command, words in ATTACK_FAILURES),
     *((command, FAILURE, [*words, "name another file"]) for command, words in OUTPUTS),
-    *(
-        (command, USAGE, words)
-        for command, words in (*ATTACK_USAGES, *METHODS, *IMAGE_SIZES, *THREADS)
-    ),
+    *((command, USAGE, words) for command, words in (*ATTACK_USAGES, *METHODS, *THREADS)),
     *(
         (command, USAGE, [*words, f"(see smoothadv {command[0]}", " --help)"])
         for command, words in MISTYPED

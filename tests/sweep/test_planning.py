@@ -336,7 +336,7 @@ BAD = {
         "--M",
     ),
     "attack contradicts itself": (
-        grid_text(PGD, attack=[{"epsilon": 0.5, "base-attack": True, "num-noise-vec": 2}]),
+        grid_text(PGD, attack=[{"epsilon": 0.5, "gradient": "base", "num-noise-vec": 2}]),
         "[[attack]] 1",
         "--num-noise-vec",
     ),

@@ -195,7 +195,6 @@ class Setting:
     group: str
     unit: str
     keyword: bool
-    alias: str | None
     records: str
     default: Any
     field: str = ""
@@ -229,7 +228,6 @@ def setting(
     group: str = "",
     unit: str = "",
     keyword: bool = True,
-    alias: str | None = None,
     records: str = "",
     **further: Any,
 ) -> Any:
@@ -253,7 +251,7 @@ def setting(
     switch ``--value`` of each value, with its help text. ``group`` is the title of the options
     around it in the help of the command.
 
-    What Python calls it: the name of the field, if ``keyword``; ``alias`` is an older name.
+    What Python calls it: the name of the field, if ``keyword``.
 
     ``further`` arguments are those of dataclasses.field. The result is Any, as there: the
     annotation of the field is its type.
@@ -274,7 +272,6 @@ def setting(
         group=group,
         unit=unit,
         keyword=keyword,
-        alias=alias,
         records=records,
         default=default,
     )
@@ -412,8 +409,7 @@ def takes(*specs: type) -> Callable[[Function], Function]:
     in place of flags.
     """
     settings = [one for spec in specs for one in settings_of(spec) if one.keyword]
-    fields = {name: one.field for one in settings for name in (one.field, one.alias) if name}
-
+    fields = {one.field for one in settings}
     parameters = [
         inspect.Parameter(
             one.field,
@@ -426,7 +422,7 @@ def takes(*specs: type) -> Callable[[Function], Function]:
 
     def hint(name: str = "") -> str:
         """The keyword that is probably meant by another one, as a question."""
-        known = dict(fields)
+        known = {name: name for name in fields}
         for one in settings:
             known |= dict.fromkeys((*one.constants, *(f.lstrip("-") for f in one.flags)), one.field)
         meant = _MEANT.get(name, "")
@@ -448,18 +444,14 @@ def takes(*specs: type) -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def with_keywords(*arguments: Any, **given: Any) -> Any:
-            named = {fields.get(name, name): value for name, value in given.items()}
-            if len(named) < len(given):
-                names = sorted(name for name in given if fields.get(name, name) != name)
-                raise TypeError(f"{function.__name__}() got {names[0]!r} under two names")
             try:
-                signature.bind(*arguments, **named)
+                signature.bind(*arguments, **given)
             except TypeError as error:
-                unknown = [name for name in named if name not in signature.parameters]
+                unknown = [name for name in given if name not in signature.parameters]
                 reason = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else error
                 raise TypeError(f"{function.__name__}() {reason}{hint(*unknown[:1])}") from None
             try:
-                return function(*arguments, **named)
+                return function(*arguments, **given)
             except UserError as error:
                 error.args = (in_python(str(error)), *error.args[1:])
                 raise

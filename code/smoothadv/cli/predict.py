@@ -36,7 +36,7 @@ def make_parser() -> Parser:
         "abstain; with --attack, on attacked images (Salman et al., 2019).",
         kinds=[PredictSpec],
     )
-    add_attack(parser, EvaluationAttackOptions)
+    add_attack(parser, EvaluationAttackOptions, released=["--no-grad-attack", "--base-attack"])
     return parser
 
 

@@ -153,7 +153,7 @@ class Source:
     ``load(split, location, data_dir)`` reads a split ("train" or "test"). ``location`` is the text
     after the colon of the name, "" if there is none; a source with ``takes_location`` requires one,
     which messages call ``location``.
-    With ``takes_preparation`` it may end in "@" and a ``Preparation``, which --image-size appends.
+    With ``takes_preparation`` it may end in "@" and a ``Preparation``.
     ``data_dir`` is None where the user named none: the source then uses its default.
     """
 

@@ -49,8 +49,8 @@ def read_image(
             if size not in (None, image.size):
                 raise UserError(
                     f"{name} is {image.width}x{image.height} pixels where the first image is "
-                    f"{size[0]}x{size[1]}; images must have one size, or be resized: --image-size "
-                    "224, or @224 behind the dataset's name"
+                    f"{size[0]}x{size[1]}; images must have one size, or be resized: write @224 "
+                    "behind the dataset's name"
                 )
             if turned:
                 PIL.ImageOps.exif_transpose(image, in_place=True)

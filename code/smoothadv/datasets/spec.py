@@ -9,7 +9,6 @@ from smoothadv.base.cpus import MOST_THREADS
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import EXISTING, Checked, any_seed, number, one_of, setting
 from smoothadv.datasets import DATASETS, source_of
-from smoothadv.datasets.preparation import parsed, split_location
 
 thread_count = number(int, "a whole number from 1 to 1,024", lambda v: 1 <= v <= MOST_THREADS)
 
@@ -27,32 +26,12 @@ def _known_datasets() -> str:
     return f"one of {', '.join(names)}"
 
 
-def sized_dataset(name: str, image_size: Any) -> str:
-    """The name of a dataset, with the size to which its images are resized (None: their own).
-
-    UserError where there is no such dataset, or its images have a size already.
-    """
-    source, location = source_of(name)
-    if image_size is None:
-        return name
-    if not source.takes_preparation or split_location(location)[1] is not None:
-        raise UserError(f"--image-size: images of '{name}' have a size already: leave it out")
-    return f"{name}@{image_size}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunSpec(Checked):
     """The settings that all runs share; ``dataset`` is a name, or the images themselves."""
 
     dataset: Any = setting(
         parse=str, kind=object, flag="dataset", keyword=False, help=_known_datasets
-    )
-    image_size: Any = setting(
-        None,
-        parse=parsed,
-        kind=int,
-        metavar="S",
-        help="resize images to S x S first: DATASET@S (docs/photographs.md)",
     )
     data_dir: str | None = setting(
         None,
@@ -92,13 +71,10 @@ class RunSpec(Checked):
     def __post_init__(self) -> None:
         if isinstance(self.dataset, str):
             try:
-                dataset = sized_dataset(self.dataset, self.image_size)
+                source_of(self.dataset)
             except UserError as error:
                 reason = self.missing_plugin() or error
                 raise UsageError(f"argument DATASET: {reason}") from error
-            self._set(dataset=dataset, image_size=None)
-        elif self.image_size is not None:
-            raise UsageError("image_size is for datasets by name: resize the images yourself")
 
     def _set(self, **values: Any) -> None:
         """Complete the spec, which is frozen, while it is made."""

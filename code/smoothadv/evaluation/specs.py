@@ -108,7 +108,6 @@ class EvaluationSpec(ModelSpec):
         flag="--max --limit",
         metavar="M",
         group="images",
-        alias="maximum",
         help="stop after M images (default: -1, all)",
     )
     batch: int | None = setting(
@@ -311,6 +310,7 @@ class AttackedSpec(EvaluationSpec):
     )
     base_attack: bool = setting(
         False,
+        flag="",
         group="attack",
         records="base_attack",
         help="attack the base classifier, without noise",
@@ -358,8 +358,8 @@ class AttackedSpec(EvaluationSpec):
         checked("attack", self.attack, None, GradientAttack)
         if self.base_attack and self.num_noise_vec not in (None, 1):
             raise UsageError(
-                "--num-noise-vec is not read with --base-attack, or --gradient base, which attack "
-                "without noise: leave one out"
+                "--num-noise-vec is not read by an attack on the base classifier (--gradient base, "
+                "or base_attack=True), which has no noise: leave one out"
             )
         usual = 1 if self.base_attack else self.USUAL_ATTACK_DRAWS
         self._set(num_noise_vec=self.num_noise_vec or usual, restarts=self.restarts or 1)
@@ -432,7 +432,6 @@ class _OutdirSpec(AttackedSpec):
         parse=output_folder,
         flag="outdir",
         metavar="OUTDIR",
-        alias="folder",
         help="folder for the logs (TSV), adversarial examples (NPZ) and pictures (PNG)",
     )
     only: tuple[int, ...] | None = setting(
@@ -512,7 +511,6 @@ class VerifySpec(RunSpec):
     """
 
     dataset: Any = setting(None, kind=object, flag="", keyword=False)
-    image_size: Any = setting(None, kind=object, keyword=False)
     existing: str = "resume"
     log: Path = setting(
         parse=Path, flag="log", help="certification log, with its manifest beside it"

@@ -144,7 +144,7 @@ class TrainingRun:
         shown_by = []
         if is_first:
             about = self.folder.path, flat(self.folder.recipe), is_resumed
-            shown_by = [TRACKERS[name](*about) for name in trackers]
+            shown_by = [TRACKERS[name](*about) for name in dict.fromkeys(trackers)]
         per_epoch = sum(len(step.indices) for step in self._steps_of(done))
         before = int((done + self.first_step / self.steps) * per_epoch)
         images = epochs * per_epoch

@@ -71,7 +71,7 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     for flag, is_asked_for in for_gpus.items():
         if is_asked_for and device.type != "cuda":
             raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
-    for name in spec.trackers:  # before there is a folder
+    for name in spec.track:  # before there is a folder
         TRACKERS[name].check(name)
     # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with
     # other weights.
@@ -85,7 +85,7 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
             if processes.is_first:
                 stack.enter_context(folder.opened())
                 _announce(setup, folder.saved, report)
-        history = TrainingRun(setup, folder).run_epochs(report, spec.trackers)
+        history = TrainingRun(setup, folder).run_epochs(report, spec.track)
     return Trained(setup.model, history, processes.is_first)
 
 

@@ -374,9 +374,6 @@ class TrainSpec(RunSpec):
         group=_EXECUTION,
         help="show the epochs in other tools",
     )
-    board: bool = setting(
-        False, flag="--tensorboard", group=_EXECUTION, help="as --track tensorboard"
-    )
     command: Sequence[str] | None = None
     arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -438,11 +435,6 @@ class TrainSpec(RunSpec):
             self._set(teacher_noise=objective.noise_sd)
         if self.use_unlabelled is not None and self.unlabelled_weight is None:
             self._set(unlabelled_weight=1.0)
-
-    @property
-    def trackers(self) -> tuple[str, ...]:
-        """The names of the trackers that are asked for, each once."""
-        return tuple(dict.fromkeys((*self.track, *["tensorboard"] * self.board)))
 
     @property
     def arch(self) -> str:

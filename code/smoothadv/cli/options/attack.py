@@ -3,7 +3,7 @@ options describe.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,8 @@ from smoothadv.cli.runner import (
 
 _BASE = "base"
 _GROUP = "attack"
-_GRADIENTS = {
-    "--no-grad-attack": "stein",
-    "--hard-no-grad-attack": "hard-stein",
-    "--base-attack": _BASE,
-}
-"""What other flags say of gradients, in words of --gradient."""
+_RELEASED = {"--no-grad-attack": "stein", "--base-attack": _BASE}
+"""Flags of the released code, and what they say in words of --gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +44,10 @@ class AttackOptions(Checked):
         parse=positive_float,
         help="inverse temperature of the softmax that the plug-in gradient averages (default: 1)",
     )
-    no_grad_attack: bool = setting(
-        False, help="gradients from probabilities, without backpropagation: stein"
-    )
-    hard_no_grad_attack: bool = setting(
-        False, help="gradients from the base classifier's decisions only: hard-stein"
+    gradient: str | None = setting(
+        None,
+        choices=tuple(ESTIMATORS),
+        help="how gradients are computed (default: plug-in; docs/attacks.md)",
     )
 
 
@@ -63,8 +58,8 @@ class EvaluationAttackOptions(AttackOptions):
     gradient: str | None = setting(
         None,
         choices=(*ESTIMATORS, _BASE),
-        help="how gradients are computed (default: plug-in); base: as --base-attack "
-        "(docs/attacks.md)",
+        help="how gradients are computed (default: plug-in; docs/attacks.md); base: of the base "
+        "classifier, without noise",
     )
 
 
@@ -72,13 +67,21 @@ def add_attack(
     parser: Parser,
     kind: type[AttackOptions],
     adapt: Callable[[Setting], Setting] = lambda one: one,
+    released: Iterable[str] = (),
 ) -> None:
     """The options of the ``kind`` and the settings of all attacks, each changed by ``adapt``, in a
-    group that further options join.
+    group that further options join. The ``released`` flags stand for a --gradient.
     """
-    chooser, *gradients = options_of(kind)
+    chooser, beta, gradient = options_of(kind)
     of_attacks = [one for attack in ATTACKS.values() for one in options_of(attack)]
-    add_settings(group_of(parser, _GROUP), map(adapt, [chooser, *of_attacks, *gradients]))
+    group = group_of(parser, _GROUP)
+    add_settings(group, map(adapt, [chooser, *of_attacks, beta]))
+    choice = group.add_mutually_exclusive_group()
+    add_settings(choice, [gradient])
+    for flag in released:
+        value = _RELEASED[flag]
+        text = f"as --gradient {value}"
+        choice.add_argument(flag, action="store_const", const=value, dest=gradient.flag, help=text)
 
 
 def in_256ths(setting: Setting) -> Setting:
@@ -104,15 +107,8 @@ def compose_attack(
         )
     refuse_foreign_settings(options, ATTACKS, "--attack", name)
     chosen = EvaluationAttackOptions(**given_settings(EvaluationAttackOptions, options))
-    flags = [flag for flag in ("--gradient", *_GRADIENTS) if flag in options]
-    if flags[1:]:
-        raise UsageError(
-            f"{flags[0]} and {flags[1]} both say how gradients are computed: leave one of them out"
-        )
     gradient = chosen.gradient or "plug-in"
     way = f"--gradient {gradient}"
-    if flags and flags[0] in _GRADIENTS:
-        gradient, way = _GRADIENTS[flags[0]], flags[0]
     is_plug_in = gradient in ("plug-in", _BASE)
     if chosen.beta is not None and not is_plug_in:
         raise UsageError(
@@ -120,7 +116,8 @@ def compose_attack(
         )
     if noise_sd == 0 and not is_plug_in:
         raise UsageError(
-            f"{way} estimates gradients from noise, and there is none: leave it out, or --noise 0"
+            f"{way} estimates gradients from noise, and there is none: leave it out, or --noise 0, "
+            "or --base-attack"
         )
     if chosen.beta not in (None, 1):
         estimator: GradientEstimator = PlugIn(chosen.beta)
@@ -144,7 +141,7 @@ def attacked_fields(options: Options, default: str | None = None, **given: Any) 
 
     A usage error where options contradict each other.
     """
-    is_on_base = "--base-attack" in options or options.get("--gradient") == _BASE
+    is_on_base = options.get("--gradient") == _BASE
     noise_sd = 0.0 if is_on_base else options["sigma"]
     attack = compose_attack(options, noise_sd, default, **given)
     return {"attack": attack, "base_attack": is_on_base}

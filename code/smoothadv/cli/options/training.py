@@ -100,7 +100,8 @@ def training_parser(name: str, about: str, examples: str, arguments: Sequence[st
         add_settings(group_of(parser, "objective"), options_of(kind))
     if not is_denoiser:
         is_released = "--released-behaviour" in arguments
-        add_attack(parser, AttackOptions, in_256ths if is_released else lambda one: one)
+        adapt = in_256ths if is_released else lambda one: one
+        add_attack(parser, AttackOptions, adapt, ["--no-grad-attack"])
     add_settings(parser, _spec_settings(is_denoiser))
     shown = flags_of(chosen)
     if attack_field(chosen) is not None:
@@ -110,7 +111,7 @@ def training_parser(name: str, about: str, examples: str, arguments: Sequence[st
         shown |= _OF_TEACHER
     hidden = flags_of(*objectives.values(), *ATTACKS.values(), AttackOptions) | _OF_TEACHER
     for action in parser._actions:
-        if {*action.option_strings} & (hidden | {"--released-behaviour"}) - shown:
+        if action.dest in (hidden | {"--released-behaviour"}) - shown:
             action.help = argparse.SUPPRESS
     return parser
 
