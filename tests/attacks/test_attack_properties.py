@@ -105,7 +105,6 @@ def attacks(draw):
         initial_norm=1.0 if is_epsilon else draw(st.sampled_from([1e-3, 0.3, 1.0, 50.0])),
         gamma=draw(st.sampled_from([0.05, 0.5, 0.99])),
         quantization_levels=draw(st.sampled_from([None, None, 2, 256])),
-        evaluate_last=draw(st.booleans()),
         initial_norm_is_epsilon=is_epsilon,
         anneal_past_end=draw(st.booleans()),
     )

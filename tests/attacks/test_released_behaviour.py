@@ -173,11 +173,10 @@ def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype)
         *(
             (
                 *(3, steps, 0.5),
-                {"initial_norm": 0.3, "anneal_past_end": True, "evaluate_last": last},
-                {"initial_norm": 0.3, "annealed_over": steps, "evaluate_last": last},
+                {"initial_norm": 0.3, "anneal_past_end": True},
+                {"initial_norm": 0.3, "annealed_over": steps},
             )
             for steps in (1, 2, 3, 8)
-            for last in (False, True)
         ),
         *(
             (5, steps, 0.4, {"initial_norm": 0.5, **levels}, {"initial_norm": 0.5, **levels})

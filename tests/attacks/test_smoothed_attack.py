@@ -120,10 +120,7 @@ SITUATIONS = [
     (DDN(0.5, 4), {"num_noise_vec": 2, "batch": 5, "restarts": 2}),
     (DDN(0.5, 4, estimator=Stein(SIGMA)), {"num_noise_vec": 6, "batch": 4}),
     (DDN(0.5, 4, initial_norm=5.0), {"num_noise_vec": 3, "batch": 256, "target": "least-likely"}),
-    (
-        DDN(0.5, 3, evaluate_last=True),
-        {"num_noise_vec": 1, "batch": 1, "target": "every", "restarts": 2},
-    ),
+    (DDN(0.5, 3), {"num_noise_vec": 1, "batch": 1, "target": "every", "restarts": 2}),
     (PGD(0.5, 3), {"num_noise_vec": 1, "batch": 3, "target": 2}),
     (DDN(0.5, 4), {"sigma": 0.0, "num_noise_vec": 1, "batch": 4}),
 ]

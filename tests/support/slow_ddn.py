@@ -43,7 +43,6 @@ def slow_ddn(
     targeted: bool = False,
     quantization_levels: int | None = None,
     result_levels: int | None = None,
-    evaluate_last: bool = False,
     annealed_over: int | None = None,
 ) -> torch.Tensor:
     """The adversarial example for one x [...] with noise [m, ...]; steps shorten to 0.01 at k =
@@ -53,14 +52,11 @@ def slow_ddn(
     worst = torch.maximum(x, 1 - x).norm().item()
     best, best_norm = torch.zeros_like(x), worst
     annealed_over = steps - 1 if annealed_over is None else annealed_over
-    for k in range(steps + 1):
+    for k in range(steps):
         obeyed = majority(model(copies_of(x + v, noise)).detach()) == label
         adversarial = obeyed if targeted else not obeyed
-        if k < steps or evaluate_last:
-            if adversarial and v.norm().item() < best_norm:
-                best, best_norm = v, v.norm().item()
-        if k == steps:
-            break
+        if adversarial and v.norm().item() < best_norm:
+            best, best_norm = v, v.norm().item()
         gradient = slow_plug_in(model, x + v, label, noise)
         step = (
             1.0

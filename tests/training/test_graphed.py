@@ -139,7 +139,7 @@ def smoothadv(attack: str = "PGD", copies: int = 1, **of_attack) -> SmoothAdv:
     ("objective", "how", "replays"),
     [
         (smoothadv(), {}, 5),
-        (smoothadv("DDN", 2, evaluate_last=True), {}, 5),
+        (smoothadv("DDN", 2), {}, 5),
         (smoothadv("PGD", 2), {"micro": 4, "momentum": 0.0}, 5),
         (smoothadv("DDN"), {"micro": 4, "precision": "bf16"}, 5),
         (smoothadv("PGD", 2), {"processes": Two}, 5),

@@ -50,9 +50,6 @@ class DDN(GradientAttack):
         parse=_levels,
         help="round DDN's iterates to this many grey levels (default: none)",
     )
-    evaluate_last: bool = setting(
-        False, flag="--evaluate-last-DDN", help="let the result of DDN's last update compete too"
-    )
     initial_norm_is_epsilon: bool = setting(
         False,
         flag="--init-norm-is-epsilon-DDN",
@@ -80,7 +77,7 @@ class DDN(GradientAttack):
 
     def perturbation(self, problem: Problem) -> torch.Tensor:
         best = torch.zeros_like(problem.inputs)
-        clean = problem.estimate(best) if self._updates else None
+        clean = problem.estimate(best) if self.num_steps > 1 else None
         logits = problem.logits(best) if clean is None else clean.logits
         is_open = ~self._adversarial(logits, problem.labels)
         if clean is None or (problem.may_look and not bool(is_open.any())):
@@ -91,11 +88,6 @@ class DDN(GradientAttack):
         rows = is_open.nonzero().squeeze(1)
         best[rows] = self._search(problem.of(rows), unit(clean.gradient[rows]))
         return best
-
-    @property
-    def _updates(self) -> int:
-        """The number of updates whose results are evaluated."""
-        return self.num_steps - 1 + self.evaluate_last
 
     def _search(self, problem: Problem, direction: torch.Tensor) -> torch.Tensor:
         """The shortest adversarial iterate [B, ...], 0 if there is none, for inputs that are not
@@ -112,8 +104,8 @@ class DDN(GradientAttack):
         v, adversarial = best, torch.zeros_like(labels, dtype=torch.bool)
         if problem.start is not None:
             v, direction = problem.start, unit(problem.estimate(problem.start).gradient)
-        last = max(1, self.num_steps if self.anneal_past_end else self.num_steps - 1)
-        for k in range(self._updates):
+        last = self.num_steps if self.anneal_past_end else self.num_steps - 1
+        for k in range(self.num_steps - 1):
             # Cosine annealing from 1 at k = 0 to 0.01 at k = T - 1.
             step = 0.01 + 0.495 * (1 + math.cos(math.pi * k / last))
             v = v + self.direction * step * direction
@@ -124,7 +116,7 @@ class DDN(GradientAttack):
             v = project_box(inputs, unit(v) * per_example(norm, v))
             if self.quantization_levels is not None:
                 v = quantize(inputs + v, self.quantization_levels) - inputs
-            if k + 1 < self._updates:
+            if k + 2 < self.num_steps:
                 estimate = problem.estimate(v)
                 direction, logits = unit(estimate.gradient), estimate.logits
             else:
