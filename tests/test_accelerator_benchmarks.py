@@ -1,30 +1,18 @@
-"""The benchmarks for accelerators run from end to end on a CPU, in small: their figures mean
-nothing there.
+"""The benchmark for accelerators runs from end to end on a CPU, in small: its figures mean nothing
+there.
 """
 
 import importlib
 import json
-import sys
-import tarfile
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import numpy as np
-import pandas as pd
 import pytest
-from PIL import Image
 
-from support.commands import CODE, rows, run_process
+from support.commands import CODE
 from support.recorded_graphs import recorded_graphs as recorded_graphs
 
 BENCHMARKS = CODE.parent / "benchmarks"
-CLASSES = ("airplane", "cat", "ship")
-
-
-def run_benchmark(name: str, folder: Path, *words: object):
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *map(str, words)]
-    return run_process(command, folder, PYTHONPATH=str(CODE))
 
 
 @pytest.fixture
@@ -177,96 +165,3 @@ def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):
     assert measurement.of_ceiling == pytest.approx(0.25), (
         "two steps of 1.01 GFLOP and an update of 1.52"
     )
-
-
-def certificates(predictions: list[int], radii: list[float]) -> pd.DataFrame:
-    """Of images of class 1."""
-    columns = {"idx": range(len(predictions)), "label": 1, "predict": predictions, "radius": radii}
-    return pd.DataFrame(columns).assign(
-        correct=lambda table: (table.predict == table.label).astype(np.int64)
-    )
-
-
-def test_agreement_counts_classes_and_radii(imported):
-    agreement = imported("precision_agreement").agreement
-    reference = certificates([1, 1, 2, -1, 1], [0.5, 0.75, 0.1, 0.0, 0.25])
-    other = certificates([1, 1, 2, 1, -1], [0.5, 0.7, 0.1, 0.3, 0.0])
-    found = agreement(reference, other)
-    assert (found.images, found.other_class, found.other_radius) == (5, 2, 1)
-    assert found.largest == pytest.approx(0.05) and found.mean == pytest.approx(0.05 / 3)
-    assert found.accuracy == pytest.approx((0, 0, 0, -20, 0))
-    assert agreement(reference, reference).other_radius == 0
-    with pytest.raises(ValueError, match="different images"):
-        agreement(reference, certificates([1], [0.5]))
-
-
-def test_certificates_of_precisions_are_compared(
-    imported, checkpoint, warm, tmp_path, monkeypatch, capsys
-):
-    """By the command, in processes as the benchmark starts them."""
-    words = [
-        "digits",
-        checkpoint,
-        0.25,
-        "logs",
-        "--precisions",
-        "bf16",
-        "--device",
-        "cpu",
-    ]
-    benchmark = imported("precision_agreement")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        sys, "argv", ["precision_agreement.py", *map(str, words), "--N", "100", "--skip", "30"]
-    )
-    started = SimpleNamespace(run=lambda command: warm.run(list(map(str, command)), tmp_path))
-    monkeypatch.setattr(benchmark, "subprocess", started)
-    benchmark.main()
-    assert [len(rows(tmp_path / f"logs/{name}.tsv")) for name in ("fp32", "bf16")] == [12, 12]
-    assert (tmp_path / "logs/agreement.md").read_text() in capsys.readouterr().out
-    assert "| bf16 | 12 | " in (tmp_path / "logs/agreement.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
-    """An archive of images of three classes, each of a colour of its own."""
-    folder = tmp_path_factory.mktemp("images")
-    generator = np.random.default_rng(0)
-    with tarfile.open(folder / "images.tar.xz", "w:xz") as archive:
-        for split, count in [("train", 20), ("test", 20)]:
-            for label, name in enumerate(CLASSES):
-                place = folder / split / name
-                place.mkdir(parents=True)
-                for number in range(count):
-                    pixels = generator.integers(0, 100, (32, 32, 3), dtype=np.uint8)
-                    pixels[..., label] += 150
-                    Image.fromarray(pixels).save(place / f"{number:04d}.jpg")
-            archive.add(folder / split, split)
-    return folder / "images.tar.xz"
-
-
-@pytest.mark.slow
-def test_cifar10_is_reproduced_from_images_to_tables(images, tmp_path):
-    """A minute: two models, each certified twice and attacked, a report, and the page."""
-    page = tmp_path / "page.md"
-    page.write_text(
-        "before\n<!-- cifar10 reproduction: begin -->\nold\n<!-- cifar10 reproduction: end "
-        "-->\nafter\n"
-    )
-    words = [images, "--smoke", "--folder", "made", "--page", page]
-    done = run_benchmark("cifar10_reproduction", tmp_path, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = (tmp_path / "made/results.md").read_text()
-    assert (
-        "sigma = 0.5, exact:" in text
-        and "sigma = 0.5, adaptive:" in text
-        and text.count("against Gaussian") == 2
-    )
-    assert page.read_text() == (
-        "before\n<!-- cifar10 reproduction: begin -->\n\n"
-        + text
-        + "\n<!-- cifar10 reproduction: end -->\nafter\n"
-    )
-    assert "Upper envelopes" in (tmp_path / "made/report.html").read_text()
-    logs = sorted((tmp_path / "made/logs").rglob("sigma_0.50*.tsv"))
-    assert len(logs) == 4 and all(len(rows(log)) == 6 for log in logs)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from smoothadv.base.errors import UserError
 from smoothadv.records.readers import read_certification_log, read_prediction_log, read_training_log
-from support.plain import plain_module
+from support import damaged_tables
 
 OURS = """idx label predict radius correct time successes trials
 0 3 3 1.1449999776066905 1 0:00:15.123456 99000 100000
@@ -48,7 +48,6 @@ LOGS = {
 }
 SHORT_NAMES = {"trainacc": "trainaccuracy", "testacc": "testaccuracy"}
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-hostile_cases = plain_module("hostile_cases")
 FUZZ = settings(
     deadline=None,
     derandomize=True,
@@ -153,8 +152,8 @@ def damaged(log: str, count: int) -> Iterator[bytes]:
     """The log after a few accidents to its table, and now and then to its bytes."""
     for seed in range(count):
         rng = random.Random(seed)
-        content = hostile_cases.doctored_table(written(cells(log)), rng)
-        yield content if rng.random() < 0.7 else hostile_cases.damaged(content, [content], rng)
+        content = damaged_tables.doctored_table(written(cells(log)), rng)
+        yield content if rng.random() < 0.7 else damaged_tables.damaged(content, [content], rng)
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -244,7 +243,7 @@ def test_odd_field_is_read_as_it_is_printed_or_refused_by_name(tmp_path, name):
     read, log = LOGS[name]
     wrong = set()
     for column, heading in enumerate(cells(log)[0]):
-        for odd in hostile_cases.ODD_FIELDS:
+        for odd in damaged_tables.ODD_FIELDS:
             lines = cells(log)
             lines[2][column] = odd
             try:
