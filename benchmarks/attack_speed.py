@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import platform
-import statistics
 from collections.abc import Callable
 
 import plain_training
 import torch
-from training_speed import SIGMA, seconds, settled
+from timing import conditions, in_turns, parsed, parser_of, print_rates
+from training_speed import SIGMA, settled
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
@@ -60,9 +59,7 @@ def variants(
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--arch", default="cifar_resnet20")
     parser.add_argument("--examples", type=int, default=192)
     parser.add_argument("--steps", type=int, default=2)
@@ -73,20 +70,8 @@ def main() -> None:
         default=None,
         help="noisy images per pass (None: the default of the device)",
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    where = (
-        torch.cuda.get_device_name()
-        if options.device.type == "cuda"
-        else f"{options.threads} threads"
-    )
-    print(
-        f"{options.arch}, T={options.steps}, {options.rounds} rounds, {where}, torch "
-        f"{torch.__version__}, Python {platform.python_version()}"
-    )
+    options = parsed(parser)
+    print(f"{options.arch}, T={options.steps}, {conditions(options)}")
     network = settled(options.arch, options.device).eval()
     for copies in options.copies:
         count = max(1, options.examples // copies)
@@ -95,16 +80,8 @@ def main() -> None:
         runs = variants(network, images, labels, copies, options)
         found = {name: run() for name, run in runs.items()}
         difference = float((found["ours"] - found["plain"]).abs().max())
-        rounds = [
-            {name: seconds(run, options.device) for name, run in runs.items()}
-            for _ in range(options.rounds)
-        ]
-        for name in runs:
-            ratio = statistics.median(times["plain"] / times[name] for times in rounds)
-            rate = statistics.median(count / times[name] for times in rounds)
-            print(
-                f"m={copies:<4d} {name:6s} {rate:10,.2f} images/s {ratio:6.2f} x plain", flush=True
-            )
+        times = in_turns(runs, options)
+        print_rates(times, "plain", count, "images/s", before=f"m={copies:<4d} ", width=6)
         print(f"m={copies:<4d} largest difference of a pixel {difference:.1e}")
 
 

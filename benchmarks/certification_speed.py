@@ -15,14 +15,12 @@ normalization come from noise-like images.
 from __future__ import annotations
 
 import argparse
-import platform
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from plain_certification import count_votes, gaussian
+from timing import conditions, in_turns, parsed, parser_of, print_rates
 
 from smoothadv.architectures import get_architecture
 from smoothadv.datasets import describe_dataset
@@ -85,22 +83,6 @@ def filling(
     return run
 
 
-def seconds(run: Callable[[], None], options: argparse.Namespace) -> float:
-    """Processor time on one CPU thread, which other processes do not disturb; else wall time."""
-    clock = (
-        time.process_time
-        if options.threads == 1 and options.device.type == "cpu"
-        else time.perf_counter
-    )
-    if options.device.type == "cuda":
-        torch.cuda.synchronize()
-    start = clock()
-    run()
-    if options.device.type == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start
-
-
 def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwork:
     """The network of integers, calibrated on ``images``."""
     floats = read_network(classifier, shape := tuple(images.shape[1:]))
@@ -159,45 +141,20 @@ def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=7)
     parser.add_argument("--arch", default="cifar_resnet110")
     parser.add_argument("--plain-batch", type=int, nargs="+", default=[400])
     parser.add_argument(
         "--batch", type=int, default=None, help="batch of ours; None: as certify chooses"
     )
     parser.add_argument("--draws", type=int, default=800, help="per round and variant")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["fp32"])
     parser.add_argument("--integers", action="store_true", help="a network of integers, too")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    runs = variants(options)
-    for run in runs.values():
-        run()
-    rounds = []
-    for _ in range(options.rounds):
-        rounds.append({name: seconds(run, options) for name, run in runs.items()})
-    plain = next(iter(runs))
-    where = (
-        torch.cuda.get_device_name()
-        if options.device.type == "cuda"
-        else f"{options.threads} threads"
-    )
-    print(
-        f"{options.arch}, {options.rounds} rounds of {options.draws} draws, {where}, torch "
-        f"{torch.__version__}, ",
-        end="",
-    )
-    print(f"Python {platform.python_version()}")
-    for name in runs:
-        ratio = statistics.median(times[plain] / times[name] for times in rounds)
-        rate = statistics.median(options.draws / times[name] for times in rounds)
-        print(f"{name:34s} {rate:12,.0f} samples/s {ratio:8.2f} x plain")
+    options = parsed(parser)
+    times = in_turns(variants(options), options)
+    print(f"{options.arch}, {options.draws} draws, {conditions(options)}")
+    print_rates(times, next(iter(times[0])), options.draws, "samples/s")
 
 
 if __name__ == "__main__":

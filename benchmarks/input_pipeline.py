@@ -11,13 +11,10 @@ alternate in one process of one thread; printed is the median of the rounds' rat
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
-
 import numpy as np
 import torch
 from PIL import Image
+from timing import in_turns, parsed, parser_of, print_rates
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
@@ -49,11 +46,9 @@ class PlainImages(Dataset):
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, rounds=7)
     parser.add_argument("--images", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = parsed(parser)
     pixels = np.random.default_rng(0).integers(0, 256, (options.images, 32, 32, 3), dtype=np.uint8)
     labels = torch.arange(options.images) % 10
     classes = tuple("0123456789")
@@ -63,25 +58,16 @@ def main() -> None:
     batched = InMemoryImages(torch.from_numpy(pixels).permute(0, 3, 1, 2), labels, description)
     loader = DataLoader(PlainImages(pixels, labels.tolist()), BATCH, shuffle=True)
 
-    def plain() -> int:
-        return sum(len(images) for images, _ in loader)
+    def plain() -> None:
+        assert sum(len(images) for images, _ in loader) == options.images
 
-    def ours() -> int:
+    def ours() -> None:
         batches = torch.randperm(options.images).split(BATCH)
         epoch = batched.training_batches(batches, torch.device("cpu"), torch.Generator())
-        return sum(len(images) for images, _ in epoch)
+        assert sum(len(images) for images, _ in epoch) == options.images
 
-    rates = []
-    for _ in range(options.rounds + 1):  # the first one warms up
-        rate = {}
-        for run in (plain, ours):
-            start = time.process_time()
-            rate[run] = run() / (time.process_time() - start)
-        rates.append(rate)
-    for run in (plain, ours):
-        typical = statistics.median(rate[run] for rate in rates[1:])
-        ratio = statistics.median(rate[run] / rate[plain] for rate in rates[1:])
-        print(f"{run.__name__:6s} {typical:10,.0f} images/s per core {ratio:6.1f} x plain")
+    times = in_turns({"plain": plain, "ours": ours}, options)
+    print_rates(times, "plain", options.images, "images/s", width=6)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from certification_speed import quantized, seconds, settled
+from certification_speed import quantized, settled
+from timing import in_turns, parsed, parser_of
 
 from smoothadv.exact.export import as_onnx
 from smoothadv.exact.network import IntegerNetwork
@@ -120,15 +121,10 @@ RUNTIMES = {
 
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=9)
     parser.add_argument("--arch", nargs="+", default=["cifar_resnet20", "cifar_resnet110"])
     parser.add_argument("--batch", nargs="+", type=int, default=[100], help="certify takes 100")
-    parser.add_argument("--rounds", type=int, default=9)
-    options = parser.parse_args()
-    options.threads, options.device = 1, CPU
-    torch.set_num_threads(1)
+    options = parsed(parser)
     for arch in options.arch:
         for batch in options.batch:
             torch._dynamo.reset()
@@ -145,10 +141,7 @@ def measure(arch: str, batch: int, options: argparse.Namespace) -> None:
     assert all(
         torch.equal(logits[name], logits["integers"]) for name in voters if "floats" not in name
     )
-    rounds = [
-        {name: seconds(partial(voter, images), options) for name, voter in voters.items()}
-        for _ in range(options.rounds)
-    ]
+    rounds = in_turns({name: partial(voter, images) for name, voter in voters.items()}, options)
     print(f"{arch}, batch {batch}, {options.rounds} rounds, torch {torch.__version__}")
     for name in voters:
         each = statistics.median(times[name] for times in rounds) / batch * 1e6

@@ -12,15 +12,14 @@ passes per image: 1 forward, 2 backward, 2 for the gradient of an image. Votes a
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
-import platform
 import statistics
 from collections.abc import Callable
 
 import torch
-from training_speed import batch_of, seconds, settled, sgd
+from timing import conditions, in_turns, parsed, parser_of
+from training_speed import batch_of, settled, sgd
 
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.distributed import Processes
@@ -81,12 +80,10 @@ def updating(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--arch", default="cifar_resnet20")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = parsed(parser)
     network = settled(options.arch, CPU)
     runs = {
         name: updating(
@@ -95,14 +92,10 @@ def main() -> None:
         for name, (chosen, settings, _, epoch) in CASES.items()
     }
     load = os.getloadavg()[0]
-    several = [
-        {name: seconds(run, CPU) for name, run in runs.items()} for _ in range(1 + options.rounds)
-    ]
-    rounds = several[1:]  # the first is to warm up
+    rounds = in_turns(runs, options)
     print(
-        f"{options.arch}, batch {options.batch}, {options.rounds} rounds, processor time of one "
-        f"thread, torch {torch.__version__}, Python {platform.python_version()}, load {load:.1f} "
-        f"to {os.getloadavg()[0]:.1f}\n\n"
+        f"{options.arch}, batch {options.batch}, {conditions(options)}, load {load:.1f} to "
+        f"{os.getloadavg()[0]:.1f}\n\n"
         "| objective | passes | of Gaussian's | time, of Gaussian's | ms per image "
         "|\n|---|---:|---:|---:|---:|"
     )

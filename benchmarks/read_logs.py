@@ -8,17 +8,14 @@ alternate in this process; the medians and their ratio are printed.
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from timing import conditions, in_turns, parsed, parser_of, print_rates
 
 from smoothadv.analysis import ANALYSES
 from smoothadv.analysis.reading import read_logs
@@ -60,35 +57,18 @@ def ours(folder: Path) -> str:
     return FORMATS["markdown"](ANALYSES["summary"](radii=RADII)(read_logs([str(folder)])))
 
 
-def seconds(function: Callable[[Path], str], folder: Path) -> float:
-    """Wall-clock time of one call."""
-    start = time.perf_counter()
-    function(folder)
-    return time.perf_counter() - start
-
-
 def main() -> None:
     """Write the logs, time both, print the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--logs", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = parsed(parser)
     with tempfile.TemporaryDirectory() as name:
         write_logs(Path(name), options.logs)
-        times = [
-            (seconds(plain, Path(name)), seconds(ours, Path(name))) for _ in range(options.rounds)
-        ]
-    plain_time, our_time = (statistics.median(column) for column in zip(*times))
-    ratio = statistics.median(b / a for a, b in times)
-    print(
-        f"{options.logs} logs of {ROWS} rows, median of {options.rounds} rounds, {os.cpu_count()} "
-        "CPUs,"
-    )
-    print(f"Python {platform.python_version()}, pandas {pd.__version__}, NumPy {np.__version__}:")
-    print(f"  read, checked and tabulated      {our_time:6.2f} s")
-    print(f"  plain loop over pandas.read_csv  {plain_time:6.2f} s   (ratio {ratio:.2f})")
+        runs = {"plain": partial(plain, Path(name)), "ours": partial(ours, Path(name))}
+        times = in_turns(runs, options)
+    print(f"{options.logs} logs of {ROWS} rows, {os.cpu_count()} CPUs, {conditions(options)},")
+    print(f"pandas {pd.__version__}, NumPy {np.__version__}:")
+    print_rates(times, "plain", options.logs, "logs/s", width=6)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import platform
-import statistics
-import time
 from collections.abc import Callable
 
 import plain_training
 import torch
+from timing import conditions, in_turns, parsed, parser_of, print_rates
 
 from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
@@ -117,61 +115,22 @@ def updating(update: Update, images: torch.Tensor, labels: torch.Tensor) -> Call
     return run
 
 
-def seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Processor time of one update on a CPU of one thread, else wall time."""
-    clock = (
-        time.process_time
-        if device.type == "cpu" and torch.get_num_threads() == 1
-        else time.perf_counter
-    )
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = clock()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return clock() - start
-
-
 def main() -> None:
     """Parse, measure, print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
+    parser = parser_of(__doc__, rounds=5)
     parser.add_argument("--arch", default="cifar_resnet110")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--compile", action="store_true")
     parser.add_argument(
         "--precision", nargs="+", choices=list(CONVOLUTION_DTYPES), default=["fp32"]
     )
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    where = (
-        torch.cuda.get_device_name()
-        if options.device.type == "cuda"
-        else f"{options.threads} threads"
-    )
-    print(
-        f"{options.arch}, batch {options.batch}, {options.rounds} rounds, {where}, torch "
-        f"{torch.__version__}, Python {platform.python_version()}"
-    )
+    options = parsed(parser)
+    print(f"{options.arch}, batch {options.batch}, {conditions(options)}")
     network = settled(options.arch, options.device)
     for case in options.cases:
-        runs = variants(case, network, options)
-        for run in runs.values():
-            run()
-        rounds = [
-            {name: seconds(run, options.device) for name, run in runs.items()}
-            for _ in range(options.rounds)
-        ]
-        for name in runs:
-            ratio = statistics.median(times["plain"] / times[name] for times in rounds)
-            rate = statistics.median(options.batch / times[name] for times in rounds)
-            print(f"{case:14s} {name:18s} {rate:10,.1f} images/s {ratio:6.2f} x plain", flush=True)
+        times = in_turns(variants(case, network, options), options)
+        print_rates(times, "plain", options.batch, "images/s", before=f"{case:14s} ", width=18)
 
 
 if __name__ == "__main__":
