@@ -25,10 +25,10 @@ def documented_commands(text: str) -> list[str]:
 
     A line that leaves the start to torchrun, or to the console command, is given as if it did not.
     """
-    joined = re.sub(r"\\\n\s*", "", text)
+    joined = re.sub(r"\\\n\s*", "", text).replace("$SLURM_ARRAY_TASK_ID", "0")
     joined = re.sub(r"\| `(python code/\w+\.py [^`\n]*)`", r"\n\1\n", joined)  # of a table
     joined = re.sub(
-        r"^( *)torchrun (--\S+ \d+ )*(-- )?code/", r"\1python code/", joined, flags=re.MULTILINE
+        r"^( *)torchrun (--\S+ \S+ )*(-- )?code/", r"\1python code/", joined, flags=re.MULTILINE
     )
     joined = re.sub(r"^( *)smoothadv (\w+) ", r"\1python code/\2.py ", joined, flags=re.MULTILINE)
     return [line.strip() for line in joined.splitlines() if line.strip().startswith("python code/")]
