@@ -27,7 +27,7 @@ ALLOWED = {
     "base": {"version"},
     "records": BASE,
     "statistics": BASE | {"records"},
-    "noise": BASE,
+    "noise": BASE | {"statistics"},
     "datasets": BASE | {"noise"},
     "architectures": BASE | {"datasets"},
     "checkpoints": BASE | {"architectures", "datasets", "records"},

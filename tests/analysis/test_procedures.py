@@ -11,12 +11,16 @@ import pytest
 from smoothadv.analysis.reading import read_logs
 from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics import PROCEDURES, Procedure, Voting
+from smoothadv.statistics.bounds import certified_radius
 from support import refusals
 from support.procedure_logs import (
+    ADAPTED,
     ALLOWED,
+    ALPHA,
     COLUMNS,
     EXACT,
     GRID,
+    SIGMA,
     N,
     adaptive_row,
     put,
@@ -106,13 +110,18 @@ def test_all_images_may_abstain_early():
 
 
 def test_counts_of_a_grid_must_certify_its_radii():
-    """They are those of the look that did, and without other looks no more would be needed."""
+    """They are those of the look that did, which needs more votes than if it were the only one."""
     assert len(read_logs(["grid/log.tsv"]).certification) == 1
+    fewest = next(k for k in range(401) if ADAPTED.certified_by(k, 400 - k, 400) >= 0.5)
+    alone = certified_radius(fewest - 1, 400, SIGMA, ALPHA)
+    assert alone > 0.5, "one look would show it, and this one does not"
     for changes, said in [
         ({"successes": 200}, "counts do not certify"),
-        ({"looks": 6}, "counts of no look, or a radius not on the grid, first at idx 0"),
-        ({"trials": 399, "successes": 399}, "counts of no look"),
-        ({"radius": 0.51}, "radius not on the grid"),
+        ({"looks": 6}, "counts of no look, first at idx 0"),
+        ({"samples": 501}, "counts of no look, first at idx 0"),
+        ({"trials": 399, "successes": 399}, "counts do not certify"),
+        ({"radius": 0.51}, "counts do not certify"),
+        ({"successes": fewest - 1}, "counts do not certify"),
     ]:
         assert said in refusal(put("log.tsv", [GRID[0] | changes, *GRID[1:]], "adaptive")), changes
     without = [{name: entry[name] for name in COLUMNS} for entry in GRID]

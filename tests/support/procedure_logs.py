@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.records.logs import manifest_path, tsv
+from smoothadv.statistics import Smoothing
+from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.bounds import certified_radius
 from support.certified_logs import MANIFEST
 
@@ -12,6 +14,7 @@ SIGMA, N, ALPHA = 0.5, 1000, 0.001
 RADII = [0.0, 0.25, 0.5, 0.75]
 COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
 ADAPTIVE = ["samples", "level", "looks"]
+ADAPTED = Adaptive(Smoothing(SIGMA, 100, N, ALPHA), RADII)
 ALLOWED = max(m for m in range(N) if certified_radius(N - m, N, SIGMA, ALPHA) is not None)
 """The most misses among N draws with which anything is certified."""
 
@@ -39,10 +42,12 @@ def exact_row(idx: int, successes: int, predict: int = 3) -> dict:
 
 
 def adaptive_row(idx: int, level: int, predict: int = 3, trials: int = 400, **more: int) -> dict:
-    """A row as adaptive writes it; level -1 abstains."""
+    """A row as adaptive writes it, with the most successes that show no more; level -1 abstains."""
     radius = 0.0 if level < 0 else RADII[level]
+    found = (ADAPTED.certified_by(count, trials - count, trials) for count in range(trials + 1))
+    successes = max(k for k, each in enumerate(found) if each < 0 or each == radius)
     more = {"samples": 100 + trials, "level": level, "looks": 7 if trials else 0, **more}
-    return row(idx, predict if level >= 0 else -1, radius, trials, trials, **more)
+    return row(idx, predict if level >= 0 else -1, radius, successes, trials, **more)
 
 
 # 3 of 5 correct, 1 abstains: 0.5 + 0.25 + 0 over five images.

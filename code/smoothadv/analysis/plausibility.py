@@ -2,28 +2,26 @@
 largest that n allows.
 """
 
-import dataclasses
 import math
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
 from smoothadv.analysis.logs import Log
 from smoothadv.base.errors import UserError
+from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.records.manifests import METHODS
 from smoothadv.records.readers import DataFrame
-from smoothadv.statistics import ABSTAIN, Procedure, Smoothing
-from smoothadv.statistics.adaptive import LADDER
+from smoothadv.statistics import ABSTAIN, Procedure
 from smoothadv.statistics.bounds import maximum_radius
-from smoothadv.statistics.exact import Exact
+from smoothadv.statistics.grey_noise import grey_noise_distance
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure
-from smoothadv.statistics.two_sided import RIVAL, TwoSided
 
 _OTHER_ALPHA = 0.01
 _FEWEST_TO_JUDGE = 20
-_DISTANCE = 1e-6  # far more than noise in grey levels has from a Gaussian, on any image
-_MATCH = 1e-6  # relative: radii agree with their counts to 1e-8, another sigma or alpha does not
+_TOO_SMALL, _TOO_LARGE = 1e-6, 1e-8
+"""Relative: how far a radius may be from the one of its counts, where a quantile is computed, which
+other versions of SciPy round otherwise. Radii of a grid are exact."""
 
 
 def check_certificates(log: Log) -> Log:
@@ -35,21 +33,16 @@ def check_certificates(log: Log) -> Log:
     what could not be checked.
     """
     log = replace(log, notes=(*log.notes, *_notes(log)))
-    sigma = log.facts.get("sigma")
     if log.radii_follow_from_counts:
         log = _check_trials(log)
-    elif (
-        log.facts.settings.get("method") in METHODS
-        and issubclass(log.procedure_type, GridProcedure)
-        and set(GRID_COLUMNS) <= set(log.table)
-    ):
-        _check_looks(log)
+    sigma, method = log.facts.get("sigma"), log.facts.settings.get("method")
     if sigma is None:
         note = "its sigma is unknown, so its radii could not be checked: --sigma states it"
         return replace(log, notes=(*log.notes, note))
-    if not log.radii_follow_from_counts:
+    is_on_grid = method in METHODS and {*GRID_COLUMNS} <= {*log.table}
+    if not log.radii_follow_from_counts and not is_on_grid:
         return _check_largest(log, sigma)
-    _check_radii_of_counts(log, sigma, log.procedure_type)
+    _check_radii_of_counts(log, sigma)
     return log
 
 
@@ -126,7 +119,7 @@ def _check_trials(log: Log) -> Log:
     at_best = fewer.assign(
         successes=log.facts.n - (fewer.trials - fewer.successes), trials=log.facts.n
     )
-    radii = _radii_of_counts(log, at_best, 1.0, log.procedure_type)
+    radii = _radii_of_counts(log, _recorded(log, 1.0), at_best)
     wrong = fewer[is_certified[fewer.index] | ~np.isnan(radii)]
     if len(wrong):
         trials, fault = wrong.trials.iloc[0], "abstains although its counts certify"
@@ -139,19 +132,32 @@ def _check_trials(log: Log) -> Log:
     return log
 
 
-def _radii_of_counts(
-    log: Log, table: DataFrame, sigma: float, procedure: type[Procedure]
-) -> np.ndarray:
-    """The radius that the counts of each row of ``table`` certify by ``procedure``, nan if none:
-    float64 [rows]; computes one per distinct counts.
+def _recorded(log: Log, sigma: float) -> Procedure:
+    """The procedure of a log, with the settings in its manifest, if there is one; UserError where
+    they are impossible.
     """
-    settings = {**log.facts.settings, "sigma": sigma, "alpha": log.facts.alpha}
+    stated = {"sigma": sigma, "N": log.facts.n, "alpha": log.facts.alpha}
+    settings = {"N0": 1, **log.facts.settings, **stated}
     try:
-        columns = procedure.counts(settings)
-        counts, inverse = np.unique(table[[*columns]].to_numpy(), axis=0, return_inverse=True)
-        radii = [
-            procedure.radius_from(dict(zip(columns, row)), settings) for row in counts.tolist()
-        ]
+        if settings.get("sound"):
+            dimension = math.prod(log.facts.runs[-1]["image_shape"])
+            sigmas = settings.get("sigmas", [sigma])
+            distances = tuple(grey_noise_distance(each, dimension) for each in sigmas)
+            settings |= {"noise_distance": distances[0], "noise_distances": distances}
+        return log.procedure_type.recorded(settings)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"its manifest has settings that cannot be: {error!r}"
+        raise UserError(f"{log.path} is left in doubt: {reason}") from error
+
+
+def _radii_of_counts(log: Log, procedure: Procedure, table: DataFrame) -> np.ndarray:
+    """The radius that the counts of each row of ``table`` certify, nan if none: float64 [rows];
+    computes one per distinct counts.
+    """
+    columns = [*COUNT_COLUMNS, *procedure.columns]
+    try:
+        counts, inverse = np.unique(table[columns].to_numpy(), axis=0, return_inverse=True)
+        radii = [procedure.shown(dict(zip(columns, row))) for row in counts.tolist()]
     except (KeyError, TypeError, ValueError) as error:
         reason = f"its counts or the settings in its manifest are impossible ({error!r})"
         raise UserError(f"{log.path} is left in doubt: {reason}") from error
@@ -159,55 +165,22 @@ def _radii_of_counts(
     return found[inverse.reshape(-1)]
 
 
-def _check_looks(log: Log) -> None:
-    """UserError unless rows on a grid have the looks of their procedure, and counts that would
-    certify without others.
-
-    A procedure that looks several times needs at each look as many votes as one that looks there
-    alone, or more.
+def _check_radii_of_counts(log: Log, sigma: float) -> None:
+    """UserError unless each radius is the one that its counts certify, and, where the votes are
+    looked at several times, the draws of each row are those of its looks.
     """
-    table, settings = log.table, log.facts.settings
-    procedure = cast(type[GridProcedure], log.procedure_type)
-    own = {field.name for field in dataclasses.fields(procedure)} & settings.keys()
-    common = settings["sigma"], settings["N0"], settings["N"], settings["alpha"]
-    is_look = np.zeros(len(table), bool)
-    # Looks change little with the distance of the noise from a Gaussian, if at all.
-    for distance in (0.0, _DISTANCE) if settings["sound"] else (0.0,):
-        try:
-            made = procedure(Smoothing(*common, distance), **{name: settings[name] for name in own})
-        except ValueError as error:
-            raise UserError(
-                f"{log.path} is left in doubt: its manifest has settings that cannot be: {error}"
-            ) from error
-        looks = np.array([0, *made.looks, -1])
-        at_look = np.take(looks, table.looks, mode="clip") == table.samples - settings["N0"]
-        is_look |= at_look & np.isin(table.trials, looks)
-    on_grid = np.isin(table.radius, settings["radii"])
-    if RIVAL in table or settings["ladder"]:
-        step = table.radius.to_numpy() * LADDER / settings["sigma"] % 1
-        on_grid |= np.minimum(step, 1 - step) < _MATCH
-    by_one_look = TwoSided if RIVAL in table else Exact
-    _check_radii_of_counts(log, settings["sigma"], by_one_look, smaller_are_fine=True)
-    wrong = table.idx[~(is_look & on_grid)]
-    if len(wrong):
-        raise UserError(
-            f"{log.path} holds counts of no look, or a radius not on the grid, first at idx "
-            f"{wrong.iloc[0]}"
-        )
-
-
-def _check_radii_of_counts(
-    log: Log, sigma: float, procedure: type[Procedure], smaller_are_fine: bool = False
-) -> None:
-    """UserError unless each radius is the one that its counts certify by ``procedure``, or no
-    larger.
-    """
-    certified = log.table[log.table.predict >= 0]
-    radii = certified.radius.to_numpy()
-    expected = _radii_of_counts(log, certified, sigma, procedure)
-    right = np.isclose(radii, expected, rtol=_MATCH, atol=1e-9)
-    if smaller_are_fine:
-        right |= radii <= expected
+    procedure, table = _recorded(log, sigma), log.table
+    if isinstance(procedure, GridProcedure):
+        looks = np.array([0, *procedure.looks, -1])
+        drawn = table.samples - procedure.smoothing.n0
+        wrong = table.idx[np.take(looks, table.looks, mode="clip") != drawn]
+        if len(wrong):
+            raise UserError(f"{log.path} holds counts of no look, first at idx {wrong.iloc[0]}")
+    certified = table[table.predict >= 0]
+    radii, expected = certified.radius.to_numpy(), _radii_of_counts(log, procedure, certified)
+    too_large = _TOO_LARGE if procedure.fixed_sample else 0.0
+    least, most = expected * (1 - _TOO_SMALL) - 1e-9, expected * (1 + too_large)
+    right = (least <= radii) & (radii <= most)
     if not right.all():
         row = certified[~right].iloc[0]
         raise UserError(

@@ -11,8 +11,6 @@ discretisation costs nothing.
 
 from __future__ import annotations
 
-import math
-from fractions import Fraction
 from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import ClassVar
@@ -20,11 +18,7 @@ from typing import ClassVar
 import torch
 
 from smoothadv.noise.streams import Noise
-
-_BITS = 62
-_DIGITS = 40
-_REACH = 6  # in sigmas: the range is clipped to [-6 sigma, 255 + 6 sigma]
-WHITE = 255
+from smoothadv.statistics.grey_noise import BITS, WHITE, clip, grey_noise_distance, thresholds
 
 
 class RoundedGaussianNoise(Noise):
@@ -41,32 +35,10 @@ class RoundedGaussianNoise(Noise):
     @cached_property
     def clip(self) -> int:
         """B: how far below black and above white noisy pixels may lie, in grey levels."""
-        return math.ceil(_REACH * WHITE * Fraction(self.sigma))
-
-    @cached_property
-    def _table(self) -> tuple[torch.Tensor, float]:
-        """Thresholds T_i = 2^62 Phi((i + 1/2) / 255 sigma), i = -M..M-1, rounded; and the sum of
-        their errors / 2^62.
-
-        M = 255 + B: noise beyond M is clipped for every pixel value, so it needs no further
-        thresholds.
-        """
-        import mpmath
-
-        reach = WHITE + self.clip
-        with mpmath.workdps(_DIGITS):
-            scale = mpmath.mpf(WHITE) * mpmath.mpf(self.sigma)
-            exact = [
-                mpmath.ldexp(mpmath.ncdf((i + mpmath.mpf(1) / 2) / scale), _BITS)
-                for i in range(-reach, reach)
-            ]
-            nearest = [int(mpmath.nint(value)) for value in exact]
-            error = mpmath.fsum(abs(value - integer) for value, integer in zip(exact, nearest))
-            distance = float(mpmath.ldexp(error, -_BITS))
-        return torch.tensor(nearest, dtype=torch.int64), distance * (1 + 1e-12)
+        return clip(self.sigma)
 
     def distance(self, dimension: int) -> float:
-        return dimension * self._table[1]
+        return grey_noise_distance(self.sigma, dimension)
 
     def check_image(self, image: torch.Tensor) -> None:
         # On the CPU: an accelerator divides by a number by multiplying with its rounded inverse.
@@ -109,7 +81,7 @@ class RoundedGaussianNoise(Noise):
 
 @lru_cache(maxsize=8)  # a process may make any number of noises
 def _ranks_on(noise: RoundedGaussianNoise, device: torch.device) -> _Ranks:
-    return _Ranks(noise._table[0].to(device))
+    return _Ranks(torch.tensor(thresholds(noise.sigma)[0], device=device))
 
 
 class _Ranks:
@@ -119,16 +91,16 @@ class _Ranks:
     always remains.
     """
 
-    _FIRST_BITS = 13
+    _FIRSTBITS = 13
 
     def __init__(self, thresholds: torch.Tensor) -> None:
-        self.thresholds, self.shift = thresholds, _BITS - self._FIRST_BITS
-        firsts = torch.arange(2**self._FIRST_BITS + 1, device=thresholds.device) << self.shift
+        self.thresholds, self.shift = thresholds, BITS - self._FIRSTBITS
+        firsts = torch.arange(2**self._FIRSTBITS + 1, device=thresholds.device) << self.shift
         # For integers that begin with these bits, the number is at least that of ``starts``, at
         # most the next of them.
         self.starts = self._searched(firsts).to(torch.int32)
         self.rank, self.several = self.starts[:-1].long(), self.starts.diff() > 1
-        beyond = torch.full((1,), 2**_BITS, dtype=torch.int64, device=thresholds.device)
+        beyond = torch.full((1,), 2**BITS, dtype=torch.int64, device=thresholds.device)
         self.following = torch.cat([thresholds, beyond])[self.rank]
 
     def _searched(self, values: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ scripts/verify_log.py has the same list and recomputes their radii.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -152,6 +152,20 @@ class Procedure(Checked, ABC):
     def columns(self) -> tuple[str, ...]:
         """The columns that the procedure adds to a log: the keys of ``Certificate.details``."""
         return self.counts(vars(self))[len(COUNT_COLUMNS) :]
+
+    @classmethod
+    def recorded(cls, settings: Mapping[str, Any]) -> "Procedure":
+        """The procedure with the ``settings`` that a log records, and those of ``radius_from``.
+        KeyError, TypeError or ValueError where one is missing or impossible.
+        """
+        common = (settings[name] for name in ("sigma", "N0", "N", "alpha"))
+        names = {each.name for each in fields(cls)} & settings.keys()
+        smoothing = Smoothing(*common, settings.get("noise_distance", 0.0))
+        return cls(smoothing, **{name: settings[name] for name in names})
+
+    def shown(self, row: Mapping[str, int]) -> float | None:
+        """The radius that the counts in a ``row`` of a log certify; None if they certify none."""
+        return self.radius_from(row, {**vars(self.smoothing), **vars(self)})
 
     def record(self) -> dict[str, Any]:
         """The procedure's part of the settings that a log records: all that decides its numbers."""

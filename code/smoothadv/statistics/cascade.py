@@ -289,6 +289,15 @@ class SequentialCascade(CascadeProcedure, OnGrid):
                 )
         return bounds
 
+    def shown(self, row: Mapping[str, int]) -> float | None:
+        last, radii = row[STAGE] - 1, list[float]()
+        for stage in range(last + 1):
+            rival, trials = (row[name.format(stage + 1)] for name in (RIVAL_AT, DRAWN_AT))
+            own = row["successes"] if stage == last else trials - rival
+            bound = self.bounds[stage, stage < last]
+            radii.append(bound.certified_by(own, rival, trials))
+        return self.largest(min(radii))
+
     def votes(self, label: int) -> Voting:
         candidate, last, selection = yield from self.selected()
         skipped = self.label_aware and candidate != label

@@ -4,7 +4,7 @@ import io
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,6 +72,10 @@ class OnGrid(Procedure):
         # One order, one description: the same radii in another order are the same procedure.
         object.__setattr__(self, "radii", tuple(sorted({0.0, *map(float, radii)})))
 
+    def largest(self, most: float) -> float | None:
+        """The largest radius of the grid up to ``most``; None if there is none."""
+        return max((radius for radius in self.radii if radius <= most), default=None)
+
 
 @dataclass(frozen=True)
 class GridProcedure(OnGrid):
@@ -114,6 +118,22 @@ class GridProcedure(OnGrid):
         return radius_probability(
             float(radius), self.smoothing.sigma, self.smoothing.noise_distance
         )
+
+    def shown(self, row: Mapping[str, int]) -> float | None:
+        rival = row.get(RIVAL, row["trials"] - row["successes"])
+        radius = self.certified_by(row["successes"], rival, row["trials"])
+        return None if radius < 0 else radius
+
+    def certified_by(self, own: int, rival: int, trials: int) -> float:
+        """As ``certified``, of the counts of the candidate and of its strongest rival; negative
+        where no look has so many trials.
+        """
+        look = int(np.searchsorted(self.looks, trials))
+        if trials not in self.looks:
+            return -1.0
+        shared = trials - own  # by classes of which none has more than the strongest rival
+        parts = divmod(shared, max(1, rival))
+        return self.certified(np.array([own, *[rival] * parts[0], parts[1]]), 0, look)
 
     def votes(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)

@@ -142,6 +142,12 @@ class SequentialRouter(RouterProcedure, OnGrid):
             Sequential(own, self.radii, alpha_share=self.alpha_share) for own in self.smoothings
         ]
 
+    def shown(self, row: Mapping[str, int]) -> float | None:
+        of_router = (row[name] for name in (ROUTED, ROUTED_RIVAL, ROUTED_TRIALS))
+        of_stage = (row[name] for name in ("successes", RIVAL, "trials"))
+        stage, router = self.bounds[row[STAGE] - 1], self.bounds[-1]
+        return self.largest(min(router.certified_by(*of_router), stage.certified_by(*of_stage)))
+
     def votes(self, label: int) -> Voting:
         selected = yield from self.selected()
         skipped, most = self.label_aware and selected.candidate != label, math.inf
