@@ -3,6 +3,7 @@ single fields by which a log claims too much.
 """
 
 import json
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from statistics import NormalDist
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 import smoothadv
+from smoothadv.analysis.reading import read_logs
+from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
 from smoothadv.records.manifests import log_fault, row_checks
 from support.commands import header, rows
@@ -189,3 +192,47 @@ def test_settings_under_which_the_counts_show_less_are_rejected(
     settings = OF_MANIFEST[fault]
     log = changed(logs["exact"], tmp_path / "x.tsv", 0, {}, settings)
     assert not verdict(script, log, capsys)[0]
+
+
+FORGED = ["exact", "sequential", "router", "router, sequential"]
+"""A cascade and a router, each also as its sequential form."""
+
+
+def forgeries(log: Path) -> Iterator[tuple[int, dict, dict]]:
+    """Single fields of some rows, and settings: the row's number, its fields, settings."""
+    settings = json.loads(manifest_path(log).read_text())["settings"]
+    for number, row in [*enumerate(rows(log))][:: 5 if "radii" in settings else 3]:
+        radius, claims = float(row["radius"]), row["predict"] != "-1"
+        larger = [radius * (1 + 1e-7), radius + 1e-3, 1.5 * radius, *settings.get("radii", [])]
+        yield from ((number, {"radius": repr(each)}, {}) for each in larger if each > radius)
+        if not claims:
+            yield number, {"predict": 2, "correct": 1}, {}
+            yield number, {"predict": 2, "correct": 1, "radius": 0.05, "level": 1}, {}
+        for name in sorted(row.keys() - {"idx", "label", "predict", "radius", "correct", "time"}):
+            value = int(row[name])
+            for other in {0, 1, value - 1, value + 1, 2 * value, 400} - {value}:
+                yield number, {name: other}, {}
+    for name, value in settings.items():
+        if name in ("sigma", "threshold", "alpha", "alpha_share", "N", "N0", "num_classes"):
+            for factor in (0.5, 1.01):
+                yield 0, {}, {name: type(value)(factor * value)}
+    for sigmas in ([each * 2 for each in settings["sigmas"]], settings["sigmas"][::-1]):
+        yield 0, {}, {"sigmas": sigmas, "sigma": max(sigmas)}
+    if "radii" in settings:
+        yield 0, {}, {"radii": [0.0, *(2 * radius for radius in settings["radii"][1:])]}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_analyses_read_no_forgery_that_the_script_rejects(script, logs, name, tmp_path, capsys):
+    tried = passed = 0
+    for number, fields, settings in forgeries(logs[name]):
+        known = {key: value for key, value in fields.items() if key in header(logs[name])}
+        forged = changed(logs[name], tmp_path / "x.tsv", number, known, settings)
+        tried += 1
+        try:
+            read_logs([str(forged)])
+        except UserError:
+            continue
+        passed += 1
+        assert verdict(script, forged, capsys)[0], (number, fields, settings)
+    assert tried > 120 and passed < tried / 4
