@@ -236,3 +236,15 @@ def test_analyses_read_no_forgery_that_the_script_rejects(script, logs, name, tm
         passed += 1
         assert verdict(script, forged, capsys)[0], (number, fields, settings)
     assert tried > 120 and passed < tried / 4
+
+
+@pytest.mark.parametrize("name", ["sound", "router, sound"])
+def test_analyses_know_the_distance_of_grey_noise(logs, name, tmp_path):
+    """It is proportional to the number of pixels: of 10^14, it is about .01."""
+    forged = changed(logs[name], tmp_path / "x.tsv", 0, {}, {})
+    assert len(read_logs([str(forged)]).certification) == 1
+    manifest = json.loads(manifest_path(forged).read_text())
+    manifest["runs"][-1]["image_shape"] = [1, 10**7, 10**7]
+    manifest_path(forged).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="counts do not certify"):
+        read_logs([str(forged)])

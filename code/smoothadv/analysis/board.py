@@ -37,10 +37,10 @@ from smoothadv.records.logs import is_manifest
 
 _HOW_TO_READ = (
     f"Accuracies are in percent, each with the ends of its {LEVEL:.0%} interval over the choice of "
-    "images. Entries are in order of the average certified radius (ACR). p: of the two-sided test "
-    "that an entry and the next one are equal, on the same images: of sign flips of the "
-    "differences in radius (in hundredths), and of McNemar at a radius; both exact, each for one "
-    "comparison alone."
+    "images. Entries are in order of the average certified radius (ACR) in whole hundredths. "
+    "p: of the two-sided test that an entry and the next one are equal, on the same images: of "
+    "sign flips of the differences in radius (in hundredths), and of McNemar at a radius; both "
+    "exact, each for one comparison alone."
 )
 _LEAST_P = 1e-12
 FORMS = {".html": "html", ".md": "markdown", ".csv": "csv", ".json": "json"}
@@ -175,7 +175,7 @@ def rankings(cards: Sequence[Card], top: int | None = None) -> dict[str, list[Ca
         name, number = _name(alike[0]), 1
         while (title := name + f" (set {number})" * (number > 1)) in found:
             number += 1
-        found[title] = sorted(alike, key=lambda card: -card.average[0])[:top]
+        found[title] = sorted(alike, key=lambda card: -card.floors.mean())[:top]
         for one, two in pairwise(found[title]):
             if np.array_equal(one.hundredths, two.hundredths):
                 warn(f"{one.path} and {two.path} have the same radii: is a model there twice?")
@@ -212,7 +212,7 @@ def sign_flip_p_value(differences: np.ndarray) -> float:
 
 def _tests(card: Card, other: Card, radii: Sequence[float]) -> list[float]:
     """p-values of two cards of the same images: of the average radius, and at each radius."""
-    differences = np.maximum(card.hundredths - 1, 0) - np.maximum(other.hundredths - 1, 0)
+    differences = np.rint(PER_UNIT * (card.floors - other.floors)).astype(np.int64)
     pairs = [(card.certifies(radius), other.certifies(radius)) for radius in radii]
     counts = [(int((one & ~two).sum()), int((two & ~one).sum())) for one, two in pairs]
     return [sign_flip_p_value(differences), *(mcnemar_p_value(*both) for both in counts)]

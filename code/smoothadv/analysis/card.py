@@ -17,7 +17,8 @@ values          fractions with the ends of 95% intervals over the choice of imag
 radii           per image, in order of index, 0 where it is wrong or abstains, else 1 + its radius
                 in hundredths, rounded down: uint16, low bytes before high bytes, zlib, base64
 log_sha256, manifest_sha256, model_sha256
-verified        by: what checked the rows; checked: what was checked; redrawn: the number of rows
+verified        by: RECOMPUTED if the counts of each row show its radius, else why nobody can
+                tell; checked: what was checked; redrawn: the number of rows
                 that ``certify verify`` drew again, and the seed that chose them; attacked:
                 certificates that ``attack --against`` attacked and flipped; notes to keep in mind
 
@@ -58,18 +59,33 @@ from smoothadv.base.settings import (
     setting,
 )
 from smoothadv.records.logs import COUNT_COLUMNS, MODEL, flat, manifest_path, read_manifest_file
-from smoothadv.records.manifests import WORDS, fits
+from smoothadv.records.manifests import METHODS, SETTINGS, WORDS, fits
 from smoothadv.records.readers import read_fields, read_prediction_log
 from smoothadv.statistics.accuracy import abstention_rate
-from smoothadv.statistics.bounds import binomial_interval
+from smoothadv.statistics.bounds import binomial_interval, maximum_radius
 
 VERSION = 1
 PER_UNIT = 100
 """Radii of images are kept in hundredths."""
 LEVEL = 0.95
+RECOMPUTED, NO_MANIFEST, NO_COUNTS = (
+    *("all rows recomputed", "no manifest beside the log", "no counts in the log"),
+)
 _VERIFIER = Path(__file__).parents[3] / "scripts" / "verify_log.py"
+"""The second witness, which a clone has."""
+_SEED = SETTINGS["seed"]
+_CERTIFICATES = {
+    **dict.fromkeys(("exact", "adaptive"), "one-sided"),
+    **dict.fromkeys(("two-sided", "sequential"), "two-sided"),
+    **dict.fromkeys(("cascade", "sequential-cascade"), "cascade"),
+    **dict.fromkeys(("router", "sequential-router"), "router"),
+    "top-k": "top-",
+}
+"""How the kind of certificate of a procedure begins."""
 _RADII = {"imagenet": [0.5 * k for k in range(1, 8)]}
 _OTHER_RADII = [0.25 * k for k in range(1, 10)]
+_HALF = 0.5 / PER_UNIT
+"""Released radii were rounded to nearest, large ones to hundredths."""
 _DIGITS = 6
 """Decimals of the values: the last digits of a mean differ among machines."""
 _PUBLISHED_N0 = 100
@@ -216,6 +232,13 @@ class Card:
         return self.content["values"]
 
     @property
+    def floors(self) -> np.ndarray:
+        """The radius of each image, rounded down to hundredths, 0 where it is wrong: float64
+        [count].
+        """
+        return floors_of(self.hundredths)
+
+    @property
     def average(self) -> list[float]:
         """The average certified radius with the ends of its interval."""
         return self.values["average_certified_radius"]
@@ -245,7 +268,7 @@ def read_card(path: Path) -> Card:
         count = known["images.count"]
         packed = _unpacked(content)
         hundredths = np.frombuffer(packed, np.uint8).reshape(2, count).T.astype(np.int64) @ [1, 256]
-        fault = _contradiction(content["values"], hundredths)
+        fault = _contradiction(known, content["values"], hundredths)
     except _REASONS as error:
         raise UserError(f"{path} is no card of version {VERSION}: {error}") from error
     if fault:
@@ -259,21 +282,79 @@ def _unpacked(card: dict[str, Any]) -> bytes:
     return zlib.decompressobj().decompress(base64.b64decode(card["radii"]), most)
 
 
-def _contradiction(values: dict[str, Any], hundredths: np.ndarray) -> str:
-    """In what the values differ from those of the radii of the images; "" if in nothing."""
+def _contradiction(known: Mapping[str, Any], values: dict[str, Any], hundredths: np.ndarray) -> str:
+    """In what a card differs from what the radii of its images show, or from itself; "" if in
+    nothing.
+    """
     stated = {"0": values["clean_accuracy"], **values["certified_accuracy"]}
     for radius, found in shares(hundredths, map(float, stated)).items():
         if stated.get(radius) != found:
             text = f"at {radius}" if float(radius) else "at 0, clean accuracy,"
             return f"its accuracy {text} is {stated.get(radius)}, its radii give {found}"
-    least = (np.maximum(hundredths - 1, 0) / PER_UNIT).mean()
-    most = least + (hundredths > 0).mean() / PER_UNIT
+    largest = maximum_radius(known["facts.N"], known["facts.sigma"], known["facts.alpha"])
+    floors = floors_of(hundredths)
+    if "top" not in known["certificate"] and floors.max() > largest + _HALF:
+        return f"it has a radius of {floors.max()}, the largest that N draws show is {largest:.4f}"
+    right = hundredths > 0
+    ceilings = np.where(right, np.minimum(floors + 1 / PER_UNIT, largest + _HALF), 0.0)
+    least, most = floors.mean(), np.maximum(ceilings, floors).mean()
     average, error = values["average_certified_radius"], 10.0**-_DIGITS
     if len(average) != 3 or not average[1] <= average[0] <= average[2]:
         return f"its average radius is {escape(str(average), 60)}, not a mean and ends around it"
     if not least - error <= average[0] <= most + error:
         return f"its average radius is {average[0]}, its radii give {least:.4f} to {most:.4f}"
-    return ""
+    # Radii differ from their floors by less than 1 / PER_UNIT, hence deviations by at most half.
+    count, (mean, lower, upper) = len(floors), mean_with_interval(floors)
+    slack = interval_half(count, _HALF * math.sqrt(count / max(1, count - 1))) + 2 * error
+    shifts = np.subtract(average[1:], average[0]) - np.subtract([lower, upper], mean)
+    if count > 1 and np.abs(shifts).max() > slack:
+        return f"the interval of its average radius is {average[1:]}, which its radii do not give"
+    rules = _rules(known, int(right.sum()))
+    return next((fault for fault, holds in rules.items() if not holds), "")
+
+
+def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
+    """What must hold of the numbers that the radii do not give, by words for the violation;
+    ``right`` is the number of images whose class is certified.
+    """
+    count, first = known["images.count"], known["images.first"]
+    skip = known["images.skip"]
+    of, n, n0 = known.get("images.of"), known["facts.N"], known.get("facts.N0")
+    abstains, draws = known.get("values.abstention_rate"), known.get("draws")
+    redrawn = known.get("verified.redrawn.rows") or 0
+    attacked = known.get("verified.attacked.certificates") or 0
+    flipped = known.get("verified.attacked.flipped") or 0
+    method, certificate = str(known.get("facts.method")), known["certificate"]
+    fixed = method in METHODS and "radii" not in METHODS[method][0]
+    once = fixed and "sigmas" not in METHODS[method][0]
+    labels = _LABELS.get((known["facts.dataset"], first, skip, count), known["images.sha256"][:16])
+    has_manifest = known.get("manifest_sha256") is not None
+    return {
+        f"it has {redrawn} redrawn rows of {count}": redrawn <= count,
+        f"it has {attacked} attacked certificates of {count} images": attacked <= count,
+        f"it has {flipped} flips of {attacked} attacked certificates": flipped <= attacked,
+        f"it abstains on {abstains} of its images, and {right} of {count} are right": (
+            abstains is None or abstains <= 1 - right / count + 10.0**-_DIGITS
+        ),
+        f"its abstention rate is {abstains}, no share of {count} images": (
+            abstains is None or abs(abstains * count - round(abstains * count)) < 2e-6 * count
+        ),
+        f"it has {count} images of {of}": of is None or first + (count - 1) * (skip or 1) < of,
+        "its labels are not those of the test images": known["images.sha256"][:16] in labels,
+        f"its certificate is {certificate}, its method {method}": certificate.startswith(
+            _CERTIFICATES.get(method, "")
+        )
+        and known["procedure"] in (method, f"{method}, on a grid"),
+        f"it says '{known['verified.by']}'": known["verified.by"] in (NO_MANIFEST, NO_COUNTS)
+        or (known["verified.by"] == RECOMPUTED and has_manifest),
+        f"it took {draws} draws": draws is None
+        or (draws == count * (n0 + n) if once else draws >= count),
+    }
+
+
+def floors_of(hundredths: np.ndarray) -> np.ndarray:
+    """Of ``Card.hundredths``, the radii that are certified at least: float64 [count]."""
+    return np.maximum(hundredths - 1, 0) / PER_UNIT
 
 
 def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[float]]:
@@ -293,12 +374,15 @@ def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[flo
 
 def mean_with_interval(values: np.ndarray) -> list[float]:
     """The mean of some values of images, float64 [count], and the ends of Student's interval."""
-    half = 0.0
-    if len(values) > 1:
-        quantile = float(special.stdtrit(len(values) - 1, (1 + LEVEL) / 2))
-        half = quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
+    several = len(values) > 1
+    half = interval_half(len(values), float(values.std(ddof=1))) if several else 0.0
     mean = float(values.mean())
     return _rounded(mean, mean - half, mean + half)
+
+
+def interval_half(count: int, deviation: float) -> float:
+    """Half of Student's interval of a mean of ``count`` values with this standard deviation."""
+    return float(special.stdtrit(max(1, count - 1), (1 + LEVEL) / 2)) * deviation / math.sqrt(count)
 
 
 def _rounded(*values: float) -> list[float]:
@@ -356,7 +440,7 @@ def _card_of(
         flips = read_prediction_log(attacked).flipped
         verified["attacked"] = {"certificates": len(flips), "flipped": int(flips.sum())}
     if redrawn is not None:
-        verified["redrawn"] = _redrawn(redrawn, log.path, sha256)
+        verified["redrawn"] = _redrawn(redrawn, log.path, sha256, count)
     radius, right = table.radius.to_numpy(), table.correct.to_numpy()
     whole = np.floor(radius * PER_UNIT + 0.5).astype(np.int64)
     whole -= whole / PER_UNIT > radius
@@ -411,22 +495,28 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
     checked += ["labels those of the dataset"] * bool(known)
     if log.facts.manifest is None:
         has_counts = {*COUNT_COLUMNS} <= {*log.table}
-        by = "no manifest beside the log" if has_counts else "no counts in the log"
-    elif _VERIFIER.exists():
-        _run_verifier(path)
-        by = f"all rows recomputed by {_VERIFIER.name}"
+        by = NO_MANIFEST if has_counts else NO_COUNTS
+    elif log.facts.get("method") not in METHODS:
+        raise UserError(f"no card: {path} is of a plug-in's procedure, which others cannot check")
     else:
-        by = f"all rows recomputed by the package; scripts/{_VERIFIER.name} was not there"
+        by = RECOMPUTED  # by ``plausibility``, when it was read
+        if _VERIFIER.exists():
+            _run_verifier(path)
     return {"by": by, "checked": checked, "notes": [*log.notes, *rounding_notes(log)]}
 
 
-def _redrawn(path: Path, log: Path, sha256: str) -> dict[str, Any]:
-    """What ``certify verify --output`` wrote of a log; UserError if it is of another one."""
+def _redrawn(path: Path, log: Path, sha256: str, rows: int) -> dict[str, Any]:
+    """What ``certify verify --output`` wrote of a log with so many rows; UserError if it is of
+    another one, or of more rows.
+    """
     try:
         content = flat(read_json(path))
         if content["log_sha256"] != sha256:
             raise UserError(f"{path} is not of {log}: it was changed, or is another log")
-        return {name: content[f"redrawn.{name}"] for name in ("rows", "seed")}
+        redrawn = {name: content[f"redrawn.{name}"] for name in ("rows", "seed")}
+        if not fits(redrawn["rows"], f"whole 0 to {rows}") or not fits(redrawn["seed"], _SEED):
+            raise ValueError(f"it says that {json.dumps(redrawn)[:60]} of {rows} rows were redrawn")
+        return redrawn
     except _REASONS as error:
         raise UserError(f"{path} is not from certify verify --output: {error}") from error
 

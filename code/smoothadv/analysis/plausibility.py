@@ -56,7 +56,7 @@ def _check_largest(log: Log, sigma: float) -> Log:
     """
     radii, facts, sources = log.table.radius, log.facts, log.facts.sources
     largest = maximum_radius(facts.n, sigma, facts.alpha)
-    tolerance = np.maximum(rounded_by(radii.to_numpy()), 1e-9 * radii)
+    tolerance = np.maximum(rounded_by(log.table), 1e-9 * radii)
     above = log.table[radii > largest + tolerance]
     if above.empty:
         return log
@@ -190,11 +190,14 @@ def _check_radii_of_counts(log: Log, sigma: float) -> None:
         )
 
 
-def rounded_by(radii: np.ndarray) -> np.ndarray:
-    """By how much each of a log's radii may have been rounded up, float64: released ones were
-    rounded to nearest.
+def rounded_by(table: DataFrame) -> np.ndarray:
+    """By how much each of a log's radii may have been rounded up, float64 [rows]: released ones
+    were rounded to nearest, those of logs with counts never are.
     """
+    radii = table["radius"].to_numpy()
     some, units = np.unique(radii[radii > 0]), np.zeros(len(radii))
+    if {*COUNT_COLUMNS} <= {*table}:
+        return units
     if all(float(f"{radius:.3g}") == radius for radius in some):
         units = 10.0 ** (np.floor(np.log10(np.where(radii > 0, radii, 1.0))) - 2)
     elif np.array_equal(some, np.round(some, 4)):
@@ -206,7 +209,7 @@ def rounding_notes(log: Log) -> list[str]:
     """A note on radii that were rounded to nearest, as the released ones, hence about half of them
     up.
     """
-    largest = rounded_by(log.table["radius"].to_numpy()).max(initial=0.0)
+    largest = rounded_by(log.table).max(initial=0.0)
     if not largest:
         return []
     return [f"its radii were rounded to nearest, some of them up, by at most {largest:g}"]

@@ -146,7 +146,7 @@ def read_certificates(spec: FalsifySpec) -> Certificates:
     if sigma != spec.sigma:
         raise UserError(f"{path} certifies something else: sigma was {sigma}, now {spec.sigma}")
     radii = log.table.radius.to_numpy()
-    radii = np.maximum(radii - rounded_by(radii), 0.0)
+    radii = np.maximum(radii - rounded_by(log.table), 0.0)
     columns = (log.table[name].tolist() for name in ("idx", "label", "predict"))
     claims = {
         idx: Claim(label, certified, radius)
