@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from smoothadv.base import plugins
     from smoothadv.core import Smooth
     from smoothadv.smoothed_module import SmoothedModule
-    from smoothadv.statistics.votes import certify_inputs, certify_votes, predict_votes
+    from smoothadv.statistics.votes import certify_votes, predict_votes
 
 _MODULES = {
     "Smooth": "smoothadv.core",
     "SmoothedModule": "smoothadv.smoothed_module",
-    **dict.fromkeys(
-        ("certify_inputs", "certify_votes", "predict_votes"), "smoothadv.statistics.votes"
-    ),
+    **dict.fromkeys(("certify_votes", "predict_votes"), "smoothadv.statistics.votes"),
     **dict.fromkeys(("attack", "certify", "falsify", "predict", "train"), "smoothadv.api"),
 }
 _ANALYSES = (
@@ -42,7 +40,6 @@ __all__ = [
     "__version__",
     "attack",
     "certify",
-    "certify_inputs",
     "certify_votes",
     "falsify",
     "plugins",

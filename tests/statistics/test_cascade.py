@@ -79,25 +79,6 @@ def test_quantiles_and_hypotheses_are_rounded_upwards(p0, distance, radius):
         assert min(edge, 1) <= null <= edge + mpmath.mpf("1e-9")
 
 
-@pytest.mark.parametrize("p0", [0.0, 0.0009, 0.9991, 1.0, float("nan")])
-def test_thresholds_out_of_range_are_refused(p0):
-    with pytest.raises(ValueError, match=r"threshold must lie in 0\.001\.\.0\.999"):
-        threshold_radius(5, 10, 1.0, 0.05, p0)
-
-
-@pytest.mark.parametrize("p0", [0.49, 1.0])
-def test_a_cascade_refuses_thresholds_below_a_half(p0):
-    with pytest.raises(ValueError, match=r"threshold must lie in 0\.5\.\.0\.999"):
-        Cascade(Smoothing(1.0, 10, 100, ALPHA), threshold=p0)
-
-
-@both_forms
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_cascade_refuses_shares_of_nothing(kind, share):
-    with pytest.raises(ValueError, match="share"):
-        kind(Smoothing(1.0, 10, 100, ALPHA), alpha_share=share)
-
-
 def test_a_cascade_of_one_stage_is_the_two_sided_procedure():
     smoothing, generator = Smoothing(0.25, 20, 400, 0.01), np.random.default_rng(0)
     for p in np.linspace(0.3, 0.99, 20):

@@ -10,6 +10,7 @@ import numpy as np
 
 from smoothadv.statistics.bounds import binomial_interval
 from smoothadv.statistics.on_grid import LABEL_AWARE
+from smoothadv.statistics.ranges import check
 
 if TYPE_CHECKING:
     from smoothadv.records.readers import DataFrame
@@ -24,9 +25,11 @@ def certified_accuracies(table: DataFrame, radii: Iterable[float]) -> np.ndarray
 
     acc(r) = mean[predict = label and R >= r] (Cohen et al., section 4; SmoothAdv, section 4).
     """
+    wanted = [*radii]
+    check(radii=wanted)
     certified = np.sort(table["radius"].to_numpy()[table["correct"].to_numpy() == 1])
     at_least = len(certified) - np.searchsorted(
-        certified, np.asarray(list(radii), dtype=float), side="left"
+        certified, np.asarray(wanted, dtype=float), side="left"
     )
     return at_least / len(table)
 
@@ -65,6 +68,7 @@ def bootstrap_interval(
     """
     from scipy import stats  # takes a second to load
 
+    check(accuracies=accuracies, examples=examples, confidence=confidence)
     tail = (1 - confidence) / 2
     lower, upper = (stats.binom.ppf(q, examples, accuracies) / examples for q in (tail, 1 - tail))
     return lower, upper
@@ -81,6 +85,7 @@ def dkw_band(
     (1 - confidence)) / (2 examples)) of the measured one at every radius (Dvoretzky, Kiefer and
     Wolfowitz, 1956, with the constant of Massart, 1990). As above, without alpha.
     """
+    check(accuracies=accuracies, examples=examples, confidence=confidence)
     half = math.sqrt(math.log(2 / (1 - confidence)) / (2 * examples))
     return np.maximum(accuracies - half, 0.0), np.minimum(accuracies + half, 1.0)
 
@@ -93,6 +98,7 @@ def clopper_pearson_band(
     By the union bound: exact intervals, each missed with probability at most (1 - confidence) /
     their number.
     """
+    check(accuracies=accuracies, examples=examples, confidence=confidence)
     each = 1 - (1 - confidence) / len(accuracies)
     ends = [
         binomial_interval(round(share * examples), examples, each) for share in accuracies.tolist()
@@ -108,6 +114,7 @@ def default_radii(tables: Iterable[DataFrame], most: int = _MOST_COLUMNS) -> lis
     """Multiples of 0.25 up to the largest certified radius; larger steps if there are more than
     ``most``.
     """
+    check(most=most)
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
     for step in _STEPS:
         count = max(1, int(largest / step))
@@ -127,6 +134,7 @@ def survival_curve(values: np.ndarray, examples: int) -> tuple[np.ndarray, np.nd
 
     Corners ascend from 0; between two of them the share is that at the larger one.
     """
+    check(values=values, examples=examples)
     corners, counts = np.unique(values, return_counts=True)
     # Examples with a value of at least corners[i]: those not among the smaller ones.
     at_least = len(values) - (np.cumsum(counts) - counts)

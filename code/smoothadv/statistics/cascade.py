@@ -29,7 +29,7 @@ smaller; neither do they matter by stopping early, nor need the stages' draws be
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -37,7 +37,7 @@ import numpy as np
 from scipy import special
 
 from smoothadv.base.files import digest
-from smoothadv.base.settings import setting
+from smoothadv.base.settings import SettingError, a_threshold, checked, positive_float, setting
 from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics import (
     ABSTAIN,
@@ -47,6 +47,7 @@ from smoothadv.statistics import (
     Procedure,
     Smoothing,
     Voting,
+    a_distance,
 )
 from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.bounds import (
@@ -57,6 +58,7 @@ from smoothadv.statistics.bounds import (
 )
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, Looked, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
+from smoothadv.statistics.ranges import check
 from smoothadv.statistics.sequential import Sequential
 from smoothadv.statistics.two_sided import SHARE, check_share, strongest_rival
 
@@ -79,16 +81,26 @@ class StagedProcedure(Procedure):
     """
 
     alpha_share: float = setting(**SHARE)
-    sigmas: tuple[float, ...] = field(default=(), kw_only=True)
-    noise_distances: tuple[float, ...] = field(default=(), kw_only=True)
+    sigmas: tuple[float, ...] = setting((), parse=positive_float, many="*", kw_only=True)
+    noise_distances: tuple[float, ...] = setting((), parse=a_distance, many="*", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         sigmas = self.sigmas or (self.smoothing.sigma,)
         distances = self.noise_distances or (self.smoothing.noise_distance,) * len(sigmas)
-        object.__setattr__(self, "sigmas", tuple(map(float, sigmas)))
+        if max(sigmas) != self.smoothing.sigma:
+            largest = f"the largest one to be {self.smoothing.sigma}"
+            raise SettingError(f"sigmas: found {sigmas}, expected {largest}, that of smoothing")
+        if len(distances) != len(sigmas):
+            given = f"found {len(distances)}, expected one for each of {len(sigmas)} sigmas"
+            raise SettingError(f"noise_distances: {given}")
+        object.__setattr__(self, "sigmas", sigmas)
         object.__setattr__(self, "noise_distances", distances)
         check_share(self.alpha_share, self.smoothing.alpha)
+
+    @property
+    def classifiers(self) -> int:
+        return len(self.sigmas)
 
     def record(self) -> dict[str, Any]:
         record = super().record()
@@ -121,12 +133,7 @@ class CascadeProcedure(StagedProcedure):
     stage.
     """
 
-    threshold: float = DEFAULT_THRESHOLD
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.5 <= self.threshold <= 0.999:
-            raise ValueError(f"threshold must lie in 0.5..0.999, got {self.threshold}")
+    threshold: float = setting(DEFAULT_THRESHOLD, parse=a_threshold)
 
     def selected(self) -> Generator[Draws, np.ndarray, tuple[int, int, list[np.ndarray]]]:
         """Draws n0 votes of each stage; returns the class, the number of the stage whose
@@ -329,6 +336,8 @@ def predict_in_cascade(
     the votes must be against it. Where no class has more, one of them decides; by convexity of the
     tail, two classes that share all votes are the worst case.
     """
+    checked("threshold", threshold, a_threshold)
+    check(n=n, alpha=alpha, stages=stages)
     level = alpha / (2 * stages)
     for stage in range(stages - 1):
         votes = yield Draws(n, stage=stage)
