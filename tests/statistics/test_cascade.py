@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Draws, Smoothing
-from smoothadv.statistics.bounds import radius_probability, threshold_quantile, threshold_radius
+from smoothadv.statistics.bounds import (
+    radius_probability,
+    threshold_quantile,
+    threshold_radius,
+    two_sided_radius,
+)
 from smoothadv.statistics.cascade import (
     DRAWN_AT,
     RIVAL_AT,
@@ -28,7 +33,7 @@ from smoothadv.statistics.two_sided import TwoSided, strongest_rival
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
 from support.false_statements import exactly_false, whole_run
 from support.statistical_checks import too_many
-from support.votes import ListedVotes, certify, listed
+from support.votes import ListedVotes, answered, certify, listed
 
 ALPHA = 0.05
 SIGMAS = {2: (1.0, 0.5), 3: (1.0, 0.5, 0.25)}
@@ -325,6 +330,45 @@ def test_noise_at_a_distance_makes_radii_smaller(kind):
         procedure = kind(smoothing, sigmas=SIGMAS[3], **steps)
         radii.append(np.median([whole_run(procedure, p, generator).radius for _ in range(9)]))
     assert radii[0] > radii[1] > radii[2] > 0
+
+
+DISTANCES = (0.01, 0.02, 0.03)
+
+
+@pytest.mark.parametrize(("last", "place"), [(k, j) for k in range(3) for j in range(k + 1)])
+def test_each_bound_has_the_distance_of_its_own_noise(last, place):
+    """The bound of one place decides; of each other place the votes leave no doubt."""
+    smoothing, p0, n = Smoothing(1.0, 30, 1000, 1e-3, 0.005), 0.7, 1000
+    procedure = Cascade(smoothing, sigmas=SIGMAS[3], noise_distances=DISTANCES)
+    tie, sure = [1 / 3, 1 / 3, 1 / 3], [1.0, 0.0, 0.0]
+    own, rival = (400, 600) if place < last else (850, 150)
+    shares = [[own / n, rival / n, 0.0] if k == place else sure for k in range(3)]
+    found = answered(procedure, shares, [sure if k == last else tie for k in range(3)])
+    sigma, distance = SIGMAS[3][place], DISTANCES[place]
+    if place < last:
+        expected = threshold_radius(n - rival, n, sigma, 1e-3, 1 - p0, distance)
+    elif last < 2:
+        expected = threshold_radius(own, n, sigma, 1e-3, p0, distance)
+    else:
+        expected = two_sided_radius(own, rival, n, sigma, 1e-3, 0.9, distance)
+    counts = {"successes": found.successes, "trials": n, **found.details}
+    settings_ = {**vars(smoothing), **vars(procedure)}
+    assert (found.prediction, found.details[STAGE]) == (0, last + 1)
+    assert found.radius == expected == Cascade.radius_from(counts, settings_) > 0
+    exact = {name: value for name, value in settings_.items() if name != "noise_distances"}
+    assert Cascade.radius_from(counts, exact) > found.radius, "as a log without --sound records"
+
+
+def test_each_sequential_bound_has_the_distance_of_its_own_noise():
+    smoothing = Smoothing(1.0, 30, 1000, 1e-3, 0.005)
+    procedure = SequentialCascade(smoothing, sigmas=SIGMAS[3], noise_distances=DISTANCES)
+    assert len(procedure.bounds) == 5
+    for (place, of_rivals), bound in procedure.bounds.items():
+        p0 = 0.5 if place == 2 else {False: 0.7, True: 1 - 0.7}[of_rivals]
+        own = SIGMAS[3][place], DISTANCES[place]
+        assert (bound.smoothing.sigma, bound.smoothing.noise_distance) == own
+        assert bound.null(0.1) == radius_probability(0.1, *own, p0)
+    assert SequentialCascade(smoothing, sigmas=SIGMAS[3]).noise_distances == (0.005,) * 3
 
 
 def test_both_forms_are_registered():

@@ -108,13 +108,18 @@ class StagedProcedure(Procedure):
         return record
 
     @staticmethod
+    def noise(settings: Mapping[str, Any], place: int) -> tuple[float, float]:
+        """The sigma of the noise of one classifier, and its distance from a Gaussian."""
+        distances = settings.get("noise_distances")
+        return settings["sigmas"][place], distances[place] if distances else 0.0
+
+    @classmethod
     def two_sided(
-        settings: Mapping[str, Any], place: int, own: int, rival: int, trials: int
+        cls, settings: Mapping[str, Any], place: int, own: int, rival: int, trials: int
     ) -> float:
         """The radius that these counts of one classifier certify; negative if they certify none."""
-        sigma = settings["sigmas"][place]
-        distances = settings.get("noise_distances") or (0.0,) * len(settings["sigmas"])
-        levels = settings["alpha"], settings["alpha_share"], distances[place]
+        sigma, distance = cls.noise(settings, place)
+        levels = settings["alpha"], settings["alpha_share"], distance
         radius = two_sided_radius(own, rival, trials, sigma, *levels)
         return -1.0 if radius is None else radius
 
@@ -202,14 +207,13 @@ class Cascade(CascadeProcedure):
         """The radius that a stage's counts certify in a certificate of stage ``last``; negative if
         they certify none.
         """
-        sigmas, alpha, threshold = (settings[name] for name in ("sigmas", "alpha", "threshold"))
-        distance = (settings.get("noise_distances") or (0.0,) * len(sigmas))[stage]
-        levels = sigmas[stage], alpha
+        if stage == len(settings["sigmas"]) - 1:
+            return cls.two_sided(settings, stage, own, rival, trials)
+        sigma, distance = cls.noise(settings, stage)
+        counted, p0 = own, settings["threshold"]
         if stage < last:
-            return threshold_radius(trials - rival, trials, *levels, 1 - threshold, distance)
-        if stage < len(sigmas) - 1:
-            return threshold_radius(own, trials, *levels, threshold, distance)
-        return cls.two_sided(settings, stage, own, rival, trials)
+            counted, p0 = trials - rival, 1 - p0
+        return threshold_radius(counted, trials, sigma, settings["alpha"], p0, distance)
 
     def votes(self, label: int) -> Voting:
         candidate, last, _ = yield from self.selected()
