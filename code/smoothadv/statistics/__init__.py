@@ -116,8 +116,8 @@ class Procedure(Checked, ABC):
     fixed_sample: ClassVar[bool] = False
     """Whether every radius is ``radius_from`` the counts in its row, over exactly n draws."""
     one_sided: ClassVar[bool] = False
-    """Whether a radius R states that p_A >= Phi(R / sigma) and no more: the votes for other classes
-    are not used.
+    """Whether the radius R of a class states that p_A > Phi(R / sigma) and no more: the votes for
+    other classes are not used.
     """
     smoothing: Smoothing
 

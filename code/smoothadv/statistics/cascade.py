@@ -18,10 +18,11 @@ only c can have more than p0 there, and stage k decides for c if none did. No tw
 than p0 >= 1/2; a tie at p0 = 1/2 is no decision, which both conditions treat as such.
 
 **All of alpha serves each bound.** Let T_j be the radius R_j or R_k for the true probabilities, and
-j* the bound with the smallest T_j: it depends on c, k and the classifiers, not on the draws of the
-bounds. If R <= T_j* the statement is true (for stage k, if R < T_j*). R is the smallest radius that
-the bounds show. So a false statement needs the bound j* alone to show a radius of T_j* or more,
-which has probability at most alpha: the confidence bound on p_k fails so, and the one on q_j, too,
+j* the bound with the smallest T_j, the last one of several: it depends on c, k and the classifiers,
+not on the draws of the bounds. If j* < k, the statement is true where R <= T_j*, which is below T_k;
+if j* = k, where R < T_k. R is the smallest radius that the bounds show. So a false statement needs
+the bound j* alone to show more than T_j* (T_k or more, if j* = k), which has probability at most
+alpha: the confidence bound on p_k fails so, and the one on q_j, too,
 which is from the largest count of any class but c. That count is at least the count of the most
 probable rival, and only its bound has to hold (as for ``two-sided``). Other bounds can only make R
 smaller; neither do they matter by stopping early, nor need the stages' draws be independent.
@@ -272,7 +273,7 @@ class SequentialCascade(CascadeProcedure, OnGrid):
     and the next ones only up to the radius that is left.
 
     Formal guarantee: that of ``cascade``, however early the tests stop: a false statement needs one
-    fixed row of the table of one fixed test to be rejected.
+    fixed test to reject one fixed row of its table, at the last stage one of two fixed rows.
     """
 
     @property

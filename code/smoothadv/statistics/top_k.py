@@ -33,8 +33,8 @@ class TopK(TwoSided):
     ``bounds.top_k_radius``, or an abstention.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that
-    an image of the closed ball of that radius has k classes that are, under noise, at least as
-    probable as this one, is at most alpha: neither the label nor the n0 votes depend on the n
+    an image of the closed ball of that radius has k other classes that are, under noise, at least
+    as probable as this one, is at most alpha: neither the label nor the n0 votes depend on the n
     draws. Void as for every ``Procedure``.
     """
 
