@@ -53,22 +53,16 @@ def __getattr__(name: str) -> Any:
     """``plugins``, ``Smooth`` and the functions, imported when first used: readers of logs need no
     torch.
     """
-    try:
-        if name == "plugins":
-            return importlib.import_module("smoothadv.base.plugins")
-        if name in _MODULES:
-            return getattr(importlib.import_module(_MODULES[name]), name)
-        if not name.startswith("_"):
-            from smoothadv.analysis import ANALYSES
-            from smoothadv.analysis.functions import function_of
+    if name == "plugins":
+        return importlib.import_module("smoothadv.base.plugins")
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    if not name.startswith("_"):
+        from smoothadv.analysis import ANALYSES
+        from smoothadv.analysis.functions import function_of
 
-            if name in ANALYSES:
-                return function_of(name)
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("smoothadv"):
-            raise
-        whole = "smoothadv-statistics has a part of the package smoothadv only"
-        raise AttributeError(f"module 'smoothadv' has no attribute '{name}': {whole}") from error
+        if name in ANALYSES:
+            return function_of(name)
     raise AttributeError(f"module 'smoothadv' has no attribute '{name}'")
 
 

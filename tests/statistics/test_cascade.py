@@ -340,7 +340,7 @@ def test_each_bound_has_the_distance_of_its_own_noise(last, place):
     """The bound of one place decides; of each other place the votes leave no doubt."""
     smoothing, p0, n = Smoothing(1.0, 30, 1000, 1e-3, 0.005), 0.7, 1000
     procedure = Cascade(smoothing, sigmas=SIGMAS[3], noise_distances=DISTANCES)
-    tie, sure = [1 / 3, 1 / 3, 1 / 3], [1.0, 0.0, 0.0]
+    tie, sure = [0.3, 0.4, 0.3], [1.0, 0.0, 0.0]
     own, rival = (400, 600) if place < last else (850, 150)
     shares = [[own / n, rival / n, 0.0] if k == place else sure for k in range(3)]
     found = answered(procedure, shares, [sure if k == last else tie for k in range(3)])
@@ -368,6 +368,8 @@ def test_each_sequential_bound_has_the_distance_of_its_own_noise():
         own = SIGMAS[3][place], DISTANCES[place]
         assert (bound.smoothing.sigma, bound.smoothing.noise_distance) == own
         assert bound.null(0.1) == radius_probability(0.1, *own, p0)
+        if place < 2:
+            assert bound.successes(np.array([5, 3, 2]), 0) == (7 if of_rivals else 5)
     assert SequentialCascade(smoothing, sigmas=SIGMAS[3]).noise_distances == (0.005,) * 3
 
 
@@ -413,3 +415,25 @@ def test_the_last_stage_of_a_prediction_is_that_of_predict():
     with pytest.raises(StopIteration) as end:
         voting.send(np.array([90, 10, 0]))
     assert end.value.value == [0]
+    for leading, expected in ((60, []), (61, [0])):  # p-values .057 and .035; the level is .05
+        voting = predict_in_cascade(100, 0.1, 0.7, 2)
+        _ = next(voting), voting.send(np.array([34, 33, 33]))
+        with pytest.raises(StopIteration) as end:
+            voting.send(np.array([leading, 100 - leading, 0]))
+        assert end.value.value == expected
+
+
+def test_samples_are_all_draws_and_trials_those_of_the_look_that_decided():
+    """With 0.93 of the votes, a radius of 0.5 is certified, and further draws do not reach 0.9."""
+    smoothing = Smoothing(1.0, 100, 3000, 1e-3)
+    procedure = SequentialCascade(smoothing, radii=(0.5, 0.9), sigmas=SIGMAS[2])
+    p, asked = [[0.93, 0.07, 0.0], [0.3, 0.4, 0.3]], []
+    found = answered(procedure, p, asked=asked)
+    drawn = [sum(each.count for each in asked if each.stage == stage) for stage in (0, 1)]
+    assert (found.radius, found.details[STAGE], found.details["samples"]) == (0.5, 1, sum(drawn))
+    assert found.trials == found.details[DRAWN_AT.format(1)] < drawn[0] - 100
+    asked.clear()
+    aware = SequentialCascade(smoothing, label_aware=True, sigmas=SIGMAS[2])
+    skipped = answered(aware, [[0.07, 0.93, 0.0], p[1]], asked=asked)
+    assert (skipped.prediction, skipped.details["label_aware"]) == (ABSTAIN, 1)
+    assert len(asked) == 2 and skipped.details["samples"] == 200

@@ -291,3 +291,23 @@ def test_each_sequential_bound_has_the_distance_of_its_own_noise():
     found = [(each.smoothing.sigma, each.smoothing.noise_distance) for each in procedure.bounds]
     assert found == list(zip(SIGMAS, DISTANCES))
     assert SequentialRouter(smoothing, sigmas=SIGMAS).noise_distances == (0.005,) * 3
+
+
+def test_samples_are_all_draws_and_those_of_another_class_stop():
+    procedure = SequentialRouter(Smoothing(1.0, 30, 1000, 1e-3), sigmas=SIGMAS, label_aware=True)
+    p, asked = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0]], []
+    found = answered(procedure, p, asked=asked)
+    assert found.details["samples"] == sum(each.count for each in asked)
+    assert (found.prediction, found.details["label_aware"], found.details[STAGE]) == (0, 0, 1)
+    asked.clear()
+    skipped = answered(procedure, [*p[:2], [0.0, 1.0]], asked=asked)
+    assert (skipped.prediction, skipped.details["label_aware"]) == (ABSTAIN, 1)
+    assert len(asked) == 2 and skipped.details["samples"] == 60
+
+
+def test_each_part_of_a_prediction_has_half_of_alpha():
+    """p-values of .057 and .035, at a level of .05."""
+    sure, close, clear = np.array([100, 0]), np.array([60, 40]), np.array([61, 39])
+    answers = [prediction_of(*votes, 0.1) for votes in ((close, sure), (sure, close))]
+    assert answers == [[], []]
+    assert prediction_of(clear, sure, 0.1) == prediction_of(sure, clear, 0.1) == [0]

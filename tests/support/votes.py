@@ -54,13 +54,17 @@ def answered(
     shares: list[list[float]],
     selection: list[list[float]] | None = None,
     missing: int = 0,
+    asked: list[Draws] | None = None,
 ) -> Certificate:
     """The certificate where each request is answered in these shares of votes, by classifier, and
-    those of the ``selection`` in others; the last one of a fixed sample lacks some.
+    those of the ``selection`` in others; the last one of a fixed sample lacks some. The requests
+    are added to ``asked``.
     """
     voting = procedure.votes(0)
     request = next(voting)
     while True:
+        if asked is not None:
+            asked.append(request)
         selects = request.count == procedure.smoothing.n0
         given = selection if selects and selection is not None else shares
         votes = np.round(np.array(given[request.stage]) * request.count).astype(int)

@@ -25,10 +25,11 @@ from smoothadv.base.settings import (
     setting,
     settings_record,
 )
-from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics.bounds import certified_radius
 from smoothadv.statistics.ranges import RANGES
 
+COUNT_COLUMNS = ("successes", "trials")
+"""What logs call the counts of every certificate."""
 ABSTAIN = -1
 """The class that stands for "no statement" in results and logs."""
 

@@ -1,10 +1,10 @@
-"""Statistics of a log. Tables are those of ``readers``; accuracies and rates are fractions."""
-
-from __future__ import annotations
+"""Statistics of a log. Tables are pandas', as readers of logs make them; accuracies and rates are
+fractions.
+"""
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -12,9 +12,8 @@ from smoothadv.statistics.bounds import binomial_interval
 from smoothadv.statistics.on_grid import LABEL_AWARE
 from smoothadv.statistics.ranges import check
 
-if TYPE_CHECKING:
-    from smoothadv.records.readers import DataFrame
-
+DataFrame: TypeAlias = Any
+"""Of pandas, which this package does not import."""
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _MOST_COLUMNS = 12
 

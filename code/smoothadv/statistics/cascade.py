@@ -19,8 +19,8 @@ than p0 >= 1/2; a tie at p0 = 1/2 is no decision, which both conditions treat as
 
 **All of alpha serves each bound.** Let T_j be the radius R_j or R_k for the true probabilities, and
 j* the bound with the smallest T_j, the last one of several: it depends on c, k and the classifiers,
-not on the draws of the bounds. If j* < k, the statement is true where R <= T_j*, which is below T_k;
-if j* = k, where R < T_k. R is the smallest radius that the bounds show. So a false statement needs
+not on the draws of the bounds. If j* < k, the statement is true where R <= T_j*, as T_j* < T_k; if
+j* = k, where R < T_k. R is the smallest radius that the bounds show. So a false statement needs
 the bound j* alone to show more than T_j* (T_k or more, if j* = k), which has probability at most
 alpha: the confidence bound on p_k fails so, and the one on q_j, too,
 which is from the largest count of any class but c. That count is at least the count of the most
@@ -39,9 +39,9 @@ from scipy import special
 
 from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError, a_threshold, checked, positive_float, setting
-from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics import (
     ABSTAIN,
+    COUNT_COLUMNS,
     PROCEDURES,
     Certificate,
     Draws,

@@ -9,7 +9,8 @@ successes so far reach the row's boundary there.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,6 +25,10 @@ _TAIL, _SLACK = 1e-17, 1e-12
 and rounding.
 """
 _NEAR_ONE = 1e-9
+watched: ContextVar[Callable[[Sequence[float]], Iterable[float]]] = ContextVar(
+    "watched", default=iter
+)
+"""What ``efficacy_table`` takes the rows from: commands set it to a bar that shows their number."""
 
 
 def spending(n: int, n_max: int, alpha: float, early: float) -> float:
@@ -217,15 +222,6 @@ def _success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) 
     return np.where(misses == 0, 1.0, special.betainccinv(np.add(successes, 1), misses, gamma))
 
 
-def _watched(nulls: Sequence[float]) -> Iterable[float]:
-    """The same, with a bar that shows how many are done, where tqdm is installed."""
-    try:
-        from smoothadv.base.progress import Progress
-    except ImportError:  # smoothadv-statistics needs NumPy and SciPy only
-        return nulls
-    return Progress(nulls, "tables", delay=2, leave=False)
-
-
 def efficacy_table(
     nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float
 ) -> np.ndarray:
@@ -237,5 +233,6 @@ def efficacy_table(
     """
     check(nulls=nulls, looks=looks)
     allowance = [spending(int(n), int(looks[-1]), alpha, early) for n in looks]
-    rows = np.array([efficacy_row(t, looks, allowance) for t in _watched(nulls)], dtype=np.int64)
+    each = [efficacy_row(t, looks, allowance) for t in watched.get()(nulls)]
+    rows = np.array(each, dtype=np.int64)
     return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)

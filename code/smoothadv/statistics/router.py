@@ -22,8 +22,7 @@ import numpy as np
 
 from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError
-from smoothadv.records.logs import COUNT_COLUMNS
-from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Voting
+from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, PROCEDURES, Certificate, Draws, Voting
 from smoothadv.statistics.cascade import STAGE, StagedProcedure
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, Looked, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothadv.base.settings import SettingError, positive_int, setting
-from smoothadv.records.logs import COUNT_COLUMNS
-from smoothadv.statistics import PROCEDURES
+from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES
 from smoothadv.statistics.bounds import top_k_radius
 from smoothadv.statistics.ranges import check
 from smoothadv.statistics.two_sided import TwoSided, check_share

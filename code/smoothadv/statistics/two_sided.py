@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothadv.base.settings import SettingError, number, setting
-from smoothadv.records.logs import COUNT_COLUMNS
-from smoothadv.statistics import PROCEDURES, FixedSample
+from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, FixedSample
 from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.statistics.ranges import check
 
