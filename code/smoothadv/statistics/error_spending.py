@@ -213,7 +213,7 @@ def success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -
     """
     check(successes=successes, trials=trials, gamma=gamma)
     if np.any(np.greater(successes, trials)):
-        raise SettingError(f"successes: found {successes!r} of {trials!r} trials, expected 0 to all")
+        raise SettingError(f"successes: found {successes!r} of {trials!r}, expected 0 to all")
     return _success_upper_bound(successes, trials, gamma)
 
 
