@@ -29,7 +29,7 @@ PROGRAMS = {
     "python": "smoothadv.falsify(",
     "model_to_certify": "smoothadv.falsify(",
     "new_objective": "smoothadv.train(",
-    "votes": "smoothadv.certify_inputs(",
+    "votes": "smoothadv.predict_votes(",
 }
 
 

@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from smoothadv.base import plugins
     from smoothadv.core import Smooth
     from smoothadv.smoothed_module import SmoothedModule
-    from smoothadv.statistics.votes import certify_inputs, certify_votes, predict_votes
+    from smoothadv.statistics.votes import certify_votes, predict_votes
 
 _MODULES = {
     "Smooth": "smoothadv.core",
     "SmoothedModule": "smoothadv.smoothed_module",
-    **dict.fromkeys(
-        ("certify_inputs", "certify_votes", "predict_votes"), "smoothadv.statistics.votes"
-    ),
+    **dict.fromkeys(("certify_votes", "predict_votes"), "smoothadv.statistics.votes"),
     **dict.fromkeys(("attack", "certify", "falsify", "predict", "train"), "smoothadv.api"),
 }
 _ANALYSES = (
@@ -42,7 +40,6 @@ __all__ = [
     "__version__",
     "attack",
     "certify",
-    "certify_inputs",
     "certify_votes",
     "falsify",
     "plugins",
@@ -56,22 +53,16 @@ def __getattr__(name: str) -> Any:
     """``plugins``, ``Smooth`` and the functions, imported when first used: readers of logs need no
     torch.
     """
-    try:
-        if name == "plugins":
-            return importlib.import_module("smoothadv.base.plugins")
-        if name in _MODULES:
-            return getattr(importlib.import_module(_MODULES[name]), name)
-        if not name.startswith("_"):
-            from smoothadv.analysis import ANALYSES
-            from smoothadv.analysis.functions import function_of
+    if name == "plugins":
+        return importlib.import_module("smoothadv.base.plugins")
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    if not name.startswith("_"):
+        from smoothadv.analysis import ANALYSES
+        from smoothadv.analysis.functions import function_of
 
-            if name in ANALYSES:
-                return function_of(name)
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("smoothadv"):
-            raise
-        whole = "smoothadv-statistics has a part of the package smoothadv only"
-        raise AttributeError(f"module 'smoothadv' has no attribute '{name}': {whole}") from error
+        if name in ANALYSES:
+            return function_of(name)
     raise AttributeError(f"module 'smoothadv' has no attribute '{name}'")
 
 

@@ -14,8 +14,8 @@ from smoothadv.architectures.logits import logits_in
 from smoothadv.base.errors import warn
 from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
-from smoothadv.statistics.bounds import check_alpha
 from smoothadv.statistics.prediction import predict
+from smoothadv.statistics.ranges import check
 from smoothadv.voting.counter import Poll, VoteCounter
 
 Answer = TypeVar("Answer")
@@ -90,6 +90,7 @@ class Smooth:
         procedure: Procedure = PROCEDURES[method](
             Smoothing(self.sigma, n0, n, alpha, distance), **settings
         )
+        procedure.require_one_classifier()
         return self._run(x, procedure.votes(_NO_LABEL), min(batch_size, max(n0, n)), stream)
 
     def predict(
@@ -105,9 +106,7 @@ class Smooth:
 
         Wrong with probability at most ``alpha``: the guarantee of ``statistics.prediction``.
         """
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}")
-        check_alpha(alpha)
+        check(n=n, alpha=alpha)
         x = _image(x)
         classes = self._run(x, predict(n, alpha), min(batch_size, n), self._stream(stream, x))
         return classes[0] if classes else ABSTAIN

@@ -85,25 +85,6 @@ def test_exact_deduction_is_the_smallest_share_that_exact_tails_allow(examples, 
     )
 
 
-@pytest.mark.parametrize(
-    ("function", "arguments"),
-    [
-        *(
-            (tolerated_false_statements, arguments)
-            for arguments in (
-                *((-1, 0.1, 0.1), (1, -0.1, 0.1), (1, math.nan, 0.1)),
-                *((1, 0.1, 0), (1, 0.1, 1), (1, 0.1, math.nan)),
-            )
-        ),
-        *((binomial_interval, (*count, 0.95)) for count in ((0, 0), (-1, 5), (6, 5))),
-        *((binomial_interval, (3, 5, confidence)) for confidence in (0, 1, 1.5, -0.5, math.nan)),
-    ],
-)
-def test_impossible_arguments_are_refused(function, arguments):
-    with pytest.raises(ValueError):
-        function(*arguments)
-
-
 @pytest.mark.parametrize("probability", [1.0, 1.4])
 def test_statements_that_may_all_be_false_contradict_nothing(probability):
     assert [tolerated_false_statements(n, probability, 0.001) for n in (0, 1, 50)] == [0, 1, 50]

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Draws, Smoothing
-from smoothadv.statistics.bounds import radius_probability, threshold_quantile, threshold_radius
+from smoothadv.statistics.bounds import (
+    radius_probability,
+    threshold_quantile,
+    threshold_radius,
+    two_sided_radius,
+)
 from smoothadv.statistics.cascade import (
     DRAWN_AT,
     RIVAL_AT,
@@ -28,7 +33,7 @@ from smoothadv.statistics.two_sided import TwoSided, strongest_rival
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
 from support.false_statements import exactly_false, whole_run
 from support.statistical_checks import too_many
-from support.votes import ListedVotes, certify, listed
+from support.votes import ListedVotes, answered, certify, listed
 
 ALPHA = 0.05
 SIGMAS = {2: (1.0, 0.5), 3: (1.0, 0.5, 0.25)}
@@ -77,25 +82,6 @@ def test_quantiles_and_hypotheses_are_rounded_upwards(p0, distance, radius):
         edge = mpmath.ncdf(mpmath.mpf(radius) / mpmath.mpf(0.7) + exact) + distance
         null = radius_probability(radius, 0.7, distance, p0)
         assert min(edge, 1) <= null <= edge + mpmath.mpf("1e-9")
-
-
-@pytest.mark.parametrize("p0", [0.0, 0.0009, 0.9991, 1.0, float("nan")])
-def test_thresholds_out_of_range_are_refused(p0):
-    with pytest.raises(ValueError, match=r"threshold must lie in 0\.001\.\.0\.999"):
-        threshold_radius(5, 10, 1.0, 0.05, p0)
-
-
-@pytest.mark.parametrize("p0", [0.49, 1.0])
-def test_a_cascade_refuses_thresholds_below_a_half(p0):
-    with pytest.raises(ValueError, match=r"threshold must lie in 0\.5\.\.0\.999"):
-        Cascade(Smoothing(1.0, 10, 100, ALPHA), threshold=p0)
-
-
-@both_forms
-@pytest.mark.parametrize("share", [0.0, 1.0])
-def test_a_cascade_refuses_shares_of_nothing(kind, share):
-    with pytest.raises(ValueError, match="share"):
-        kind(Smoothing(1.0, 10, 100, ALPHA), alpha_share=share)
 
 
 def test_a_cascade_of_one_stage_is_the_two_sided_procedure():
@@ -346,6 +332,47 @@ def test_noise_at_a_distance_makes_radii_smaller(kind):
     assert radii[0] > radii[1] > radii[2] > 0
 
 
+DISTANCES = (0.01, 0.02, 0.03)
+
+
+@pytest.mark.parametrize(("last", "place"), [(k, j) for k in range(3) for j in range(k + 1)])
+def test_each_bound_has_the_distance_of_its_own_noise(last, place):
+    """The bound of one place decides; of each other place the votes leave no doubt."""
+    smoothing, p0, n = Smoothing(1.0, 30, 1000, 1e-3, 0.005), 0.7, 1000
+    procedure = Cascade(smoothing, sigmas=SIGMAS[3], noise_distances=DISTANCES)
+    tie, sure = [0.3, 0.4, 0.3], [1.0, 0.0, 0.0]
+    own, rival = (400, 600) if place < last else (850, 150)
+    shares = [[own / n, rival / n, 0.0] if k == place else sure for k in range(3)]
+    found = answered(procedure, shares, [sure if k == last else tie for k in range(3)])
+    sigma, distance = SIGMAS[3][place], DISTANCES[place]
+    if place < last:
+        expected = threshold_radius(n - rival, n, sigma, 1e-3, 1 - p0, distance)
+    elif last < 2:
+        expected = threshold_radius(own, n, sigma, 1e-3, p0, distance)
+    else:
+        expected = two_sided_radius(own, rival, n, sigma, 1e-3, 0.9, distance)
+    counts = {"successes": found.successes, "trials": n, **found.details}
+    settings_ = {**vars(smoothing), **vars(procedure)}
+    assert (found.prediction, found.details[STAGE]) == (0, last + 1)
+    assert found.radius == expected == Cascade.radius_from(counts, settings_) > 0
+    exact = {name: value for name, value in settings_.items() if name != "noise_distances"}
+    assert Cascade.radius_from(counts, exact) > found.radius, "as a log without --sound records"
+
+
+def test_each_sequential_bound_has_the_distance_of_its_own_noise():
+    smoothing = Smoothing(1.0, 30, 1000, 1e-3, 0.005)
+    procedure = SequentialCascade(smoothing, sigmas=SIGMAS[3], noise_distances=DISTANCES)
+    assert len(procedure.bounds) == 5
+    for (place, of_rivals), bound in procedure.bounds.items():
+        p0 = 0.5 if place == 2 else {False: 0.7, True: 1 - 0.7}[of_rivals]
+        own = SIGMAS[3][place], DISTANCES[place]
+        assert (bound.smoothing.sigma, bound.smoothing.noise_distance) == own
+        assert bound.null(0.1) == radius_probability(0.1, *own, p0)
+        if place < 2:
+            assert bound.successes(np.array([5, 3, 2]), 0) == (7 if of_rivals else 5)
+    assert SequentialCascade(smoothing, sigmas=SIGMAS[3]).noise_distances == (0.005,) * 3
+
+
 def test_both_forms_are_registered():
     assert PROCEDURES["cascade"] is Cascade
     assert PROCEDURES["sequential-cascade"] is SequentialCascade
@@ -388,3 +415,25 @@ def test_the_last_stage_of_a_prediction_is_that_of_predict():
     with pytest.raises(StopIteration) as end:
         voting.send(np.array([90, 10, 0]))
     assert end.value.value == [0]
+    for leading, expected in ((60, []), (61, [0])):  # p-values .057 and .035; the level is .05
+        voting = predict_in_cascade(100, 0.1, 0.7, 2)
+        _ = next(voting), voting.send(np.array([34, 33, 33]))
+        with pytest.raises(StopIteration) as end:
+            voting.send(np.array([leading, 100 - leading, 0]))
+        assert end.value.value == expected
+
+
+def test_samples_are_all_draws_and_trials_those_of_the_look_that_decided():
+    """With 0.93 of the votes, a radius of 0.5 is certified, and further draws do not reach 0.9."""
+    smoothing = Smoothing(1.0, 100, 3000, 1e-3)
+    procedure = SequentialCascade(smoothing, radii=(0.5, 0.9), sigmas=SIGMAS[2])
+    p, asked = [[0.93, 0.07, 0.0], [0.3, 0.4, 0.3]], []
+    found = answered(procedure, p, asked=asked)
+    drawn = [sum(each.count for each in asked if each.stage == stage) for stage in (0, 1)]
+    assert (found.radius, found.details[STAGE], found.details["samples"]) == (0.5, 1, sum(drawn))
+    assert found.trials == found.details[DRAWN_AT.format(1)] < drawn[0] - 100
+    asked.clear()
+    aware = SequentialCascade(smoothing, label_aware=True, sigmas=SIGMAS[2])
+    skipped = answered(aware, [[0.07, 0.93, 0.0], p[1]], asked=asked)
+    assert (skipped.prediction, skipped.details["label_aware"]) == (ABSTAIN, 1)
+    assert len(asked) == 2 and skipped.details["samples"] == 200

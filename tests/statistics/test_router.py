@@ -11,6 +11,7 @@ import pytest
 from scipy import special, stats
 
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Draws, Smoothing
+from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.statistics.cascade import STAGE
 from smoothadv.statistics.router import (
     ROUTED,
@@ -24,6 +25,7 @@ from smoothadv.statistics.router import (
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
 from support.false_statements import exactly_false, whole_run
 from support.statistical_checks import too_many
+from support.votes import answered
 
 ALPHA = 0.05
 SIGMAS = (1.0, 0.5, 0.8)
@@ -251,26 +253,10 @@ def test_predictions_are_seldom_wrong():
         assert alpha / 20 < decided <= alpha / 2
 
 
-def answered(procedure: RouterProcedure, shares: list[list[float]], missing: int = 0):
-    """The certificate where each request is answered in these shares of votes, by classifier; the
-    last one of a fixed sample lacks some.
-    """
-    voting = procedure.votes(0)
-    request = next(voting)
-    while True:
-        lacks = missing if request.count > procedure.smoothing.n0 else 0
-        votes = np.round(np.array(shares[request.stage]) * request.count).astype(int)
-        votes[0] += request.count - lacks - votes.sum()
-        try:
-            request = voting.send(votes)
-        except StopIteration as end:
-            return end.value
-
-
 @pytest.mark.parametrize(("missing", "prediction"), [(0, 0), (1, ABSTAIN)])
 def test_fewer_votes_than_were_asked_for_certify_nothing(missing, prediction):
     sure = [[0.99, 0.01, 0.0], [0.99, 0.01, 0.0], [0.99, 0.01]]
-    assert answered(of_kind(Router, 200), sure, missing).prediction == prediction
+    assert answered(of_kind(Router, 200), sure, missing=missing).prediction == prediction
 
 
 def test_the_smaller_radius_counts_though_the_other_bound_is_sure_at_once():
@@ -278,3 +264,50 @@ def test_the_smaller_radius_counts_though_the_other_bound_is_sure_at_once():
     route, stage = [0.62, 0.38], [1.0, 0.0, 0.0]
     found = answered(of_kind(SequentialRouter, 1000), [stage, stage, route])
     assert found.prediction == 0 and 0 < found.radius <= 0.8 * quantile(0.62)
+
+
+DISTANCES = (0.01, 0.02, 0.03)
+
+
+@pytest.mark.parametrize(("stage", "place"), [(0, 0), (0, 2), (1, 1), (1, 2)])
+def test_each_bound_has_the_distance_of_its_own_noise(stage, place):
+    """The bound of one place decides; of each other place the votes leave no doubt."""
+    smoothing, n = Smoothing(1.0, 30, 1000, 1e-3, 0.005), 1000
+    procedure = Router(smoothing, sigmas=SIGMAS, noise_distances=DISTANCES)
+    sure = [[1.0, 0.0, 0.0]] * 2 + [[1.0 - stage, float(stage)]]
+    shares = list(sure)
+    shares[place] = [0.7, 0.3, 0.0] if place < 2 else [0.7 - 0.4 * stage, 0.3 + 0.4 * stage]
+    found = answered(procedure, shares, sure)
+    expected = two_sided_radius(700, 300, n, SIGMAS[place], 1e-3, 0.9, DISTANCES[place])
+    counts = {"successes": found.successes, "trials": n, **found.details}
+    settings = {**vars(smoothing), **vars(procedure)}
+    assert (found.prediction, found.details[STAGE]) == (0, stage + 1)
+    assert found.radius == expected == Router.radius_from(counts, settings) > 0
+
+
+def test_each_sequential_bound_has_the_distance_of_its_own_noise():
+    smoothing = Smoothing(1.0, 30, 1000, 1e-3, 0.005)
+    procedure = SequentialRouter(smoothing, sigmas=SIGMAS, noise_distances=DISTANCES)
+    found = [(each.smoothing.sigma, each.smoothing.noise_distance) for each in procedure.bounds]
+    assert found == list(zip(SIGMAS, DISTANCES))
+    assert SequentialRouter(smoothing, sigmas=SIGMAS).noise_distances == (0.005,) * 3
+
+
+def test_samples_are_all_draws_and_those_of_another_class_stop():
+    procedure = SequentialRouter(Smoothing(1.0, 30, 1000, 1e-3), sigmas=SIGMAS, label_aware=True)
+    p, asked = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0]], []
+    found = answered(procedure, p, asked=asked)
+    assert found.details["samples"] == sum(each.count for each in asked)
+    assert (found.prediction, found.details["label_aware"], found.details[STAGE]) == (0, 0, 1)
+    asked.clear()
+    skipped = answered(procedure, [*p[:2], [0.0, 1.0]], asked=asked)
+    assert (skipped.prediction, skipped.details["label_aware"]) == (ABSTAIN, 1)
+    assert len(asked) == 2 and skipped.details["samples"] == 60
+
+
+def test_each_part_of_a_prediction_has_half_of_alpha():
+    """p-values of .057 and .035, at a level of .05."""
+    sure, close, clear = np.array([100, 0]), np.array([60, 40]), np.array([61, 39])
+    answers = [prediction_of(*votes, 0.1) for votes in ((close, sure), (sure, close))]
+    assert answers == [[], []]
+    assert prediction_of(clear, sure, 0.1) == prediction_of(sure, clear, 0.1) == [0]

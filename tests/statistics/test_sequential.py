@@ -172,3 +172,16 @@ def test_options():
         if t**n <= error_spending.spending(n, 1000, SMALL.alpha / 2, 0.9)
     )
     assert next(passing) in looks, "the first at which successes alone certify the radius"
+
+
+def test_a_rival_never_takes_away_what_the_bound_on_the_class_certifies():
+    """Also where the distance of the noise costs the sum of both bounds more than it gains."""
+    procedure = Sequential(dataclasses.replace(SMALL, noise_distance=0.01), radii=(0.25, 0.5))
+    (lower, _), (radii, _) = procedure._tables, procedure._hypotheses
+    look, sums = len(procedure.looks) - 1, 0
+    for own in range(500, SMALL.n + 1, 7):
+        alone = radii[np.searchsorted(lower[:, look], own, side="right") - 1]
+        found = procedure.certified(np.array([own, *[(SMALL.n - own) // 3] * 3]), 0, look)
+        assert found >= alone
+        sums += found > alone
+    assert sums > 0

@@ -2,9 +2,8 @@
 refusals of counts that are none.
 """
 
-import asyncio
+import inspect
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smoothadv import certify_inputs, certify_votes, predict_votes
+from smoothadv import certify_votes, predict_votes
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
 from smoothadv.statistics import (
@@ -24,7 +23,8 @@ from smoothadv.statistics import (
     Smoothing,
 )
 from smoothadv.statistics.bounds import certified_radius
-from smoothadv.statistics.votes import _asking
+from smoothadv.statistics.votes import _answered
+from support.refusals import refusal
 
 SIGMA, CLASSES = 0.5, 4
 METHODS = {
@@ -87,35 +87,6 @@ def test_certificates_are_those_of_the_package(model, method, batch):
     assert len({one.radius for one in found}) > 1
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("batch", "in_flight"), [(64, 1), (64, 3), (1000, 2), (1, 1)])
-def test_batches_of_several_inputs_give_the_same(model, method, batch, in_flight):
-    if batch == 1:
-        expected = [of_the_package(model, index, method) for index in range(2)]
-    else:
-        expected = [of_the_package(model, index, method) for index in range(len(IMAGES))]
-    drawn = {index: voting(model, index) for index in range(len(IMAGES))}
-    asked: list[list[tuple[int, int]]] = []
-    running = 0
-
-    async def draw(requests: list[tuple[int, int]]) -> list[np.ndarray]:
-        nonlocal running
-        running += 1
-        asked.append(requests)
-        assert running <= in_flight
-        votes = [drawn[index](count) for index, count in requests]
-        for _ in range(len(asked) % 3):  # answers come in another order
-            await asyncio.sleep(0)
-        running -= 1
-        return votes
-
-    made = certify_inputs(draw, len(expected), procedure(method), batch=batch, in_flight=in_flight)
-    assert all(map(are_equal, asyncio.run(made), expected))
-    assert all(sum(count for _, count in requests) <= batch for requests in asked)
-    if batch == 1000:
-        assert max(map(len, asked)) > 1, "several inputs share a batch"
-
-
 @pytest.mark.parametrize(("n", "top_k"), [(500, 1), (500, 2), (10, 1)])
 def test_predictions_are_those_of_the_package(model, n, top_k):
     found = [
@@ -161,13 +132,8 @@ def test_label_reaches_the_procedure():
 
     made = OfTheLabel(Smoothing(SIGMA, 10, 100, 0.001))
     draw = lambda count: [0, 0, count]  # noqa: E731
-    assert certify_votes(draw, made, label=2).prediction == 2
-
-    async def draws(requests):
-        return [draw(count) for _, count in requests]
-
-    found = asyncio.run(certify_inputs(draws, 2, made, labels=[2, 1]))
-    assert [one.prediction for one in found] == [2, ABSTAIN]
+    found = [certify_votes(draw, made, label=label).prediction for label in (2, 1)]
+    assert found == [2, ABSTAIN]
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 40))
@@ -180,18 +146,14 @@ def test_every_request_is_answered_in_batches(requests, batch):
             sums.append((yield Draws(count)).sum())
         return sums
 
-    generator, drawn = _asking(asks(), batch), 0
-    votes = None
-    while True:
-        try:
-            count = generator.send(votes)
-        except StopIteration as end:
-            assert end.value == requests
-            break
-        assert 1 <= count <= batch
-        drawn += count
-        votes = [count, 0]
-    assert drawn == sum(requests)
+    asked: list[int] = []
+
+    def draw(count: int) -> list[int]:
+        asked.append(count)
+        return [count, 0]
+
+    assert _answered(asks(), draw, batch) == requests
+    assert sum(asked) == sum(requests) and all(1 <= count <= batch for count in asked)
 
 
 BAD = {
@@ -216,33 +178,49 @@ def test_counts_that_are_none_are_refused(kind):
         certify_votes(lambda count: votes, procedure("exact"))
 
 
-def test_other_refusals():
+def test_classes_may_not_change():
     changing = iter([[50, 0], [500, 500, 0]])
     with pytest.raises(ValueError, match=r"shape \[3\]: expected \[2\], as before"):
         certify_votes(lambda count: next(changing), procedure("exact"))
-    fair = partial(certify_votes, lambda count: [count, 0])
-    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
-        fair(procedure("exact"), batch=0)
-    smoothing = Smoothing(0.5, 50, 1000, 0.001)
-    cascade = PROCEDURES["cascade"](smoothing, sigmas=(0.5, 0.25), threshold=0.7)
-    with pytest.raises(ValueError, match="of several classifiers"):
-        certify_votes(lambda count: [count // 2, count - count // 2], cascade)
-
-    async def short(requests):
-        return []
-
-    for draw, options, words in (
-        (short, {}, "asked for 1 inputs and returned 0"),
-        (short, {"in_flight": 0}, "in_flight must be at least 1, got 0"),
-        (short, {"batch": 0}, "batch must be at least 1, got 0"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            asyncio.run(certify_inputs(draw, 1, procedure("exact"), **options))
 
 
-def test_a_draw_that_fails_ends_the_batches():
-    async def draw(requests):
-        raise OSError("the service is away")
+def split(count: int) -> list[int]:
+    return [count // 2, count - count // 2]
 
-    with pytest.raises(OSError, match="the service is away"):
-        asyncio.run(certify_inputs(draw, 20, procedure("exact"), in_flight=3))
+
+SMOOTHING = Smoothing(SIGMA, **SIZES)
+EXACT = PROCEDURES["exact"](SMOOTHING)
+CERTIFY, PREDICT = {"draw": split, "procedure": EXACT}, {"draw": split, "n": 100, "alpha": 0.1}
+SEVERAL = {"sigmas": (0.5, 0.25, 0.5)}
+ARGUMENTS = [
+    *((CERTIFY, "draw", value, "a function of a number of draws") for value in (None, [1, 2])),
+    *((CERTIFY, "procedure", value, "one like PROCEDURES") for value in ("exact", type(EXACT))),
+    *(
+        (CERTIFY, "procedure", PROCEDURES[name](SMOOTHING, **SEVERAL), "of a single classifier")
+        for name in ("cascade", "router", "sequential-cascade", "sequential-router")
+    ),
+    (CERTIFY, "procedure", PROCEDURES["top-k"](SMOOTHING, top_k=2), "less than the 2 classes"),
+    (CERTIFY, "procedure", PROCEDURES["top-k"](SMOOTHING, top_k=9), "less than the 2 classes"),
+    *((CERTIFY, "label", value, "a whole number") for value in (1.0, "cat", None, True)),
+    (CERTIFY, "label", 2, "one of 2 classes"),
+    *((of, "batch", value, "from 1 to") for of in (CERTIFY, PREDICT) for value in (0, -1, 2.5)),
+    (PREDICT, "draw", 3, "a function of a number of draws"),
+    *((PREDICT, "n", value, "a whole number from 1") for value in (0, -3, 10.5, 2**60, "many")),
+    *((PREDICT, "alpha", value, "between 0 and 1") for value in (0, 1, 2, -0.1, np.nan, "x")),
+    *((PREDICT, "top_k", value, "a whole number from 1") for value in (0, -1, 1.5)),
+    *((PREDICT, "top_k", value, "less than the 2 classes") for value in (2, 3, 10**9)),
+]
+
+
+@pytest.mark.parametrize(("usual", "argument", "value", "words"), ARGUMENTS)
+def test_arguments_out_of_range_are_named(usual, argument, value, words):
+    function = certify_votes if usual is CERTIFY else predict_votes
+    message = refusal(function, **{**usual, argument: value})
+    name = "top_k" if "classes" in words and argument == "procedure" else argument
+    assert message.startswith(f"{name}: found") and words in message, message
+
+
+def test_every_argument_of_votes_is_refused_in_some_test():
+    for usual, function in ((CERTIFY, certify_votes), (PREDICT, predict_votes)):
+        tried = {name for of, name, *_ in ARGUMENTS if of is usual}
+        assert tried == set(inspect.signature(function).parameters)

@@ -49,6 +49,32 @@ def certify(procedure: Procedure, votes: ListedVotes, label: int = 2) -> Certifi
             return stop.value
 
 
+def answered(
+    procedure: Procedure,
+    shares: list[list[float]],
+    selection: list[list[float]] | None = None,
+    missing: int = 0,
+    asked: list[Draws] | None = None,
+) -> Certificate:
+    """The certificate where each request is answered in these shares of votes, by classifier, and
+    those of the ``selection`` in others; the last one of a fixed sample lacks some. The requests
+    are added to ``asked``.
+    """
+    voting = procedure.votes(0)
+    request = next(voting)
+    while True:
+        if asked is not None:
+            asked.append(request)
+        selects = request.count == procedure.smoothing.n0
+        given = selection if selects and selection is not None else shares
+        votes = np.round(np.array(given[request.stage]) * request.count).astype(int)
+        votes[0] += request.count - missing * (not selects) - votes.sum()
+        try:
+            request = voting.send(votes)
+        except StopIteration as end:
+            return end.value
+
+
 def listed(p: float, draws: int, generator: np.random.Generator) -> np.ndarray:
     """Classes of ``draws`` draws, class 2 with probability ``p``, the others equally often."""
     return np.where(generator.random(draws) < p, 2, generator.choice([0, 1, 3], draws))

@@ -32,7 +32,7 @@ from typing import Any
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_toml
-from smoothadv.base.settings import checked, number, positive_noise_level
+from smoothadv.base.settings import a_threshold, checked, positive_noise_level
 
 HUB = "hf-hub:"
 MEANS = ("logits", "probabilities")
@@ -44,7 +44,6 @@ _EXPECTED = {
 }
 STAGES = "stages"
 """What stands in place of sigma where the model is a cascade or a router."""
-a_threshold = number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999)
 _FORM = "threshold or [router], and two or more [[stage]] with checkpoint and sigma"
 
 

@@ -103,6 +103,7 @@ any_seed = number(int, "a whole number from 0 to 2^128 - 1", lambda v: 0 <= v < 
 positive_float = number(float, "a number above 0", lambda v: v > 0)
 non_negative_float = number(float, "a number of at least 0", lambda v: v >= 0)
 share_of_one = number(float, "a share from 0 to 1", lambda v: 0 <= v <= 1)
+a_threshold = number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999)
 probability = number(float, "a probability strictly between 0 and 1", lambda v: 0 < v < 1)
 batch_size = up_to_a_million = number(
     int, "a whole number from 1 to 1,000,000", lambda v: 1 <= v <= 1_000_000

@@ -82,9 +82,11 @@ class CommandReader:
             spec = self._evaluation(words)
             if isinstance(spec, CertifySpec):
                 description = self._described(str(spec.dataset), spec.data_dir)
-                noise = (RoundedGaussianNoise if spec.sound else GaussianNoise)(spec.sigma, 0)
-                distance = noise.distance(math.prod(description.image_shape))
-                procedure = spec.procedure(description, (distance,))
+                kind = RoundedGaussianNoise if spec.sound else GaussianNoise
+                dimension = math.prod(description.image_shape)
+                noises = (kind(each.sigma, 0) for each in spec.classifiers)
+                distances = tuple(noise.distance(dimension) for noise in noises)
+                procedure = spec.procedure(description, distances)
                 assert spec.log is not None, "a command names its log"
                 records = {spec.log: {**spec.identity(*archs), **procedure.record()}}
             else:

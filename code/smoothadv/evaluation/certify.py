@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from smoothadv.base.errors import warn
+from smoothadv.base.progress import Progress
 from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, LogContent, destination, write_log
 from smoothadv.evaluation.setup import Evaluation
@@ -17,6 +18,7 @@ from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.records.writer import WrittenLog, check_path, read_begun
 from smoothadv.statistics import Draws, Procedure
 from smoothadv.statistics.bounds import squared_grey_radius
+from smoothadv.statistics.error_spending import watched
 from smoothadv.voting.counter import Poll
 
 _SOUND_COLUMN = "squared_radius"
@@ -36,6 +38,7 @@ def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, Log
     noise, description = evaluation.noise, evaluation.dataset.description
     dimension = math.prod(description.image_shape)
     procedure = spec.procedure(description, evaluation.distances(dimension))
+    watched.set(lambda rows: Progress(rows, "tables", delay=2, leave=False))
     if procedure.largest_radius is None:
         least = procedure.least_draws(spec.alpha)
         enough = "a larger --N" if least is None else f"at least --N {least}"

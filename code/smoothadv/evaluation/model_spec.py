@@ -11,13 +11,13 @@ from smoothadv.base.errors import UsageError
 from smoothadv.base.members import (
     STAGES,
     Stage,
-    a_threshold,
     read_stages,
     stage_of,
     stages_of,
 )
 from smoothadv.base.settings import (
     INPUT_LAYER_NAMES,
+    a_threshold,
     positive_noise_level,
     setting,
 )

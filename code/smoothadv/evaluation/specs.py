@@ -261,7 +261,7 @@ class CertifySpec(EvaluationSpec):
     def procedure(
         self,
         description: DatasetDescription | None = None,
-        noise_distances: tuple[float, ...] = (0.0,),
+        noise_distances: tuple[float, ...] = (),
     ) -> Procedure:
         """The certification procedure for images of this description, under noise at this distance
         from a Gaussian, of each classifier; UsageError where it refuses its settings.
@@ -281,7 +281,8 @@ class CertifySpec(EvaluationSpec):
             given["noise_distances"] = noise_distances
             given |= {} if self.threshold is None else {"threshold": self.threshold}
         try:
-            smoothing = Smoothing(self.sigma, self.n0, self.n, self.alpha, noise_distances[0])
+            levels = self.alpha, *noise_distances[:1]
+            smoothing = Smoothing(self.sigma, self.n0, self.n, *levels)
             procedure = self.procedure_type(smoothing, **given)
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error

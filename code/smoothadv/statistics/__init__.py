@@ -15,12 +15,27 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smoothadv.base.registry import Registry, discover
-from smoothadv.base.settings import Checked, settings_record
-from smoothadv.records.logs import COUNT_COLUMNS
-from smoothadv.statistics.bounds import certified_radius, check_alpha, check_sigma
+from smoothadv.base.settings import (
+    Checked,
+    SettingError,
+    number,
+    positive_float,
+    positive_int,
+    probability,
+    setting,
+    settings_record,
+)
+from smoothadv.statistics.bounds import certified_radius
+from smoothadv.statistics.ranges import RANGES
 
+COUNT_COLUMNS = ("successes", "trials")
+"""What logs call the counts of every certificate."""
 ABSTAIN = -1
 """The class that stands for "no statement" in results and logs."""
+
+
+a_distance = number(float, *RANGES["noise_distance"][1:])
+"""Parses the distance of noise from a Gaussian."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +78,7 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Smoothing:
+class Smoothing(Checked):
     """The settings that all procedures share: the noise and the sample sizes.
 
     ``sigma`` > 0 is the noise's standard deviation, ``noise_distance`` its total variation distance
@@ -72,19 +87,11 @@ class Smoothing:
     the probability of a false statement per input. ValueError on impossible values.
     """
 
-    sigma: float
-    n0: int
-    n: int
-    alpha: float
-    noise_distance: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_sigma(self.sigma)
-        if self.n0 < 1 or self.n < 1:
-            raise ValueError(f"n0 and n must be at least 1, got {self.n0} and {self.n}")
-        check_alpha(self.alpha)
-        if not 0 <= self.noise_distance <= 0.05:
-            raise ValueError(f"noise_distance must lie in 0..0.05, got {self.noise_distance}")
+    sigma: float = setting(parse=positive_float)
+    n0: int = setting(parse=positive_int)
+    n: int = setting(parse=positive_int)
+    alpha: float = setting(parse=probability)
+    noise_distance: float = setting(0.0, parse=a_distance)
 
 
 @dataclass(frozen=True)
@@ -110,8 +117,8 @@ class Procedure(Checked, ABC):
     fixed_sample: ClassVar[bool] = False
     """Whether every radius is ``radius_from`` the counts in its row, over exactly n draws."""
     one_sided: ClassVar[bool] = False
-    """Whether a radius R states that p_A >= Phi(R / sigma) and no more: the votes for other classes
-    are not used.
+    """Whether the radius R of a class states that p_A > Phi(R / sigma) and no more: the votes for
+    other classes are not used.
     """
     smoothing: Smoothing
 
@@ -172,14 +179,25 @@ class Procedure(Checked, ABC):
         fields = settings_record(self)
         return {name: fields[name] for name in fields if name not in ("name", "smoothing")}
 
+    @property
+    def classifiers(self) -> int:
+        """How many classifiers vote: ``Draws.stage`` is below this number."""
+        return 1
+
+    def require_one_classifier(self) -> None:
+        """SettingError where several classifiers vote."""
+        if self.classifiers > 1:
+            found = f"found {type(self).__name__}, of {self.classifiers} classifiers"
+            raise SettingError(f"procedure: {found}, expected one of a single classifier")
+
     @cached_property
     def largest_radius(self) -> float | None:
         """The radius of an input whose every draw is a success; None if not even that certifies."""
-        voting = self.votes(0)
+        voting, others = self.votes(0), [0] * getattr(self, "top_k", 1)
         request = next(voting)
         while True:
             try:
-                request = voting.send(np.array([request.count]))
+                request = voting.send(np.array([request.count, *others]))
             except StopIteration as end:
                 return None if end.value.prediction == ABSTAIN else float(end.value.radius)
 

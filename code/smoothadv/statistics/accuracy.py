@@ -1,19 +1,19 @@
-"""Statistics of a log. Tables are those of ``readers``; accuracies and rates are fractions."""
-
-from __future__ import annotations
+"""Statistics of a log. Tables are pandas', as readers of logs make them; accuracies and rates are
+fractions.
+"""
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from smoothadv.statistics.bounds import binomial_interval
 from smoothadv.statistics.on_grid import LABEL_AWARE
+from smoothadv.statistics.ranges import check
 
-if TYPE_CHECKING:
-    from smoothadv.records.readers import DataFrame
-
+DataFrame: TypeAlias = Any
+"""Of pandas, which this package does not import."""
 _STEPS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _MOST_COLUMNS = 12
 
@@ -24,9 +24,11 @@ def certified_accuracies(table: DataFrame, radii: Iterable[float]) -> np.ndarray
 
     acc(r) = mean[predict = label and R >= r] (Cohen et al., section 4; SmoothAdv, section 4).
     """
+    wanted = [*radii]
+    check(radii=wanted)
     certified = np.sort(table["radius"].to_numpy()[table["correct"].to_numpy() == 1])
     at_least = len(certified) - np.searchsorted(
-        certified, np.asarray(list(radii), dtype=float), side="left"
+        certified, np.asarray(wanted, dtype=float), side="left"
     )
     return at_least / len(table)
 
@@ -65,6 +67,7 @@ def bootstrap_interval(
     """
     from scipy import stats  # takes a second to load
 
+    check(accuracies=accuracies, examples=examples, confidence=confidence)
     tail = (1 - confidence) / 2
     lower, upper = (stats.binom.ppf(q, examples, accuracies) / examples for q in (tail, 1 - tail))
     return lower, upper
@@ -81,6 +84,7 @@ def dkw_band(
     (1 - confidence)) / (2 examples)) of the measured one at every radius (Dvoretzky, Kiefer and
     Wolfowitz, 1956, with the constant of Massart, 1990). As above, without alpha.
     """
+    check(accuracies=accuracies, examples=examples, confidence=confidence)
     half = math.sqrt(math.log(2 / (1 - confidence)) / (2 * examples))
     return np.maximum(accuracies - half, 0.0), np.minimum(accuracies + half, 1.0)
 
@@ -93,6 +97,7 @@ def clopper_pearson_band(
     By the union bound: exact intervals, each missed with probability at most (1 - confidence) /
     their number.
     """
+    check(accuracies=accuracies, examples=examples, confidence=confidence)
     each = 1 - (1 - confidence) / len(accuracies)
     ends = [
         binomial_interval(round(share * examples), examples, each) for share in accuracies.tolist()
@@ -108,6 +113,7 @@ def default_radii(tables: Iterable[DataFrame], most: int = _MOST_COLUMNS) -> lis
     """Multiples of 0.25 up to the largest certified radius; larger steps if there are more than
     ``most``.
     """
+    check(most=most)
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
     for step in _STEPS:
         count = max(1, int(largest / step))
@@ -127,6 +133,7 @@ def survival_curve(values: np.ndarray, examples: int) -> tuple[np.ndarray, np.nd
 
     Corners ascend from 0; between two of them the share is that at the larger one.
     """
+    check(values=values, examples=examples)
     corners, counts = np.unique(values, return_counts=True)
     # Examples with a value of at least corners[i]: those not among the smaller ones.
     at_least = len(values) - (np.cumsum(counts) - counts)

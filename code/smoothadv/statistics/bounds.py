@@ -15,19 +15,20 @@ from itertools import accumulate
 import numpy as np
 from scipy import special
 
-
-def check_alpha(alpha: float) -> None:
-    """ValueError unless 0 < alpha < 1."""
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie strictly between 0 and 1, got {alpha}")
+from smoothadv.base.settings import SettingError
+from smoothadv.statistics.ranges import check
 
 
 def _check_counts(successes: int, trials: int, alpha: float) -> None:
-    if trials < 1 or not 0 <= successes <= trials:
-        raise ValueError(
-            f"need 0 <= successes <= trials and trials >= 1, got {successes} of {trials}"
-        )
-    check_alpha(alpha)
+    check(successes=successes, trials=trials, alpha=alpha)
+    if successes > trials:
+        raise SettingError(f"successes: found {successes} of {trials} trials, expected at most all")
+
+
+def _check_rivals(successes: int, rivals: Sequence[int], trials: int) -> None:
+    if not rivals or successes + sum(rivals) > trials:
+        counts = f"{successes} successes and {list(rivals)} for rivals"
+        raise SettingError(f"rivals: found {counts} of {trials} trials, expected no more than all")
 
 
 def lower_confidence_bound(successes: int, trials: int, alpha: float) -> float:
@@ -90,7 +91,7 @@ def certified_radius(
     the exact value, and for alpha up to .99 within 1e-8 sigma of it. Same unit as ``sigma``. None
     where p_lower < 1/2. ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
-    check_sigma(sigma)
+    check(sigma=sigma)
     loss = sigma * _distance_quantile(noise_distance)
     q = failure_upper_bound(successes, trials, alpha)
     if noise_distance:
@@ -122,7 +123,7 @@ def threshold_radius(
     ``certified_radius``. The float64 is never above the exact value. ``threshold`` lies in
     0.001..0.999. ValueError on impossible counts, levels, thresholds or sigma.
     """
-    check_sigma(sigma)
+    check(sigma=sigma, noise_distance=noise_distance)
     z_lower = _quantile_below(successes, trials, alpha, noise_distance)
     z_threshold = threshold_quantile(threshold, noise_distance)
     return sigma * (z_lower - z_threshold - (abs(z_lower) + abs(z_threshold)) * 4e-15)
@@ -130,9 +131,7 @@ def threshold_radius(
 
 def threshold_quantile(threshold: float, noise_distance: float = 0.0) -> float:
     """An upper bound on Phi^-1(t + d), where t rounds to ``threshold`` in 0.001..0.999."""
-    if not 0.001 <= threshold <= 0.999:
-        raise ValueError(f"a threshold must lie in 0.001..0.999, got {threshold}")
-    _distance_quantile(noise_distance)  # raises on a distance that leaves nothing to certify
+    check(threshold=threshold, noise_distance=noise_distance)
     return float(special.ndtri(min(1.0, threshold + noise_distance + 1e-15))) + 1e-13
 
 
@@ -161,10 +160,8 @@ def two_sided_radius(
     classes (an intersection-union test: Berger, 1982, Technometrics 24(4); proof:
     docs/guarantee.md). ValueError on impossible counts, levels, shares or sigma.
     """
-    if rival < 0 or successes + rival > trials:
-        raise ValueError(f"need successes + rival <= trials, got {successes} + {rival} of {trials}")
-    if not 0 < share <= 1:
-        raise ValueError(f"share must lie above 0 and be at most 1, got {share}")
+    check(successes=successes, rival=rival, trials=trials, alpha=alpha, share=share)
+    _check_rivals(successes, [rival], trials)
     one_sided = certified_radius(successes, trials, sigma, share * alpha, noise_distance)
     if share == 1:
         return one_sided
@@ -200,15 +197,12 @@ def top_k_radius(
     as c at the nearest image where there are so many: alpha is divided among k classes, not among
     all (proof: docs/guarantee.md). ValueError on impossible counts, levels, shares or sigma.
     """
+    check(successes=successes, rivals=rivals, trials=trials, alpha=alpha, share=share)
+    check(sigma=sigma, noise_distance=noise_distance)
+    if share == 1:
+        raise SettingError(f"share: found {share}, expected a number strictly between 0 and 1")
+    _check_rivals(successes, rivals, trials)
     k = len(rivals)
-    if k < 1 or min(rivals) < 0 or successes + sum(rivals) > trials:
-        raise ValueError(
-            f"need successes + rivals <= trials, got {successes} and {list(rivals)} of {trials}"
-        )
-    if not 0 < share < 1:
-        raise ValueError(f"share must lie strictly between 0 and 1, got {share}")
-    check_sigma(sigma)
-    _distance_quantile(noise_distance)  # raises on a distance that leaves nothing to certify
     failure = failure_upper_bound(successes, trials, share * alpha)
     level = (1 - share) * alpha / k
     sums = list(
@@ -243,6 +237,7 @@ def radius_between(z_lower: float, z_rival: float, sigma: float, noise_distance:
     and p_B is the probability of the strongest rival. A difference of 2 d is left between both
     classes at this radius.
     """
+    check(z_lower=z_lower, z_rival=z_rival, sigma=sigma, noise_distance=noise_distance)
     if noise_distance:
         # A weaker bound on the rival holds, too: beyond a gap, by Lambert's W, the loss grows
         # faster than the sum.
@@ -265,6 +260,7 @@ def quantile_loss(z_lower: float, z_rival: float, noise_distance: float) -> floa
     So much may the probabilities of two classes differ from those under Gaussian noise, taken
     together.
     """
+    check(z_lower=z_lower, z_rival=z_rival)
     # The normal density falls with |m| + e, which is |m| + 0.1 at most.
     loss = _distance_quantile(noise_distance) * math.exp(
         min(400.0, (abs(z_lower - z_rival) / 2 + 0.1) ** 2 / 2)
@@ -289,11 +285,7 @@ def tolerated_false_statements(statements: int, probability: float, false_alarm:
     """
     from scipy import stats  # takes a second to load, and no radius needs it
 
-    if statements < 0 or not probability >= 0:
-        raise ValueError(
-            f"need statements >= 0 and probability >= 0, got {statements} and {probability}"
-        )
-    check_alpha(false_alarm)
+    check(statements=statements, probability=probability, false_alarm=false_alarm)
     if probability >= 1:
         return statements
     k = int(stats.binom.isf(false_alarm, statements, probability)) if statements else 0
@@ -308,26 +300,17 @@ def binomial_interval(successes: int, trials: int, confidence: float) -> tuple[f
     """The two-sided Clopper-Pearson interval: it misses the true value with probability at most 1 -
     ``confidence``.
     """
-    check_alpha(1 - confidence)
+    check(confidence=confidence)
     tail = (1 - confidence) / 2
     low = lower_confidence_bound(successes, trials, tail)
     return low, 1 - lower_confidence_bound(trials - successes, trials, tail)
-
-
-def check_sigma(sigma: float) -> None:
-    """ValueError unless sigma is a positive finite number."""
-    if not (sigma > 0 and math.isfinite(sigma)):
-        raise ValueError(f"sigma must be a positive finite number, got {sigma}")
 
 
 def _distance_quantile(distance: float) -> float:
     """An upper bound on Phi^-1(1/2 + distance) for a small distance."""
     # Phi^-1 is convex above 1/2, where it starts with slope sqrt(2 pi): 1 % covers its curvature up
     # to 0.05.
-    if not 0 <= distance <= 0.05:
-        raise ValueError(
-            f"a total variation distance must lie in 0..0.05 to certify anything, got {distance}"
-        )
+    check(noise_distance=distance)
     return math.sqrt(2 * math.pi) * distance * 1.01
 
 
@@ -343,7 +326,7 @@ def radius_probability(
     bound makes up for it. With another ``threshold`` than 1/2, it is the largest probability for
     which that at the edge of the ball may be no more than the threshold.
     """
-    check_sigma(sigma)
+    check(radius=radius, sigma=sigma)
     z = _distance_quantile(noise_distance)
     if threshold != 0.5:
         z = threshold_quantile(threshold, noise_distance)
@@ -353,15 +336,16 @@ def radius_probability(
     return min(1.0, math.nextafter(1.0 - max(0.0, q), 2.0))
 
 
-def squared_grey_radius(radius: float) -> int:
+def squared_grey_radius(l2_radius: float) -> int:
     """The largest integer m that is certain to lie below (255 * radius)^2; 0, the image itself, at
     radius 0.
 
     An 8-bit image X' with sum((X' - X)^2) <= m, in grey levels 0..255, then lies in the ball of
-    ``radius`` around X on the scale [0, 1]. The check uses integers only, so that no norm is
+    ``l2_radius`` around X on the scale [0, 1]. The check uses integers only, so that no norm is
     rounded.
     """
-    return math.floor(Fraction(255) ** 2 * Fraction(radius) ** 2 * (1 - Fraction(1, 10**12)))
+    check(l2_radius=l2_radius)
+    return math.floor(Fraction(255) ** 2 * Fraction(l2_radius) ** 2 * (1 - Fraction(1, 10**12)))
 
 
 def maximum_radius(trials: int, sigma: float, alpha: float) -> float:
@@ -370,6 +354,7 @@ def maximum_radius(trials: int, sigma: float, alpha: float) -> float:
 
     0 where not even that certifies.
     """
+    check(trials=trials)
     return certified_radius(trials, trials, sigma, alpha) or 0.0
 
 
@@ -380,8 +365,9 @@ def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
     Formal guarantee: if the runner-up is in truth at least as probable as the top class, the answer
     is True with probability at most alpha. ValueError unless top >= runner_up >= 0 and top >= 1.
     """
-    if not top >= runner_up >= 0 or top < 1:
-        raise ValueError(f"need top >= runner_up >= 0 and top >= 1, got {top} and {runner_up}")
+    check(top=top, runner_up=runner_up, alpha=alpha)
+    if not top >= max(1, runner_up):
+        raise SettingError(f"top: found {top} and {runner_up} votes, expected the larger count")
     # Both tails are equal. Within the margin few votes are counted exactly: 11 of 11 are
     # significant at level 2^-10.
     levels, votes = (alpha / 2, alpha / 2 * (1 + 1e-9)), top + runner_up
@@ -398,6 +384,7 @@ def lead_is_significant(ahead: int, behind: int, alpha: float) -> bool:
     Formal guarantee: if it is not, the answer is True with probability at most alpha. More votes
     ``ahead`` or fewer ``behind`` never make it False. Both counts are at least 0.
     """
+    check(ahead=ahead, behind=behind, alpha=alpha)
     # betainc is P[Binomial(ahead + behind, 1/2) >= ahead]; 1e-10 covers its rounding.
     return ahead > behind and bool(special.betainc(ahead, behind + 1, 0.5) <= alpha * (1 - 1e-10))
 
@@ -409,16 +396,20 @@ def linf_radius(l2_radius: float, dimension: int) -> float:
     Holds because ||v||_2 <= sqrt(d) ||v||_inf (SmoothAdv, section 4.1). Same unit as ``l2_radius``
     >= 0.
     """
+    check(l2_radius=l2_radius, dimension=dimension)
     numerator, denominator = l2_radius.as_integer_ratio()
-    return _root_below(l2_radius / math.sqrt(dimension), numerator**2, denominator**2 * dimension)
+    return _root_below(
+        l2_radius / math.sqrt(dimension), numerator**2, denominator**2 * int(dimension)
+    )
 
 
 def l2_radius_for(linf_radius: float | Fraction, dimension: int) -> float:
     """The l2 radius that certifies an l_inf radius r >= 0 in ``dimension`` coordinates: r sqrt(d),
     rounded up.
     """
+    check(linf_radius=linf_radius, dimension=dimension)
     numerator, denominator = linf_radius.as_integer_ratio()
-    square = numerator**2 * dimension, denominator**2
+    square = numerator**2 * int(dimension), denominator**2
     root = _root_below(float(linf_radius) * math.sqrt(dimension), *square)
     return root if Fraction(root) ** 2 == Fraction(*square) else math.nextafter(root, math.inf)
 
@@ -448,6 +439,7 @@ def certified_accuracy_deduction(
     at most rho. Valid for one fixed model, at all radii at once, not after a selection among
     several models.
     """
+    check(examples=examples, alpha=alpha, rho=rho)
     if exact:
         return tolerated_false_statements(examples, alpha, rho) / examples
     log_term = math.log(1 / rho)

@@ -18,10 +18,11 @@ only c can have more than p0 there, and stage k decides for c if none did. No tw
 than p0 >= 1/2; a tie at p0 = 1/2 is no decision, which both conditions treat as such.
 
 **All of alpha serves each bound.** Let T_j be the radius R_j or R_k for the true probabilities, and
-j* the bound with the smallest T_j: it depends on c, k and the classifiers, not on the draws of the
-bounds. If R <= T_j* the statement is true (for stage k, if R < T_j*). R is the smallest radius that
-the bounds show. So a false statement needs the bound j* alone to show a radius of T_j* or more,
-which has probability at most alpha: the confidence bound on p_k fails so, and the one on q_j, too,
+j* the bound with the smallest T_j, the last one of several: it depends on c, k and the classifiers,
+not on the draws of the bounds. If j* < k, the statement is true where R <= T_j*, as T_j* < T_k; if
+j* = k, where R < T_k. R is the smallest radius that the bounds show. So a false statement needs
+the bound j* alone to show more than T_j* (T_k or more, if j* = k), which has probability at most
+alpha: the confidence bound on p_k fails so, and the one on q_j, too,
 which is from the largest count of any class but c. That count is at least the count of the most
 probable rival, and only its bound has to hold (as for ``two-sided``). Other bounds can only make R
 smaller; neither do they matter by stopping early, nor need the stages' draws be independent.
@@ -29,7 +30,7 @@ smaller; neither do they matter by stopping early, nor need the stages' draws be
 
 import math
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -37,16 +38,17 @@ import numpy as np
 from scipy import special
 
 from smoothadv.base.files import digest
-from smoothadv.base.settings import setting
-from smoothadv.records.logs import COUNT_COLUMNS
+from smoothadv.base.settings import SettingError, a_threshold, checked, positive_float, setting
 from smoothadv.statistics import (
     ABSTAIN,
+    COUNT_COLUMNS,
     PROCEDURES,
     Certificate,
     Draws,
     Procedure,
     Smoothing,
     Voting,
+    a_distance,
 )
 from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.bounds import (
@@ -57,6 +59,7 @@ from smoothadv.statistics.bounds import (
 )
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, Looked, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
+from smoothadv.statistics.ranges import check
 from smoothadv.statistics.sequential import Sequential
 from smoothadv.statistics.two_sided import SHARE, check_share, strongest_rival
 
@@ -79,16 +82,26 @@ class StagedProcedure(Procedure):
     """
 
     alpha_share: float = setting(**SHARE)
-    sigmas: tuple[float, ...] = field(default=(), kw_only=True)
-    noise_distances: tuple[float, ...] = field(default=(), kw_only=True)
+    sigmas: tuple[float, ...] = setting((), parse=positive_float, many="*", kw_only=True)
+    noise_distances: tuple[float, ...] = setting((), parse=a_distance, many="*", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         sigmas = self.sigmas or (self.smoothing.sigma,)
         distances = self.noise_distances or (self.smoothing.noise_distance,) * len(sigmas)
-        object.__setattr__(self, "sigmas", tuple(map(float, sigmas)))
+        if max(sigmas) != self.smoothing.sigma:
+            largest = f"the largest one to be {self.smoothing.sigma}"
+            raise SettingError(f"sigmas: found {sigmas}, expected {largest}, that of smoothing")
+        if len(distances) != len(sigmas):
+            given = f"found {len(distances)}, expected one for each of {len(sigmas)} sigmas"
+            raise SettingError(f"noise_distances: {given}")
+        object.__setattr__(self, "sigmas", sigmas)
         object.__setattr__(self, "noise_distances", distances)
         check_share(self.alpha_share, self.smoothing.alpha)
+
+    @property
+    def classifiers(self) -> int:
+        return len(self.sigmas)
 
     def record(self) -> dict[str, Any]:
         record = super().record()
@@ -96,13 +109,18 @@ class StagedProcedure(Procedure):
         return record
 
     @staticmethod
+    def noise(settings: Mapping[str, Any], place: int) -> tuple[float, float]:
+        """The sigma of the noise of one classifier, and its distance from a Gaussian."""
+        distances = settings.get("noise_distances")
+        return settings["sigmas"][place], distances[place] if distances else 0.0
+
+    @classmethod
     def two_sided(
-        settings: Mapping[str, Any], place: int, own: int, rival: int, trials: int
+        cls, settings: Mapping[str, Any], place: int, own: int, rival: int, trials: int
     ) -> float:
         """The radius that these counts of one classifier certify; negative if they certify none."""
-        sigma = settings["sigmas"][place]
-        distances = settings.get("noise_distances") or (0.0,) * len(settings["sigmas"])
-        levels = settings["alpha"], settings["alpha_share"], distances[place]
+        sigma, distance = cls.noise(settings, place)
+        levels = settings["alpha"], settings["alpha_share"], distance
         radius = two_sided_radius(own, rival, trials, sigma, *levels)
         return -1.0 if radius is None else radius
 
@@ -121,12 +139,7 @@ class CascadeProcedure(StagedProcedure):
     stage.
     """
 
-    threshold: float = DEFAULT_THRESHOLD
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.5 <= self.threshold <= 0.999:
-            raise ValueError(f"threshold must lie in 0.5..0.999, got {self.threshold}")
+    threshold: float = setting(DEFAULT_THRESHOLD, parse=a_threshold)
 
     def selected(self) -> Generator[Draws, np.ndarray, tuple[int, int, list[np.ndarray]]]:
         """Draws n0 votes of each stage; returns the class, the number of the stage whose
@@ -195,14 +208,13 @@ class Cascade(CascadeProcedure):
         """The radius that a stage's counts certify in a certificate of stage ``last``; negative if
         they certify none.
         """
-        sigmas, alpha, threshold = (settings[name] for name in ("sigmas", "alpha", "threshold"))
-        distance = (settings.get("noise_distances") or (0.0,) * len(sigmas))[stage]
-        levels = sigmas[stage], alpha
+        if stage == len(settings["sigmas"]) - 1:
+            return cls.two_sided(settings, stage, own, rival, trials)
+        sigma, distance = cls.noise(settings, stage)
+        counted, p0 = own, settings["threshold"]
         if stage < last:
-            return threshold_radius(trials - rival, trials, *levels, 1 - threshold, distance)
-        if stage < len(sigmas) - 1:
-            return threshold_radius(own, trials, *levels, threshold, distance)
-        return cls.two_sided(settings, stage, own, rival, trials)
+            counted, p0 = trials - rival, 1 - p0
+        return threshold_radius(counted, trials, sigma, settings["alpha"], p0, distance)
 
     def votes(self, label: int) -> Voting:
         candidate, last, _ = yield from self.selected()
@@ -261,7 +273,7 @@ class SequentialCascade(CascadeProcedure, OnGrid):
     and the next ones only up to the radius that is left.
 
     Formal guarantee: that of ``cascade``, however early the tests stop: a false statement needs one
-    fixed row of the table of one fixed test to be rejected.
+    fixed test to reject one fixed row of its table, at the last stage one of two fixed rows.
     """
 
     @property
@@ -338,6 +350,8 @@ def predict_in_cascade(
     the votes must be against it. Where no class has more, one of them decides; by convexity of the
     tail, two classes that share all votes are the worst case.
     """
+    checked("threshold", threshold, a_threshold)
+    check(n=n, alpha=alpha, stages=stages)
     level = alpha / (2 * stages)
     for stage in range(stages - 1):
         votes = yield Draws(n, stage=stage)

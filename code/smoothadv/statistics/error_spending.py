@@ -9,11 +9,15 @@ successes so far reach the row's boundary there.
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
+
+from smoothadv.base.settings import SettingError
+from smoothadv.statistics.ranges import check
 
 FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
@@ -21,6 +25,10 @@ _TAIL, _SLACK = 1e-17, 1e-12
 and rounding.
 """
 _NEAR_ONE = 1e-9
+watched: ContextVar[Callable[[Sequence[float]], Iterable[float]]] = ContextVar(
+    "watched", default=iter
+)
+"""What ``efficacy_table`` takes the rows from: commands set it to a bar that shows their number."""
 
 
 def spending(n: int, n_max: int, alpha: float, early: float) -> float:
@@ -29,6 +37,7 @@ def spending(n: int, n_max: int, alpha: float, early: float) -> float:
 
     ``early`` is 1 - w, the share of alpha that is not kept for the last look.
     """
+    check(n=n, n_max=n_max, alpha=alpha, early=early)
     if n >= n_max:
         return alpha
     return alpha * early * math.log1p(n / FIRST_LOOK) / math.log1p(n_max / FIRST_LOOK)
@@ -48,6 +57,7 @@ def look_schedule(
     100,000, where a fixed-sample procedure would decide; and, for each null t, the first multiple
     of ``step`` at which n successes out of n reject it: t^n <= spending(n).
     """
+    check(nulls=nulls, n_max=n_max, alpha=alpha, early=early, growth=growth, step=step)
     special_looks = {
         first
         for t in nulls
@@ -89,6 +99,7 @@ def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> 
     """
     from scipy import signal  # takes a second to load
 
+    check(null=null, looks=looks, allowance=allowance)
     row = np.empty(len(looks), dtype=np.int64)
     if null > 1 - _NEAR_ONE:
         return looks + 1
@@ -137,13 +148,14 @@ def futility_table(last_boundaries: np.ndarray, looks: np.ndarray, gamma: float)
     level ``gamma``; -1 where there is none. This spends no error: giving up early only loses
     certificates.
     """
+    check(last_boundaries=last_boundaries, looks=looks, gamma=gamma)
     hopeless, reaching = (
         np.full((len(last_boundaries), len(looks)), -1),
         np.tile(looks + 1, (len(last_boundaries), 1)),
     )
     while (reaching - hopeless > 1).any():
         middle = (hopeless + reaching) // 2
-        at_best = middle + (looks[-1] - looks) * success_upper_bound(middle, looks, gamma)
+        at_best = middle + (looks[-1] - looks) * _success_upper_bound(middle, looks, gamma)
         reaches = at_best >= last_boundaries[:, None]
         hopeless, reaching = (
             np.where(reaches, hopeless, middle),
@@ -162,44 +174,52 @@ def futility_probability(
     of them behind, a decision that is still open takes about as many again, and at most the n_max -
     n that are left.
     """
+    _check_draws(n, n_max)
+    check(null=null, patience=patience, power=power, tilt=tilt)
     return float(
         min(0.9, (n * (1 - n / n_max) / patience) ** power * (4 * null * (1 - null)) ** tilt)
     )
 
 
-def predictive_quantile(successes: int, n: int, n_max: int, probability: float) -> float:
-    """About the count after ``n_max`` draws that is exceeded with this predictive probability,
-    after some of ``n``.
+def predictive_quantile(successes: int, n: int, n_max: int, chance: float) -> float:
+    """About the count after ``n_max`` draws that is exceeded with the predictive probability
+    ``chance``, after some of ``n``.
 
     The share of successes among the other draws is a quantile of a beta distribution with the
     counts ``successes`` + 1 and n - ``successes``, both reduced by the factor 1 - n / n_max: this
     widens it by the chance of those draws. Half a success is added for continuity. Like
     ``futility_table``, this spends no error.
     """
+    _check_draws(n, n_max, successes)
+    check(chance=chance)
     left = 1 - n / n_max
     misses = max(left * (n - successes), 1e-9)
     return (
         successes
         + 0.5
-        + (n_max - n) * float(special.betainccinv(left * successes + 1, misses, probability))
+        + (n_max - n) * float(special.betainccinv(left * successes + 1, misses, chance))
     )
+
+
+def _check_draws(n: int, n_max: int, successes: int = 0) -> None:
+    check(n=n, n_max=n_max, successes=successes)
+    if not successes <= n <= n_max:
+        raise SettingError(f"n: found {n}, expected from {successes} successes to n_max, {n_max}")
 
 
 def success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -> np.ndarray:
     """One-sided Clopper-Pearson upper bounds on binomial probabilities, at level ``gamma``:
     float64.
     """
+    check(successes=successes, trials=trials, gamma=gamma)
+    if np.any(np.greater(successes, trials)):
+        raise SettingError(f"successes: found {successes!r} of {trials!r}, expected 0 to all")
+    return _success_upper_bound(successes, trials, gamma)
+
+
+def _success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -> np.ndarray:
     misses = np.subtract(trials, successes)
     return np.where(misses == 0, 1.0, special.betainccinv(np.add(successes, 1), misses, gamma))
-
-
-def _watched(nulls: Sequence[float]) -> Iterable[float]:
-    """The same, with a bar that shows how many are done, where tqdm is installed."""
-    try:
-        from smoothadv.base.progress import Progress
-    except ImportError:  # smoothadv-statistics needs NumPy and SciPy only
-        return nulls
-    return Progress(nulls, "tables", delay=2, leave=False)
 
 
 def efficacy_table(
@@ -211,6 +231,8 @@ def efficacy_table(
     A boundary is raised to those of the smaller nulls, so that rejections are nested: rejecting p
     <= t rejects every smaller t. Raising boundaries can only lower a row's level.
     """
+    check(nulls=nulls, looks=looks)
     allowance = [spending(int(n), int(looks[-1]), alpha, early) for n in looks]
-    rows = np.array([efficacy_row(t, looks, allowance) for t in _watched(nulls)], dtype=np.int64)
+    each = [efficacy_row(t, looks, allowance) for t in watched.get()(nulls)]
+    rows = np.array(each, dtype=np.int64)
     return np.maximum.accumulate(rows.reshape(len(nulls), len(looks)), axis=0)

@@ -21,11 +21,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from smoothadv.base.files import digest
-from smoothadv.records.logs import COUNT_COLUMNS
-from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Voting
+from smoothadv.base.settings import SettingError
+from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, PROCEDURES, Certificate, Draws, Voting
 from smoothadv.statistics.cascade import STAGE, StagedProcedure
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, Looked, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
+from smoothadv.statistics.ranges import check
 from smoothadv.statistics.sequential import Sequential
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
 
@@ -49,6 +50,12 @@ class _Selected:
 @dataclass(frozen=True)
 class RouterProcedure(StagedProcedure):
     """What the certificates of a router share; the last one of ``sigmas`` is the router's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.sigmas) < 3:
+            expected = "those of two stages or more, and last the router's"
+            raise SettingError(f"sigmas: found {self.sigmas}, expected {expected}")
 
     def selected(self) -> Generator[Draws, np.ndarray, _Selected]:
         """Draws n0 votes of the router and n0 votes of the stage that they choose."""
@@ -180,5 +187,6 @@ def predict_by_router(n: int, alpha: float, stages: int) -> Generator[Draws, np.
     """PREDICT for a router with so many stages, as ``prediction.predict``: by n votes of the router
     and n votes of the stage that they predict, each at alpha / 2.
     """
+    check(n=n, alpha=alpha, stages=stages)
     routed = predict_from_votes((yield Draws(n, stage=stages)), alpha / 2)
     return predict_from_votes((yield Draws(n, stage=routed[0])), alpha / 2) if routed else []

@@ -43,9 +43,9 @@ class Sequential(GridProcedure):
     radii to decide are hypotheses about p_A, too, and say when to stop: the procedure gives up
     where the next one is out of reach for the counts to be expected.
 
-    The formal guarantee holds however early the procedure stops: a false statement needs one fixed
-    row of a table to be rejected, of the first with probability at most alpha_share * alpha, of the
-    second at most the rest.
+    The formal guarantee holds however early the procedure stops: a false statement needs one of two
+    fixed rows to be rejected: one of the first table, with probability at most alpha_share * alpha,
+    or one of the second, with at most the rest.
     """
 
     default_n: ClassVar[int] = 150_000

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from smoothadv.base.settings import positive_int, setting
-from smoothadv.records.logs import COUNT_COLUMNS
-from smoothadv.statistics import PROCEDURES
+from smoothadv.base.settings import SettingError, positive_int, setting
+from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES
 from smoothadv.statistics.bounds import top_k_radius
+from smoothadv.statistics.ranges import check
 from smoothadv.statistics.two_sided import TwoSided, check_share
 
 RIVALS = "rival_"
@@ -32,8 +32,8 @@ class TopK(TwoSided):
     ``bounds.top_k_radius``, or an abstention.
 
     Formal guarantee: the probability, over the draws, of returning a class and a radius such that
-    an image of the closed ball of that radius has k classes that are, under noise, at least as
-    probable as this one, is at most alpha: neither the label nor the n0 votes depend on the n
+    an image of the closed ball of that radius has k other classes that are, under noise, at least
+    as probable as this one, is at most alpha: neither the label nor the n0 votes depend on the n
     draws. Void as for every ``Procedure``.
     """
 
@@ -43,7 +43,7 @@ class TopK(TwoSided):
 
     def __post_init__(self) -> None:
         _rival_columns(self.top_k)  # raises on an impossible k
-        check_share(self.alpha_share, self.smoothing.alpha / self.top_k)
+        check_share(self.alpha_share, self.smoothing.alpha, self.top_k)
 
     @classmethod
     def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -58,22 +58,30 @@ class TopK(TwoSided):
         )
 
     def candidate(self, selection: np.ndarray, label: int) -> int:
+        check_top_k(self.top_k, len(selection))
         leading = leading_classes(selection, self.top_k)
         return label if label in leading else leading[0]
 
     def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
-        largest = np.sort(np.delete(votes, candidate))[::-1][: self.top_k].tolist()
-        return largest + [0] * (self.top_k - len(largest))
+        return np.sort(np.delete(votes, candidate))[::-1][: self.top_k].tolist()
+
+
+def check_top_k(top_k: int, classes: int) -> None:
+    """SettingError unless there are more classes: every class is among all."""
+    check(top_k=top_k)
+    if top_k >= classes:
+        raise SettingError(f"top_k: found {top_k}, expected less than the {classes} classes")
 
 
 def leading_classes(votes: np.ndarray, k: int) -> list[int]:
     """The ``k`` classes with the most ``votes`` [K], in this order; the smaller class goes first
     among ties.
     """
+    check(votes=votes, k=k)
     return np.argsort(-votes, kind="stable")[:k].tolist()
 
 
 def _rival_columns(k: int) -> tuple[str, ...]:
     if type(k) is not int or not 1 <= k <= _LARGEST:
-        raise ValueError(f"top_k must be a whole number from 1 to {_LARGEST:,}, got {k!r}")
+        raise SettingError(f"top_k: found {k!r}, expected a whole number from 1 to {_LARGEST:,}")
     return tuple(f"{RIVALS}{number}" for number in range(1, k + 1))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from smoothadv.base.settings import number, setting
-from smoothadv.records.logs import COUNT_COLUMNS
-from smoothadv.statistics import PROCEDURES, FixedSample
+from smoothadv.base.settings import SettingError, number, setting
+from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, FixedSample
 from smoothadv.statistics.bounds import two_sided_radius
+from smoothadv.statistics.ranges import check
 
 DEFAULT_SHARE = 0.9
 RIVAL = "rival"
@@ -25,16 +25,21 @@ SHARE: dict[str, Any] = {
 """The field that divides alpha between the bounds on p_A and on the rivals."""
 
 
-def check_share(alpha_share: float, alpha: float) -> None:
-    """ValueError unless both parts of alpha are above 0."""
-    if not (0 < alpha_share < 1 and alpha_share * alpha > 0 and (1 - alpha_share) * alpha > 0):
-        raise ValueError(f"alpha_share must lie strictly between 0 and 1, got {alpha_share}")
+def check_share(alpha_share: float, alpha: float, parts: int = 1) -> None:
+    """ValueError unless this share of alpha, and each of ``parts`` of the rest, are above 0."""
+    check(alpha_share=alpha_share, alpha=alpha, parts=parts)
+    if not min(alpha_share * alpha, (1 - alpha_share) * alpha / parts) > 0:
+        expected = f"one that leaves both shares of alpha = {alpha} above 0"
+        raise SettingError(f"alpha_share: found {alpha_share}, expected {expected}")
 
 
 def strongest_rival(votes: np.ndarray, candidate: int) -> int:
     """The largest count in ``votes`` [K] of a class other than ``candidate``; 0 if there is
     none.
     """
+    check(votes=votes)
+    if not 0 <= candidate < len(votes):
+        raise SettingError(f"candidate: found {candidate}, expected one of {len(votes)} classes")
     return int(np.delete(votes, candidate).max(initial=0))
 
 
