@@ -66,8 +66,6 @@ CERTIFICATION_PATHS = {
         arch="cifar_resnet20",
         noise=0.5,
         sigma=0.25,
-        training="Gaussian",
-        objective="Gaussian",
     ),
     "mnist/cohen/noise_0.25/lenet/sigma_0.25": dict(
         PUBLISHED,
