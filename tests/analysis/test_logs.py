@@ -181,13 +181,12 @@ LOOK_ALIKES = {
     "text": ("a/sigma_1.00", b"Traceback (most recent call last):\n"),
     "header alone": ("a/sigma_0.25", HEADER + "\n"),
     "torn header": ("a/sigma_0.25", HEADER[:20]),
-    "spaces for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", " ")),
-    "commas for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", ",")),
-    "spaces for tabs after a byte order mark": (
+    "bars for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", "|")),
+    "bars for tabs after a byte order mark": (
         "a/ours.tsv",
-        "\ufeff" + CERTIFICATION.replace("\t", " "),
+        "\ufeff" + CERTIFICATION.replace("\t", "|"),
     ),
-    "predictions with spaces": ("a/predictions", PREDICTION.replace("\t", " ")),
+    "predictions with bars": ("a/predictions", PREDICTION.replace("\t", "|")),
     "predictions that are empty": ("a/predictions", b""),
     "ours, empty, with its manifest": ("a/ours.tsv", b""),
     "ours, overwritten, with its manifest": ("a/ours.tsv", b"\0" * 100),
