@@ -66,8 +66,6 @@ CERTIFICATION_PATHS = {
         arch="cifar_resnet20",
         noise=0.5,
         sigma=0.25,
-        training="Gaussian",
-        objective="Gaussian",
     ),
     "mnist/cohen/noise_0.25/lenet/sigma_0.25": dict(
         PUBLISHED,
@@ -92,6 +90,47 @@ CERTIFICATION_PATHS = {
         **{"noise": 0.25, "epsilon": 0.25, "num_steps": 2, "sigma": 0.25},
     ),
 }
+# Folders of released logs: the objective, and the attack of the training.
+OBJECTIVES = {
+    "cifar10/noise_0.25/salman/noise_0.25.tsv": ("SmoothAdv", None),
+    "clone/data/certify/cifar10/smoothadv/noise_0.5.tsv": ("SmoothAdv", None),
+    "mnist/salman/pgd_255.0_10_10/num_8/noise_0.25_919": ("SmoothAdv", "PGD"),
+    "fmnist/noise_0.25/stab/noise_0.25.tsv": ("Stability", None),
+    "cifar10/catrs/noise_0.25.tsv": ("CatRS", None),
+    "cifar10c/cat_rs/fog.tsv": ("CatRS", None),
+    "cifar10c/cohen/gaussian_noise.tsv": ("Gaussian", None),
+    "consistency/cohen/num_2/lbd_10.0/noise_0.25": ("Consistency", None),
+    "consistency/salman_255.0_10_10/num_4/noise_0.25": ("Consistency", None),
+    "mnist/macer_deferred30/num_16/noise_0.25_508": ("Macer", None),
+    "certify/ablation/eta/smix_1.0_8_m0/tau_2.0/num_4/11/noise_1.0": ("SmoothMix", None),
+    "acr-weakness/data/certify/cifar10/ours/noise_0.5.tsv": ("AcrWeakness", None),
+    "smoothmix/data/certify/cifar10/mine/noise_0.5": (None, None),
+    "cifar10/ours/noise_0.5.tsv": (None, None),
+    "cifar10/mine/resnet110/noise_0.25/test/sigma_0.25": (None, None),
+}
+
+
+@pytest.mark.parametrize("path", OBJECTIVES)
+def test_an_objective_is_known_by_its_folder_or_not_at_all(path):
+    facts = facts_of("certification", Path(path), {})
+    objective, attack = OBJECTIVES[path]
+    assert facts.get("objective") == objective and attack in (None, facts.get("attack"))
+
+
+@pytest.mark.parametrize(
+    ("path", "dataset"),
+    [
+        ("cifar10c/cat_rs/fog.tsv", "cifar10-c:fog"),
+        ("data/cifar10c/severity_3/stab/snow.tsv", "cifar10-c:severity_3/snow"),
+        ("CIFAR-10-C/fog/mine.tsv", "cifar10-c:fog"),
+        ("mnistc/cat-rs/odd.tsv", "mnist-c:odd"),
+    ],
+)
+def test_corrupted_images_are_called_by_their_corruption(path, dataset):
+    facts = facts_of("certification", Path(path), {})
+    assert facts.get("dataset") == dataset and facts.dimension in (3072, 784)
+
+
 COHEN, UNDER_PGD = (
     "data/predict/predict_cifar_cohen",
     {"dataset": "cifar10", "N": 10_000, "attack": "PGD"},

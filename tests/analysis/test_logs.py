@@ -12,9 +12,11 @@ import pytest
 
 from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.selection import groups_of
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
 from support import refusals
+from support.analyzed_folder import certification
 
 HEADER = "idx\tlabel\tpredict\tradius\tcorrect\ttime"
 CERTIFICATION = f"{HEADER}\n0\t3\t3\t0.5\t1\t0:00:15\n20\t7\t-1\t0.0\t0\t0:00:15\n"
@@ -181,13 +183,12 @@ LOOK_ALIKES = {
     "text": ("a/sigma_1.00", b"Traceback (most recent call last):\n"),
     "header alone": ("a/sigma_0.25", HEADER + "\n"),
     "torn header": ("a/sigma_0.25", HEADER[:20]),
-    "spaces for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", " ")),
-    "commas for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", ",")),
-    "spaces for tabs after a byte order mark": (
+    "bars for tabs": ("a/ours.tsv", CERTIFICATION.replace("\t", "|")),
+    "bars for tabs after a byte order mark": (
         "a/ours.tsv",
-        "\ufeff" + CERTIFICATION.replace("\t", " "),
+        "\ufeff" + CERTIFICATION.replace("\t", "|"),
     ),
-    "predictions with spaces": ("a/predictions", PREDICTION.replace("\t", " ")),
+    "predictions with bars": ("a/predictions", PREDICTION.replace("\t", "|")),
     "predictions that are empty": ("a/predictions", b""),
     "ours, empty, with its manifest": ("a/ours.tsv", b""),
     "ours, overwritten, with its manifest": ("a/ours.tsv", b"\0" * 100),
@@ -330,3 +331,50 @@ def test_names_are_short_unique_and_never_empty(workplace, files, expected):
 def test_a_log_named_by_its_relative_and_its_absolute_path_is_one_log(workplace):
     put("sigma_0.25")
     assert names("sigma_0.25", workplace / "sigma_0.25", "./sigma_0.25") == ["sigma_0.25"]
+
+
+NOTE = "its sigma is 0.5 (stated), but several of its radii are 0.953, the largest for sigma 0.25"
+
+
+@pytest.mark.parametrize(
+    ("largest", "stated", "sigma", "source", "note"),
+    [
+        ((0.953, 0.953), {}, 0.25, "inferred from the largest radius", ""),
+        ((1.91, 1.91), {}, 0.5, "inferred from the largest radius", ""),
+        ((0.953, 0.812), {}, None, None, "its sigma is unknown"),
+        ((0.952, 0.952), {}, None, None, "its sigma is unknown"),
+        ((0.953, 0.953), {"N": 10_000}, None, None, "its sigma is unknown"),
+        ((0.953, 0.953), {"sigma": 0.25}, 0.25, "stated", ""),
+        ((0.953, 0.953), {"sigma": 0.5}, 0.5, "stated", NOTE),
+    ],
+)
+def test_sigma_follows_from_votes_that_were_all_for_one_class(
+    workplace, largest, stated, sigma, source, note
+):
+    certification("mine/noise_0.25.tsv", [("R", radius) for radius in (0.123, *largest)])
+    logs, _ = read("mine", **stated)
+    (log,) = logs.certification
+    assert (log.facts.get("sigma"), log.facts.sources.get("sigma")) == (sigma, source)
+    assert " ".join(log.notes).startswith(note) and bool(log.notes) == bool(note)
+
+
+@pytest.mark.parametrize(("shift", "word"), [(1, "smaller"), (-1, "larger"), (0, None), (2, None)])
+def test_labels_that_begin_elsewhere_are_noted(workplace, shift, word):
+    rows = [
+        f"{i}\t{i % 8 + 2 + shift}\t{i % 8 + 2}\t0.1\t{int(shift == 0)}\t0\n" for i in range(24)
+    ]
+    put("a/sigma_0.50", "idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))
+    (log,) = read("a")[0].certification
+    notes = [note for note in log.notes if "if each label" in note]
+    assert [f"were one {word}" in note for note in notes] == [True] * (word is not None)
+
+
+def test_methods_of_unknown_names_are_not_one_method(workplace):
+    for place in ("mine/noise_0.25", "yours/noise_0.25", "yours/noise_0.50", "salman/noise_0.25"):
+        certification(f"{place}/sigma_0.25", [("R", 0.5)])
+    logs, _ = read(".")
+    assert [*groups_of(logs.certification, ["objective"])] == [
+        "objective = SmoothAdv",
+        "objective = unknown (mine)",
+        "objective = unknown (yours)",
+    ]

@@ -88,6 +88,10 @@ def is_called(heading: str, column: str) -> bool:
 
 
 def field_says(field: str, name: str, column: str, value: Any, row: dict[str, Any]) -> bool:
+    if column in ("predict", "radius") and row["predict"] == -1 and row.get("radius") == 0:
+        # An abstention: it may lack both, or have a negative radius.
+        is_none = re.fullmatch("(nan|none)?|-[0-9.]+|-inf", field.strip().lower())
+        return bool(is_none) or says(field, value)
     if column == "correct":  # a running total may stand there: label and predict decide
         return value == int(row["predict"] == row["label"])
     if column.endswith("accuracy") and "accuracy" not in name.lower():

@@ -2,6 +2,8 @@
 refused by fault.
 """
 
+import inspect
+
 import pytest
 
 from smoothadv.base.errors import UserError
@@ -70,6 +72,43 @@ def test_certification_log_is_read_exactly(tmp_path, dialect):
     }
     types = {column: str(dtype) for column, dtype in table.dtypes.items()}
     assert types == {**dict.fromkeys(table.columns, "int64"), "radius": "float64"}
+
+
+PLAIN = inspect.cleandoc(CERTIFICATION_LOGS["three significant digits"])
+OTHER_FORMS = {
+    "blanks around tabs": PLAIN.replace(" ", " \t "),
+    "commas": PLAIN.replace(" ", ","),
+    "semicolons": PLAIN.replace(" ", ";"),
+    "blanks": PLAIN.replace(" ", "  "),
+    "quotes": PLAIN.replace(" ", '","').replace("\n", '"\n"').join('""'),
+    "capitals": PLAIN.replace("radius", "Radius").replace("idx", "IDX"),
+    "numbers of pandas": PLAIN.replace("0 3 3 1.91 1", "0.0 3.0 3.0 1.91 1.0"),
+    "an abstention as a word": PLAIN.replace("7 -1 0.0", "7 ABSTAIN 0.0"),
+    "an abstention without numbers": PLAIN.replace("7 -1 0.0", "7 nan nan"),
+    "an abstention with a negative radius": PLAIN.replace("7 -1 0.0", "7 -1 -0.00194"),
+}
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_log_of_another_form_is_read_as_the_plain_one(tmp_path, form):
+    plain = read_certification_log(write(tmp_path / "plain", PLAIN))
+    (tmp_path / "log").write_text(OTHER_FORMS[form] + "\n")
+    assert kind_of_log(tmp_path / "log") == "certification"
+    assert read_certification_log(tmp_path / "log").equals(plain)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (RELEASED_HEADER.replace("radius", "linf_radius"), "lacks the column radius .l2.*linf_rad"),
+        (f"# sigma = 0.25\n{RELEASED_HEADER}", "must name the columns, and is '#..sigma"),
+    ],
+)
+def test_header_that_is_none_is_repeated(tmp_path, header, words):
+    path = write(tmp_path / "log", f"{header}\n20 7 7 0.5 1 0:00:01")
+    assert kind_of_log(path) != "prediction"
+    with pytest.raises(UserError, match=words):
+        read_certification_log(path)
 
 
 OF_ANOTHER_PROCEDURE = f"""{RELEASED_HEADER} draws share comment

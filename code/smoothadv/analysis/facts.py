@@ -89,13 +89,15 @@ _PLACES = {
     "restarts": "restarts",
 }
 """Where a training, or an attack on images, records its hyper-parameters."""
-# What sweeps call the folders of objectives, beside "gaussian" and those of SmoothAdv.
+# What sweeps and the released logs of several papers call the folders of objectives.
 _FOLDERS = {
-    "stability": "Stability",
+    **dict.fromkeys(("gaussian", "cohen"), "Gaussian"),
+    **dict.fromkeys(("smoothadv", "salman"), "SmoothAdv"),
+    **dict.fromkeys(("stability", "stab"), "Stability"),
     "macer": "Macer",
     "consistency": "Consistency",
-    "smoothmix": "SmoothMix",
-    "cat-rs": "CatRS",
+    **dict.fromkeys(("smoothmix", "smix"), "SmoothMix"),
+    **dict.fromkeys(("cat-rs", "cat_rs", "catrs"), "CatRS"),
     "acr-weakness": "AcrWeakness",
     "distillation": "Distillation",
 }
@@ -160,7 +162,8 @@ class Facts:
     def dimension(self) -> int | None:
         """Number of coordinates of an image, on which l_inf radii depend; None if it is unknown."""
         sizes = [math.prod(shape) for run in self.runs if (shape := run.get("image_shape"))]
-        known = [DIMENSIONS.get(self.get("dataset")), *sizes, self.get("dimension")]
+        dataset = str(self.get("dataset")).partition("-c:")[0]
+        known = [DIMENSIONS.get(dataset), *sizes, self.get("dimension")]
         return next(filter(None, reversed(known)), None)
 
 
@@ -193,6 +196,7 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
             name = f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
             enter({"denoiser": name}, "manifest")
         return facts
+    enter({"dataset": _corrupted_dataset(path)}, "path")
     # From the file upwards: the innermost folder that states a value is the closest to the log.
     for part in reversed(path.parts):
         for pattern in _CERTIFICATION_PARTS if is_certification else _PREDICTION_PARTS:
@@ -293,7 +297,7 @@ _MEANING: dict[str, Callable[[str], Value]] = {
     "epsilon": lambda text: float(text) if "." in text else int(text) / 256,
     "epsilon_in_256ths": lambda text: float(text) / 256,
     "dataset": lambda text: {"cifar": "cifar10", "fmnist": "fashion-mnist"}.get(text, text),
-    "objective": _FOLDERS.__getitem__,
+    "attack": lambda text: {"pgd": "PGD", "salman": "PGD"}.get(text, text),
     "gradient": {"_nogradtrick": "gradient-free", "base": "base classifier"}.__getitem__,
 }
 """What a text in a path stands for, by the hyper-parameter; others are the text itself."""
@@ -310,7 +314,9 @@ _CERTIFICATION_PARTS = (
     r"(?:^|_)eps_(?P<epsilon>\d+(?:\.\d+)?)",
     r"(?:^|_)(?P<attack>PGD|DDN)_(?P<num_steps>\d+)steps?",
     r"^(?P<num_noise_vec>\d+)-multitrain$",
-    f"^(?P<objective>{'|'.join(_FOLDERS)})$",
+    # Of the logs released with Consistency and SmoothMix.
+    r"^(?P<attack>pgd|salman)_(?P<epsilon_in_256ths>\d+(?:\.\d+)?)_(?P<num_steps>\d+)(?:_\d+)?$",
+    r"^num_(?P<num_noise_vec>\d+)$",
 )
 _PREDICTION_PARTS = (
     *_SHARED_PARTS,
@@ -324,6 +330,16 @@ _PREDICTION_PARTS = (
     r"^(?P<attack>PGD|DDN)_(?P<epsilon_in_256ths>\d+(?:\.\d+)?)"
     r"(?:_(?P<gradient>base)|_noise_[\d.]+_mtest_(?P<num_noise_vec>\d+))$",
 )
+_OBJECTIVE = rf"({'|'.join(_FOLDERS)})(?:_(?:deferred)?\d[^/]*)?"
+# A folder of Consistency has folders of the trainings that it was added to: the outer one counts.
+_OBJECTIVES = re.compile(rf"(?:^|/){_OBJECTIVE}(?:/{_OBJECTIVE})*(?=/)", re.IGNORECASE)
+_CORRUPTED = re.compile(r"(?:^|/)(cifar-?100?|mnist|(?:tiny-)?imagenet)-?c/", re.IGNORECASE)
+_CORRUPTIONS = frozenset(
+    "brightness canny_edges contrast defocus_blur dotted_line elastic_transform fog frost "
+    "gaussian_blur gaussian_noise glass_blur identity impulse_noise jpeg_compression motion_blur "
+    "pixelate rotate saturate scale shear shot_noise snow spatter speckle_noise stripe translate "
+    "zigzag zoom_blur".split()
+)
 _ATTACK_PART = re.compile(r"(?:PGD|DDN)_\d.*|num_\d+|base|N_?\d+.*|predictions")
 
 
@@ -336,20 +352,55 @@ def path_without_attack(path: Path) -> tuple[str, ...]:
     )
 
 
-def _training_facts(path: Path, facts: Facts) -> dict[str, Value]:
-    """Objective and name of the training, from values that the path states and from its folders;
-    none if they do not tell it.
+def unread_folders(path: Path) -> str:
+    """The folders of a log that state no hyper-parameter: they tell methods apart whose names are
+    unknown.
     """
-    attack, is_vanilla = facts.get("attack"), "without_noise" in path.parts
-    if not is_vanilla and facts.get("noise") is None:
+    return "/".join(
+        part
+        for part in path_without_attack(path.parent)
+        if not any(re.fullmatch(pattern, part) for pattern in _CERTIFICATION_PARTS)
+    )
+
+
+def _corrupted_dataset(path: Path) -> str | None:
+    """ "cifar10-c:severity_3/fog" of a log below cifar10c/: one set of images per corruption."""
+    found, names = _CORRUPTED.search(path.as_posix()), path.as_posix().removesuffix(".tsv")
+    parts = names.split("/")
+    known = [part for part in parts if part in _CORRUPTIONS or part.startswith("severity_")]
+    words = "/".join(known or parts[-1:])
+    return found and f"{found[1].lower().replace('cifar-', 'cifar')}-c:{words}"
+
+
+def _objective_of(path: Path) -> str | None:
+    """The objective that a folder names. A clone that is called after its own method also holds
+    logs of others: above its data/ the name says what its folder "ours" is.
+    """
+    place = path.as_posix() if "ours" in path.parts else path.as_posix().rpartition("/data/")[2]
+    names = [name for name, _ in _OBJECTIVES.findall(place)]
+    return _FOLDERS[names[-1].lower()] if names else None
+
+
+def _training_facts(path: Path, facts: Facts) -> dict[str, Value]:
+    """Objective and name of the training: by a folder's name, or by the layout of the logs of
+    Salman et al. and Cohen et al.; none if they do not tell it.
+    """
+    attack, noise, objective = facts.get("attack"), facts.get("noise"), _objective_of(path)
+    is_vanilla = attack is not None and "without_noise" in path.parts
+    if is_vanilla or None not in (attack, noise):
+        objective = objective if objective not in (None, "Gaussian") else "SmoothAdv"
+    elif facts.values.keys() >= {"dataset", "arch", "noise", "split"}:
+        # Cohen et al.: cifar10/resnet110/noise_0.25/test/sigma_0.25, and nothing between these.
+        is_cohens = unread_folders(Path(*path.parts[-5:])) == facts.get("split")
+        objective = objective or ("Gaussian" if is_cohens else None)
+    if objective is None:
         return {}
-    objective = facts.get("objective") or ("SmoothAdv" if attack else "Gaussian")
     folders = {"pre-training": "finetune_cifar_from_imagenet", "self-training": "self_training"}
     extras = {
         extra: any(part.startswith(start) for part in path.parts)
         for extra, start in folders.items()
     }
-    name = _training_name(objective, attack, facts.get("noise"), is_vanilla, extras)
+    name = _training_name(objective, attack, noise, is_vanilla, extras)
     return {"objective": objective, "training": name}
 
 

@@ -78,7 +78,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         refuse_several(part, "a heat map", "images", "procedure")
         # A log that belongs to several groups counts once.
         once = {log.path.resolve(): log for log in part}.values()
-        cells = group_by(once, lambda log: (log.facts.get(self.rows), log.facts.get(self.columns)))
+        cells = group_by(once, lambda log: (log.value(self.rows), log.value(self.columns)))
         if cells.keys() <= {(None, None)}:
             raise UserError(
                 f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from smoothadv.analysis.facts import Facts
+from smoothadv.analysis.facts import Facts, Value, unread_folders
 from smoothadv.analysis.table_formats import Label
 from smoothadv.records.logs import CLASS, COUNT_COLUMNS, images_selected, numbered
 from smoothadv.records.readers import DataFrame
@@ -43,6 +43,15 @@ class Log:
     procedure: str = ""
     group_is_named: bool = False
     title: str = ""
+
+    def value(self, name: str) -> Value:
+        """A hyper-parameter by which logs are grouped: methods of unknown names are not one method,
+        but told apart by their folders.
+        """
+        value = self.facts.get(name)
+        if value is None and name in ("objective", "training"):
+            return f"unknown ({unread_folders(self.path)})"
+        return value
 
     @property
     def procedure_type(self) -> type[Procedure]:

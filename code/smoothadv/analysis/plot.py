@@ -45,8 +45,7 @@ class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
     of: str = setting(
         _RADIUS,
         parse=one_of((_RADIUS, _P_A)),
-        help=f"what to draw images by: {_RADIUS}, or {_P_A}, its lower confidence bound (default: "
-        f"{_RADIUS})",
+        help=f"what to draw images by: {_RADIUS}, or {_P_A}, its lower confidence bound",
     )
 
     def __post_init__(self) -> None:
@@ -156,7 +155,7 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
 
 
 def _key(group: Sequence[Log], by: Sequence[str]) -> tuple[object, ...]:
-    return group[0].procedure, *(group[0].facts.get(name) for name in by)
+    return group[0].procedure, *(group[0].value(name) for name in by)
 
 
 @ANALYSES.register("plot_empirical")

@@ -9,13 +9,16 @@ from typing import NamedTuple
 
 from smoothadv.analysis.facts import Facts, Value, facts_of
 from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
-from smoothadv.analysis.plausibility import check_certificates
+from smoothadv.analysis.plausibility import check_certificates, rounded_by
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.progress import Progress
-from smoothadv.records.logs import is_manifest, is_shard_folder
-from smoothadv.records.readers import READERS, kind_of_log, resembles_log
+from smoothadv.records.logs import COUNT_COLUMNS, is_manifest, is_shard_folder
+from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log
+from smoothadv.statistics.bounds import maximum_radius
 from smoothadv.statistics.exact import Exact
 
+_USUAL_SIGMAS = 0.06, 0.12, 0.125, 0.25, 0.5, 0.75, 1.0, 2.0
+_FEWEST_TO_JUDGE = 20
 Warn = Callable[[str], None]
 _READ_BY = {
     "prediction": "; for predictions there are empirical and compare",
@@ -130,7 +133,7 @@ def _read(entry: _Found, kind: str, stated: Mapping[str, Value]) -> Log:
     """The log, without its name; UserError if it is damaged or cannot be true."""
     table = READERS[kind](entry.path)
     facts = Facts() if kind == "training" else facts_of(kind, entry.path, stated)
-    notes = tuple(table.attrs["notes"])
+    notes = (*table.attrs["notes"], *(() if kind == "training" else _notes_on_labels(table)))
     if kind == "prediction" and facts.manifest is None and facts.get("attack") is None:
         notes += ("its path names no attack: it is treated as predictions on clean images",)
     log = Log("", entry.path, entry.group, table, facts, notes, group_is_named=entry.group_is_named)
@@ -138,7 +141,44 @@ def _read(entry: _Found, kind: str, stated: Mapping[str, Value]) -> Log:
         return log
     if facts.get("method") is None and log.procedure_type is Exact and not log.is_on_grid:
         log = replace(log, facts=facts.replaced("method", "exact", "assumed"))
+    if log.procedure_type is Exact and not (log.is_on_grid or set(COUNT_COLUMNS) <= set(table)):
+        log = _with_sigma(log)
     return check_certificates(log)
+
+
+def _with_sigma(log: Log) -> Log:
+    """The log with the usual sigma whose largest radius its own largest one is, to the digits
+    written, where its sigma is unknown; with a note where another is known.
+
+    Several images must have that radius, since a single one may have it by chance.
+    """
+    radii, facts, known = log.table["radius"], log.facts, log.facts.get("sigma")
+    tolerance = rounded_by(radii.to_numpy()).max() + 1e-9
+    largest = {sigma: maximum_radius(facts.n, sigma, facts.alpha) for sigma in _USUAL_SIGMAS}
+    found = [one for one, radius in largest.items() if abs(radii.max() - radius) <= tolerance]
+    if not found or known in found or radii.eq(radii.max()).sum() < 2:
+        return log
+    if known is None:
+        source = "inferred from the largest radius"
+        return replace(log, facts=facts.replaced("sigma", found[0], source))
+    note = (
+        f"its sigma is {known:g} ({facts.sources['sigma']}), but several of its radii are "
+        f"{radii.max():g}, the largest for sigma {found[0]:g}: is that its sigma?"
+    )
+    return replace(log, notes=(*log.notes, note))
+
+
+def _notes_on_labels(table: DataFrame) -> list[str]:
+    """A note where most predictions would be right if the labels began one earlier or later."""
+    label, right = table["label"], table["correct"].mean()
+    for shift, word in ((-1, "smaller"), (1, "larger")):
+        share = table["predict"].eq(label + shift).mean()
+        if len(label) >= _FEWEST_TO_JUDGE and label.nunique() > 2 and share > max(0.25, 3 * right):
+            return [
+                f"{right:.0%} of its predictions are right, but {share:.0%} would be if each label "
+                f"were one {word}: do labels and classes begin at the same number?"
+            ]
+    return []
 
 
 def _named(logs: Logs) -> Logs:

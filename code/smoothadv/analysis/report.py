@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.compare import Comparison
-from smoothadv.analysis.empirical import Empirical, Gap
+from smoothadv.analysis.empirical import Empirical, Gap, model_of
 from smoothadv.analysis.envelope import Envelope, HeldOut
 from smoothadv.analysis.examples import Examples, never_right
 from smoothadv.analysis.facts import FIELDS, display
@@ -49,6 +49,8 @@ _EXAMPLES_SHOWN = 15
 _MOST_MAPS = 6
 _MOST_PICTURES = 12
 _LONGEST_NAME = 20
+# The radius of an attack has a column of its own.
+_OF_ATTACKS = ("attack", "num_steps", "num_noise_vec", "gradient", "restarts", "target")
 
 Part = dict[str, Any]
 """A table or a figure in the form that the template takes."""
@@ -118,7 +120,8 @@ class Report(Choosing, AtRadii, Analysis):
                 [replace(log, images="") for log in alike.certification],
                 [replace(log, images="") for log in alike.prediction],
             )
-            beside = Logs(certification, [*filter(self.takes, alike.prediction)])
+            attacked = filter(self.takes, alike.prediction)
+            beside = Logs(certification, [_with_attack(log, certification) for log in attacked])
             for section in self._about(here, beside):
                 yield replace(section, images=name)
         if logs.training:
@@ -284,21 +287,37 @@ def _with_short_names(logs: list[Log]) -> list[Log]:
     """
     differing, several, names = _differing(logs), len({log.group for log in logs}) > 1, []
     for log in logs:
-        known = {name: value for name in differing if (value := log.facts.get(name)) is not None}
-        hidden = {"split", "method", *(["training"] if "attack" in known else [])}
-        words = [
-            ("" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} ")
-            + display(name, value)
-            for name, value in known.items()
-            if name not in hidden
-        ]
-        names.append(": ".join(filter(None, (log.group * several, _titled(*words)))))
+        has_attack = "attack" in differing and log.facts.get("attack") is not None
+        hidden = {"split", "method", *(["training"] if has_attack else [])}
+        words = _described(log, [name for name in differing if name not in hidden])
+        names.append(": ".join(filter(None, (log.group * several, words))))
     unique = {name for name, times in Counter(names).items() if times == 1}
     unique -= {"", *(log.name for log in logs)}
     return [
         replace(log, name=name) if len(log.name) > _LONGEST_NAME and name in unique else log
         for log, name in zip(logs, names)
     ]
+
+
+def _described(log: Log, names: Sequence[str]) -> str:
+    """Those of its hyper-parameters that are known: "PGD, ε 1, σ 0.25"."""
+    return _titled(
+        *(
+            ("" if type(value) is str else f"{SYMBOLS.get(name, FIELDS[name])} ")
+            + display(name, value)
+            for name in names
+            if (value := log.facts.get(name)) is not None
+        )
+    )
+
+
+def _with_attack(log: Log, certification: Sequence[Log]) -> Log:
+    """An attacked log titled by its attack, and by its model where one certification log is of
+    it.
+    """
+    models = [one.name for one in certification if model_of(one) == model_of(log)]
+    words = _described(log, _OF_ATTACKS)
+    return replace(log, title=": ".join([*models[:1], words])) if words else log
 
 
 def _facts(logs: Logs) -> list[tuple[str, str]]:

@@ -259,7 +259,7 @@ def groups_of(
     distinguishes them.
     """
     order = [*dict.fromkeys(log.group for log in logs)]
-    values = {name: {log.facts.get(name) for log in logs} for name in by}
+    values = {name: {log.value(name) for log in logs} for name in by}
     has_group_name = name_group or not by or len(order) > 1
 
     def name_of(log: Log) -> str:
@@ -268,14 +268,14 @@ def groups_of(
         return ", ".join(filter(None, words)) or "all"
 
     def position(log: Log) -> tuple[Any, ...]:
-        return order.index(log.group), *(_sortable(log.facts.get(name)) for name in by)
+        return order.index(log.group), *(_sortable(log.value(name)) for name in by)
 
     return group_by(sorted(logs, key=position), name_of)
 
 
 def _equation(name: str, log: Log, values: set[Value]) -> str:
     """ "sigma = 0.50"."""
-    value = log.facts.get(name)
+    value = log.value(name)
     if value is None and name == "num_noise_vec" and log.facts.get("gradient") == "base classifier":
         return "vanilla PGD (base classifier)"
     return f"{FIELDS[name]} = {display(name, value, values)}"

@@ -4,7 +4,8 @@ examples beside them.
 No torch. A reader of logs returns a pandas DataFrame or raises one UserError that names the file
 and the first fault; ``frame.attrs["notes"]`` is a list of sentences on the faults that were
 tolerated. A field is read as the number that is printed there, or not at all: a general parser of
-tables would guess at what is damaged.
+tables would guess at what is damaged. Blanks, quotes and capitals are harmless, tabs may be commas,
+and an abstention may have no radius or a negative one.
 """
 
 import math
@@ -36,6 +37,12 @@ DataFrame: TypeAlias = "pd.DataFrame"
 _HEADER_BYTES = 4096
 _LINE_END = re.compile("\r\n|\n|\r")
 _WHOLE = re.compile("[-+]?[0-9]{1,18}")
+# A prediction and a radius, as others write an abstention, which has no radius.
+_ABSTENTION = re.compile(
+    r"(?:-1|nan|none|)\t(?:nan|none|[-+]?0*\.?0*|-(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]{1,4})?|inf))",
+    re.IGNORECASE,
+)
+_RADII = re.compile("(?!.*attack).*radi", re.IGNORECASE)
 # No part can match what its neighbour can: else a field of 100,000 digits would take minutes to
 # refuse.
 _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|nan|[-+]?inf")
@@ -51,9 +58,9 @@ _NUMERIC = {
 _LARGE = ("image.npy", "adversarial.npy")
 _NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 _TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
-# The released training logs spell these in several ways and orders.
-_TRAINING_NAMES = {name.replace("_", ""): name for name in _TRAINING}
-_TRAINING_NAMES |= {"trainacc": "train_accuracy", "testacc": "test_accuracy"}  # in percent
+# Others spell these in several ways.
+_NAMES = {name.lower().replace("_", ""): name for name in (*_NUMERIC, *_UNREAD, *_TRAINING)}
+_NAMES |= {"trainacc": "train_accuracy", "testacc": "test_accuracy"}  # in percent
 
 
 def kind_of_log(path: str | Path) -> str | None:
@@ -61,14 +68,15 @@ def kind_of_log(path: str | Path) -> str | None:
     if it is no log.
     """
     try:
-        columns = set(_header(Path(path)))
+        columns = {*map(_name, _header(Path(path)))}
     except OSError:
         return None
     if columns.issuperset((*records.EXAMPLE_COLUMNS, *_OF_FALSIFICATION)):
         return "falsification"
     if columns.issuperset(records.EXAMPLE_COLUMNS):
-        return "certification" if "radius" in columns else "prediction"
-    return "training" if {*map(_training_name, columns)}.issuperset(_TRAINING) else None
+        # Radii of another name must not pass as predictions: the reader says what to call them.
+        return "certification" if any(map(_RADII.match, columns)) else "prediction"
+    return "training" if columns.issuperset(_TRAINING) else None
 
 
 def resembles_log(path: Path) -> bool:
@@ -82,7 +90,7 @@ def resembles_log(path: Path) -> bool:
     named = path.name == "predictions" or (
         path.name.startswith("sigma_") and path.suffix not in _NOT_OF_LOGS
     )
-    return named or records.manifest_path(path).exists() or start.startswith("idx")
+    return named or records.manifest_path(path).exists() or start.lower().startswith("idx")
 
 
 def read_certification_log(path: str | Path) -> DataFrame:
@@ -100,7 +108,10 @@ def read_certification_log(path: str | Path) -> DataFrame:
     columns, notes = _read_examples(path, "certification log", _CERTIFICATION)
     idx, predict, radius = columns["idx"], columns["predict"], columns["radius"]
     _refuse(
-        path, idx, "a radius that is negative or not finite", ~((radius >= 0) & (radius < np.inf))
+        path,
+        idx,
+        "a radius that is negative or not finite, of a prediction that is no abstention (-1)",
+        ~((radius >= 0) & (radius < np.inf)),
     )
     _refuse(path, idx, "an abstention with a radius", (predict == -1) & (radius > 0))
     if columns.keys() >= set(records.COUNT_COLUMNS):
@@ -135,7 +146,7 @@ def read_training_log(path: str | Path) -> DataFrame:
     column test_images holds 0, there was no test and its numbers may be nan.
     """
     path = Path(path)
-    texts, notes = _parse(path, "training log", _TRAINING, _training_name)
+    texts, notes = _parse(path, "training log", _TRAINING)
     columns = {"epoch": _numbers(path, "epoch", texts)}
     columns |= {name: _numbers(path, name, texts, is_real=True) for name in _TRAINING[1:]}
     spellings = {*map(_squeezed, _header(path))}
@@ -163,7 +174,7 @@ def read_fields(path: str | Path) -> dict[int, dict[str, str]]:
     """
     texts, _ = _parse(Path(path), "certification log", _CERTIFICATION)
     rows = [dict(zip(texts, fields)) for fields in zip(*texts.values())]
-    return {int(row["idx"]): row for row in rows}
+    return {int(float(row["idx"])): row for row in rows}
 
 
 READERS: dict[str, Callable[[Path], DataFrame]] = {
@@ -186,6 +197,14 @@ def _read_examples(
     import pandas as pd
 
     texts, notes = _parse(path, kind, required)
+    for name in texts.keys() & _NUMERIC - records.REAL_COLUMNS:
+        # pandas writes 8.0 in a column that lacks a value somewhere.
+        texts[name] = [re.sub(r"(?<=[0-9])\.0*$", "", text) for text in texts[name]]
+    predict, radius = texts["predict"], texts.get("radius", ())
+    predict[:] = ["-1" if text.lower() == "abstain" else text for text in predict]
+    pairs = enumerate(zip(predict, radius))
+    for row in [row for row, pair in pairs if _ABSTENTION.fullmatch("\t".join(pair))]:
+        predict[row], radius[row] = "-1", "0"
     columns = {name: _numbers(path, name, texts) for name in required if name != "correct"}
     for name in [name for name in texts if name not in {*required, *_UNREAD, ""}]:
         are_numbers = [bool(_REAL.fullmatch(text)) for text in texts[name]]
@@ -267,19 +286,18 @@ def _numbers(
         if not pattern.fullmatch(text):
             raise UserError(
                 f"{path} holds a field that is not a number: {_brief(name)} is '{_brief(text)}' in "
-                f"row {number}"
+                f"row {number}" + ", where an abstention is -1" * (name == "predict")
             )
     return np.array([*map(float if is_real else int, texts[name])], float if is_real else np.int64)
 
 
 def _parse(
-    path: Path, kind: str, required: Collection[str], meaning: Callable[[str], str] = str
+    path: Path, kind: str, required: Collection[str]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """The fields of a log by column, each row of as many as the header, and notes. A torn last line
     is dropped and noted.
 
-    ``meaning(name)`` is what a column's name stands for: no two may stand for the same, and some
-    must for each of ``required``.
+    No two columns may have names that stand for the same, and one must for each of ``required``.
     """
     try:
         lines = _LINE_END.split(path.read_bytes().decode("utf-8-sig"))
@@ -287,14 +305,16 @@ def _parse(
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read as a {kind}: it is no text") from error
-    header = [*map(meaning, lines[0].split("\t"))]
+    header = [*map(_name, _fields(lines[0], lines[0]))]
     if missing := [name for name in required if name not in header]:
         raise UserError(
             f"{path} is no {kind}: its first line lacks the column {', '.join(missing)}"
+            + " (l2 radii of images in [0, 1])" * ("radius" in missing)
+            + f"; it must name the columns, and is '{escape(lines[0], 100, plain=True)}'"
         )
     notes: list[str] = []
-    rows = [line.split("\t") for line in lines[1:-1] if line]
-    if len(lines) > 1 and (last := lines[-1].split("\t")) != [""]:
+    rows = [_fields(line, lines[0]) for line in lines[1:-1] if line.strip(" ")]
+    if len(lines) > 1 and (last := _fields(lines[-1], lines[0])) != [""]:
         # A last field that was cut looks like a whole one: harmless only for a time, from which
         # nothing is computed.
         if header[-1] == "time" and len(last) == len(header) and last[-1]:
@@ -319,15 +339,24 @@ def _header(path: Path) -> list[str]:
     """The names in the first line, as far as a sensible header reaches."""
     with path.open("rb") as file:
         start = file.read(_HEADER_BYTES)
-    return _LINE_END.split(start.decode("utf-8-sig", errors="replace"))[0].split("\t")
+    line = _LINE_END.split(start.decode("utf-8-sig", errors="replace"))[0]
+    return _fields(line, line)
+
+
+def _fields(line: str, header: str) -> list[str]:
+    """The fields of a line without the blanks and the quotes around them; what separates them is
+    what separates the names in the ``header``.
+    """
+    separator = next((one for one in "\t,;" if one in header), None)
+    return [re.sub('^"(.*)"$', r"\1", field.strip(" ")) for field in line.split(separator)] or [""]
 
 
 def _squeezed(column: str) -> str:
     return column.lower().replace(" ", "").replace("_", "")
 
 
-def _training_name(column: str) -> str:
-    return _TRAINING_NAMES.get(_squeezed(column), column)
+def _name(column: str) -> str:
+    return _NAMES.get(_squeezed(column), column)
 
 
 def _brief(text: str) -> str:
