@@ -136,12 +136,12 @@ def _recorded(log: Log, sigma: float) -> Procedure:
     """The procedure of a log, with the settings in its manifest, if there is one; UserError where
     they are impossible.
     """
-    stated = {"sigma": sigma, "N": log.facts.n, "alpha": log.facts.alpha}
-    settings = {"N0": 1, **log.facts.settings, **stated}
+    settings = {"N0": 1, **log.facts.settings, "N": log.facts.n, "alpha": log.facts.alpha}
     try:
+        sigmas = settings.get("sigmas", [sigma])
+        settings["sigma"] = max(sigmas)
         if settings.get("sound"):
             dimension = math.prod(log.facts.runs[-1]["image_shape"])
-            sigmas = settings.get("sigmas", [sigma])
             distances = tuple(grey_noise_distance(each, dimension) for each in sigmas)
             settings |= {"noise_distance": distances[0], "noise_distances": distances}
         return log.procedure_type.recorded(settings)

@@ -153,7 +153,7 @@ def _with_sigma(log: Log) -> Log:
     Several images must have that radius, since a single one may have it by chance.
     """
     radii, facts, known = log.table["radius"], log.facts, log.facts.get("sigma")
-    tolerance = rounded_by(radii.to_numpy()).max() + 1e-9
+    tolerance = rounded_by(log.table).max() + 1e-9
     largest = {sigma: maximum_radius(facts.n, sigma, facts.alpha) for sigma in _USUAL_SIGMAS}
     found = [one for one, radius in largest.items() if abs(radii.max() - radius) <= tolerance]
     if not found or known in found or radii.eq(radii.max()).sum() < 2:
