@@ -27,7 +27,7 @@ from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import file_digest
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.cascade import prepare
-from smoothadv.evaluation.log import Example, write_log
+from smoothadv.evaluation.log import Example, begun, write_log
 from smoothadv.evaluation.predict import PredictionPolls, chosen_images, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
@@ -111,22 +111,31 @@ class Certificates:
                 "cannot be checked"
             )
             return
-        recorded = {name: self.settings.get(name) for name in _SAME}
-        now = {name: evaluation.settings.get(name) for name in _SAME}
+        self._refuse_other({}, {}, evaluation)
+        for plugin in plugins.changed(self.settings.get("plugins")):
+            warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
+
+
+    def check_logits(self, evaluation: Evaluation) -> None:
+        """UserError, or a warning, where the classifier that is to be attacked has other logits."""
         batch = self.settings.get("batch")
         if records.LOGITS in self.settings and batch is not None:
             # Elsewhere its batch may not fit.
             is_here = self.settings.get("device") == evaluation.settings.get("device")
             digest = evaluation.logits_digest(batch) if is_here else "unknown"
             sound = {"sound": bool(self.settings.get("sound"))}
-            recorded |= {records.LOGITS: self.settings[records.LOGITS], **sound}
-            now |= {records.LOGITS: digest, **sound}
-        difference = records.differing_settings(recorded, now)
-        if difference:
+            recorded = {records.LOGITS: self.settings[records.LOGITS], **sound}
+            now = {records.LOGITS: digest, **sound}
+            self._refuse_other(recorded, now, evaluation)
+            records.warn_of_other_logits(self.path, recorded, now)
+
+    def _refuse_other(
+        self, recorded: dict[str, Any], now: dict[str, Any], evaluation: Evaluation
+    ) -> None:
+        recorded |= {name: self.settings.get(name) for name in _SAME}
+        now |= {name: evaluation.settings.get(name) for name in _SAME}
+        if difference := records.differing_settings(recorded, now):
             raise UserError(f"{self.path} certifies something else: {difference}")
-        records.warn_of_other_logits(self.path, recorded, now)
-        for plugin in plugins.changed(self.settings.get("plugins")):
-            warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
 
 
 def read_certificates(spec: FalsifySpec) -> Certificates:
@@ -249,6 +258,8 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         scores=lambda row: bool(row["flipped"]),
         keeps_images=True,
     )
+    begun(evaluation, content)
+    certificates.check_logits(evaluation)
     return write_log(evaluation, content), certificates
 
 

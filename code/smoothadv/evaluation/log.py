@@ -27,8 +27,10 @@ from smoothadv.records.writer import (
     MemoryLog,
     Row,
     WrittenLog,
+    check_path,
     finish_images,
     forget_images,
+    read_begun,
     read_rows,
 )
 from smoothadv.voting.counter import Poll, check_exact
@@ -82,8 +84,9 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
 
     UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
     """
-    settings = {**evaluation.settings, **content.settings}
-    settings |= {IMAGES: True} if content.keeps_images else {}
+    begun(evaluation, content)
+    evaluation = evaluation.probed()
+    settings = settings_of_log(evaluation, content)
     log, shard, examples = evaluation.log, evaluation.spec.shard, evaluation.indices
     if log is None:
         memory = MemoryLog(content.columns)
@@ -102,6 +105,30 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
         finish_images(log, evaluation.dataset.description.image_shape)
     evaluation.processes.wait()  # then every process can read the log
     return WrittenLog(log, is_whole, evaluation.batch, content.attack_batch)
+
+
+def settings_of_log(evaluation: Evaluation, content: LogContent) -> dict[str, Any]:
+    """What decides the numbers in an evaluation's log."""
+    saved = {IMAGES: True} if content.keeps_images else {}
+    return {**evaluation.settings, **content.settings, **saved}
+
+
+def begun(evaluation: Evaluation, content: LogContent) -> tuple[Sequence[int], set[int]]:
+    """The examples of this process's log, or shard, and which of them are done; UserError where
+    the log could not be written. Whatever the settings, no pass is made for that.
+    """
+    log, examples, done = evaluation.log, evaluation.indices, set[int]()
+    existing, is_alone = evaluation.spec.existing, evaluation.processes.size == 1
+    if log is None or not (is_alone or existing == "resume"):
+        return examples, done
+    settings = settings_of_log(evaluation, content)
+    if is_alone:
+        log, settings, examples = destination(evaluation, settings, log)
+    else:
+        done = check_siblings(log, settings)
+    if check_path(log, existing):
+        done |= read_begun(log, content.columns, settings, examples)[2]
+    return examples, done
 
 
 def _write_by_all_processes(

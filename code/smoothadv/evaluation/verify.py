@@ -60,8 +60,10 @@ def verify(spec: VerifySpec) -> Verification:
         difference = f"device was {settings['device']!r}, now {device!r}"
         raise UserError(f"{spec.log} cannot be repeated here: {difference}")
     evaluation, _, content = prepare_certification(certify_spec)
-    if difference := differing_settings(settings, {**evaluation.settings, **content.settings}):
-        raise UserError(f"{spec.log} cannot be repeated here: {difference}")
+    for look in (lambda: evaluation, evaluation.probed):  # no pass is made for other settings
+        now = {**look().settings, **content.settings}
+        if difference := differing_settings(settings, now):
+            raise UserError(f"{spec.log} cannot be repeated here: {difference}")
     size, indices = len(evaluation.dataset), table.idx.tolist()
     run = {"skip": 1, "max": None, **(manifest["runs"] or [{}])[-1], "images": size}
     expected = images_of(manifest["settings"], run)
