@@ -29,6 +29,7 @@ values (``Checked``) and the manifest's record of a run (``identity``):
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -66,14 +67,14 @@ def number(
     kind: Callable[[str], Number], description: str, accept: Callable[[Number], bool]
 ) -> Callable[[str], Number]:
     """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not
-    ``description``".
+    ``description``". A whole number may be written like 1e4.
 
     Digits of other scripts, which Python reads too, are none.
     """
 
     def parse(text: str) -> Number:
         try:
-            value = kind(text)
+            value = kind(_without_exponent(text)) if kind is int else kind(text)
             if text.isascii() and math.isfinite(value) and accept(value):
                 return value
         except (ValueError, ArithmeticError):  # of an integer too large for a float, and of 1/0
@@ -81,6 +82,14 @@ def number(
         raise SettingError(f"'{text}' is not {description}")
 
     return parse
+
+
+def _without_exponent(text: str) -> str:
+    """A number like 1e4 or 1000.0 as the digits of a whole one; what is none stays as it is."""
+    with contextlib.suppress(ValueError):
+        if (value := float(text)).is_integer() and abs(value) < 2**53:
+            return str(int(value))
+    return text
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
@@ -321,7 +330,8 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
         return plain
     if parse is None:
         expected = "True or False" if kind is bool else getattr(kind, "__name__", kind)
-        raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
+        hint = _how_to_make(value, kind)
+        raise SettingError(f"{name}: {found_value(value)}, expected {expected}{hint}")
     try:
         if is_number and not isinstance(plain, int):
             plain = float(plain)
@@ -344,11 +354,23 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
 
 
 def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Several values, each as ``checked`` reads it; SettingError also where they are no list."""
+    """Several values, each as ``checked`` reads it; a single one stands for a list of it."""
     is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
-    if not is_list or getattr(values, "shape", None) == ():
-        raise SettingError(f"{name}: found {values!r}, expected a list")
-    return tuple(checked(name, value, parse) for value in values)
+    several = is_list and getattr(values, "shape", None) != ()
+    return tuple(checked(name, value, parse) for value in (values if several else [values]))
+
+
+def _how_to_make(value: Any, kind: type) -> str:
+    """How an object of the ``kind`` is made, where its class, or the name of that, was given."""
+    classes = [kind]
+    for one in classes:
+        classes += one.__subclasses__()
+    known = {one.__name__.lower(): one for one in classes}
+    given = value if isinstance(value, type) else known.get(str(value).lower())
+    if kind is bool or given not in classes:
+        return ""
+    name = given.__name__
+    return f": write {name}(...), after 'from {given.__module__} import {name}'"
 
 
 class Checked:
@@ -424,13 +446,13 @@ def takes(*specs: type) -> Callable[[Function], Function]:
     ]
     keywords = {flag: words for one in settings for flag, words in _as_keywords(one).items()}
 
-    def hint(name: str = "") -> str:
+    def hint(own: Iterable[str], name: str = "") -> str:
         """The keyword that is probably meant by another one, as a question."""
-        known = dict(fields)
+        known = {**{one: one for one in own}, **fields}
         for one in settings:
             known |= dict.fromkeys((*one.constants, *(f.lstrip("-") for f in one.flags)), one.field)
         meant = _MEANT.get(name, "")
-        if meant not in fields:
+        if meant not in known:
             near = difflib.get_close_matches(name, known, 1, 0.65)
             meant = known[near[0]] if near else ""
         return f": do you mean {meant}=?" if meant else ""
@@ -443,8 +465,8 @@ def takes(*specs: type) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function)
-        fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        signature = own.replace(parameters=[*fixed, *parameters])
+        fixed = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        signature = own.replace(parameters=[*fixed.values(), *parameters])
 
         @functools.wraps(function)
         def with_keywords(*arguments: Any, **given: Any) -> Any:
@@ -457,7 +479,7 @@ def takes(*specs: type) -> Callable[[Function], Function]:
             except TypeError as error:
                 unknown = [name for name in named if name not in signature.parameters]
                 reason = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else error
-                raise TypeError(f"{function.__name__}() {reason}{hint(*unknown[:1])}") from None
+                raise TypeError(f"{function.__name__}() {reason}{hint(fixed, *unknown[:1])}") from None
             try:
                 return function(*arguments, **named)
             except UserError as error:

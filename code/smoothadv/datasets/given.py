@@ -108,9 +108,13 @@ class GivenImages:
 
 
 class Arrays:
-    """Images [N, C, H, W] and labels [N] in memory, checked as a whole."""
+    """Images [N, C, H, W] and labels [N] in memory, checked as a whole; where ``needs_labels`` is
+    False, these may be None, which makes them 0.
+    """
 
-    def __init__(self, images: torch.Tensor | np.ndarray, labels: Any) -> None:
+    def __init__(
+        self, images: torch.Tensor | np.ndarray, labels: Any, needs_labels: bool = True
+    ) -> None:
         tensor = _tensor(images, "images")
         if tensor.dim() != 4 or (tensor.shape[1] not in (1, 3) and tensor.shape[3] in (1, 3)):
             raise UserError(
@@ -118,10 +122,13 @@ class Arrays:
                 "[1, C, H, W], not with channels last"
             )
         self.images = checked_image(tensor, "images")
-        if labels is None:
+        if labels is None and needs_labels:
             raise UserError(
-                "images without labels: give an array of N whole numbers after the images"
+                "images without labels: give an array of N whole numbers after the images; only "
+                "certify and predict do without, where they write no log and attack nothing"
             )
+        if labels is None:
+            labels = torch.zeros(len(self.images), dtype=torch.int64)
         found = _tensor(labels, "labels")
         if found.shape != self.images.shape[:1]:
             raise UserError(
@@ -182,7 +189,10 @@ def _brief(value: Any) -> str:
 def _pair(item: Any, index: int) -> tuple[Any, Any]:
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return item[0], item[1]
-    raise UserError(f"item {index} of the dataset is {_brief(item)}, expected (image, label)")
+    raise UserError(
+        f"item {index} of the dataset is {_brief(item)}, expected (image, label): an array "
+        "may be images without labels, for certify and predict"
+    )
 
 
 def _label(label: Any, classes: int, name: str) -> int:
@@ -198,9 +208,9 @@ def _label(label: Any, classes: int, name: str) -> int:
     return number
 
 
-def items_of(images: Any, labels: Any = None) -> Items:
-    """Tensors or arrays with labels, a Dataset, or the content of a DataLoader, which is kept in
-    memory.
+def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Items:
+    """Tensors or arrays with labels (``needs_labels`` as in ``Arrays``), a Dataset, or the content
+    of a DataLoader, which is kept in memory.
 
     UserError for anything else, and for a DataLoader that shuffles: an image's index would then
     change with each pass.
@@ -224,7 +234,7 @@ def items_of(images: Any, labels: Any = None) -> Items:
                 f"{first_line(error)}"
             ) from error
     if isinstance(images, (torch.Tensor, np.ndarray)):
-        return Arrays(images, labels)
+        return Arrays(images, labels, needs_labels)
     is_dataset = hasattr(images, "__getitem__") and hasattr(images, "__len__")
     if is_dataset and not isinstance(images, (list, tuple, dict)):
         if labels is not None:

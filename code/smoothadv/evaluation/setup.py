@@ -15,8 +15,13 @@ from typing import Any
 
 import torch
 
-from smoothadv.base.cpus import MOST_THREADS
-from smoothadv.base.devices import default_device, device_name, device_of_process
+from smoothadv.base.cpus import MOST_THREADS, usable_memory
+from smoothadv.base.devices import (
+    LargestTensor,
+    default_device,
+    device_name,
+    device_of_process,
+)
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import NonFiniteError, UserError, first_line, warn
 from smoothadv.base.progress import warn_of_hours
@@ -148,11 +153,31 @@ class Evaluation:
         return self.digests[batch]
 
     def _computed_digest(self, batch: int) -> str | None:
+        self._check_memory(batch)
         if self.voter.integers is not None:
             return self.voter.integers.probe
         counter = self.counter(batch, consensus=False)
         digest = counter.logits_digest(self.dataset.description.image_shape)
         return digest if counter.batch == batch else None
+
+    @torch.inference_mode()
+    def _check_memory(self, batch: int) -> None:
+        """UserError where a batch that was asked for needs more memory than a CPU has: many systems
+        end such a process without a word.
+        """
+        if self.device.type != "cpu" or self.spec.batch is None:
+            return
+        image = torch.zeros(1, *self.dataset.description.image_shape)
+        with LargestTensor() as largest:
+            self.victim.scores(image)
+        # Of all that a pass holds at once, this is the least.
+        each = self.voter.dtype.itemsize * (image.numel() + largest.elements)
+        most = usable_memory()
+        if batch * each > most:
+            raise UserError(
+                f"--batch {batch}: a pass needs at least {batch * each / 2**30:.1f} GiB of memory, "
+                f"there are {most / 2**30:.1f}: give a smaller one, below {most // each + 1}"
+            )
 
     def continuing(self, log: Path | None) -> Evaluation:
         """The same evaluation for ``log``, with the batch with which it was begun, if it was.
@@ -267,15 +292,16 @@ def _batch_of(spec: EvaluationSpec, recorded: dict[str, Any], images: int) -> in
         return before
     if not images:
         return asked
-    was_cut = before is not None and before == _rows_of(spec, before // _draws(spec))
-    return before if was_cut and before < asked else min(asked, _rows_of(spec, images))
+    if before is not None and before < asked:
+        each = recorded.get("N", spec.n) + recorded.get("N0", 0)
+        if before == _rows_of(before // each * each):
+            return before
+    return min(asked, _rows_of(images * _draws(spec)))
 
 
-def _rows_of(spec: EvaluationSpec, images: int) -> int:
-    """The rows of a batch that has room for all draws of some images: kernels like multiples of
-    64.
-    """
-    return -(-max(1, images) * _draws(spec) // 64) * 64
+def _rows_of(draws: int) -> int:
+    """The rows of a batch with room for so many draws: kernels like multiples of 64."""
+    return -(-draws // 64) * 64
 
 
 def _few_classes(spec: EvaluationSpec, dataset: ImageDataset, indices: range) -> list[str]:
