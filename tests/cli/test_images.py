@@ -93,7 +93,11 @@ def test_images_are_prepared_as_those_of_the_dataset(checkpoint, pictures, workp
     Path("folder/a").mkdir(parents=True)
     Path("wide.png").rename("folder/a/wide.png")
     spec = EvaluationSpec(model="m.tar", dataset="imagefolder:folder@8,10,bicubic", sigma=0.25)
-    images = loose_images(spec, [Path("folder/a/wide.png")])
+    _, images, _ = loose_images(spec, [Path("folder/a/wide.png")])
     assert torch.equal(images[0][0], get_dataset(spec.dataset, "test")[0][0])
     spec = EvaluationSpec(model="m.tar", dataset="imagenet", sigma=0.25)
-    assert loose_images(spec, [Path("folder/a/wide.png")]).preparation == Preparation(224)
+    _, images, changes = loose_images(spec, [Path("folder/a/wide.png")])
+    with Image.open("folder/a/wide.png") as wide:
+        expected = Preparation(224).evaluation(wide)
+    assert torch.equal(images[0][0], expected.float() / 255)
+    assert changes == "images of 24x16 pixels in colour became 224x224 in colour"

@@ -479,7 +479,9 @@ def takes(*specs: type) -> Callable[[Function], Function]:
             except TypeError as error:
                 unknown = [name for name in named if name not in signature.parameters]
                 reason = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else error
-                raise TypeError(f"{function.__name__}() {reason}{hint(fixed, *unknown[:1])}") from None
+                raise TypeError(
+                    f"{function.__name__}() {reason}{hint(fixed, *unknown[:1])}"
+                ) from None
             try:
                 return function(*arguments, **named)
             except UserError as error:

@@ -73,15 +73,15 @@ class Parser(argparse.ArgumentParser):
         kinds: Iterable[type] = (),
         **options: Any,
     ) -> None:
-        invocation = _invocation(prog)
-        if invocation.startswith("smoothadv "):
+        called = invocation(prog)
+        if called.startswith("smoothadv "):
             epilog = re.sub(r"python code/(\w+)\.py", r"smoothadv \1", epilog)
             epilog = re.sub(r"scripts/grids/([\w-]+)\.toml", r"\1", epilog)
         formatter = partial(
             argparse.RawDescriptionHelpFormatter, max_help_position=28, width=_WIDTH
         )
         super().__init__(
-            prog=invocation,
+            prog=called,
             description=textwrap.fill(" ".join(description.split()), _WIDTH),
             epilog=epilog,
             formatter_class=formatter,
@@ -285,7 +285,7 @@ def reading(source: str) -> Iterator[None]:
         raise UsageError(f"{source}: {error}") from None
 
 
-def _invocation(command: str) -> str:
+def invocation(command: str) -> str:
     """How the user starts ``command``: with a script of the clone, if this process runs one, else
     as ``smoothadv``.
     """
@@ -372,7 +372,7 @@ def run(
     except SystemExit as exit_request:  # argparse's way to end after --help
         return int(exit_request.code or SUCCESS)
     except UsageError as error:
-        hint = "" if str(error).endswith(" --help)") else f" (see {_invocation(command)} --help)"
+        hint = "" if str(error).endswith(" --help)") else f" (see {invocation(command)} --help)"
         return _failed(f"{error}{hint}", arguments, USAGE)
     except UserError as error:
         return _failed(str(error), arguments)

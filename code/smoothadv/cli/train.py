@@ -8,6 +8,7 @@ from pathlib import Path
 
 from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
+from smoothadv.base.members import STAGES
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
 from smoothadv.cli.runner import Options, Parser, run
@@ -44,7 +45,13 @@ def _train(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = spec_of(with_recipes(parser, options, command[1]), command)
     use_threads(spec, spec.outdir / ARGUMENTS if spec.existing == "resume" else None)
     if train(spec).is_first:
-        print(f"saved {spec.outdir / CHECKPOINT}; certify it with:\n  {_certify_command(spec)}")
+        what = "certify it with"
+        if spec.route is not None:
+            what = (
+                "a router: name it and the stages in ROUTER.toml, as docs/cascades.md shows, and "
+                "certify them with"
+            )
+        print(f"saved {spec.outdir / CHECKPOINT}; {what}:\n  {_certify_command(spec)}")
 
 
 def _certify_command(spec: TrainSpec) -> str:
@@ -55,6 +62,8 @@ def _certify_command(spec: TrainSpec) -> str:
     classifier, denoiser = made, []
     if spec.objective.DENOISES:
         classifier, denoiser = str(spec.teacher or "CLASSIFIER"), ["--denoiser", made]
+    if spec.route is not None:
+        classifier, sigma = "ROUTER.toml", STAGES
     log = f"logs/{spec.outdir.resolve().name}_sigma_{sigma}.tsv"
     words += [spec.dataset_name, classifier, sigma, log, *denoiser]
     if spec.data_dir:

@@ -115,7 +115,6 @@ class Certificates:
         for plugin in plugins.changed(self.settings.get("plugins")):
             warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
 
-
     def check_logits(self, evaluation: Evaluation) -> None:
         """UserError, or a warning, where the classifier that is to be attacked has other logits."""
         batch = self.settings.get("batch")
