@@ -4,8 +4,8 @@ Each takes a ``model``: the path of a checkpoint, a network by name like "timm:r
 ``torch.nn.Module`` that maps images [B, C, H, W], float32 in [0, 1], to logits [B, K], or to an
 object or dict with ``logits``; normalization belongs inside it. And ``images``: the name of a
 dataset; a tensor or NumPy array [N, C, H, W] with ``labels`` [N], which certify and predict can do
-without; a torch Dataset of (image, label) pairs; or a DataLoader, whose images are kept in memory. What the arguments mean is what the options
-of the commands mean.
+without; a torch Dataset of (image, label) pairs; or a DataLoader, whose images are kept in memory.
+What the arguments mean is what the options of the commands mean.
 
 All functions that evaluate return the rows of a log as a DataFrame, sorted by ``idx``. Given a
 path, they write that log as the commands do, row by row and with a manifest: the same call again

@@ -1,8 +1,6 @@
-"""The CPUs and the memory that this process may use, and how the threads of PyTorch suit them."""
+"""The CPUs that this process may use, and how the threads of PyTorch suit them."""
 
-import contextlib
 import os
-from pathlib import Path
 
 MOST_THREADS = 1024
 JOBS_AT_A_TIME = "SMOOTHADV_JOBS"
@@ -19,14 +17,6 @@ def usable_cpus() -> int:
 
     processes = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     return max(1, joblib.cpu_count() // (processes * int(os.environ.get(JOBS_AT_A_TIME) or 1)))
-
-
-def usable_memory() -> int:
-    """The bytes of memory that this machine has, or that the cgroup of a container leaves."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with contextlib.suppress(OSError, ValueError):  # no cgroup of version 2, or "max"
-        most = min(most, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return most
 
 
 def suitable_threads(image_shape: tuple[int, ...], most: int) -> int:

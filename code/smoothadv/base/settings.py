@@ -29,7 +29,6 @@ values (``Checked``) and the manifest's record of a run (``identity``):
 """
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import functools
@@ -74,7 +73,7 @@ def number(
 
     def parse(text: str) -> Number:
         try:
-            value = kind(_without_exponent(text)) if kind is int else kind(text)
+            value = kind(_digits(text)) if kind is int else kind(text)
             if text.isascii() and math.isfinite(value) and accept(value):
                 return value
         except (ValueError, ArithmeticError):  # of an integer too large for a float, and of 1/0
@@ -84,12 +83,10 @@ def number(
     return parse
 
 
-def _without_exponent(text: str) -> str:
-    """A number like 1e4 or 1000.0 as the digits of a whole one; what is none stays as it is."""
-    with contextlib.suppress(ValueError):
-        if (value := float(text)).is_integer() and abs(value) < 2**53:
-            return str(int(value))
-    return text
+def _digits(text: str) -> str:
+    """A whole number like 1e4 or 1000.0 by its digits; other numbers stay as they are."""
+    is_whole = abs(float(text)) < 2**53 and float(text).is_integer()
+    return str(int(float(text))) if is_whole else text
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
@@ -329,9 +326,9 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
     if (parse is None or kind is not bool) and isinstance(plain, kind):
         return plain
     if parse is None:
-        expected = "True or False" if kind is bool else getattr(kind, "__name__", kind)
-        hint = _how_to_make(value, kind)
-        raise SettingError(f"{name}: {found_value(value)}, expected {expected}{hint}")
+        known = getattr(kind, "EXAMPLE", getattr(kind, "__name__", kind))
+        expected = "True or False" if kind is bool else known
+        raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
     try:
         if is_number and not isinstance(plain, int):
             plain = float(plain)
@@ -358,19 +355,6 @@ def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[A
     is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
     several = is_list and getattr(values, "shape", None) != ()
     return tuple(checked(name, value, parse) for value in (values if several else [values]))
-
-
-def _how_to_make(value: Any, kind: type) -> str:
-    """How an object of the ``kind`` is made, where its class, or the name of that, was given."""
-    classes = [kind]
-    for one in classes:
-        classes += one.__subclasses__()
-    known = {one.__name__.lower(): one for one in classes}
-    given = value if isinstance(value, type) else known.get(str(value).lower())
-    if kind is bool or given not in classes:
-        return ""
-    name = given.__name__
-    return f": write {name}(...), after 'from {given.__module__} import {name}'"
 
 
 class Checked:

@@ -33,6 +33,11 @@ _DESCRIPTION = (
 )
 
 
+_OF_ROUTER = (
+    "a router: name it and the stages in ROUTER.toml, as docs/cascades.md shows, then certify with"
+)
+
+
 def train_command(
     name: str, make_parser: Callable[[Sequence[str]], Parser], arguments: Sequence[str]
 ) -> int:
@@ -45,12 +50,7 @@ def _train(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = spec_of(with_recipes(parser, options, command[1]), command)
     use_threads(spec, spec.outdir / ARGUMENTS if spec.existing == "resume" else None)
     if train(spec).is_first:
-        what = "certify it with"
-        if spec.route is not None:
-            what = (
-                "a router: name it and the stages in ROUTER.toml, as docs/cascades.md shows, and "
-                "certify them with"
-            )
+        what = "certify it with" if spec.route is None else _OF_ROUTER
         print(f"saved {spec.outdir / CHECKPOINT}; {what}:\n  {_certify_command(spec)}")
 
 

@@ -52,10 +52,6 @@ class CascadeEvaluation(Evaluation):
         streams = (stage.noise.stream(index, self.device, purpose) for stage in self.stages)
         return StagedPoll(image, tuple(streams), voting)
 
-    def check_classifiers(self) -> None:
-        for stage in self.stages:
-            stage.check_classifiers()
-
     def _computed_digest(self, batch: int) -> str | None:
         digests = [stage.logits_digest(batch) for stage in self.stages]
         return None if None in digests else digest([" ".join(map(str, digests))])

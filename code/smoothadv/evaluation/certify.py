@@ -78,7 +78,7 @@ def rehearse(spec: CertifySpec) -> str:
     UserError where ``certify`` could not write the log.
     """
     evaluation, _, content = prepare_certification(spec)
-    indices, done = begun(evaluation, content)
+    _, _, indices, done = begun(evaluation, content)
     missing = [index for index in indices if index not in done]
     voters = len(spec.classifiers) if spec.router is None else 2
     draws = len(missing) * voters * (spec.n0 + spec.n)

@@ -111,30 +111,22 @@ class Certificates:
                 "cannot be checked"
             )
             return
-        self._refuse_other({}, {}, evaluation)
-        for plugin in plugins.changed(self.settings.get("plugins")):
-            warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
-
-    def check_logits(self, evaluation: Evaluation) -> None:
-        """UserError, or a warning, where the classifier that is to be attacked has other logits."""
+        recorded = {name: self.settings.get(name) for name in _SAME}
+        now = {name: evaluation.settings.get(name) for name in _SAME}
         batch = self.settings.get("batch")
         if records.LOGITS in self.settings and batch is not None:
             # Elsewhere its batch may not fit.
             is_here = self.settings.get("device") == evaluation.settings.get("device")
             digest = evaluation.logits_digest(batch) if is_here else "unknown"
             sound = {"sound": bool(self.settings.get("sound"))}
-            recorded = {records.LOGITS: self.settings[records.LOGITS], **sound}
-            now = {records.LOGITS: digest, **sound}
-            self._refuse_other(recorded, now, evaluation)
-            records.warn_of_other_logits(self.path, recorded, now)
-
-    def _refuse_other(
-        self, recorded: dict[str, Any], now: dict[str, Any], evaluation: Evaluation
-    ) -> None:
-        recorded |= {name: self.settings.get(name) for name in _SAME}
-        now |= {name: evaluation.settings.get(name) for name in _SAME}
-        if difference := records.differing_settings(recorded, now):
+            recorded |= {records.LOGITS: self.settings[records.LOGITS], **sound}
+            now |= {records.LOGITS: digest, **sound}
+        difference = records.differing_settings(recorded, now)
+        if difference:
             raise UserError(f"{self.path} certifies something else: {difference}")
+        records.warn_of_other_logits(self.path, recorded, now)
+        for plugin in plugins.changed(self.settings.get("plugins")):
+            warn(f"{self.path} was made with another version of the plug-in {plugin.name}")
 
 
 def read_certificates(spec: FalsifySpec) -> Certificates:
@@ -238,9 +230,8 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
                 f"{spec.against} was made with --sound and --batch {recorded}, not {batch}"
             )
         spec = dataclasses.replace(spec, batch=batch)
-    evaluation = prepare(spec, path, sound)
-    certificates.check_evaluation(evaluation)
-    certificates = certificates.restricted_to(spec.skip, spec.limit)
+    evaluation, every = prepare(spec, path, sound), certificates
+    certificates = every.restricted_to(spec.skip, spec.limit)
     indices = sorted(certificates.claims)
     if spec.only is not None:
         indices = chosen_images(spec.only, indices, f"{spec.against} certifies no image")
@@ -258,7 +249,7 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         keeps_images=True,
     )
     begun(evaluation, content)
-    certificates.check_logits(evaluation)
+    every.check_evaluation(evaluation)
     return write_log(evaluation, content), certificates
 
 

@@ -21,7 +21,7 @@ from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged, remove_shards
-from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder, shards_of
+from smoothadv.records.logs import IMAGES, LOG, LOGITS, differing_settings, shard_folder, shards_of
 from smoothadv.records.writer import (
     LogWriter,
     MemoryLog,
@@ -84,18 +84,17 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
 
     UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
     """
-    begun(evaluation, content)
+    path, settings, examples, _ = begun(evaluation, content)
     evaluation = evaluation.probed()
-    settings = settings_of_log(evaluation, content)
-    log, shard, examples = evaluation.log, evaluation.spec.shard, evaluation.indices
-    if log is None:
+    settings |= {LOGITS: evaluation.run_record[LOGITS]}
+    log, shard = evaluation.log, evaluation.spec.shard
+    if log is None or path is None:
         memory = MemoryLog(content.columns)
         _write_rows(evaluation, content, memory, examples)
         return WrittenLog(Path(), True, evaluation.batch, content.attack_batch, memory.rows)
     if evaluation.processes.size > 1:
         _write_by_all_processes(evaluation, content, settings, log)
     else:
-        path, settings, examples = destination(evaluation, settings, log)
         if shard is None and evaluation.spec.existing == "overwrite":
             remove_shards(log)  # all of them are merged
         writer = _open_log(evaluation, content, settings, path, examples, evaluation.spec.existing)
@@ -107,28 +106,23 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
     return WrittenLog(log, is_whole, evaluation.batch, content.attack_batch)
 
 
-def settings_of_log(evaluation: Evaluation, content: LogContent) -> dict[str, Any]:
-    """What decides the numbers in an evaluation's log."""
-    saved = {IMAGES: True} if content.keeps_images else {}
-    return {**evaluation.settings, **content.settings, **saved}
-
-
-def begun(evaluation: Evaluation, content: LogContent) -> tuple[Sequence[int], set[int]]:
-    """The examples of this process's log, or shard, and which of them are done; UserError where
-    the log could not be written. Whatever the settings, no pass is made for that.
+def begun(
+    evaluation: Evaluation, content: LogContent
+) -> tuple[Path | None, dict[str, Any], Sequence[int], set[int]]:
+    """This process's log, or shard, its settings but for the digest of the logits, its examples and
+    those that are done; UserError where it could not be written. No pass is made for that.
     """
+    settings = {**evaluation.settings, **content.settings}
+    settings |= {IMAGES: True} if content.keeps_images else {}
     log, examples, done = evaluation.log, evaluation.indices, set[int]()
     existing, is_alone = evaluation.spec.existing, evaluation.processes.size == 1
-    if log is None or not (is_alone or existing == "resume"):
-        return examples, done
-    settings = settings_of_log(evaluation, content)
-    if is_alone:
+    if log is not None and is_alone:
         log, settings, examples = destination(evaluation, settings, log)
-    else:
+    elif log is not None and existing == "resume":
         done = check_siblings(log, settings)
-    if check_path(log, existing):
+    if log is not None and (is_alone or existing == "resume") and check_path(log, existing):
         done |= read_begun(log, content.columns, settings, examples)[2]
-    return examples, done
+    return log, settings, examples, done
 
 
 def _write_by_all_processes(

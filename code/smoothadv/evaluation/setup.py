@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.base.cpus import MOST_THREADS, usable_memory
+from smoothadv.base.cpus import MOST_THREADS
 from smoothadv.base.devices import (
     LargestTensor,
     default_device,
@@ -153,7 +153,8 @@ class Evaluation:
         return self.digests[batch]
 
     def _computed_digest(self, batch: int) -> str | None:
-        self._check_memory(batch)
+        if self.device.type == "cpu" and self.spec.batch is not None:
+            self._check_memory(batch)
         if self.voter.integers is not None:
             return self.voter.integers.probe
         counter = self.counter(batch, consensus=False)
@@ -162,17 +163,15 @@ class Evaluation:
 
     @torch.inference_mode()
     def _check_memory(self, batch: int) -> None:
-        """UserError where a batch that was asked for needs more memory than a CPU has: many systems
-        end such a process without a word.
+        """UserError where a batch needs more memory than this machine has: many systems end such a
+        process without a word.
         """
-        if self.device.type != "cpu" or self.spec.batch is None:
-            return
         image = torch.zeros(1, *self.dataset.description.image_shape)
         with LargestTensor() as largest:
             self.victim.scores(image)
         # Of all that a pass holds at once, this is the least.
         each = self.voter.dtype.itemsize * (image.numel() + largest.elements)
-        most = usable_memory()
+        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if batch * each > most:
             raise UserError(
                 f"--batch {batch}: a pass needs at least {batch * each / 2**30:.1f} GiB of memory, "
@@ -200,14 +199,10 @@ class Evaluation:
         """
         is_new = self.batch not in self.digests
         digest = {LOGITS: self.logits_digest(self.batch)}
-        if is_new:
-            self.check_classifiers()
+        for classifier in getattr(self, "stages", (self,)) if is_new else ():
+            _check_classifier(classifier)
         settings, run_record = {**self.settings, **digest}, {**self.run_record, **digest}
         return replace(self, settings=settings, run_record=run_record)
-
-    def check_classifiers(self) -> None:
-        """What ``probed`` checks, of each classifier."""
-        _check_classifier(self)
 
 
 def warn_of_few_draws(spec: EvaluationSpec, top_k: int = 1) -> None:
@@ -232,7 +227,7 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     spec, dataset, base = load_model(spec)
     processes, indices = processes.connect(), spec.chosen_indices(len(dataset))
     if processes.is_first:
-        each = _draws(spec)
+        each = spec.n + getattr(spec, "n0", 0)
         if (attack := getattr(spec, "attack", None)) is not None:
             repeats = spec.num_noise_vec * spec.restarts  # type: ignore[attr-defined]
             each += attack.num_steps * repeats
@@ -276,11 +271,6 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     return replace(evaluation, settings=settings, run_record=run_record).continuing(log)
 
 
-def _draws(spec: EvaluationSpec) -> int:
-    """The draws that an image can ask for."""
-    return spec.n + getattr(spec, "n0", 0)
-
-
 def _batch_of(spec: EvaluationSpec, recorded: dict[str, Any], images: int) -> int | None:
     """The batch that is asked for, but no more than all draws of these images (0: any number), or
     else that of the log to be continued; None if neither says one.
@@ -288,18 +278,14 @@ def _batch_of(spec: EvaluationSpec, recorded: dict[str, Any], images: int) -> in
     A log whose batch was cut for fewer images keeps that one.
     """
     asked, before = spec.batch, recorded.get("batch")
-    if asked in (None, before):
+    each = recorded.get("N", spec.n) + recorded.get("N0", getattr(spec, "n0", 0))
+    was_cut = bool(before and asked and before < asked) and before == _room(before // each * each)
+    if was_cut or asked in (None, before):
         return before
-    if not images:
-        return asked
-    if before is not None and before < asked:
-        each = recorded.get("N", spec.n) + recorded.get("N0", 0)
-        if before == _rows_of(before // each * each):
-            return before
-    return min(asked, _rows_of(images * _draws(spec)))
+    return min(asked, _room(images * each)) if images else asked
 
 
-def _rows_of(draws: int) -> int:
+def _room(draws: int) -> int:
     """The rows of a batch with room for so many draws: kernels like multiples of 64."""
     return -(-draws // 64) * 64
 

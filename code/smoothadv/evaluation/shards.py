@@ -102,9 +102,6 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     UserError, and nothing is written, if a shard is missing or unfinished, or if shards overlap or
     have other settings. The shards stay where they are.
     """
-    if records.is_shard_folder(log.name):
-        whole = log.with_suffix("")
-        raise UserError(f"{log} is the folder of the shards of {whole}: merge {whole}")
     if not shards:
         raise UserError(
             f"there are no shards of {log} in {records.shard_folder(log)}: name them, or make them "

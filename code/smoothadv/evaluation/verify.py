@@ -9,7 +9,7 @@ from typing import Any
 from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.members import STAGES
-from smoothadv.base.plugins import FUNCTIONS, is_file_name, loaded, names_function
+from smoothadv.base.plugins import FUNCTIONS, loaded, names_function
 from smoothadv.base.settings import settings_of
 from smoothadv.checkpoints import read_members
 from smoothadv.evaluation.certify import prepare_certification
@@ -93,11 +93,14 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             f"{spec.log} is of a module or of images that a program handed over: only it can "
             "repeat them"
         )
-    plugin_hint = _plugin_hint(settings)
+    absent = sorted(settings.get("plugins", {}).keys() - {one.name for one in loaded()})
+    made = (
+        f"; it was made with {', '.join(absent)}: add --plugin PATH/{absent[0]}" if absent else ""
+    )
     method = settings.get("method")
     if method not in PROCEDURES:
         named = f"names no certification procedure that is known here, but {method!r}"
-        raise UserError(f"the manifest of {spec.log} {named}{plugin_hint}")
+        raise UserError(f"the manifest of {spec.log} {named}{made}")
     model = spec.model or next(iter(checkpoints), None)
     if model is None:
         raise UserError(
@@ -142,7 +145,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             log=spec.log,
         )
     except UsageError as error:
-        raise UserError(f"{spec.log} cannot be repeated here: {error}{plugin_hint}") from error
+        raise UserError(f"{spec.log} cannot be repeated here: {error}{made}") from error
     for stage in certify_spec.classifiers if spec.model is None else ():
         if names_function(str(stage.model)):
             raise UserError(
@@ -150,14 +153,6 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
                 f"--classifier {model}"
             )
     return certify_spec
-
-
-def _plugin_hint(settings: dict[str, Any]) -> str:
-    """Which plug-ins a log was made with that are not loaded here; "" if none."""
-    names = settings.get("plugins", {}).keys() - {one.name for one in loaded()}
-    places = [f"--plugin PATH/{n}" if is_file_name(n) else f"--plugin {n}" for n in sorted(names)]
-    made = f"it was made with {', '.join(sorted(names))}"
-    return f"; {made}: add {' '.join(places)}" if names else ""
 
 
 def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None:

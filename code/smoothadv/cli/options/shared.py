@@ -30,15 +30,13 @@ def say_what_is_certified(dataset: str) -> None:
 
 def say_device(run: Any) -> None:
     """Where a run computes, and why on the CPU, unless --device says it."""
-    from smoothadv.base.devices import default_device, device_name, torch
+    import torch
 
-    device, why = default_device(), ""
-    if run.device is not None or os.environ.get("RANK", "0") != "0":
-        return
-    if device.type == "cpu":
+    if run.device is None and os.environ.get("RANK", "0") == "0":
         is_built = torch.backends.cuda.is_built()
-        why = ": no CUDA device is there" if is_built else ": this PyTorch is built without CUDA"
-    print(f"on the {device_name(device).replace('cpu', 'CPU')}{why}", file=sys.stderr)
+        why = "no CUDA device is there" if is_built else "this PyTorch is built without CUDA"
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU: {why}"
+        print(f"on the {name}", file=sys.stderr)
 
 
 def use_threads(run: Any, resumed: Path | None = None) -> None:
