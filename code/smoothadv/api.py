@@ -320,7 +320,8 @@ def _spec(
     if not isinstance(images, str):
         arch = None if fields.get("arch") is None else checked("arch", fields["arch"], str)
         is_open = kind in (CertifySpec, PredictSpec) and fields.get("log") is None
-        needs_labels = not is_open or fields.get("attack") is not None
+        aware = dict(fields.get("settings") or {}).get("label_aware")
+        needs_labels = not is_open or fields.get("attack") is not None or bool(aware)
         dataset = dataset_of(
             source, images, labels, arrays.num_classes, arrays.name, arch, needs_labels
         )

@@ -23,6 +23,8 @@ from smoothadv.datasets.images import augmented, draw_augmentation, fingerprint_
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256
+UNKNOWN = -1
+"""The label of an image without one."""
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -55,6 +57,8 @@ class GivenImages:
             raise UserError(
                 f"image {index} has shape {list(image.shape)}, the first one has {list(shape)}"
             )
+        if isinstance(self.items, Arrays) and not self.items.are_known:
+            return image, UNKNOWN
         return image, _label(label, classes, f"image {index}")
 
     def training_batches(
@@ -102,14 +106,14 @@ class GivenImages:
         To read a Dataset of a million images would take hours.
         """
         if isinstance(self.items, Arrays):
-            return fingerprint_of(self.items.images, self.items.labels)
+            return fingerprint_of(self.items.images, self.items.labels.clamp(0))
         pairs = ((f"{label}\n", image.contiguous().numpy()) for image, label in self._sample())
         return digest(chain([f"{len(self)} {self.description.image_shape}\n"], *pairs))
 
 
 class Arrays:
     """Images [N, C, H, W] and labels [N] in memory, checked as a whole; where ``needs_labels`` is
-    False, these may be None, which makes them 0.
+    False, these may be None: then all are UNKNOWN.
     """
 
     def __init__(
@@ -127,8 +131,9 @@ class Arrays:
                 "images without labels: give an array of N whole numbers after the images; only "
                 "certify and predict do without, where they write no log and attack nothing"
             )
+        self.are_known = labels is not None
         if labels is None:
-            labels = torch.zeros(len(self.images), dtype=torch.int64)
+            labels = torch.full(self.images.shape[:1], UNKNOWN)
         found = _tensor(labels, "labels")
         if found.shape != self.images.shape[:1]:
             raise UserError(
@@ -268,7 +273,7 @@ def described(items: Items, classes: Sequence[str], name: str) -> GivenImages:
         name, tuple(classes), shape, None, None, _DEFAULTS, crop_padding=0, horizontal_flip=False
     )
     given = GivenImages(items, description)
-    if isinstance(items, Arrays):
+    if isinstance(items, Arrays) and items.are_known:
         for index in (int(items.labels.argmin()), int(items.labels.argmax())):
             _label(int(items.labels[index]), len(classes), f"image {index}")
     return given

@@ -78,14 +78,14 @@ def rehearse(spec: CertifySpec) -> str:
     UserError where ``certify`` could not write the log.
     """
     evaluation, _, content = prepare_certification(spec)
-    _, _, indices, done = begun(evaluation, content)
+    path, _, indices, done = begun(evaluation, content)
     missing = [index for index in indices if index not in done]
     voters = len(spec.classifiers) if spec.router is None else 2
     draws = len(missing) * voters * (spec.n0 + spec.n)
     each = f"{voters} times " * (voters > 1) + f"{spec.n0:,} + {spec.n:,}"
     most = "" if spec.procedure_type.fixed_sample and voters == 1 else "at most "
     if not missing:
-        return f"nothing is left to be done: all {len(indices):,} images are in {spec.log}"
+        return f"nothing is left to be done: {path} has all {len(indices):,} images"
     evaluation = evaluation.probed()
     rate, name = _draws_per_second(evaluation, missing[0]), evaluation.settings["dataset"]
     if not evaluation.processes.is_first:
