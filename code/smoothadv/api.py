@@ -320,8 +320,9 @@ def _spec(
     if not isinstance(images, str):
         arch = None if fields.get("arch") is None else checked("arch", fields["arch"], str)
         is_open = kind in (CertifySpec, PredictSpec) and fields.get("log") is None
-        aware = dict(fields.get("settings") or {}).get("label_aware")
-        needs_labels = not is_open or fields.get("attack") is not None or bool(aware)
+        own = fields.get("settings")
+        is_aware = isinstance(own, Mapping) and own.get("label_aware", False)
+        needs_labels = not is_open or fields.get("attack") is not None or is_aware
         dataset = dataset_of(
             source, images, labels, arrays.num_classes, arrays.name, arch, needs_labels
         )

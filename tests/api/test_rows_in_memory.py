@@ -50,7 +50,7 @@ def test_images_without_labels_have_rows_without_what_labels_say(kind):
     if kind == "exact":  # the others choose the class 0 where it is among the first ones
         pd.testing.assert_frame_equal(rows, zeros[[*rows]], rtol=0, atol=0)
     elif kind == "predict":
-        assert (rows.predict == rows.predict1).all() and (zeros.predict != zeros.predict1).any()
+        assert (rows.predict == rows.class_1).all() and (zeros.predict != zeros.class_1).any()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def printed(outcome) -> list[list[str]]:
 def test_radii_are_those_of_the_arrays_rounded_down(checkpoint, pictures, capsys, options):
     before = snapshot(Path())
     words = ("images", "digits", checkpoint, 0.25, "pictures", "wide.png", *OPTIONS, *options)
-    header, *lines = printed(call(capsys, "certify", *words))
+    outcome = call(capsys, "certify", *words)
+    header, *lines = printed(outcome)
+    assert outcome.err.startswith("images of 24x16 pixels in colour became 8x8 in grey: ")
     assert header == ["image", "class", "radius"] and snapshot(Path()) == before
     files = ["0.png", "1.png", "more/2.png", "more/3.png"]
     assert [line[0] for line in lines] == [*(f"pictures/{file}" for file in files), "wide.png"]
