@@ -155,17 +155,11 @@ def test_one_radius_needs_no_list_and_what_is_no_radius_is_refused(here):
             smoothadv.table("sets/ten.tsv", radii=[radius])
 
 
-def test_a_dict_names_groups_and_cards_are_those_of_the_command(here, capsys):
+def test_a_dict_names_groups(here):
     named, written = smoothadv.table({"a": "cohen", "b": ["cohen"]}), smoothadv.table("a=cohen")
     assert [*named.group.unique()] == ["a", "b"] and len(named) == 2 * len(written)
-    log = next(path for path in map(str, Path("cohen").rglob("*.tsv")))
-    assert call(capsys, "analyze", "card", log, "--method-name", "mine", "-o", "a.json").code == 0
-    assert smoothadv.card(log, name="mine") == [json.loads(Path("a.json").read_text())]
-    assert call(capsys, "analyze", "board", "a.json", "-o", "board.csv").code == 0
-    board = smoothadv.board(["a.json"])
-    assert [*board] == Path("board.csv").read_text().partition("\n")[0].split(",")
     with pytest.raises(UserError, match="logs: found a DataFrame"):
-        smoothadv.table({"a": board})
+        smoothadv.table({"a": named})
 
 
 def test_functions_can_be_pickled():
