@@ -21,7 +21,7 @@ from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged, remove_shards
-from smoothadv.records.logs import IMAGES, LOG, LOGITS, differing_settings, shard_folder, shards_of
+from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder, shards_of
 from smoothadv.records.writer import (
     LogWriter,
     MemoryLog,
@@ -84,9 +84,9 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
 
     UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
     """
-    path, settings, examples, _ = begun(evaluation, content)
+    begun(evaluation, content)
     evaluation = evaluation.probed()
-    settings |= {LOGITS: evaluation.run_record[LOGITS]}
+    path, settings, examples, _ = begun(evaluation, content)  # now by the logits, too
     log, shard = evaluation.log, evaluation.spec.shard
     if log is None or path is None:
         memory = MemoryLog(content.columns)
@@ -109,8 +109,8 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
 def begun(
     evaluation: Evaluation, content: LogContent
 ) -> tuple[Path | None, dict[str, Any], Sequence[int], set[int]]:
-    """This process's log, or shard, its settings but for the digest of the logits, its examples and
-    those that are done; UserError where it could not be written. No pass is made for that.
+    """This process's log, or shard, its settings, its examples and those that are done; UserError
+    where it could not be written. No pass is made for that.
     """
     settings = {**evaluation.settings, **content.settings}
     settings |= {IMAGES: True} if content.keeps_images else {}
