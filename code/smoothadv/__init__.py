@@ -27,10 +27,11 @@ _MODULES = {
     "Smooth": "smoothadv.core",
     "SmoothedModule": "smoothadv.smoothed_module",
     **dict.fromkeys(("certify_votes", "predict_votes"), "smoothadv.statistics.votes"),
+    **dict.fromkeys(("board", "card"), "smoothadv.analysis.functions"),
     **dict.fromkeys(("attack", "certify", "falsify", "predict", "train"), "smoothadv.api"),
 }
 _ANALYSES = (
-    "cascade compare empirical envelope examples gap heat_map held_out parameters plot "
+    "board card cascade compare empirical envelope examples gap heat_map held_out parameters plot "
     "plot_empirical plot_envelope plot_training probabilities report summary table"
 ).split()
 

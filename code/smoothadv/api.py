@@ -3,9 +3,9 @@
 Each takes a ``model``: the path of a checkpoint, a network by name like "timm:resnet18", or a
 ``torch.nn.Module`` that maps images [B, C, H, W], float32 in [0, 1], to logits [B, K], or to an
 object or dict with ``logits``; normalization belongs inside it. And ``images``: the name of a
-dataset; a tensor or NumPy array [N, C, H, W] with ``labels`` [N]; a torch Dataset of (image, label)
-pairs; or a DataLoader, whose images are kept in memory. What the arguments mean is what the options
-of the commands mean.
+dataset; a tensor or NumPy array [N, C, H, W] with ``labels`` [N], which certify and predict can do
+without; a torch Dataset of (image, label) pairs; or a DataLoader, whose images are kept in memory.
+What the arguments mean is what the options of the commands mean.
 
 All functions that evaluate return the rows of a log as a DataFrame, sorted by ``idx``. Given a
 path, they write that log as the commands do, row by row and with a manifest: the same call again
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from smoothadv.architectures.libraries import library_network
@@ -113,11 +114,12 @@ def certify(
         rows = smoothadv.certify(images=images, labels=labels, stages=[(first, 1.0), (second, 0.5)])
 
     Returns columns idx, label, predict, correct (int64), radius (float64), successes, trials and
-    those of the method. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
+    those of the method; of an array without labels, which no log can be of, no label and no
+    correct. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
     spec = _spec(CertifySpec, "certify", model, images, labels, keywords)
     log, _ = certifying.certify(spec)
-    return log.table(read_certification_log)
+    return _without_labels(images, labels, log.table(read_certification_log))
 
 
 @torch_settings_kept()
@@ -136,11 +138,12 @@ def predict(
     ``attack`` is any of ``smoothadv.attacks.ATTACKS``. ``log`` is the file to write or to continue
     (None: no file).
 
-    Returns columns idx, label, predict, correct (int64) and what else the log has. UserError on bad
-    input, NonFiniteError where a logit is NaN or infinite.
+    Returns columns idx, label, predict, correct (int64) and what else the log has; without labels
+    as ``certify``. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
     spec = _spec(PredictSpec, "predict", model, images, labels, keywords)
-    return predicting.predict(spec).table(read_prediction_log)
+    rows = predicting.predict(spec).table(read_prediction_log)
+    return _without_labels(images, labels, rows)
 
 
 @torch_settings_kept()
@@ -221,10 +224,7 @@ def train(
     Returns the model and the history of its training. UserError on bad input, NonFiniteError where
     the loss or the weights stop being finite.
     """
-    if not isinstance(objective, Objective):
-        raise UserError(
-            f"the objective is a {type(objective).__name__}: give one, like Gaussian(noise_sd=0.25)"
-        )
+    checked("objective", objective, None, Objective)
     known = ScheduleSpec.__dataclass_fields__
     chosen = {**checked("schedule", {} if schedule is None else schedule, None, Mapping)}
     if unknown := [name for name in chosen if name not in known]:
@@ -319,11 +319,23 @@ def _spec(
     dataset = images
     if not isinstance(images, str):
         arch = None if fields.get("arch") is None else checked("arch", fields["arch"], str)
-        dataset = dataset_of(source, images, labels, arrays.num_classes, arrays.name, arch)
+        is_open = kind in (CertifySpec, PredictSpec) and fields.get("log") is None
+        own = fields.get("settings")
+        is_aware = isinstance(own, Mapping) and own.get("label_aware", False)
+        needs_labels = not is_open or fields.get("attack") is not None or is_aware
+        dataset = dataset_of(
+            source, images, labels, arrays.num_classes, arrays.name, arch, needs_labels
+        )
     elif labels is not None:
         raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
     given = None if model is None else source
     return kind(model=given, dataset=dataset, command=called_from(function), **fields)
+
+
+def _without_labels(images: Any, labels: Any, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows, without what the labels of an array say where it has none."""
+    is_array = isinstance(images, (torch.Tensor, np.ndarray))
+    return rows.drop(columns=["label", "correct"]) if is_array and labels is None else rows
 
 
 def called_from(function: str) -> tuple[str, ...]:
@@ -340,6 +352,7 @@ def dataset_of(
     num_classes: int | None,
     name: str,
     arch: str | None = None,
+    needs_labels: bool = True,
 ) -> ImageDataset:
     """What the caller handed over, as a dataset with the classes of the model; UserError where it
     cannot be one.
@@ -348,7 +361,7 @@ def dataset_of(
         num_classes = checked("num_classes", num_classes, up_to_a_million)
     if hasattr(images, "fingerprint") and hasattr(images, "description"):
         return images
-    items = items_of(images, labels)
+    items = items_of(images, labels, needs_labels)
     class_names = _class_names(model, first_image(items, name), num_classes, arch)
     return described(items, class_names, name)
 

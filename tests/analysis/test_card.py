@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+import smoothadv
 from smoothadv.analysis import card as cards
 from smoothadv.analysis.board import BoardSpec
 from smoothadv.analysis.card import CardSpec, read_card
@@ -115,6 +116,10 @@ def test_honest_log_has_a_card_which_is_its_own_and_no_other_s(honest, workplace
     assert content["log_sha256"] == file_digest(honest)
     assert content["sources"]["sigma"] == "manifest" and content["draws"] == 359 * (100 + 100)
     assert call(capsys, "analyze", "card", honest, "--check", "a.json").code == 0
+    assert smoothadv.card(honest, name=said[1], paper=said[3], url=said[5]) == [content]
+    succeed("analyze", "board", "a.json", "-o", "board.csv")
+    columns = Path("board.csv").read_text().partition("\n")[0].split(",")
+    assert [*smoothadv.board("a.json")] == columns and len(smoothadv.board(["a.json"])) == 1
     succeed("analyze", "card", honest, "-o", "cards")
     assert [*Path("cards").iterdir()] == [
         Path(f"cards/Gaussian_digits_0.25_{file_digest(honest)[:8]}.json")

@@ -90,7 +90,7 @@ def test_every_analysis_is_listed_and_says_what_it_takes():
         text = getattr(smoothadv, name).__doc__
         assert "- ``where``: use only logs with" in text and "Returns " in text
     functions = {"Smooth", "certify", "predict", "attack", "falsify", "train", "plugins"}
-    functions |= {"SmoothedModule", "certify_votes", "predict_votes"}
+    functions |= {"SmoothedModule", "certify_votes", "predict_votes", "card", "board"}
     assert {*dir(smoothadv)} - own == functions | {"__version__"}
     assert smoothadv.table is smoothadv.table
     with pytest.raises(AttributeError, match="has no attribute 'tables'"):
@@ -146,6 +146,13 @@ def test_one_radius_needs_no_list_and_what_is_no_radius_is_refused(here):
     for radius in ("a", float("nan"), -1):
         with pytest.raises(UserError, match="^radii: "):
             smoothadv.table("sets/ten.tsv", radii=[radius])
+
+
+def test_a_dict_names_groups(here):
+    named, written = smoothadv.table({"a": "cohen", "b": ["cohen"]}), smoothadv.table("a=cohen")
+    assert [*named.group.unique()] == ["a", "b"] and len(named) == 2 * len(written)
+    with pytest.raises(UserError, match="logs: found a DataFrame"):
+        smoothadv.table({"a": named})
 
 
 def test_functions_can_be_pickled():

@@ -40,6 +40,33 @@ def test_rows_in_memory_are_those_of_a_file(tmp_path, kind):
     assert in_memory.attrs == from_file.attrs
 
 
+@pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
+@pytest.mark.parametrize("kind", ["exact", "top-k", "predict"])
+def test_images_without_labels_have_rows_without_what_labels_say(kind):
+    function, options = CALLS[kind][0], {**USUAL, **CALLS[kind][1]}
+    rows = function(network(), IMAGES, **options)
+    zeros = function(network(), IMAGES, np.zeros(5, int), **options)
+    assert [*rows] == [name for name in zeros if name not in ("label", "correct")]
+    if kind == "exact":  # the others choose the class 0 where it is among the first ones
+        pd.testing.assert_frame_equal(rows, zeros[[*rows]], rtol=0, atol=0)
+    elif kind == "predict":
+        assert (rows.predict == rows.class_1).all() and (zeros.predict != zeros.class_1).any()
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (smoothadv.certify, {"log": "log.tsv"}),
+        (smoothadv.certify, {"method": "adaptive", "settings": {"label_aware": True}}),
+        (smoothadv.predict, ATTACK),
+        (smoothadv.attack, ATTACK),
+    ],
+)
+def test_what_needs_labels_is_refused_without_them(function, options):
+    with pytest.raises(UserError, match="images without labels: .* only certify and predict do"):
+        function(network(), IMAGES, **USUAL, **options)
+
+
 def test_no_images_are_refused():
     with pytest.raises(UserError):
         smoothadv.certify(network(), np.zeros((0, 1, 4, 4), "f4"), np.zeros(0, int), **USUAL)

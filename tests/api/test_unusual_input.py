@@ -399,7 +399,11 @@ def test_a_constant_channel_is_not_divided_by_its_deviation(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"objective": "Gaussian"}, UserError, "the objective is a str"),
+        (
+            {"objective": "Gaussian"},
+            UserError,
+            "found 'Gaussian', expected an object like smoothadv.objectives",
+        ),
         ({"schedule": {"lr": 1}}, UserError, "schedule: found 'lr', expected epochs, batch"),
         ({"epoks": 3}, TypeError, "unexpected keyword argument 'epoks'"),
         ({"input_layer": "center"}, UserError, "leave pretrained_model and input_layer out"),

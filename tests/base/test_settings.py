@@ -101,7 +101,8 @@ def test_options_and_keywords_make_the_same_spec(read, words, fields):
         ("times", True, "times: found True, expected"),
         ("echo", 1, "echo: found 1, expected True or False"),
         ("language", "de", "language: found 'de', expected one of en, fr"),
-        ("places", "here", "places: found 'here', expected a list"),
+        ("places", 3, "places: found 3, expected a name"),
+        ("places", {"here": 1}, "places: found {'here': 1}, expected a name"),
         ("volume", 0.5, "--echo needs a --volume of at least 1"),
     ],
 )

@@ -3,6 +3,7 @@ refuses.
 """
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from scipy import stats
 
 import smoothadv
 from smoothadv.records.readers import read_certification_log
+from smoothadv.voting.classifier import VotingClassifier
 from support.commands import call, header, refused, rows, snapshot, succeed, timeless
+from support.evaluations import EVALUATIONS, arguments_of
 from support.sharding import manifest_of
 
 RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
@@ -179,6 +182,36 @@ def test_certify_as_a_function_writes_the_log_of_the_command(checkpoint, workpla
     assert len(timeless(workplace / "old.tsv")) == 10, "it goes on with a log of the command"
 
 
+@pytest.mark.parametrize("kind", ["exact", "adaptive", "predict", "attack", "falsify"])
+def test_other_settings_are_refused_before_any_pass(kind, checkpoint, workplace, capsys):
+    succeed("certify", *arguments_of("exact", checkpoint, Path(), "--max", 3, "--N", 100))
+    certified = Path("log.tsv").rename("certified.tsv")
+    Path("log.tsv.manifest.json").rename("certified.tsv.manifest.json")
+    command, words = EVALUATIONS[kind][0], arguments_of(kind, checkpoint, certified)
+    words = [*words, *([] if kind == "falsify" else ["--max", 2])]
+    succeed(command, *words)
+    other = ["--radii", 0, 0.5] if kind == "adaptive" else ["--N", 51]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(VotingClassifier, "forward")
+        outcome = call(capsys, command, *words, *other)
+    assert refused(
+        outcome, "cannot resume", "with other settings", "radii" if kind == "adaptive" else "now 51"
+    )
+
+
+def test_a_batch_has_room_for_all_draws_and_no_more(certify, workplace, monkeypatch):
+    options = ("--N", 100, "--batch", 100_000, "--max")
+    for count in (2, 4):  # a log that goes on keeps its batch
+        assert certify("log.tsv", *options, count).code == 0
+        assert manifest_of(Path("log.tsv"))["settings"]["batch"] == 448, "2 x 200, in steps of 64"
+    assert certify("usual.tsv", "--N", 100, "--max", 4).code == 0
+    assert timeless(Path("log.tsv")) == timeless(Path("usual.tsv"))
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000)
+    outcome = certify("large.tsv", *options, 2)
+    assert refused(outcome, "--batch 448: a pass needs at least", "GiB of memory, there are 0.0")
+    assert not Path("large.tsv").exists()
+
+
 def test_dry_run_says_what_is_left_and_writes_nothing(certify, workplace):
     outcome = certify("log.tsv", "--max", 5, "--dry-run")
     assert outcome.code == 0 and not [*workplace.glob("log.tsv*")]
@@ -211,7 +244,7 @@ def test_dry_run_says_what_is_left_and_writes_nothing(certify, workplace):
         ([], ["--max", "3"], "holds example 3"),
         ([], ["--method", "two-sided"], "method was 'exact'"),
         (None, ["--overwrite"], "holds no log"),
-        (None, [], "its manifest"),
+        (None, [], "holds no log"),
     ],
 )
 def test_dry_run_refuses_what_the_run_would(certify, workplace, begun, now, words):

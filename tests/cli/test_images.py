@@ -44,7 +44,9 @@ def printed(outcome) -> list[list[str]]:
 def test_radii_are_those_of_the_arrays_rounded_down(checkpoint, pictures, capsys, options):
     before = snapshot(Path())
     words = ("images", "digits", checkpoint, 0.25, "pictures", "wide.png", *OPTIONS, *options)
-    header, *lines = printed(call(capsys, "certify", *words))
+    outcome = call(capsys, "certify", *words)
+    header, *lines = printed(outcome)
+    assert outcome.err.startswith("images of 24x16 pixels in colour became 8x8 in grey: ")
     assert header == ["image", "class", "radius"] and snapshot(Path()) == before
     files = ["0.png", "1.png", "more/2.png", "more/3.png"]
     assert [line[0] for line in lines] == [*(f"pictures/{file}" for file in files), "wide.png"]
@@ -93,7 +95,11 @@ def test_images_are_prepared_as_those_of_the_dataset(checkpoint, pictures, workp
     Path("folder/a").mkdir(parents=True)
     Path("wide.png").rename("folder/a/wide.png")
     spec = EvaluationSpec(model="m.tar", dataset="imagefolder:folder@8,10,bicubic", sigma=0.25)
-    images = loose_images(spec, [Path("folder/a/wide.png")])
+    _, images, _ = loose_images(spec, [Path("folder/a/wide.png")])
     assert torch.equal(images[0][0], get_dataset(spec.dataset, "test")[0][0])
     spec = EvaluationSpec(model="m.tar", dataset="imagenet", sigma=0.25)
-    assert loose_images(spec, [Path("folder/a/wide.png")]).preparation == Preparation(224)
+    _, images, changes = loose_images(spec, [Path("folder/a/wide.png")])
+    with Image.open("folder/a/wide.png") as wide:
+        expected = Preparation(224).evaluation(wide)
+    assert torch.equal(images[0][0], expected.float() / 255)
+    assert changes == "images of 24x16 pixels in colour became 224x224 in colour"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothadv.voting.classifier import VotingClassifier
 from support.commands import call, refused, snapshot, succeed
 
 SIGMA, EXAMPLES, PLANTED = 0.25, 40, 20
@@ -122,8 +123,9 @@ def test_few_rows_are_chosen_at_random(logs, capsys):
     assert call(capsys, *command, "--seed", 3).out == call(capsys, *command, "--seed", 3).out
 
 
-def test_another_checkpoint_is_refused(logs, checkpoints, capsys):
+def test_another_checkpoint_is_refused_before_any_pass(logs, checkpoints, capsys, monkeypatch):
     other = checkpoints["PGD"]
+    monkeypatch.delattr(VotingClassifier, "forward")
     outcome = call(
         capsys, "certify", "verify", logs["float"], "--classifier", other, "--device", "cpu"
     )
@@ -136,6 +138,10 @@ def test_another_checkpoint_is_refused(logs, checkpoints, capsys):
         ({"cpu_capability": "of another machine"}, "cpu_capability was 'of another machine'"),
         ({"dataset_fingerprint": "0"}, "dataset_fingerprint"),
         ({"method": "unknown"}, "names no certification procedure"),
+        (
+            {"method": "unknown", "plugins": {"mine.py": "0" * 64}},
+            "'unknown'; it was made with mine.py: add --plugin PATH/mine.py",
+        ),
         ({"device": "a GPU"}, "device was 'a GPU', now 'cpu'"),
         ({"split": None}, "images that a program handed over"),
         ({"N": "many"}, 'says that N is "many"; a whole number from 1 to 1000000000000000000 is'),

@@ -91,7 +91,7 @@ NUMBERS = [
         ([*CERTIFY, option, "0"], USAGE, [option, "'0'"])
         for option in ("--max", "--skip", "--N", "--N0", "--batch")
     ),
-    ([*CERTIFY, "--N", "1e5"], USAGE, ["--N", "1e5", "whole number"]),
+    ([*CERTIFY, "--N", "1.5e0"], USAGE, ["--N", "1.5e0", "whole number"]),
     ([*CERTIFY, "--seed", "-1"], USAGE, ["--seed", "-1"]),
     ([*CERTIFY, "--max", "-2"], USAGE, ["--max", "-2"]),
     ([*PREDICT, *PGD, "--num-steps", "0"], USAGE, ["--num-steps", "'0'"]),

@@ -92,7 +92,8 @@ class Outcome:
 
 def refused(outcome: Outcome, *words: object, code: int = 1) -> bool:
     """Whether a command failed with this exit code and one line that has these words."""
-    is_line = outcome.err.startswith("error: ") and outcome.err.count("\n") == 1
+    err = without_progress(outcome.err)
+    is_line = err.startswith("error: ") and err.count("\n") == 1
     return outcome.code == code and is_line and all(str(word) in outcome.err for word in words)
 
 
@@ -105,8 +106,11 @@ def call(capsys, name: str, *arguments: object) -> Outcome:
 
 
 def without_progress(text: str) -> str:
-    """``text`` without the lines about progress, which are there on a slow machine."""
-    return re.sub(r"(?m)^.*\b\d+ of [\d?]+ \(\d+%\), .* so far, .* left.*\n", "", text)
+    """``text`` without the lines about progress, which are there on a slow machine, and about the
+    device.
+    """
+    progress = r"^.*\b\d+ of [\d?]+ \(\d+%\), .* so far, .* left.*\n"
+    return re.sub(rf"(?m){progress}|^on the (CPU: |NVIDIA).*\n", "", text)
 
 
 def succeed(name: str, *arguments: object) -> None:

@@ -72,6 +72,7 @@ class BoardSpec(Checked):
         many=True,
         flag="cards",
         metavar="CARD",
+        keyword=False,
         help="cards, folders of them or globs",
     )
     radii: tuple[float, ...] | None = setting(
@@ -84,7 +85,10 @@ class BoardSpec(Checked):
         None, parse=positive_int, metavar="K", help="only the first K of each ranking"
     )
     format: str = setting(
-        "markdown", choices=tuple(FORMS.values()), help="format of standard output"
+        "markdown",
+        choices=tuple(FORMS.values()),
+        keyword=False,
+        help="format of standard output",
     )
     output: tuple[Path, ...] = setting(
         (),
@@ -92,6 +96,7 @@ class BoardSpec(Checked):
         many="append",
         flag="-o --output",
         metavar="FILE",
+        keyword=False,
         help="FILE.html, a page with sorting and filters, or FILE.md, FILE.csv or FILE.json; may "
         "be given several times (default: standard output)",
     )
@@ -99,6 +104,12 @@ class BoardSpec(Checked):
     def rankings(self) -> dict[str, list[Card]]:
         """The cards of each ranking in its order, by its name."""
         return rankings(_read(self.cards), self.top)
+
+    def table(self) -> Table:
+        """All rankings as one table, for programs."""
+        ranked = self.rankings()
+        every = [card for cards in ranked.values() for card in cards]
+        return _for_programs(ranked, self._radii(every))
 
     def text(self, form: str) -> str:
         """The board as one of FORMS: for people a table and the tests of each ranking, for
@@ -124,8 +135,7 @@ class BoardSpec(Checked):
             return page("Board of smoothed classifiers", facts, [], sections)
         write = FORMATS[form]
         if form != "markdown":
-            every = [card for cards in ranked.values() for card in cards]
-            return write(_for_programs(ranked, self._radii(every)))
+            return write(self.table())
         texts = list[str]()
         for name, cards in ranked.items():
             common, table = _without_equal(_for_people(cards, self._radii(cards)))

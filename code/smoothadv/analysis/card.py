@@ -155,6 +155,7 @@ class CardSpec(Checked):
         many=True,
         flag="logs",
         metavar="LOG",
+        keyword=False,
         help="files, folders (searched throughout) or globs",
     )
     name: str | None = setting(
@@ -189,6 +190,7 @@ class CardSpec(Checked):
         parse=output_folder,
         flag="-o --output",
         metavar="FILE",
+        keyword=False,
         help="FILE.json of the only LOG, or the folder to write cards to (default: this folder)",
     )
 

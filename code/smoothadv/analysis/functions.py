@@ -1,13 +1,17 @@
-"""The analyses as functions of logs, like ``smoothadv.table``, and which logs an analysis reads."""
+"""The analyses as functions of logs, like ``smoothadv.table``, and which logs an analysis reads;
+``card`` and ``board``.
+"""
 
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from smoothadv.analysis import ANALYSES, Analysis
+from smoothadv.analysis.board import BoardSpec
+from smoothadv.analysis.card import CardSpec
 from smoothadv.analysis.facts import FIELDS
 from smoothadv.analysis.logs import Logs
 from smoothadv.analysis.reading import read_logs
@@ -98,30 +102,69 @@ def _read(one: Setting, value: Any) -> Any:
     return tuple(values) if one.many else values[0]
 
 
+def _paths(given: tuple[Any, ...]) -> tuple[str, ...]:
+    """Files, folders and globs that were given one by one, as a list, or as a dict from NAME to one
+    or several, which stand for NAME=LOG.
+    """
+    several = len(given) == 1 and not isinstance(given[0], (str, os.PathLike))
+    logs: Any = given[0] if several else given
+    groups = logs if isinstance(logs, Mapping) else {"": logs}
+    paths = list[str]()
+    for name, those in groups.items():
+        if hasattr(those, "iloc"):
+            raise UserError("logs: found a DataFrame, expected files: certify(log=...) writes one")
+        try:
+            listed = [those] if isinstance(those, (str, os.PathLike)) else those
+            paths += [f"{name}={os.fspath(log)}" if name else os.fspath(log) for log in listed]
+        except TypeError:
+            raise UserError(f"logs: found {those!r:.200}, expected strings or paths") from None
+    return tuple(paths)
+
+
+def _frame(table: Table) -> Any:
+    import pandas as pd  # help texts do not wait for it
+
+    return pd.DataFrame(table.plain_rows(), columns=[column.key for column in table.columns])
+
+
+@takes(CardSpec)
+def card(*logs: Any, **keywords: Any) -> list[dict[str, Any]]:
+    """A card per certification log for the board: facts, values with intervals, and what was
+    verified.
+
+    ``logs`` are files, folders (searched throughout) or globs, as strings or paths.
+
+    Returns the cards, as ``json.dump`` takes them. UserError where a row of a log does not hold.
+    """
+    return [content for _, content in CardSpec(logs=_paths(logs), **keywords).made()]
+
+
+@takes(BoardSpec)
+def board(*cards: Any, **keywords: Any) -> Any:
+    """Rankings of cards with the same dataset, images, alpha and kind of certificate.
+
+    ``cards`` are files of cards, folders of them or globs, as strings or paths.
+
+    Returns a DataFrame with a row per card. UserError where there are no cards.
+    """
+    return _frame(BoardSpec(cards=_paths(cards), **keywords).table())
+
+
 @cache
 def function_of(name: str) -> Callable[..., Any]:
     """The analysis ``name`` of ANALYSES as a function of logs."""
     component = ANALYSES[name]
 
     def analysis(*logs: Any, **keywords: Any) -> Any:
-        is_list = len(logs) == 1 and not isinstance(logs[0], (str, os.PathLike))
-        if is_list and hasattr(logs[0], "iloc"):
-            raise UserError("logs: found a DataFrame, expected files: certify(log=...) writes one")
+        paths = _paths(logs)
         its = {one.field: one for one in settings_of(component) if one.field in keywords}
         others = {field: value for field, value in keywords.items() if field not in its}
         try:
-            paths = [os.fspath(log) for log in (logs[0] if is_list else logs)]
             analyse = component(**{field: _read(its[field], keywords[field]) for field in its})
-        except TypeError:
-            raise UserError(f"logs: found {logs!r:.200}, expected strings or paths") from None
         except ValueError as error:
             raise UserError(str(error)) from error
-        made: Any = analyse(LogsSpec(logs=tuple(paths), **others).read(component))
-        if not isinstance(made, Table):
-            return made
-        import pandas as pd  # help texts do not wait for it
-
-        return pd.DataFrame(made.plain_rows(), columns=[column.key for column in made.columns])
+        made: Any = analyse(LogsSpec(logs=paths, **others).read(component))
+        return _frame(made) if isinstance(made, Table) else made
 
     analysis.__name__ = analysis.__qualname__ = name
     analysis.__module__ = "smoothadv"
@@ -129,7 +172,7 @@ def function_of(name: str) -> Callable[..., Any]:
         (
             inspect.cleandoc(component.__doc__ or name),
             "``logs`` are files, folders (searched throughout) or globs, as strings or paths;\n"
-            "NAME=LOG puts them into the group NAME.",
+            "NAME=LOG puts them into the group NAME, and so does a dict {NAME: LOG}.",
             f"Returns {_RETURNS[component.makes]}. UserError where logs or keywords do not fit.",
         )
     )

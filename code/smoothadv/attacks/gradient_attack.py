@@ -95,6 +95,7 @@ class GradientAttack(Checked, ABC):
     a setting is out of its range.
     """
 
+    EXAMPLE = "an object like smoothadv.attacks.pgd.PGD(0.5, 20)"
     epsilon: float = setting(
         parse=perturbation_size,
         check=l2_norm,

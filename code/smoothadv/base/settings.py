@@ -66,14 +66,14 @@ def number(
     kind: Callable[[str], Number], description: str, accept: Callable[[Number], bool]
 ) -> Callable[[str], Number]:
     """A parser of texts: ``kind(text)`` if finite and accepted; else SettingError "... is not
-    ``description``".
+    ``description``". A whole number may be written like 1e4.
 
     Digits of other scripts, which Python reads too, are none.
     """
 
     def parse(text: str) -> Number:
         try:
-            value = kind(text)
+            value = kind(_digits(text)) if kind is int else kind(text)
             if text.isascii() and math.isfinite(value) and accept(value):
                 return value
         except (ValueError, ArithmeticError):  # of an integer too large for a float, and of 1/0
@@ -81,6 +81,12 @@ def number(
         raise SettingError(f"'{text}' is not {description}")
 
     return parse
+
+
+def _digits(text: str) -> str:
+    """A whole number like 1e4 or 1000.0 by its digits; other numbers stay as they are."""
+    is_whole = abs(float(text)) < 2**53 and float(text).is_integer()
+    return str(int(float(text))) if is_whole else text
 
 
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
@@ -318,7 +324,8 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
     if (parse is None or kind is not bool) and isinstance(plain, kind):
         return plain
     if parse is None:
-        expected = "True or False" if kind is bool else getattr(kind, "__name__", kind)
+        known = getattr(kind, "EXAMPLE", getattr(kind, "__name__", kind))
+        expected = "True or False" if kind is bool else known
         raise SettingError(f"{name}: {found_value(value)}, expected {expected}")
     try:
         if is_number and not isinstance(plain, int):
@@ -342,11 +349,10 @@ def checked(name: str, value: Any, parse: Callable[[str], Any] | None, kind: Any
 
 
 def checked_list(name: str, values: Any, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-    """Several values, each as ``checked`` reads it; SettingError also where they are no list."""
+    """Several values, each as ``checked`` reads it; a single one stands for a list of it."""
     is_list = isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping))
-    if not is_list or getattr(values, "shape", None) == ():
-        raise SettingError(f"{name}: found {values!r}, expected a list")
-    return tuple(checked(name, value, parse) for value in values)
+    several = is_list and getattr(values, "shape", None) != ()
+    return tuple(checked(name, value, parse) for value in (values if several else [values]))
 
 
 class Checked:
@@ -421,13 +427,13 @@ def takes(*specs: type) -> Callable[[Function], Function]:
     ]
     keywords = {flag: words for one in settings for flag, words in _as_keywords(one).items()}
 
-    def hint(name: str = "") -> str:
+    def hint(own: Iterable[str], name: str = "") -> str:
         """The keyword that is probably meant by another one, as a question."""
-        known = {name: name for name in fields}
+        known = {name: name for name in (*own, *fields)}
         for one in settings:
             known |= dict.fromkeys((*one.constants, *(f.lstrip("-") for f in one.flags)), one.field)
         meant = _MEANT.get(name, "")
-        if meant not in fields:
+        if meant not in known:
             near = difflib.get_close_matches(name, known, 1, 0.65)
             meant = known[near[0]] if near else ""
         return f": do you mean {meant}=?" if meant else ""
@@ -440,8 +446,8 @@ def takes(*specs: type) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function)
-        fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        signature = own.replace(parameters=[*fixed, *parameters])
+        fixed = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        signature = own.replace(parameters=[*fixed.values(), *parameters])
 
         @functools.wraps(function)
         def with_keywords(*arguments: Any, **given: Any) -> Any:
@@ -450,7 +456,9 @@ def takes(*specs: type) -> Callable[[Function], Function]:
             except TypeError as error:
                 unknown = [name for name in given if name not in signature.parameters]
                 reason = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else error
-                raise TypeError(f"{function.__name__}() {reason}{hint(*unknown[:1])}") from None
+                raise TypeError(
+                    f"{function.__name__}() {reason}{hint(fixed, *unknown[:1])}"
+                ) from None
             try:
                 return function(*arguments, **given)
             except UserError as error:

@@ -16,7 +16,7 @@ from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Checked, Setting, options_of, positive_int, setting
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
-from smoothadv.cli.options.shared import use_threads
+from smoothadv.cli.options.shared import say_device, use_threads
 from smoothadv.cli.runner import Options, Parser, command_line_of
 from smoothadv.evaluation.pictures import write_pictures
 from smoothadv.evaluation.predict import attack
@@ -102,6 +102,7 @@ def spec_of(options: Options, command: Sequence[str]) -> AttackSpec | FalsifySpe
 def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = spec_of(options, command)
     use_threads(spec)
+    say_device(spec)
     logs: Iterable[WrittenLog]
     if isinstance(spec, FalsifySpec):
         from smoothadv.evaluation import falsify as falsifying  # imports the analyses and pandas

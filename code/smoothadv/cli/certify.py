@@ -8,7 +8,7 @@ from smoothadv.base.files import file_digest, write_json
 from smoothadv.base.members import STAGES
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
-from smoothadv.cli.options.shared import use_threads
+from smoothadv.cli.options.shared import say_device, use_threads
 from smoothadv.cli.runner import (
     Options,
     Parser,
@@ -33,6 +33,8 @@ on several GPUs, or machines:
       -- code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv
   python code/certify.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/cifar10.tsv --shard 0/4
   python code/certify.py merge logs/cifar10.tsv
+photographs without labels:
+  python code/certify.py images cifar10 models/pgd/checkpoint.pth.tar 0.25 cat.png photos/
 rows of a log drawn again, and compared:
   python code/certify.py verify logs/cifar10.tsv --rows 20
 The same command again continues a log. docs/guarantee.md says what a radius guarantees.
@@ -75,6 +77,7 @@ def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     from smoothadv.statistics import accuracy
 
     use_threads(spec)
+    say_device(spec)
     if spec.dry_run:
         if text := rehearse(spec):
             print(text)

@@ -3,6 +3,7 @@ shards of a log become the log, and ``images``, for single image files, without 
 log.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_DOWN, Decimal
@@ -13,7 +14,15 @@ from typing import Any, TypeVar
 from smoothadv.base.errors import escape
 from smoothadv.base.settings import Checked, options_of, output_file, setting
 from smoothadv.cli.options.shared import say_what_is_certified, use_threads
-from smoothadv.cli.runner import Body, Options, Parser, add_settings, given_settings, run
+from smoothadv.cli.runner import (
+    Body,
+    Options,
+    Parser,
+    add_settings,
+    given_settings,
+    invocation,
+    run,
+)
 from smoothadv.evaluation.shards import Shard, merge
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.records.logs import shards_of
@@ -62,9 +71,9 @@ def is_finished(log: WrittenLog, shard: Shard | None, command: str) -> bool:
     """Whether a log is whole; says what to do next if only a ``shard`` of it is."""
     if shard is not None:
         print(
-            f"shard {shard} is done: {shard.path(log.path)}; when all shards are done, `python "
-            f"code/{command}.py merge {log.path}` joins them, and then this command without "
-            "--shard prints a summary"
+            f"shard {shard} is done: {shard.path(log.path)}; when all shards are done, "
+            f"`{invocation(f'{command} merge')} {log.path}` joins them, and then this command "
+            "without --shard prints a summary"
         )
     return log.is_whole
 
@@ -140,13 +149,15 @@ def _images(
 
     spec = kind(**given_settings(kind, options))
     use_threads(spec)
-    images = loose_images(spec, options["images"])
+    files, images, changes = loose_images(spec, options["images"])
+    if changes:
+        print(f"{changes}: classes and radii are those of the changed images", file=sys.stderr)
     names = ["abstains", *images.description.class_names]
     log = evaluate(kind(**{**given_settings(kind, options), "dataset": images}))
     rows = sorted(log.rows or (), key=lambda row: row["idx"])
     table = [["image", "class", *["radius"] * ("radius" in rows[0])]]
     for row in rows:
-        entry = [escape(str(images.items[row["idx"]])), escape(names[row["predict"] + 1])]
+        entry = [escape(str(files[row["idx"]])), escape(names[row["predict"] + 1])]
         if "radius" in row:
             entry.append(str(Decimal(row["radius"]).quantize(Decimal("0.001"), ROUND_DOWN)))
         table.append(entry)

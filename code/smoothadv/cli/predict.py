@@ -13,7 +13,7 @@ from smoothadv.cli.options.attack import (
     attacked_fields,
     flags_of,
 )
-from smoothadv.cli.options.shared import use_threads
+from smoothadv.cli.options.shared import say_device, use_threads
 from smoothadv.cli.runner import Options, Parser, with_subcommands
 from smoothadv.evaluation.predict import predict
 from smoothadv.evaluation.specs import PredictSpec
@@ -24,6 +24,8 @@ _EXAMPLES = """examples:
   python code/predict.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/clean.tsv --skip 20
   python code/predict.py cifar10 models/pgd/checkpoint.pth.tar 0.25 logs/attacked.tsv --skip 20 \\
       --N 10000 --attack PGD --epsilon 0.5 --num-steps 20 --num-noise-vec 128
+photographs without labels:
+  python code/predict.py images cifar10 models/pgd/checkpoint.pth.tar 0.25 cat.png photos/
 """
 
 
@@ -58,6 +60,7 @@ def spec_of(options: Options, command: Sequence[str]) -> PredictSpec:
 def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = spec_of(options, command)
     use_threads(spec)
+    say_device(spec)
     log = predict(spec)
     if is_finished(log, spec.shard, "predict"):
         table = read_prediction_log(log.path)

@@ -71,15 +71,15 @@ class Parser(argparse.ArgumentParser):
         kinds: Iterable[type] = (),
         **options: Any,
     ) -> None:
-        invocation = _invocation(prog)
-        if invocation.startswith("smoothadv "):
+        called = invocation(prog)
+        if called.startswith("smoothadv "):
             epilog = re.sub(r"python code/(\w+)\.py", r"smoothadv \1", epilog)
             epilog = re.sub(r"scripts/grids/([\w-]+)\.toml", r"\1", epilog)
         formatter = partial(
             argparse.RawDescriptionHelpFormatter, max_help_position=28, width=_WIDTH
         )
         super().__init__(
-            prog=invocation,
+            prog=called,
             description=textwrap.fill(" ".join(description.split()), _WIDTH),
             epilog=epilog,
             formatter_class=formatter,
@@ -280,7 +280,7 @@ def reading(source: str) -> Iterator[None]:
         raise UsageError(f"{source}: {error}") from None
 
 
-def _invocation(command: str) -> str:
+def invocation(command: str) -> str:
     """How the user starts ``command``: with a script of the clone, if this process runs one, else
     as ``smoothadv``.
     """
@@ -353,7 +353,7 @@ def run(
     except SystemExit as exit_request:  # argparse's way to end after --help
         return int(exit_request.code or SUCCESS)
     except UsageError as error:
-        hint = "" if str(error).endswith(" --help)") else f" (see {_invocation(command)} --help)"
+        hint = "" if str(error).endswith(" --help)") else f" (see {invocation(command)} --help)"
         return _failed(f"{error}{hint}", arguments, USAGE)
     except UserError as error:
         return _failed(str(error), arguments)
@@ -362,7 +362,9 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SUCCESS
     except OSError as error:
-        return _failed(f"{error.filename or 'input/output'}: {error.strerror or error}", arguments)
+        is_file = isinstance(error, (FileExistsError, NotADirectoryError))
+        reason = "this is a file: name a folder" if is_file else error.strerror or error
+        return _failed(f"{error.filename or 'input/output'}: {reason}", arguments)
     except KeyboardInterrupt:
         print(f"\ninterrupted{': ' + interrupted if interrupted else ''}", file=sys.stderr)
         return INTERRUPTED

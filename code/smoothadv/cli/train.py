@@ -8,6 +8,7 @@ from pathlib import Path
 
 from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
+from smoothadv.base.members import STAGES
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
 from smoothadv.cli.runner import Options, Parser, run
@@ -32,6 +33,11 @@ _DESCRIPTION = (
 )
 
 
+_OF_ROUTER = (
+    "a router: name it and the stages in ROUTER.toml, as docs/cascades.md shows, then certify with"
+)
+
+
 def train_command(
     name: str, make_parser: Callable[[Sequence[str]], Parser], arguments: Sequence[str]
 ) -> int:
@@ -44,7 +50,8 @@ def _train(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = spec_of(with_recipes(parser, options, command[1]), command)
     use_threads(spec, spec.outdir / ARGUMENTS if spec.existing == "resume" else None)
     if train(spec).is_first:
-        print(f"saved {spec.outdir / CHECKPOINT}; certify it with:\n  {_certify_command(spec)}")
+        what = "certify it with" if spec.route is None else _OF_ROUTER
+        print(f"saved {spec.outdir / CHECKPOINT}; {what}:\n  {_certify_command(spec)}")
 
 
 def _certify_command(spec: TrainSpec) -> str:
@@ -55,6 +62,8 @@ def _certify_command(spec: TrainSpec) -> str:
     classifier, denoiser = made, []
     if spec.objective.DENOISES:
         classifier, denoiser = str(spec.teacher or "CLASSIFIER"), ["--denoiser", made]
+    if spec.route is not None:
+        classifier, sigma = "ROUTER.toml", STAGES
     log = f"logs/{spec.outdir.resolve().name}_sigma_{sigma}.tsv"
     words += [spec.dataset_name, classifier, sigma, log, *denoiser]
     if spec.data_dir:

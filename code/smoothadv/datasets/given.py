@@ -23,6 +23,8 @@ from smoothadv.datasets.images import augmented, draw_augmentation, fingerprint_
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256
+UNKNOWN = -1
+"""The label of an image without one."""
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -55,6 +57,8 @@ class GivenImages:
             raise UserError(
                 f"image {index} has shape {list(image.shape)}, the first one has {list(shape)}"
             )
+        if isinstance(self.items, Arrays) and not self.items.are_known:
+            return image, UNKNOWN
         return image, _label(label, classes, f"image {index}")
 
     def training_batches(
@@ -102,15 +106,19 @@ class GivenImages:
         To read a Dataset of a million images would take hours.
         """
         if isinstance(self.items, Arrays):
-            return fingerprint_of(self.items.images, self.items.labels)
+            return fingerprint_of(self.items.images, self.items.labels.clamp(0))
         pairs = ((f"{label}\n", image.contiguous().numpy()) for image, label in self._sample())
         return digest(chain([f"{len(self)} {self.description.image_shape}\n"], *pairs))
 
 
 class Arrays:
-    """Images [N, C, H, W] and labels [N] in memory, checked as a whole."""
+    """Images [N, C, H, W] and labels [N] in memory, checked as a whole; where ``needs_labels`` is
+    False, these may be None: then all are UNKNOWN.
+    """
 
-    def __init__(self, images: torch.Tensor | np.ndarray, labels: Any) -> None:
+    def __init__(
+        self, images: torch.Tensor | np.ndarray, labels: Any, needs_labels: bool = True
+    ) -> None:
         tensor = _tensor(images, "images")
         if tensor.dim() != 4 or (tensor.shape[1] not in (1, 3) and tensor.shape[3] in (1, 3)):
             raise UserError(
@@ -118,10 +126,14 @@ class Arrays:
                 "[1, C, H, W], not with channels last"
             )
         self.images = checked_image(tensor, "images")
-        if labels is None:
+        if labels is None and needs_labels:
             raise UserError(
-                "images without labels: give an array of N whole numbers after the images"
+                "images without labels: give an array of N whole numbers after the images; only "
+                "certify and predict do without, where they write no log and attack nothing"
             )
+        self.are_known = labels is not None
+        if labels is None:
+            labels = torch.full(self.images.shape[:1], UNKNOWN)
         found = _tensor(labels, "labels")
         if found.shape != self.images.shape[:1]:
             raise UserError(
@@ -182,7 +194,10 @@ def _brief(value: Any) -> str:
 def _pair(item: Any, index: int) -> tuple[Any, Any]:
     if isinstance(item, (tuple, list)) and len(item) == 2:
         return item[0], item[1]
-    raise UserError(f"item {index} of the dataset is {_brief(item)}, expected (image, label)")
+    raise UserError(
+        f"item {index} of the dataset is {_brief(item)}, expected (image, label): an array "
+        "may be images without labels, for certify and predict"
+    )
 
 
 def _label(label: Any, classes: int, name: str) -> int:
@@ -198,9 +213,9 @@ def _label(label: Any, classes: int, name: str) -> int:
     return number
 
 
-def items_of(images: Any, labels: Any = None) -> Items:
-    """Tensors or arrays with labels, a Dataset, or the content of a DataLoader, which is kept in
-    memory.
+def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Items:
+    """Tensors or arrays with labels (``needs_labels`` as in ``Arrays``), a Dataset, or the content
+    of a DataLoader, which is kept in memory.
 
     UserError for anything else, and for a DataLoader that shuffles: an image's index would then
     change with each pass.
@@ -224,7 +239,7 @@ def items_of(images: Any, labels: Any = None) -> Items:
                 f"{first_line(error)}"
             ) from error
     if isinstance(images, (torch.Tensor, np.ndarray)):
-        return Arrays(images, labels)
+        return Arrays(images, labels, needs_labels)
     is_dataset = hasattr(images, "__getitem__") and hasattr(images, "__len__")
     if is_dataset and not isinstance(images, (list, tuple, dict)):
         if labels is not None:
@@ -258,7 +273,7 @@ def described(items: Items, classes: Sequence[str], name: str) -> GivenImages:
         name, tuple(classes), shape, None, None, _DEFAULTS, crop_padding=0, horizontal_flip=False
     )
     given = GivenImages(items, description)
-    if isinstance(items, Arrays):
+    if isinstance(items, Arrays) and items.are_known:
         for index in (int(items.labels.argmin()), int(items.labels.argmax())):
             _label(int(items.labels[index]), len(classes), f"image {index}")
     return given

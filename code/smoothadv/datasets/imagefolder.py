@@ -39,7 +39,8 @@ def _splits(path: str) -> dict[str, StoredImages]:
         held = ", ".join(sorted(path.name for path in root.iterdir())[:3]) or "nothing"
         raise UserError(
             f"imagefolder: {root} holds {held}, neither train/CLASS/ and test/CLASS/ folders nor "
-            "CLASS/ folders: put images into a folder per class"
+            "CLASS/ folders: put images into a folder per class, or give them to `certify images`, "
+            "which needs no classes"
         )
     classes = found[splits[0]]
     if odd := set(classes).symmetric_difference(found[splits[-1]]):

@@ -8,10 +8,11 @@ import torch
 
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import DatasetDescription
-from smoothadv.datasets.given import GivenImages
+from smoothadv.datasets.given import Arrays, GivenImages
 from smoothadv.datasets.image_files import SUFFIXES, Image, read_image
-from smoothadv.datasets.images import Item, fingerprint_of
 from smoothadv.datasets.preparation import Preparation
+
+_COLOURS = {"L": "grey", "RGB": "colour"}
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -31,42 +32,38 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     return files
 
 
-class LooseImages(GivenImages):
-    """The images in ``files``, of the shape in a description; their label, unknown, is 0.
+def read_images(
+    files: Sequence[Path], description: DatasetDescription, preparation: Preparation | None = None
+) -> tuple[GivenImages, str]:
+    """The images in ``files``, of the shape in a description, without labels, and what was changed
+    of them, in words; "" if nothing.
 
     All are prepared by ``preparation``. Without one, a file of the described size stays as it is,
     and of another one the shorter side is resized to that size and the middle is cut out.
     """
+    channels, height, width = description.image_shape
+    if preparation is None and height != width:
+        raise UserError(
+            f"images of '{description.name}' are {width}x{height}: single images must be square"
+        )
+    prepared = preparation or Preparation(height, height)
+    size, mode = (prepared.size, prepared.size), "L" if channels == 1 else "RGB"
+    changes = dict[str, None]()
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        description: DatasetDescription,
-        preparation: Preparation | None = None,
-    ) -> None:
-        channels, height, width = description.image_shape
-        if preparation is None and height != width:
-            raise UserError(
-                f"images of '{description.name}' are {width}x{height}: single images must be square"
-            )
-        size = height if preparation is None else preparation.size
-        super().__init__(files, replace(description, image_shape=(channels, size, size)))
-        self.preparation = preparation
-
-    def __getitem__(self, index: int) -> Item:
-        file = self.items[index]
-        return read_image(file, self._made, str(file), turned=True).float() / 255, 0
-
-    def _made(self, image: Image) -> torch.Tensor:
+    def made(image: Image) -> torch.Tensor:
         from torchvision.transforms.v2.functional import pil_to_tensor
 
-        channels, height, width = self.description.image_shape
-        image = image.convert("L" if channels == 1 else "RGB")
-        if self.preparation is None and image.size == (width, height):
-            return pil_to_tensor(image)
-        return (self.preparation or Preparation(height, height)).evaluation(image)
+        stays = preparation is None and image.size == size
+        if not stays or image.mode != mode:
+            was = f"{image.width}x{image.height} pixels in {_COLOURS[image.mode]}"
+            changes[was] = None
+        image = image.convert(mode)
+        return pil_to_tensor(image) if stays else prepared.evaluation(image)
 
-    def fingerprint(self) -> str:
-        """See ``ImageDataset``."""
-        images = torch.stack([self[index][0] for index in range(len(self))])
-        return fingerprint_of(images, torch.zeros(len(self), dtype=torch.int64))
+    images = [read_image(file, made, str(file), turned=True) for file in files]
+    pixels = torch.stack(images).float() / 255
+    some = ", ".join([*changes][:3]) + ", ..." * (len(changes) > 3)
+    said = f"images of {some} became {size[0]}x{size[1]} in {_COLOURS[mode]}" if changes else ""
+    shape = (channels, *size)
+    given = GivenImages(Arrays(pixels, None, False), replace(description, image_shape=shape))
+    return given, said

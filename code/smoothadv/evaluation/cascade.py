@@ -52,7 +52,7 @@ class CascadeEvaluation(Evaluation):
         streams = (stage.noise.stream(index, self.device, purpose) for stage in self.stages)
         return StagedPoll(image, tuple(streams), voting)
 
-    def logits_digest(self, batch: int) -> str | None:
+    def _computed_digest(self, batch: int) -> str | None:
         digests = [stage.logits_digest(batch) for stage in self.stages]
         return None if None in digests else digest([" ".join(map(str, digests))])
 
@@ -87,6 +87,7 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     name = None if spec.model is None else str(spec.model)
     of_cascade = {"spec": spec, "settings": settings}
     of_cascade["run_record"] = {**last.run_record, "checkpoint": name}
+    of_cascade["digests"] = {}
     evaluation = CascadeEvaluation(**{**vars(last), **of_cascade}, stages=tuple(stages))
     return evaluation.continuing(log)
 

@@ -10,12 +10,11 @@ import numpy as np
 from smoothadv.base.errors import warn
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.cascade import prepare
-from smoothadv.evaluation.log import Example, LogContent, destination, write_log
+from smoothadv.evaluation.log import Example, LogContent, begun, write_log
 from smoothadv.evaluation.setup import Evaluation
-from smoothadv.evaluation.shards import check_siblings
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
-from smoothadv.records.writer import WrittenLog, check_path, read_begun
+from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import Draws, Procedure
 from smoothadv.statistics.bounds import squared_grey_radius
 from smoothadv.statistics.error_spending import watched
@@ -82,21 +81,15 @@ def rehearse(spec: CertifySpec) -> str:
     UserError where ``certify`` could not write the log.
     """
     evaluation, _, content = prepare_certification(spec)
-    settings, indices, done = evaluation.settings | content.settings, evaluation.indices, set[int]()
-    if (log := evaluation.log) is not None:
-        if evaluation.processes.size == 1:
-            log, settings, indices = destination(evaluation, settings, log)
-        elif spec.existing == "resume":
-            done = check_siblings(log, settings)
-        if check_path(log, spec.existing):
-            done |= read_begun(log, content.columns, settings, indices)[2]
+    path, _, indices, done = begun(evaluation, content)
     missing = [index for index in indices if index not in done]
     voters = len(spec.classifiers) if spec.router is None else 2
     draws = len(missing) * voters * (spec.n0 + spec.n)
     each = f"{voters} times " * (voters > 1) + f"{spec.n0:,} + {spec.n:,}"
     most = "" if spec.procedure_type.fixed_sample and voters == 1 else "at most "
     if not missing:
-        return f"nothing is left to be done: {log} has all {len(indices):,} images"
+        return f"nothing is left to be done: {path} has all {len(indices):,} images"
+    evaluation = evaluation.probed()
     rate, name = _draws_per_second(evaluation, missing[0]), evaluation.settings["dataset"]
     if not evaluation.processes.is_first:
         return ""

@@ -27,7 +27,7 @@ from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import file_digest
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.cascade import prepare
-from smoothadv.evaluation.log import Example, write_log
+from smoothadv.evaluation.log import Example, begun, write_log
 from smoothadv.evaluation.predict import PredictionPolls, chosen_images, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
@@ -230,9 +230,8 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
                 f"{spec.against} was made with --sound and --batch {recorded}, not {batch}"
             )
         spec = dataclasses.replace(spec, batch=batch)
-    evaluation = prepare(spec, path, sound)
-    certificates.check_evaluation(evaluation)
-    certificates = certificates.restricted_to(spec.skip, spec.limit)
+    evaluation, every = prepare(spec, path, sound), certificates
+    certificates = every.restricted_to(spec.skip, spec.limit)
     indices = sorted(certificates.claims)
     if spec.only is not None:
         indices = chosen_images(spec.only, indices, f"{spec.against} certifies no image")
@@ -249,6 +248,8 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
         scores=lambda row: bool(row["flipped"]),
         keeps_images=True,
     )
+    begun(evaluation, content)
+    every.check_evaluation(evaluation)
     return write_log(evaluation, content), certificates
 
 

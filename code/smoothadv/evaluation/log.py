@@ -27,8 +27,10 @@ from smoothadv.records.writer import (
     MemoryLog,
     Row,
     WrittenLog,
+    check_path,
     finish_images,
     forget_images,
+    read_begun,
     read_rows,
 )
 from smoothadv.voting.counter import Poll, check_exact
@@ -82,17 +84,17 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
 
     UserError where what was asked for cannot be carried out; the log keeps the rows written so far.
     """
-    settings = {**evaluation.settings, **content.settings}
-    settings |= {IMAGES: True} if content.keeps_images else {}
-    log, shard, examples = evaluation.log, evaluation.spec.shard, evaluation.indices
-    if log is None:
+    begun(evaluation, content)
+    evaluation = evaluation.probed()
+    path, settings, examples, _ = begun(evaluation, content)  # now by the logits, too
+    log, shard = evaluation.log, evaluation.spec.shard
+    if log is None or path is None:
         memory = MemoryLog(content.columns)
         _write_rows(evaluation, content, memory, examples)
         return WrittenLog(Path(), True, evaluation.batch, content.attack_batch, memory.rows)
     if evaluation.processes.size > 1:
         _write_by_all_processes(evaluation, content, settings, log)
     else:
-        path, settings, examples = destination(evaluation, settings, log)
         if shard is None and evaluation.spec.existing == "overwrite":
             remove_shards(log)  # all of them are merged
         writer = _open_log(evaluation, content, settings, path, examples, evaluation.spec.existing)
@@ -102,6 +104,25 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
         finish_images(log, evaluation.dataset.description.image_shape)
     evaluation.processes.wait()  # then every process can read the log
     return WrittenLog(log, is_whole, evaluation.batch, content.attack_batch)
+
+
+def begun(
+    evaluation: Evaluation, content: LogContent
+) -> tuple[Path | None, dict[str, Any], Sequence[int], set[int]]:
+    """This process's log, or shard, its settings, its examples and those that are done; UserError
+    where it could not be written. No pass is made for that.
+    """
+    settings = {**evaluation.settings, **content.settings}
+    settings |= {IMAGES: True} if content.keeps_images else {}
+    log, examples, done = evaluation.log, evaluation.indices, set[int]()
+    existing, is_alone = evaluation.spec.existing, evaluation.processes.size == 1
+    if log is not None and is_alone:
+        log, settings, examples = destination(evaluation, settings, log)
+    elif log is not None and existing == "resume":
+        done = check_siblings(log, settings)
+    if log is not None and (is_alone or existing == "resume") and check_path(log, existing):
+        done |= read_begun(log, content.columns, settings, examples)[2]
+    return log, settings, examples, done
 
 
 def _write_by_all_processes(

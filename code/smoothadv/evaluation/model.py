@@ -39,7 +39,7 @@ from smoothadv.datasets import (
     describe_dataset,
     get_dataset,
 )
-from smoothadv.datasets.loose import LooseImages, image_files
+from smoothadv.datasets.loose import image_files, read_images
 from smoothadv.datasets.preparation import Preparation, split_location
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
 from smoothadv.evaluation.specs import EvaluationSpec
@@ -121,9 +121,11 @@ def load_model(spec: EvaluationSpec) -> tuple[EvaluationSpec, ImageDataset, Base
     return spec, dataset, base if spec.denoiser is None else _denoised(base, dataset, spec)
 
 
-def loose_images(spec: EvaluationSpec, paths: Sequence[Path]) -> LooseImages:
-    """Images of files and folders for the model of a spec, whose dataset says what the model was
-    trained on.
+def loose_images(
+    spec: EvaluationSpec, paths: Sequence[Path]
+) -> tuple[list[Path], ImageDataset, str]:
+    """The files in files and folders, and their images for the model of a spec, whose dataset says
+    what the model was trained on; also what was changed of them, in words.
     """
     files, description = image_files(paths), describe_dataset(spec.dataset, spec.data_dir)
     _, preparation = split_location(spec.dataset.partition(":")[2])
@@ -134,7 +136,7 @@ def loose_images(spec: EvaluationSpec, paths: Sequence[Path]) -> LooseImages:
         preparation = preparation or network.preparation
         if network.usual_names:
             description = replace(description, class_names=network.usual_names)
-    return LooseImages(files, description, preparation)
+    return files, *read_images(files, description, preparation)
 
 
 def _named_network(spec: EvaluationSpec) -> tuple[str, LibraryNetwork]:

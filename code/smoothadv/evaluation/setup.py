@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,12 @@ from typing import Any
 import torch
 
 from smoothadv.base.cpus import MOST_THREADS
-from smoothadv.base.devices import default_device, device_name, device_of_process
+from smoothadv.base.devices import (
+    LargestTensor,
+    default_device,
+    device_name,
+    device_of_process,
+)
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import NonFiniteError, UserError, first_line, warn
 from smoothadv.base.progress import warn_of_hours
@@ -72,7 +77,8 @@ class Evaluation:
     ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``victim`` the
     form that is attacked. ``noise`` makes the noise of each image, keyed by ``key``; ``indices``
     select the images to evaluate. ``settings`` decide the numbers in the log, ``run_record`` is
-    what the manifest says of this process. ``processes`` share the work.
+    what the manifest says of this process. ``processes`` share the work. ``digests`` are those of
+    the logits, by batch, as far as they were computed.
     """
 
     spec: EvaluationSpec
@@ -89,6 +95,7 @@ class Evaluation:
     settings: dict[str, Any]
     run_record: dict[str, Any]
     processes: Processes
+    digests: dict[int, str | None] = field(default_factory=dict)
 
     @property
     def attacked(self) -> Any:
@@ -141,25 +148,61 @@ class Evaluation:
 
         Of a network of integers it is that of its probe, whatever the batch.
         """
+        if batch not in self.digests:
+            self.digests[batch] = self._computed_digest(batch)
+        return self.digests[batch]
+
+    def _computed_digest(self, batch: int) -> str | None:
+        if self.device.type == "cpu" and self.spec.batch is not None:
+            self._check_memory(batch)
         if self.voter.integers is not None:
             return self.voter.integers.probe
-        if batch == self.batch and LOGITS in self.run_record:
-            return self.run_record[LOGITS]
         counter = self.counter(batch, consensus=False)
         digest = counter.logits_digest(self.dataset.description.image_shape)
         return digest if counter.batch == batch else None
 
+    @torch.inference_mode()
+    def _check_memory(self, batch: int) -> None:
+        """UserError where a batch needs more memory than this machine has: many systems end such a
+        process without a word.
+        """
+        image = torch.zeros(1, *self.dataset.description.image_shape)
+        with LargestTensor() as largest:
+            self.victim.scores(image)
+        # Of all that a pass holds at once, this is the least.
+        each = self.voter.dtype.itemsize * (image.numel() + largest.elements)
+        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if batch * each > most:
+            raise UserError(
+                f"--batch {batch}: a pass needs at least {batch * each / 2**30:.1f} GiB of memory, "
+                f"there are {most / 2**30:.1f}: give a smaller one, below {most // each + 1}"
+            )
+
     def continuing(self, log: Path | None) -> Evaluation:
-        """The same evaluation for ``log``, with the batch with which it was begun, if it was."""
-        batch = self.spec.batch or settings_to_continue(self.spec, log).get("batch") or self.batch
-        digest = self.logits_digest(batch)
-        settings = {**self.settings, "batch": batch, LOGITS: digest}
+        """The same evaluation for ``log``, with the batch with which it was begun, if it was.
+
+        Its digest of the logits is None until ``probed``: no pass is made for other settings.
+        """
+        recorded = settings_to_continue(self.spec, log)
+        images = 0 if self.noise.is_sound else len(self.indices)
+        batch = _batch_of(self.spec, recorded, images) or self.batch
+        settings = {**self.settings, "batch": batch, LOGITS: None}
         # The gradients of an attack are float32.
         is_attacked = getattr(self.spec, "attack", None) is not None
         if self.noise.is_sound and self.are_integers and not is_attacked:
             settings = {name: value for name, value in settings.items() if name not in _MACHINE}
-        run_record = {**self.run_record, LOGITS: digest}
-        return replace(self, log=log, batch=batch, settings=settings, run_record=run_record)
+        return replace(self, log=log, batch=batch, settings=settings)
+
+    def probed(self) -> Evaluation:
+        """The same evaluation with the digest of its logits; UserError with --sound, else a
+        warning, where logits depend on the process or on the other images of a batch.
+        """
+        is_new = self.batch not in self.digests
+        digest = {LOGITS: self.logits_digest(self.batch)}
+        for classifier in getattr(self, "stages", (self,)) if is_new else ():
+            _check_classifier(classifier)
+        settings, run_record = {**self.settings, **digest}, {**self.run_record, **digest}
+        return replace(self, settings=settings, run_record=run_record)
 
 
 def warn_of_few_draws(spec: EvaluationSpec, top_k: int = 1) -> None:
@@ -180,7 +223,7 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     ``sound`` as in ``CertifySpec``.
     """
     recorded, processes = settings_to_continue(spec, log), join_processes()
-    device = _configured_device(spec, log, sound, recorded, processes)
+    device = _configured_device(spec, sound, recorded, processes)
     spec, dataset, base = load_model(spec)
     processes, indices = processes.connect(), spec.chosen_indices(len(dataset))
     if processes.is_first:
@@ -202,7 +245,7 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
         spec = _fast(spec, base, dataset, device, recorded, processes)
     noise = (RoundedGaussianNoise if sound else GaussianNoise)(spec.sigma, spec.seed, key=key)
     voter, victim = _forms(spec, base, dataset, device, processes.is_first)
-    batch = spec.batch or recorded.get("batch")
+    batch = _batch_of(spec, recorded, 0 if sound else len(indices))
     if batch is None:
         shape, is_shard = dataset.description.image_shape, spec.shard is not None
         batch = default_batch(voter, shape, device, of_total=is_shard, noise=noise)
@@ -225,9 +268,26 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
         processes=processes,
     )
     settings, run_record = _record(base, evaluation)
-    evaluation = replace(evaluation, settings=settings, run_record=run_record).continuing(log)
-    _check_classifier(evaluation)
-    return evaluation
+    return replace(evaluation, settings=settings, run_record=run_record).continuing(log)
+
+
+def _batch_of(spec: EvaluationSpec, recorded: dict[str, Any], images: int) -> int | None:
+    """The batch that is asked for, but no more than all draws of these images (0: any number), or
+    else that of the log to be continued; None if neither says one.
+
+    A log whose batch was cut for fewer images keeps that one.
+    """
+    asked, before = spec.batch, recorded.get("batch")
+    each = recorded.get("N", spec.n) + recorded.get("N0", getattr(spec, "n0", 0))
+    was_cut = bool(before and asked and before < asked) and before == _room(before // each * each)
+    if was_cut or asked in (None, before):
+        return before
+    return min(asked, _room(images * each)) if images else asked
+
+
+def _room(draws: int) -> int:
+    """The rows of a batch with room for so many draws: kernels like multiples of 64."""
+    return -(-draws // 64) * 64
 
 
 def _few_classes(spec: EvaluationSpec, dataset: ImageDataset, indices: range) -> list[str]:
@@ -247,7 +307,6 @@ def _few_classes(spec: EvaluationSpec, dataset: ImageDataset, indices: range) ->
 
 def _configured_device(
     spec: EvaluationSpec,
-    log: Path | None,
     sound: bool,
     recorded: dict[str, Any],
     processes: Processes,
@@ -270,12 +329,6 @@ def _configured_device(
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     local_rank = processes.local_rank if processes.size > 1 else None
     device = device_of_process(spec.device or default_device(), local_rank)
-    # The batch of another device may not fit into the memory here.
-    if recorded.get("device") not in (None, device_name(device)):
-        difference = f"device was {recorded['device']!r}, now {device_name(device)!r}"
-        raise UserError(
-            f"cannot resume {log} with other settings: {difference}; --overwrite starts anew"
-        )
     if sound and spec.compile and device.type != "cpu":
         raise UserError(
             "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"
@@ -407,10 +460,7 @@ def settings_to_continue(spec: EvaluationSpec, log: Path | None) -> dict[str, An
 
 
 def _check_classifier(evaluation: Evaluation) -> None:
-    """UserError with --sound, else a warning, where logits depend on the process or on the other
-    images of a batch.
-    """
-    digest, processes = evaluation.run_record[LOGITS], evaluation.processes
+    digest, processes = evaluation.logits_digest(evaluation.batch), evaluation.processes
     sound = evaluation.noise.is_sound
     if processes.received(digest) != digest:
         difference = (

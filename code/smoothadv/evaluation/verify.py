@@ -9,7 +9,7 @@ from typing import Any
 from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.members import STAGES
-from smoothadv.base.plugins import FUNCTIONS, names_function
+from smoothadv.base.plugins import FUNCTIONS, loaded, names_function
 from smoothadv.base.settings import settings_of
 from smoothadv.checkpoints import read_members
 from smoothadv.evaluation.certify import prepare_certification
@@ -60,8 +60,10 @@ def verify(spec: VerifySpec) -> Verification:
         difference = f"device was {settings['device']!r}, now {device!r}"
         raise UserError(f"{spec.log} cannot be repeated here: {difference}")
     evaluation, _, content = prepare_certification(certify_spec)
-    if difference := differing_settings(settings, {**evaluation.settings, **content.settings}):
-        raise UserError(f"{spec.log} cannot be repeated here: {difference}")
+    for look in (lambda: evaluation, evaluation.probed):  # no pass is made for other settings
+        now = {**look().settings, **content.settings}
+        if difference := differing_settings(settings, now):
+            raise UserError(f"{spec.log} cannot be repeated here: {difference}")
     size, indices = len(evaluation.dataset), table.idx.tolist()
     run = {"skip": 1, "max": None, **(manifest["runs"] or [{}])[-1], "images": size}
     expected = images_of(manifest["settings"], run)
@@ -91,9 +93,14 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             f"{spec.log} is of a module or of images that a program handed over: only it can "
             "repeat them"
         )
+    absent = sorted(settings.get("plugins", {}).keys() - {one.name for one in loaded()})
+    made = (
+        f"; it was made with {', '.join(absent)}: add --plugin PATH/{absent[0]}" if absent else ""
+    )
     method = settings.get("method")
     if method not in PROCEDURES:
-        raise UserError(f"the manifest of {spec.log} names no certification procedure")
+        named = f"names no certification procedure that is known here, but {method!r}"
+        raise UserError(f"the manifest of {spec.log} {named}{made}")
     model = spec.model or next(iter(checkpoints), None)
     if model is None:
         raise UserError(
@@ -138,7 +145,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             log=spec.log,
         )
     except UsageError as error:
-        raise UserError(f"{spec.log} cannot be repeated here: {error}") from error
+        raise UserError(f"{spec.log} cannot be repeated here: {error}{made}") from error
     for stage in certify_spec.classifiers if spec.model is None else ():
         if names_function(str(stage.model)):
             raise UserError(

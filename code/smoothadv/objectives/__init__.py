@@ -112,6 +112,7 @@ class BatchLoss:
 class Objective(Checked, ABC):
     """What training needs of an objective; ``noise_sd`` is the standard deviation of its noise."""
 
+    EXAMPLE = "an object like smoothadv.objectives.gaussian.Gaussian(noise_sd=0.25)"
     TERMS: ClassVar[tuple[str, ...]] = ()
     """The parts of the loss that ``criterion`` returns, for the log."""
     UNIFORMS: ClassVar[str] = ""

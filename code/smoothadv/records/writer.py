@@ -131,6 +131,7 @@ def read_begun(
     try:
         manifest = read_manifest_file(path)
     except UserError as error:
+        refuse_to_replace(path, *LOG)
         raise UserError(f"cannot resume {path}: {error}; --overwrite starts anew") from error
     before = manifest["settings"]
     if difference := differing_settings(before, settings):

@@ -28,6 +28,17 @@ def say_what_is_certified(dataset: str) -> None:
         )
 
 
+def say_device(run: Any) -> None:
+    """Where a run computes, and why on the CPU, unless --device says it."""
+    import torch
+
+    if run.device is None and os.environ.get("RANK", "0") == "0":
+        is_built = torch.backends.cuda.is_built()
+        why = "no CUDA device is there" if is_built else "this PyTorch is built without CUDA"
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU: {why}"
+        print(f"on the {name}", file=sys.stderr)
+
+
 def use_threads(run: Any, resumed: Path | None = None) -> None:
     """Let PyTorch use the ``threads`` of a run, else OMP_NUM_THREADS, else those of the training
     whose record is ``resumed``: its bits depend on them; else those that suit the images.
