@@ -114,7 +114,7 @@ WHOLE = {
     "examples, PyTorch",
     "packages": find_packages("code"),
     "package_data": {
-        "smoothadv": ["py.typed", "recipes/*.txt"],
+        "smoothadv": ["py.typed", "recipes/*.txt", "datasets/*.txt"],
         "smoothadv.analysis": ["*.jinja"],
     },
     "install_requires": requirements(),
