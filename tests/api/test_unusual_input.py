@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -27,6 +28,7 @@ from support.commands import CODE, run_process
 COUNT, CLASSES = 6, 2
 IMAGES = np.random.default_rng(0).random((COUNT, 1, 6, 6), dtype=np.float32)
 LABELS = np.arange(COUNT) % CLASSES
+LEVELS = np.round(IMAGES * 255).astype(np.uint8)
 QUICK = {"sigma": 0.25, "n0": 10, "n": 50, "device": "cpu"}
 TRAINING = {
     "objective": Gaussian(noise_sd=0.25),
@@ -53,15 +55,20 @@ def expected() -> pd.DataFrame:
 
 
 class Items(Dataset):
-    """The images one by one, as NumPy arrays, with these items in place of some."""
+    """The images one by one, as NumPy arrays, with these items in place of some; and with
+    ``other`` in place of image 5 every second time that it is read.
+    """
 
-    def __init__(self, replaced: dict[int, object]) -> None:
+    def __init__(self, replaced: dict[int, object], other: object = None) -> None:
         self.items = {index: (IMAGES[index], LABELS[index]) for index in range(COUNT)} | replaced
+        self.other = other
 
     def __len__(self) -> int:
         return COUNT
 
     def __getitem__(self, index: int):
+        if index == COUNT - 1 and self.other is not None:
+            self.items[index], self.other = self.other, self.items[index]
         return self.items[index]
 
 
@@ -93,6 +100,48 @@ def test_images_and_labels_of_any_kind_are_the_same(kind, expected):
         warnings.simplefilter("error")
         found = smoothadv.certify(network(), *SAME[kind](), **QUICK)
     pd.testing.assert_frame_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        lambda image, label: (image, label),
+        lambda image, label: {"label": label, "id": 7, "image": image},
+        lambda image, label: {"pixels": image, "file": "7.png", "kind": torch.tensor(label)},
+    ],
+)
+def test_pictures_of_pillow_in_pairs_or_dicts_are_images_of_8_bits(item):
+    levels = [*zip(LEVELS / np.float32(255), LABELS.tolist())]
+    pictures = [
+        item(Image.fromarray(LEVELS[index, 0]), label) for index, (_, label) in enumerate(levels)
+    ]
+    found, expected = (
+        certify(images=Items(dict(enumerate(items))), labels=None) for items in (pictures, levels)
+    )
+    pd.testing.assert_frame_equal(found, expected)
+
+
+@pytest.mark.parametrize("function", [smoothadv.certify, smoothadv.predict])
+@pytest.mark.parametrize(
+    "other", [(IMAGES[5, ..., ::-1].copy(), LABELS[5]), (IMAGES[5], 1 - LABELS[5])]
+)
+def test_images_or_labels_that_change_are_refused(function, other, tmp_path):
+    changing, options = Items({}, other), {"sigma": 0.25, "n": 50, "log": tmp_path / "log.tsv"}
+    for images, one in (
+        (changing, "image 5 of 'images'"),
+        (DataLoader(changing), "batch 5 of the"),
+    ):
+        with pytest.raises(UserError, match=f"{one}.* is another one each time it is read"):
+            function(network(), images, **options, device="cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_images_may_change_and_the_run_is_continued(tmp_path):
+    for epochs in (1, 2):
+        options = {**TRAINING, "schedule": {"epochs": epochs, "batch": 3}, "outdir": tmp_path}
+        with pytest.warns(DoubtfulWarning, match="a resumed run ends with other weights"):
+            result = smoothadv.train(network(), Items({}, PAIRS[0]), **options)
+        assert len(result.history) == epochs
 
 
 def test_numbers_of_numpy_and_whole_floats_are_numbers(tmp_path, expected):
@@ -200,7 +249,18 @@ REFUSED = {
         None,
         "batches of the DataLoader cannot be joined",
     ),
-    "dict": (Items({0: {"image": 0, "label": 0}}), None, "item 0 of the dataset is a dict"),
+    "dict": (
+        Items({0: {"image": 0, "label": 0}}),
+        None,
+        "item 0 of the dataset is a dict of image, label, expected \\(image, label\\), or a dict",
+    ),
+    "dict of two labels": (Items({2: {"img": IMAGES[2], "fine": 0, "coarse": 1}}), None, "item 2"),
+    "dict of splits": ({"test": Items({})}, None, "images are a dict: give its 'test', a"),
+    "picture of floats": (
+        Items({0: (Image.fromarray(IMAGES[0, 0]), 0)}),
+        None,
+        "image 0: found a Image",
+    ),
     "image alone": (Items({4: IMAGES[4]}), None, "item 4 of the dataset is a ndarray"),
     "another size": (Items({2: (IMAGES[2][:, 1:], 0)}), None, "image 2 has shape"),
     "grey levels in a dataset": (Items({3: (IMAGES[3] * 255, 0)}), None, "image 3: found values"),

@@ -31,7 +31,7 @@ def test_photographs_are_trained_on_and_certified_after_resizing(workplace, caps
 
 @pytest.mark.parametrize("dataset", ["imagefolder:photos@8", "imagenet"])
 def test_padding_before_crops_is_not_for_photographs(workplace, capsys, monkeypatch, dataset):
-    monkeypatch.setattr(imagenet, "_CLASSES", 2)
+    monkeypatch.setattr(imagenet, "SYNSETS", ("a", "b"))
     for place in ("train/a", "train/b", "test/a", "test/b", "val/a", "val/b"):
         save_image(workplace / "photos" / place / "0.png", random_image(0, 20, 30))
     words = "digits_resnet8 out --noise 0.25 --crop-padding 2 --data-dir photos --device cpu"

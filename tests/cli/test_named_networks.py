@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torchvision.models import ResNet18_Weights
 
 import smoothadv
 from smoothadv.architectures.libraries import library_network
 from smoothadv.checkpoints import read_checkpoint
+from smoothadv.datasets import describe_dataset
 from smoothadv.evaluation.model import load_model
 from smoothadv.evaluation.specs import CertifySpec
 from support.commands import call, refused, run_process, script, succeed, timeless
@@ -79,6 +81,36 @@ def test_folder_of_transformers_is_certified_under_its_own_classes(place, capsys
     assert "4 of 4 rows" in call(capsys, "certify", "verify", "log.tsv", "--device", "cpu").out
     save_hf(place / "hf", image_mean=[0.5] * 3, image_std=[0.5] * 3)
     assert refused(call(capsys, *certify), "log.tsv with another model")
+
+
+def test_imagenet_is_certified_under_the_classes_of_its_networks(place, capsys):
+    pixels, synsets = random_image(0, 8, 8), describe_dataset("imagenet").class_names
+    picture = save_image(place / "picture.png", pixels)
+    for name in synsets:
+        (place / "val" / name).mkdir(parents=True)
+        (place / "val" / name / "0.png").symlink_to(picture)
+    save_hf(place / "words", names=ResNet18_Weights.DEFAULT.meta["categories"])
+    save_hf(place / "items", names=[f"item {number}" for number in range(1000)])
+    for model in ("words", "items"):
+        certify = ("certify", "imagenet", f"hf:{model}", 0.25, f"{model}.tsv", "--data-dir", place)
+        outcome = call(capsys, *certify, "--N", 20, "--skip", 400, "--device", "cpu")
+        assert (outcome.code, outcome.err) == (0, "")
+        assert [row["label"] for row in timeless(Path(f"{model}.tsv"))] == ["0", "400", "800"]
+
+
+def test_one_class_is_for_networks_of_several(place, capsys):
+    save_folder(place / "one", "cat")
+    certify = ("certify", "imagefolder:one", "hf:hf", 0.25, "log.tsv", *CHEAP)
+    assert call(capsys, *certify).code == 0
+    own = ("imagefolder:one", "nets.py:make")
+    for command in (
+        ("certify", *own, 0.25, "a.tsv", *CHEAP),
+        ("predict", *own, 0.25, "a.tsv", *CHEAP),
+        ("attack", *own, 0.25, "a", *CHEAP, "--epsilon", 0.5, "--num-steps", 1),
+        ("train", *own, "a", *SMOKE),
+    ):
+        assert refused(call(capsys, *command), "'imagefolder:one' has one class, called 'cat'")
+    assert not list(place.glob("a*"))
 
 
 def test_network_predicts_and_is_attacked(place, capsys):

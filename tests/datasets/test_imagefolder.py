@@ -93,6 +93,69 @@ def test_test_images_alone_do_but_have_no_constants(tmp_path):
     assert "train/CLASS/" in folder_refusal(tmp_path, "train")
 
 
+LAYOUTS = {
+    "val": ["train/{}", "val/{}"],
+    "capitals": ["Train/{}", "Validation/{}"],
+    "other words": ["Training/{}", "Testing/{}"],
+    "in folders of their own names": ["seg_train/seg_train/{}", "seg_test/seg_test/{}"],
+    "val beside test": ["train/{}", "test/{}", "val/{}"],
+    "test images without classes": ["train/{}", "val/{}", "test"],
+}
+
+
+@pytest.mark.parametrize("places", LAYOUTS.values(), ids=LAYOUTS)
+def test_folders_of_splits_have_the_usual_names(tmp_path, places):
+    made = {
+        place.format(name): random_image(seed=10 * number + len(name))
+        for number, place in enumerate(places)
+        for name in ("a", "bc")
+    }
+    for folder, pixels in made.items():
+        save_image(tmp_path / folder / "0.png", pixels)
+    for split, place in zip(("train", "test"), places):
+        expected = [(made[place.format(name)], label) for label, name in enumerate(("a", "bc"))]
+        assert_items_equal(get_dataset(f"imagefolder:{tmp_path}", split), expected)
+
+
+NO_LAYOUTS = {
+    "one of several": (["train/a", "val/a", "valid/a"], "val and valid: to test on one of them"),
+    "deeper": (["brain/Testing/a"], "brain/Testing, which holds"),
+    "no classes": (["val"], "holds val, neither"),
+    "splits as classes": (["Training", "Testing"], "holds Testing, Training, neither"),
+    "images and masks": (["test/images", "test/masks"], "images, masks, and images is no class"),
+}
+
+
+@pytest.mark.parametrize("folders, words", NO_LAYOUTS.values(), ids=NO_LAYOUTS)
+def test_folders_that_are_no_classes_are_named(tmp_path, folders, words):
+    for folder in folders:
+        save_image(tmp_path / folder / "0.png", random_image(seed=0))
+    assert words in folder_refusal(tmp_path, "test")
+
+
+def test_classes_may_be_called_like_splits(tmp_path):
+    make_folder(tmp_path / "valid", splits=("valid", "invalid"), classes=(".",))
+    assert describe_dataset(f"imagefolder:{tmp_path}/valid").class_names == ("invalid", "valid")
+
+
+@pytest.mark.parametrize(
+    "names, words",
+    [
+        (["1", "2", "10"], "label 1 is '10', not '2'"),
+        (["-1", "a", "b2", "b10"], "label 2 is 'b10', not 'b2'"),
+        (["0", "1", "9"], ""),
+        (["01", "02", "10"], ""),
+        (["n01440764", "n02119789"], ""),
+        (["only"], "one class, called 'only', so every classifier is right"),
+    ],
+)
+def test_order_of_text_and_single_classes_are_said(tmp_path, names, words):
+    make_folder(tmp_path, splits=("test",), classes=names, images=1)
+    description = describe_dataset(f"imagefolder:{tmp_path}")
+    said = refusal(description.doubts) if len(names) == 1 else "".join(description.doubts())
+    assert words in said and bool(words) == bool(said)
+
+
 def test_image_of_another_size_is_named_with_both_sizes(tmp_path):
     make_folder(tmp_path)
     save_image(tmp_path / "train" / "bee" / "wide.png", random_image(seed=0, height=4, width=9))

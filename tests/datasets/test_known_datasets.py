@@ -10,12 +10,14 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from timm.data import ImageNetInfo
 
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import DATASETS, SPLITS, describe_dataset, get_dataset
 from support.image_files import random_image, save_image
 from support.refusals import refusal
 
+SYNSETS = ImageNetInfo().label_names()
 PLAIN = [name for name in DATASETS if not DATASETS[name].takes_location]
 LOCATED = [name for name in DATASETS if DATASETS[name].takes_location]
 
@@ -195,7 +197,7 @@ FACTS = {
     ),
     "imagenet32": (1000, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, (256, 150, 0.1, 50)),
     "imagenet": (
-        1000,
+        tuple(SYNSETS),
         (3, 224, 224),
         (0.485, 0.456, 0.406),
         (0.229, 0.224, 0.225),
@@ -218,9 +220,6 @@ def test_description_has_the_published_classes_constants_and_schedule(name):
         defaults.learning_rate,
         defaults.learning_rate_step,
     )
-
-
-SYNSETS = [f"n{number:08d}" for number in range(5000, 7000, 2)]
 
 
 def colour_of(label: int, split: str) -> tuple[int, int, int]:
@@ -336,8 +335,25 @@ def test_another_number_of_classes_is_refused(imagenet, tmp_path, number):
         folder = tmp_path / "val" / f"{label:04d}"
         folder.mkdir(parents=True)
         (folder / "image.bmp").symlink_to(imagenet / "val" / SYNSETS[0] / "image.bmp")
-    with pytest.raises(UserError, match=f"{number} class folders, not 1000"):
+    with pytest.raises(UserError, match=f"{number} class folders, 0000,.*, not the 1000"):
         get_dataset("imagenet", "test", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "called, first", [("{}", 0), ("{:04d}", 0), ("{}", 1), ("class{}", 0), ("n{:08d}", 0)]
+)
+def test_folders_called_by_numbers_are_taken_as_numbers_from_0(imagenet, tmp_path, called, first):
+    for label, name in enumerate(SYNSETS):
+        folder = tmp_path / "val" / called.format(label + first)
+        folder.mkdir(parents=True)
+        (folder / "image.bmp").symlink_to(imagenet / "val" / name / "image.bmp")
+    if first or "{" != called[0]:
+        refusal(get_dataset, "imagenet", "test", tmp_path, names="not the 1000 synsets, n01440764")
+        return
+    dataset = get_dataset("imagenet", "test", tmp_path)
+    for label in (0, 2, 10, 999):
+        image, found = dataset[label]
+        assert found == label and holds(image, label, "test")
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "svhn"])

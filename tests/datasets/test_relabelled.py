@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torchvision.models import ResNet18_Weights
 
 from smoothadv.base.errors import UserError
-from smoothadv.datasets import get_dataset
+from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
 from support.named_networks import save_folder
 
@@ -53,6 +54,31 @@ def test_classes_without_names_are_taken_in_order_where_they_are_as_many():
 def test_names_win_over_numbers():
     """As of digits, whose classes a network may have in another order."""
     assert matched_classes(["0", "1"], (("1",), ("0",)), 2, "net") == [1, 0]
+
+
+WORDS = ResNet18_Weights.DEFAULT.meta["categories"]
+OF_1000 = {
+    "words": (WORDS, [0, 278, 904]),
+    "words in another order": (WORDS[::-1], [999, 721, 95]),
+    "TensorFlow's": (["background", *WORDS], [1, 279, 905]),
+    "words of another language": ([f"Klasse {number}" for number in range(1000)], [0, 278, 904]),
+    "none": ((), [0, 278, 904]),
+}
+
+
+@pytest.mark.parametrize("names, labels", OF_1000.values(), ids=OF_1000)
+def test_synsets_are_classes_of_all_networks_of_imagenet(names, labels):
+    """Of a tench, a kit fox, and a window screen."""
+    synsets, named = ["n01440764", "n02119789", "n04589890"], [(name,) for name in names]
+    assert matched_classes(synsets, named, len(named) or 1000, "net") == labels
+    known = describe_dataset("imagenet").class_names
+    if "Klasse 0" in names or not names:
+        assert matched_classes(known, named, 1000, "net") == [*range(1000)]
+    in_kit = describe_dataset("imagenet32").class_names
+    assert sorted(in_kit) == list(known), "labels of the published files, less one"
+    assert (in_kit[0], in_kit[448]) == ("n02119789", "n01440764")
+    with pytest.raises(UserError, match="net has no class, .* 'n01440764'"):
+        matched_classes(synsets, named[:999], 999, "net")
 
 
 def test_labels_are_those_of_the_network_and_all_else_stays(tmp_path):

@@ -2,9 +2,11 @@
 or what is wrong.
 """
 
+import io
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -88,7 +90,7 @@ def test_npz_that_is_none_or_has_no_training_images_is_refused(tmp_path):
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved(tmp_path, monkeypatch):
     """Saves images and labels as the package datasets does, in splits of these names; returns
     the dataset's name.
     """
@@ -96,6 +98,7 @@ def saved(tmp_path):
     pytest.importorskip("datasets.features", reason="the package datasets is not installed")
     import datasets
 
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
 
     def save(*splits: str, images=COLOURS, label=None, image=None) -> str:
@@ -156,11 +159,62 @@ def test_hf_dataset_prefers_test_images_and_each_has_a_label(saved, monkeypatch)
     assert "no label" in refusal(get_dataset, saved("test"), "test", names="row 2")
 
 
+PIXELS = torch.tensor(COLOURS).permute(0, 3, 1, 2)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    Image.fromarray(pixels).save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
+
+
+COLUMNS = {
+    "numbers": (LABELS.tolist(), ("0", "1", "2"), LABELS),
+    "numbers with gaps": ([0, 11, 2, 11, 0, 2], tuple(map(str, range(12))), [0, 11, 2, 11, 0, 2]),
+    "texts": (["b", "c", "a", "c", "b", "a"], ("a", "b", "c"), [1, 2, 0, 2, 1, 0]),
+}
+
+
+@pytest.mark.parametrize("image", [png, lambda pixels: {"bytes": png(pixels), "path": None}])
+@pytest.mark.parametrize("values, names, labels", COLUMNS.values(), ids=COLUMNS)
+def test_file_of_parquet_without_types_of_the_package(
+    saved, tmp_path, image, values, names, labels
+):
+    columns = {"image": [image(each) for each in COLOURS], "label": values, "kind": values}
+    pd.DataFrame(columns).to_parquet(tmp_path / "a.parquet")
+    for name in ("a.parquet", "a.parquet:kind"):
+        dataset = get_dataset(f"hf-dataset:{tmp_path}/{name}", "test")
+        assert dataset.description.class_names == names and dataset.labels.tolist() == list(labels)
+        assert torch.equal(dataset[4][0] * 255, PIXELS[4])
+
+
+def test_repository_of_the_hub_with_several_columns_of_labels(saved, tmp_path):
+    import datasets
+
+    fine, coarse = (datasets.ClassLabel(names=names) for names in ("xyz", "pqr"))
+    table = datasets.load_from_disk(saved("test").partition(":")[2])["test"]
+    table = table.rename_column("label", "fine_label").cast_column("fine_label", fine)
+    table = table.add_column("coarse_label", [*LABELS[::-1].tolist()]).cast_column(
+        "coarse_label", coarse
+    )
+    root = tmp_path / "clone"
+    for split in ("train", "test"):
+        table.to_parquet(root / f"data/{split}-00000-of-00001.parquet")
+    (root / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert "coarse_label: ClassLabel" in refusal(get_dataset, f"hf-dataset:{root}", "test")
+    for column, names, labels in (("fine", "xyz", LABELS), ("coarse", "pqr", LABELS[::-1])):
+        for split in ("train", "test"):
+            dataset = get_dataset(f"hf-dataset:{root}:{column}_label@8", split)
+            assert dataset.description.class_names == tuple(names)
+            assert dataset.labels == labels.tolist() and dataset[1][0].shape == (3, 8, 8)
+
+
 def test_hf_dataset_that_does_not_fit_is_refused(saved, tmp_path, monkeypatch):
     import datasets
 
-    name = saved("test", label=datasets.Value("int64"))
-    assert "label: Value" in refusal(get_dataset, name, "test", names=name)
+    name = saved("test", label=datasets.Value("float64"))
+    for column in ("", ":picture", ":other"):
+        message = refusal(get_dataset, name + column, "test", names=name)
+        assert "label: Value('float64')" in message and "hf-dataset:PATH:COLUMN" in message
     (tmp_path / "saved" / "dataset_dict.json").write_text("{}")
     _rows.cache_clear()
     refusal(get_dataset, name, "test", names=name)

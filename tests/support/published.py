@@ -12,6 +12,8 @@ from PIL import Image
 from scipy.io import savemat
 from torchvision import datasets
 
+from smoothadv.datasets.imagenet import OF_TINY
+
 Splits = dict[str, tuple[np.ndarray, np.ndarray]]
 """By split: images uint8 [N, C, H, W], and labels [N]."""
 COUNTS = {"train": 40, "test": 12}
@@ -104,7 +106,7 @@ def tiny_imagenet(folder: Path) -> dict[str, list[tuple[Path, int]]]:
     """The folder tiny-imagenet-200 with one training image of each class, one of them grey; the
     files and labels of each split, in their order.
     """
-    root, names = folder / "tiny-imagenet-200", [f"n{7 * number:08d}" for number in range(200)]
+    root, names = folder / "tiny-imagenet-200", OF_TINY
     random = np.random.default_rng(0)
 
     def save(path: Path, *channels: int) -> Path:
@@ -122,7 +124,6 @@ def tiny_imagenet(folder: Path) -> dict[str, list[tuple[Path, int]]]:
     ]
     lines = [f"{path.name}\t{names[label]}\t0\t0\t63\t63\n" for path, label in tested]
     (root / "val/val_annotations.txt").write_text("".join(lines))
-    (root / "wnids.txt").write_text("\n".join(names[::-1]) + "\n")
     (root / "words.txt").write_text("".join(f"{name}\tsomething\n" for name in names))
     return {"train": trained, "test": tested}
 

@@ -7,6 +7,7 @@ Only ``load`` imports torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,28 @@ class DatasetDescription:
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    def doubts(self) -> list[str]:
+        """A warning where classes whose names have numbers are in the order of text.
+
+        UserError where there are fewer than two classes.
+        """
+        names = list(self.class_names)
+        if len(names) < 2:
+            raise UserError(
+                f"'{self.name}' has one class, called '{''.join(names)}', so every classifier is "
+                "right: give images of two classes or more, in image folders a folder for each"
+            )
+        # "2" comes before "10" where both are padded.
+        numbered = sorted(names, key=lambda name: re.sub("[0-9]+", lambda n: n[0].zfill(99), name))
+        if names == numbered or names != sorted(names):
+            return []
+        label = next(label for label, name in enumerate(numbered) if name != names[label])
+        return [
+            f"the classes of '{self.name}' are in the order of text, as in torchvision's "
+            f"ImageFolder, not of numbers: label {label} is '{names[label]}', not "
+            f"'{numbered[label]}'"
+        ]
 
 
 def photographs(name: str, class_names: tuple[str, ...], size: int) -> DatasetDescription:

@@ -4,7 +4,7 @@ import numpy as np
 
 from smoothadv.datasets import DatasetDescription
 
-_MOST_CLASSES = 100_000
+MOST_CLASSES = 100_000
 
 
 def checked_arrays(
@@ -27,10 +27,10 @@ def checked_arrays(
             f"channels, uint8 or float32 in [0, 1]{_range(images)}"
         )
     is_number = labels.shape in ((len(images),), (len(images), 1)) and labels.dtype.kind in "iu"
-    if not (is_number and 0 <= labels.min() <= labels.max() < _MOST_CLASSES):
+    if not (is_number and 0 <= labels.min() <= labels.max() < MOST_CLASSES):
         raise ValueError(
             f"{names[1]} is {labels.dtype} {list(labels.shape)}, expected "
-            f"{len(images)} whole numbers from 0 to {_MOST_CLASSES - 1}{_range(labels)}"
+            f"{len(images)} whole numbers from 0 to {MOST_CLASSES - 1}{_range(labels)}"
         )
     if of is not None and (kind != np.uint8 or images.shape[1:] != of.image_shape):
         raise ValueError(

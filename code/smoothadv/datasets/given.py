@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,12 +19,14 @@ from torch.utils.data import (
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, DatasetDescription, Indices, TrainingDefaults
+from smoothadv.datasets.image_files import eight_bit, planes
 from smoothadv.datasets.images import augmented, draw_augmentation, fingerprint_of, pixels_of
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256
 UNKNOWN = -1
 """The label of an image without one."""
+_READ_TWICE = 64  # batches
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -155,6 +157,8 @@ def checked_image(image: Any, name: str) -> torch.Tensor:
     they are in [0, 1].
     """
     tensor = _tensor(image, name)
+    if hasattr(image, "getbands"):  # one of Pillow
+        tensor = tensor / 255
     if not tensor.is_floating_point():
         found = str(tensor.dtype).removeprefix("torch.")
         hint = ": divide grey levels by 255" if tensor.dtype == torch.uint8 else ""
@@ -178,6 +182,7 @@ def _tensor(values: Any, name: str) -> torch.Tensor:
     if np.ma.is_masked(values):
         raise UserError(f"{name}: found a masked array, expected all of its values: fill it first")
     try:
+        values = planes(eight_bit(values)) if hasattr(values, "getbands") else values
         # PyTorch refuses negative strides, and warns of arrays that cannot be written to.
         return torch.from_numpy(np.require(values, requirements=["C", "W"]))
     except (TypeError, ValueError):
@@ -192,11 +197,18 @@ def _brief(value: Any) -> str:
 
 
 def _pair(item: Any, index: int) -> tuple[Any, Any]:
-    if isinstance(item, (tuple, list)) and len(item) == 2:
-        return item[0], item[1]
+    """The image and the label in an item, which may be a dict of one image and one label."""
+    values = item
+    if isinstance(item, Mapping):
+        images = [one for one in item.values() if np.ndim(one) > 1]
+        numbers = [one for one in item.values() if np.ndim(one) < 2 and not isinstance(one, str)]
+        values = [*images, *([item["label"]] if "label" in item else numbers)]
+    if isinstance(values, (tuple, list)) and len(values) == 2:
+        return values[0], values[1]
+    held = f" of {', '.join(map(str, item))}" if isinstance(item, Mapping) else ""
     raise UserError(
-        f"item {index} of the dataset is {_brief(item)}, expected (image, label): an array "
-        "may be images without labels, for certify and predict"
+        f"item {index} of the dataset is {_brief(item)}{held}, expected (image, label), or a dict "
+        "of one image and one label; an array may be images without labels, for certify and predict"
     )
 
 
@@ -232,12 +244,19 @@ def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Item
         if not batches:
             raise UserError("the DataLoader has no batches")
         try:
-            return Arrays(*map(torch.cat, zip(*batches)))
+            arrays = Arrays(*map(torch.cat, zip(*batches)))
         except (RuntimeError, TypeError) as error:  # none, or several shapes, or no batches
             raise UserError(
                 f"the {len(batches)} batches of the DataLoader cannot be joined: "
                 f"{first_line(error)}"
             ) from error
+        for number, (batch, again) in enumerate(zip(batches, islice(images, _READ_TWICE))):
+            if not all(map(torch.equal, batch, _pair(again, number))):
+                raise UserError(
+                    f"batch {number} of the DataLoader is another one each time it is read, and "
+                    "its images are kept: leave out what is random, or train on its Dataset"
+                )
+        return arrays
     if isinstance(images, (torch.Tensor, np.ndarray)):
         return Arrays(images, labels, needs_labels)
     is_dataset = hasattr(images, "__getitem__") and hasattr(images, "__len__")
@@ -245,9 +264,10 @@ def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Item
         if labels is not None:
             raise UserError("a Dataset has its own labels: leave labels out")
         return images
+    split = f"its {next(iter(images), '')!r}, " if isinstance(images, dict) else ""
     raise UserError(
-        f"images are a {type(images).__name__}: give a dataset's name, a tensor or array [N, C, H, "
-        "W], a torch Dataset with random access, or a DataLoader"
+        f"images are a {type(images).__name__}: give {split}a dataset's name, a tensor or array "
+        "[N, C, H, W], a torch Dataset with random access, or a DataLoader"
     )
 
 

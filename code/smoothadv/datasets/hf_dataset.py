@@ -1,5 +1,5 @@
-"""Images of the package datasets: hf-dataset:FOLDER that it has saved, or hf-dataset:NAME of its
-hub.
+"""Images of the package datasets: hf-dataset:PATH of a folder, of a repository of the hub or of a
+file of Parquet, or hf-dataset:NAME of the hub; PATH:COLUMN names the column of labels.
 """
 
 import importlib
@@ -12,72 +12,111 @@ from typing import Any
 
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.datasets import DATASETS
+from smoothadv.datasets.arrays import MOST_CLASSES
 from smoothadv.datasets.image_files import File, StoredImages
 from smoothadv.datasets.stored import stored_source
 
-_SPLITS = {"train": ("train",), "test": ("test", "validation")}
+_SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}
+_SAVED = ("state.json", "dataset_dict.json")
+# How the types of columns begin that may be labels.
+_LABELS = ("ClassLabel", *(f"Value('{kind}" for kind in ("int", "uint", "bool", "str", "large_s")))
 
 
 class _Rows(StoredImages):
     """A split: labels, and the bytes of image files, which are read from the disk one by one."""
 
-    def __init__(self, name: str, table: Any, datasets: Any) -> None:
-        self.name, kinds = f"{name}, row ", table.features.items()
-        images = [column for column, kind in kinds if isinstance(kind, datasets.Image)]
-        labels = [column for column, kind in kinds if isinstance(kind, datasets.ClassLabel)]
-        labels = ["label"] if "label" in labels else labels
-        if len(images) != 1 or len(labels) != 1 or not len(table):
-            columns = ", ".join(f"{column}: {type(kind).__name__}" for column, kind in kinds)
-            raise UserError(
-                f"{name} has {len(table)} rows of {columns}; expected a column of Image and a "
-                "ClassLabel, called label if several"
-            )
-        self.classes, self.labels = tuple(table.features[labels[0]].names), list(table[labels[0]])
+    def __init__(self, name: str, images: Any, labels: Any) -> None:
+        (self._column,), (column,) = images.column_names, labels.column_names
+        self.name, self._files = f"{name}, row ", images
+        self.classes, self.labels = tuple(labels.features[column].names), list(labels[column])
         if unknown := [
             row for row, label in enumerate(self.labels) if label not in range(len(self.classes))
         ]:
-            raise UserError(f"{name}, row {unknown[0]} has no label: take images that have one")
-        self._files = table.select_columns(images).cast_column(
-            images[0], datasets.Image(decode=False)
-        )
-        self._column = images[0]
+            raise UserError(
+                f"{name}, row {unknown[0]} has no label of a class: {self.labels[unknown[0]]}; "
+                "take images that have one"
+            )
 
     def file(self, row: int) -> File:
         stored = self._files[row][self._column] or {"bytes": b""}
         return Path(stored["path"]) if stored["bytes"] is None else io.BytesIO(stored["bytes"])
 
 
+def _columns(name: str, table: Any, chosen: str) -> tuple[str, str]:
+    """The column of images, and that of labels, which may be ``chosen``; UserError unless there is
+    one of each.
+    """
+    kinds = {column: repr(kind) for column, kind in table.features.items()}
+    images = [
+        column for column in kinds if kinds[column].startswith("Image") or "binary" in kinds[column]
+    ]
+    known = [column for column in kinds if kinds[column].startswith("ClassLabel")]
+    labels = [column for column in kinds if column == (chosen or "label")] or known
+    fits = chosen in ("", *labels) and all(kinds[column].startswith(_LABELS) for column in labels)
+    if len(images) != 1 or len(labels) != 1 or not fits or not len(table):
+        columns = ", ".join(f"{column}: {kinds[column][:40]}" for column in kinds)
+        raise UserError(
+            f"{name} has {len(table)} rows of {columns[:400]}; expected a column of Image, and of "
+            "labels one called label, or one ClassLabel, or one named by hf-dataset:PATH:COLUMN"
+        )
+    return images[0], labels[0]
+
+
+def _class_names(values: set[Any]) -> list[str]:
+    """The names of the classes that a column of texts, or of numbers, holds."""
+    last = max(values, default=0)
+    if isinstance(last, str):
+        return sorted(values)
+    return [str(number) for number in range(min(last, MOST_CLASSES) + 1)]
+
+
 @cache
-def _rows(path: str) -> dict[str, StoredImages]:
+def _rows(location: str) -> dict[str, StoredImages]:
     """The splits "train" and "test"; what has no splits is for testing."""
+    path, _, chosen = location.rpartition(":")
+    if not path or os.path.exists(os.path.expanduser(location)):
+        path, chosen = location, ""
     try:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise UserError(
             f"hf-dataset:{path} needs the package datasets: pip install 'smoothadv[datasets]'"
         ) from error
-    folder = os.path.expanduser(path)
-    logging.getLogger("huggingface_hub.utils._http").setLevel(
-        logging.ERROR
-    )  # it tells of each attempt
+    datasets.disable_progress_bars()
+    for logger in ("datasets", "huggingface_hub.utils._http"):  # they tell of each attempt
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    place, rows = os.path.expanduser(path), dict[str, StoredImages]()
+    is_saved = any(os.path.exists(os.path.join(place, name)) for name in _SAVED)
     try:
-        found = (
-            datasets.load_from_disk(folder)
-            if os.path.isdir(folder)
-            else datasets.load_dataset(path)
-        )
+        if os.path.isfile(place):
+            found = datasets.load_dataset("parquet", data_files={"test": place})
+        else:
+            found = (datasets.load_from_disk if is_saved else datasets.load_dataset)(place)
+        tables = found if isinstance(found, dict) else {"test": found}
+        names = {
+            split: name
+            for split, known in _SPLITS.items()
+            for name in reversed(known)
+            if name in tables
+        }
+        for split, name in names.items():
+            about, table = f"hf-dataset:{path}, split {name}", tables[name]
+            image, label = _columns(about, table, chosen)
+            labels, kind = table.select_columns([label]), table.features[label]
+            if not isinstance(kind, datasets.ClassLabel):
+                values = {value for each in names.values() for value in tables[each].unique(label)}
+                kind = datasets.ClassLabel(names=_class_names(values - {None}))
+            images = table.select_columns([image])
+            images = images.cast_column(image, datasets.Image(decode=False))
+            rows[split] = _Rows(about, images, labels.cast_column(label, kind))
+    except UserError:
+        raise
     except Exception as error:  # the package has no exception of its own for what it cannot read
         raise UserError(
-            f"hf-dataset:{path} is neither a folder that save_to_disk has written nor found on the "
-            f"hub ({first_line(error)[:300]})"
+            f"hf-dataset:{path} cannot be read, as a folder that save_to_disk has written or one "
+            "of files (in a clone, git lfs pull gets them), as a file of Parquet, or on the hub "
+            f"({first_line(error)[:300]})"
         ) from error
-    tables = found if isinstance(found, dict) else {"test": found}
-    rows: dict[str, StoredImages] = {
-        split: _Rows(f"hf-dataset:{path}, split {name}", tables[name], datasets)
-        for split, names in _SPLITS.items()
-        for name in reversed(names)
-        if name in tables
-    }
     if len({each.classes for each in rows.values()}) != 1:
         raise UserError(
             f"hf-dataset:{path} has {', '.join(tables)}; expected train and test of the same "

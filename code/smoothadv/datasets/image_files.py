@@ -54,7 +54,7 @@ def read_image(
                 )
             if turned:
                 PIL.ImageOps.exif_transpose(image, in_place=True)
-            return make(_eight_bit(image))
+            return make(eight_bit(image))
     except UserError:
         raise
     except Exception as error:  # for a damaged file Pillow raises nearly any exception
@@ -62,7 +62,7 @@ def read_image(
         raise UserError(f"{name} cannot be read as an image: {reason}") from error
 
 
-def _eight_bit(image: Image) -> Image:
+def eight_bit(image: Image) -> Image:
     """The image in mode L or RGB. Of 16 bits per channel the upper 8 remain, as Pillow reads
     colours of 16 bits.
 
@@ -80,6 +80,12 @@ def _eight_bit(image: Image) -> Image:
         )
     image.info.pop("transparency", None)  # of which Pillow would warn
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
+
+
+def planes(image: Image) -> np.ndarray:
+    """The pixels uint8 [C, H, W] of an image in mode L or RGB."""
+    array = np.array(image)
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
 class StoredImages:
@@ -111,8 +117,7 @@ class StoredImages:
         Among RGB images grey becomes RGB; colour never becomes grey.
         """
         name, size = self.name + self.place(index), None if shape is None else (shape[2], shape[1])
-        array = read_image(self.file(index), np.array, name, size=size)
-        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+        array = read_image(self.file(index), planes, name, size=size)
         if shape is not None and len(array) > shape[0]:
             raise UserError(
                 f"{name} is a colour image where the first image is grey; make them all one or the "
@@ -183,9 +188,12 @@ class ImageFiles(StoredImages):
             if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
         ]
         if not files:
+            all_files = self.folder.rglob("*")
+            deep = next((path for path in all_files if path.suffix.lower() in SUFFIXES), None)
             raise UserError(
                 f"no images under {self.folder}; expected {self.folder}/CLASS/ with files that end "
                 f"in {', '.join(SUFFIXES)}"
+                + (f"; name {deep.parents[1]}, which holds {deep}" if deep else "")
             )
         return files
 

@@ -2,6 +2,7 @@
 size or prepared.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,12 @@ from smoothadv.base.files import cached, digest
 from smoothadv.datasets import DATASETS, SPLITS
 from smoothadv.datasets.image_files import ImageFiles, StoredImages, class_folders
 from smoothadv.datasets.stored import stored_source
+
+_WORDS = (
+    ("train", {"train", "training"}),
+    ("test", {"test", "testing"}),
+    ("test", {"val", "valid", "validation"}),  # where there is nothing else to test on
+)
 
 
 class FolderImages(ImageFiles):
@@ -26,31 +33,61 @@ class FolderImages(ImageFiles):
         return cached(name, lambda: compute().encode()).decode()
 
 
+def _split_folders(root: Path) -> dict[str, Path]:
+    """The folders below ``root`` that hold folders of classes and that these words name; UserError
+    where several may be the same split.
+    """
+    found: dict[str, Path] = {}
+    left = [name for name in class_folders(root) if class_folders(root / name)]
+    for split, words in _WORDS:
+        named = [name for name in left if words & {*re.split("[^a-z]+", name.lower())}]
+        named = [split] if split in named else named
+        if len(named) > 1 and split not in found:
+            raise UserError(
+                f"imagefolder: {root} holds {' and '.join(named)}: to test on one of them write "
+                f"imagefolder:{root / named[0]}"
+            )
+        for name in named:
+            left.remove(name)
+            # Archives are often unpacked into a folder of their own name: seg_test/seg_test/.
+            inner = root / name / name
+            found.setdefault(split, inner if class_folders(inner) else root / name)
+    return found
+
+
 def _splits(path: str) -> dict[str, StoredImages]:
     root = Path(path).expanduser().resolve()
     if not root.is_dir():
         raise UserError(f"imagefolder: there is no folder {root}")
-    folders = {split: root / split for split in SPLITS}
-    if not any(folder.is_dir() for folder in folders.values()):
+    folders, names = _split_folders(root), class_folders(root)
+    are_splits = all(any(name.lower() in words for _, words in _WORDS) for name in names)
+    if not (folders or are_splits or {*SPLITS} & {*names}):
         folders = {"test": root}
-    found = {split: class_folders(folder) for split, folder in folders.items()}
-    splits = [split for split in found if found[split]]
-    if not splits:
+    if not folders:
         held = ", ".join(sorted(path.name for path in root.iterdir())[:3]) or "nothing"
         raise UserError(
             f"imagefolder: {root} holds {held}, neither train/CLASS/ and test/CLASS/ folders nor "
             "CLASS/ folders: put images into a folder per class, or give them to `certify images`, "
             "which needs no classes"
         )
-    classes = found[splits[0]]
-    if odd := set(classes).symmetric_difference(found[splits[-1]]):
+    first = next(iter(folders.values()))
+    classes = class_folders(first)
+    for folder in folders.values():
+        if odd := {*classes} ^ {*class_folders(folder)}:
+            raise UserError(
+                f"imagefolder: the classes of {first} and {folder} differ in "
+                f"{', '.join(sorted(odd)[:5])}"
+            )
+    if "images" in map(str.lower, classes):
         raise UserError(
-            f"imagefolder: the classes of {root}/train and {root}/test differ in "
-            f"{', '.join(sorted(odd)[:5])}"
+            f"imagefolder: {first} holds {', '.join(classes)[:200]}, and images is no class: put "
+            "images into a folder per class"
         )
-    return {split: FolderImages(folders[split], classes) for split in splits}
+    return {split: FolderImages(folder, classes) for split, folder in folders.items()}
 
 
 DATASETS.register("imagefolder")(
-    stored_source("imagefolder", _splits, {"train": "train/CLASS/", "test": "test/CLASS/"})
+    stored_source(
+        "imagefolder", _splits, {"train": "train/CLASS/", "test": "test/CLASS/ or val/CLASS/"}
+    )
 )

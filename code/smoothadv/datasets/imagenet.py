@@ -1,4 +1,6 @@
-"""ImageNet (ILSVRC 2012) from a folder with train/ and val/, a folder per class in each."""
+"""ImageNet (ILSVRC 2012) from a folder with train/ and val/, a folder per class in each; and the
+names of its classes.
+"""
 
 import os
 from pathlib import Path
@@ -9,15 +11,23 @@ from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, ImageDataset, Source,
 from smoothadv.datasets.image_files import ImageFiles, class_folders
 from smoothadv.datasets.preparation import Preparation
 
-_CLASSES = 1000
+# Of each class the synset, in order; its number in the development kit, from 1 on; and "tiny" if it
+# is one of Tiny ImageNet.
+_CLASSES = [
+    line.split()
+    for line in Path(__file__).with_name("imagenet_classes.txt").read_text().splitlines()
+]
+# The classes in the order of labels, here and in the networks of libraries.
+SYNSETS = tuple(synset for synset, *_ in _CLASSES)
+# All classes in the order of the development kit, and those of Tiny ImageNet.
+OF_KIT = tuple(synset for synset, *_ in sorted(_CLASSES, key=lambda row: int(row[1])))
+OF_TINY = tuple(synset for synset, *_, last in _CLASSES if last == "tiny")
 _FOLDERS = {"train": "train", "test": "val"}
 _SIZE = 224
-_DESCRIPTION = photographs("imagenet", tuple(f"class {label}" for label in range(_CLASSES)), _SIZE)
+_DESCRIPTION = photographs("imagenet", SYNSETS, _SIZE)
 
 
 class _Files(ImageFiles):
-    """Labels number the sorted class folders, as in torchvision."""
-
     turned = False
 
     def digest(self) -> str:
@@ -28,19 +38,28 @@ class _Files(ImageFiles):
         )
 
 
+def _in_order(folder: Path) -> list[str]:
+    """The class folders in the order of labels: called by synsets, or by their places 0 to 999 in
+    this order, as those of ImageNetV2 are.
+    """
+    found = class_folders(folder)
+    numbered = {int(name): name for name in found if name.isdecimal()}
+    if tuple(found) != SYNSETS and sorted(numbered) != [*range(len(SYNSETS))]:
+        raise UserError(
+            f"imagenet folder {folder} holds {len(found)} class folders, {', '.join(found[:3])}, "
+            "..., not the 1000 synsets, n01440764, ..., or their places in this order, 0 to 999 (1 "
+            "to 1000 are the development kit's, in another order): set IMAGENET_DIR or --data-dir "
+            "to the folder that holds train/ and val/ (for other classes use imagefolder:PATH)"
+        )
+    return [numbered[label] for label in sorted(numbered)] or found
+
+
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from smoothadv.datasets.images import StreamedImages
 
     root = data_dir or Path(os.environ.get("IMAGENET_DIR") or DEFAULT_DATA_DIR / "imagenet")
     folder = (root / _FOLDERS[split]).resolve()
-    classes = class_folders(folder)
-    if len(classes) != _CLASSES:
-        raise UserError(
-            f"imagenet folder {folder} holds {len(classes)} class folders, not {_CLASSES}: set "
-            "IMAGENET_DIR or --data-dir to the folder that holds train/ and val/ (for a subset of "
-            "classes use imagefolder:PATH)"
-        )
-    return StreamedImages(_Files(folder, classes), _DESCRIPTION, Preparation(_SIZE))
+    return StreamedImages(_Files(folder, _in_order(folder)), _DESCRIPTION, Preparation(_SIZE))
 
 
 DATASETS.register("imagenet")(Source(describe=lambda location, data_dir: _DESCRIPTION, load=_load))

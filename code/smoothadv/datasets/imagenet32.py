@@ -16,11 +16,12 @@ from smoothadv.datasets import (
     TrainingDefaults,
 )
 from smoothadv.datasets.arrays import checked_arrays
+from smoothadv.datasets.imagenet import OF_KIT
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 
 _DESCRIPTION = DatasetDescription(
     name="imagenet32",
-    class_names=tuple(f"class {label}" for label in range(1000)),
+    class_names=OF_KIT,
     image_shape=(3, 32, 32),
     mean=CIFAR_MEAN,
     std=CIFAR_STD,  # the paper's code uses CIFAR-10's, so that weights can be fine-tuned there

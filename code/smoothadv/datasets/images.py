@@ -10,13 +10,31 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
-from smoothadv.datasets import Batches, DatasetDescription, Indices
+from smoothadv.datasets import Batches, DatasetDescription, ImageDataset, Indices
 from smoothadv.datasets.image_files import Image, StoredImages
 from smoothadv.datasets.preparation import Preparation
 from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
 Transform = Callable[[Image], torch.Tensor]
+_READ_TWICE = 64  # of these, half are mirrored at random: all of them twice alike never happens
+
+
+def changing_image(images: ImageDataset) -> int | None:
+    """The index of an image that is another one, or has another label, when it is read again; None
+    if there is none among those that are tried.
+    """
+    if isinstance(images, (InMemoryImages, StreamedImages)):
+        return None
+    tried = [
+        number * max(len(images) // _READ_TWICE, 1) % len(images)
+        for number in range(_READ_TWICE if len(images) else 0)
+    ]
+    reads = (
+        (index, {fingerprint_of(*map(torch.as_tensor, images[index])) for _ in range(2)})
+        for index in tried
+    )
+    return next((index for index, found in reads if len(found) > 1), None)
 
 
 def fingerprint_of(images: torch.Tensor | np.ndarray, labels: torch.Tensor | np.ndarray) -> str:

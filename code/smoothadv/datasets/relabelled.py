@@ -8,6 +8,7 @@ import torch
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, ImageDataset, Indices
+from smoothadv.datasets.imagenet import SYNSETS
 from smoothadv.datasets.images import Item
 
 
@@ -61,9 +62,9 @@ def matched_classes(
     ``names`` of each.
 
     Names are equal but for case and for '_' in place of a space; a part of one like "tench, Tinca
-    tinca" is a name, and so is the class's number. Of a network without ``names`` equally many
-    classes are taken in their order. UserError where a class is none of the network, or one of
-    several.
+    tinca" is a name, and so are the class's number and, of a network of 1,000 or 1,001 classes,
+    ImageNet's synset. Of a network without ``names`` equally many classes are taken in their order.
+    UserError where a class is none of the network, or one of several.
     """
 
     def plain(name: str) -> str:
@@ -74,9 +75,19 @@ def matched_classes(
         for name in {plain(part) for full in class_names for part in (full, *full.split(","))}:
             known.setdefault(name, set()).add(number)
     numbers = {str(number): {number} for number in range(count)}
-    matches = [known.get(plain(folder)) or numbers.get(folder, set()) for folder in folders]
-    if not names and len(folders) == count and not any(matches):
+    if not names and len(folders) == count and numbers.keys().isdisjoint(folders):
         return list(range(count))
+    first = count - len(SYNSETS)
+    if first in (0, 1):  # the networks of TensorFlow begin with a class of background
+        from torchvision.models import ResNet18_Weights
+
+        # In their order, unless most of the names that are ImageNet's have other places.
+        words = ResNet18_Weights.DEFAULT.meta["categories"]
+        places = [known.get(plain(word), set()) for word in words]
+        moved = [number not in place for number, place in enumerate(places, first) if place]
+        for number, (synset, place) in enumerate(zip(SYNSETS, places), first):
+            known.setdefault(synset, place if 2 * sum(moved) > len(moved) else {number})
+    matches = [known.get(plain(folder)) or numbers.get(folder, set()) for folder in folders]
     if wrong := [f"'{folder}'" for folder, classes in zip(folders, matches) if len(classes) != 1]:
         found = ", ".join(wrong[:5]) + (f", ... ({len(wrong)} in all)" * (len(wrong) > 5))
         like = f" by its name, like '{names[0][0]}'," if names else ""

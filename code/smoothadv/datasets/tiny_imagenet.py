@@ -11,12 +11,13 @@ from smoothadv.datasets import (
     ImageDataset,
     Source,
 )
+from smoothadv.datasets.image_files import SUFFIXES
 from smoothadv.datasets.imagefolder import FolderImages
+from smoothadv.datasets.imagenet import OF_TINY
 
-_CLASSES = 200
 _DESCRIPTION = DatasetDescription(
     name="tiny-imagenet",
-    class_names=tuple(f"class {label}" for label in range(_CLASSES)),
+    class_names=OF_TINY,
     image_shape=(3, 64, 64),
     # Of all training pixels, as commonly stated. Another std in use is smaller: the mean of those
     # of single images.
@@ -27,32 +28,32 @@ _DESCRIPTION = DatasetDescription(
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
-    """Labels number the sorted names of classes, as for ImageNet; the validation images are for
-    testing, in the order of their annotations.
+    """Labels number the sorted synsets, as for ImageNet; the validation images are for testing, in
+    the order of their annotations, or in folders of classes like the training images.
     """
     from smoothadv.datasets.images import ImagesOnDemand
 
     folder = (data_dir or DEFAULT_DATA_DIR) / "tiny-imagenet-200"
     try:
-        classes = sorted((folder / "wnids.txt").read_text().split())
-        if len(classes) != _CLASSES:
-            raise ValueError(f"wnids.txt holds {len(classes)} classes, not {_CLASSES}")
-        if split == "train":
-            folders = [folder / "train" / name / "images" for name in classes]
-            files = [
-                (path, label) for label, of in enumerate(folders) for path in sorted(of.iterdir())
-            ]
-        else:
+        if split == "test" and not (folder / "val" / OF_TINY[0]).is_dir():
             lines = (folder / "val/val_annotations.txt").read_text().splitlines()
             rows = [line.split("\t") for line in lines]
-            files = [(folder / "val/images" / row[0], classes.index(row[1])) for row in rows]
+            files = [(folder / "val/images" / row[0], OF_TINY.index(row[1])) for row in rows]
+        else:
+            folders = [folder / ("val" if split == "test" else split) / name for name in OF_TINY]
+            files = [
+                (path, label)
+                for label, of in enumerate(folders)
+                for path in sorted((of / "images" if (of / "images").is_dir() else of).iterdir())
+                if path.suffix.lower() in SUFFIXES
+            ]
     except (OSError, ValueError, IndexError) as error:
         raise UserError(
-            f"tiny-imagenet: {folder} is not as published, with wnids.txt, train/WNID/images/, "
-            f"val/images/ and val/val_annotations.txt: {first_line(error)}; --data-dir names the "
-            "folder above it"
+            f"tiny-imagenet: {folder} is not as published, with train/WNID/images/, val/images/ "
+            "and val/val_annotations.txt, and has no val/WNID/ instead: "
+            f"{first_line(error)}; --data-dir names the folder above it"
         ) from error
-    images = FolderImages(folder, classes)
+    images = FolderImages(folder, OF_TINY)
     images.files = files
     return ImagesOnDemand(images, _DESCRIPTION)
 

@@ -28,6 +28,7 @@ from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
 from smoothadv.checkpoints.hub import pinned
 from smoothadv.datasets import ImageDataset
+from smoothadv.datasets.images import changing_image
 from smoothadv.evaluation.model import BaseClassifier, classifier_digest, load_model
 from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.noise import (
@@ -225,6 +226,12 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     recorded, processes = settings_to_continue(spec, log), join_processes()
     device = _configured_device(spec, sound, recorded, processes)
     spec, dataset, base = load_model(spec)
+    doubts = dataset.description.doubts()
+    if (index := changing_image(dataset)) is not None:
+        raise UserError(
+            f"image {index} of '{dataset.description.name}' is another one each time it is read: "
+            "leave random crops, mirror images and noise out of the Dataset"
+        )
     processes, indices = processes.connect(), spec.chosen_indices(len(dataset))
     if processes.is_first:
         each = spec.n + getattr(spec, "n0", 0)
@@ -233,7 +240,7 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
             each += attack.num_steps * repeats
         work = f"{len(indices):,} images, each {each:,} times with noise"
         warn_of_hours(work, each * len(indices))
-        for doubt in (*base.doubts, *_few_classes(spec, dataset, indices)):
+        for doubt in (*base.doubts, *doubts, *_few_classes(spec, dataset, indices)):
             warn(doubt)
     key = NoiseKey(
         classifier_digest(base.module, {**base.settings, **spec.plugins(*base.architectures)}),

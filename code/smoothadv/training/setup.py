@@ -28,7 +28,7 @@ from smoothadv.checkpoints import (
 )
 from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
-from smoothadv.datasets.images import StreamedImages
+from smoothadv.datasets.images import StreamedImages, changing_image
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.exact.training import trained_integers
 from smoothadv.noise import derive_generator
@@ -101,6 +101,9 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
             "out"
         )
     images = training.description = spec.augmented(training.description)
+    if not spec.objective.DENOISES:
+        for doubt in images.doubts():
+            warn(doubt)
     if spec.route is not None:
         training, test = routed(training, spec.route)
         images = training.description
@@ -196,7 +199,13 @@ def _folder(setup: TrainingSetup) -> RunFolder:
         "denoiser": spec.objective.DENOISES,
     }
     recipe = spec.recipe(description, setup.schedule)
-    recipe["dataset_fingerprint"] = setup.training.fingerprint()
+    changes = changing_image(setup.training) is not None
+    recipe["dataset_fingerprint"] = None if changes else setup.training.fingerprint()
+    if changes and setup.processes.is_first:
+        warn(
+            f"the images of '{description.name}' change each time they are read: a resumed run "
+            "ends with other weights than an uninterrupted one"
+        )
     recipe["input_layer"] = setup.input_layer
     if spec.pretrained_model:
         recipe["pretrained_sha256"] = checkpoint_digest(spec.pretrained_model)
