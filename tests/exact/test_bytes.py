@@ -17,7 +17,6 @@ from smoothadv.exact.layers import Convolution, Step, Sum, Total
 from smoothadv.exact.network import IntegerNetwork, byte_form
 from support import slow_integers
 from support.integers import (
-    BYTES_ARE_EXACT,
     convolution,
     extreme_images,
     is_reference,
@@ -63,7 +62,7 @@ def test_any_block_of_bytes_is_the_reference_to_the_last_bit(network, seed):
     """Also where its value is needed again, whose place oneDNN's sum would take."""
     images = extreme_images(network, 7, seed)
     assert is_reference(network, images)
-    form = byte_form(network) if BYTES_ARE_EXACT else None
+    form = byte_form(network)
     if form is not None:
         with torch.inference_mode():
             assert torch.equal(form(images), network(images))

@@ -26,7 +26,6 @@ from smoothadv.voting.classifier import (
 from smoothadv.voting.counter import VoteCounter, check_exact
 from support import slow_integers
 from support.integers import (
-    BYTES_ARE_EXACT,
     convolution,
     extreme_images,
     grey_images,
@@ -103,7 +102,7 @@ def test_any_small_network_is_the_reference_to_the_last_bit(network, seed):
     assert is_reference(network, 3 * images - 1), "pixels beyond the range are clamped"
     record, tensors = network.stored()
     again = IntegerNetwork.read(record, tensors, network.image_shape, 5)
-    form = byte_form(network) if BYTES_ARE_EXACT else None
+    form = byte_form(network)
     with torch.inference_mode():
         assert torch.equal(torch.cat([again(image[None]) for image in images]), network(images))
         assert form is None or torch.equal(form(images), network(images))
@@ -384,16 +383,14 @@ def choose_form(voter: VotingClassifier) -> None:
 
 
 def with_rounded_large_sums(
-    layer: ByteConvolution, x: torch.Tensor, in_float64: bool = False
+    layer: ByteConvolution, x: torch.Tensor, *shortcut: torch.Tensor
 ) -> torch.Tensor:
     """Random integers show it, and images do not."""
-    exact = Convolution.total(layer, x, in_float64)
-    return exact + (not in_float64 and x.mean() > 100)
+    exact = Convolution.forward(layer, x.float(), *shortcut)
+    return exact + (not layer.in_float64 and x.float().mean() > 100)
 
 
-def without_operator(
-    layer: ByteConvolution, x: torch.Tensor, in_float64: bool = False
-) -> torch.Tensor:
+def without_operator(layer: ByteConvolution, *given: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("could not create a primitive")
 
 
@@ -403,7 +400,7 @@ def without_operator(
 def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch):
     voter = digits_voter()
     if fault is not None:
-        monkeypatch.setattr(ByteConvolution, "total", fault)
+        monkeypatch.setattr(ByteConvolution, "forward", fault)
     choose_form(voter)
     assert (voter.fast is None) == (fault is not None)
     if fault is None:
@@ -420,8 +417,6 @@ def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch
 class Doubtful(torch.nn.Module):
     """The logits of a network, and a layer that sums inexactly, which they do not show."""
 
-    FAILS_QUIETLY = True
-
     def __init__(self, network: IntegerNetwork, layer: int | None) -> None:
         super().__init__()
         self.network, self.layer = network, layer
@@ -433,6 +428,7 @@ class Doubtful(torch.nn.Module):
         return self.layer
 
 
+@pytest.mark.filterwarnings("ignore:the fast kernels")
 @pytest.mark.parametrize(("layer", "votes"), [(None, True), (0, False), (5, False)])
 def test_a_form_with_an_inexact_layer_does_not_vote(layer, votes, monkeypatch):
     monkeypatch.setattr(
@@ -457,15 +453,15 @@ def test_fast_form_votes_and_gradients_are_those_of_the_classifier(is_compiled):
         torch.equal(logits, expected)
         and torch.autograd.grad(logits.square().sum(), images)[0].any()
     )
-    voter.use(byte_form(eager.integers) if BYTES_ARE_EXACT else None)
+    voter.use(byte_form(eager.integers))
     with torch.inference_mode():
         assert torch.equal(voter(IMAGES), expected)
 
 
 @needs_bytes
-@pytest.mark.parametrize(("channels", "weight", "parts"), [(57, 127, 1), (58, 127, 2), (4, 128, 0)])
+@pytest.mark.parametrize(("channels", "weight", "parts"), [(114, 64, 1), (115, 64, 2), (4, 65, 0)])
 def test_sums_in_parts_are_bytes_and_wide_weights_are_not(channels, weight, parts):
-    """The sums of flat images reach 57 or 58 * 9 * 127 * 255, beside 2^24."""
+    """The sums of flat images reach 114 or 115 * 9 * 64 * 255, beside 2^24."""
 
     def step(number: int, weight: torch.Tensor, scale: float, high: int) -> Step:
         tensors = {
