@@ -68,59 +68,35 @@ def test_any_block_of_bytes_is_the_reference_to_the_last_bit(network, seed):
 
 @needs_bytes
 @pytest.mark.parametrize(
-    ("low", "high", "is_fused"), [(0, 255, True), (-9, 9, False), (0, 999, False)]
+    ("low", "high", "inputs", "is_fused"),
+    [
+        (0, 255, (1, 2), True),
+        (-9, 9, (1, 2), False),
+        (0, 999, (1, 2), False),
+        (0, 255, (2, 2), True),
+        (0, 255, (2, 1), True),
+    ],
 )
-def test_only_shortcuts_of_bytes_are_added_by_fused_operators(low, high, is_fused):
-    """oneDNN's sum reads 0..255."""
+def test_fused_operators_add_shortcuts_of_bytes_alone(low, high, inputs, is_fused):
+    """oneDNN's sum reads 0..255 and takes the place of it, which may be needed. An image with a NaN
+    has no class, and infinite values are clamped, as the definition says.
+    """
     byte = {"low": 0, "high": 255, "powers": True}
     steps = [
         Step(convolution(0, (8, 3, 1, 1), **byte), (0,)),
         Step(convolution(1, (8, 8, 1, 1), low=low, high=high, powers=True), (1,)),
-        Step(convolution(2, (8, 8, 1, 1), shortcut=1, **byte), (1, 2)),
-        Step(Total({"kernel": (5, 5)}, {}), (3,)),
-        Step(convolution(3, (5, 8, 1, 1)), (4,)),
-    ]
-    network = IntegerNetwork((3, 5, 5), 383, torch.tensor([125, 0, 255]), steps).eval()
-    form, images = byte_form(network), extreme_images(network, 9)
-    assert form.layers[2].is_fused == is_fused
-    with torch.inference_mode():
-        assert torch.equal(form(images), network(images))
-
-
-@needs_bytes
-@pytest.mark.parametrize("again", [False, True], ids=["its input", "read again"])
-def test_a_shortcut_that_is_needed_is_not_overwritten(again):
-    """oneDNN's sum takes the place of what it reads."""
-    byte = {"low": 0, "high": 255, "powers": True, "padding": (1, 1)}
-    steps = [
-        Step(convolution(0, (8, 3, 3, 3), **byte), (0,)),
-        Step(convolution(1, (8, 8, 3, 3), **byte), (1,)),
-        Step(convolution(2, (8, 8, 3, 3), shortcut=1, **byte), (2, 1 if again else 2)),
-        Step(convolution(3, (8, 8, 3, 3), shortcut=1, **byte), (3, 1 if again else 3)),
-        Step(Total({"kernel": (6, 6)}, {}), (4,)),
+        Step(convolution(2, (8, 8, 1, 1), shortcut=1, **byte), inputs),
+        Step(convolution(3, (8, 8, 1, 1), shortcut=1, **byte), (3, 3 if inputs[1] == 2 else 1)),
+        Step(Total({"kernel": (5, 5)}, {}), (4,)),
         Step(convolution(4, (5, 8, 1, 1)), (5,)),
     ]
-    network = IntegerNetwork((3, 6, 6), 383, torch.tensor([125, 0, 255]), steps).eval()
-    form, images = byte_form(network), extreme_images(network, 9)
-    with torch.inference_mode():
-        assert torch.equal(form(images), network(images))
-
-
-@needs_bytes
-def test_an_image_with_a_nan_has_no_class_in_bytes():
-    """Infinite values are clamped, as the definition says."""
-    steps = [
-        Step(convolution(0, (8, 3, 1, 1), low=0, high=255, powers=True), (0,)),
-        Step(convolution(1, (8, 8, 1, 1), low=0, high=255, powers=True), (1,)),
-        Step(Total({"kernel": (5, 5)}, {}), (2,)),
-        Step(convolution(2, (4, 8, 1, 1)), (3,)),
-    ]
     network = IntegerNetwork((3, 5, 5), 383, torch.tensor([125, 0, 255]), steps).eval()
-    images = extreme_images(network, 4)
+    form, images = byte_form(network), extreme_images(network, 9)
     images[1, 2, 4, 4], images[2, 0, 0, 0] = torch.nan, torch.inf
     with torch.inference_mode():
-        found, expected = byte_form(network)(images), network(images)
-    assert found[1].isnan().all() and found[[0, 2, 3]].isfinite().all()
+        found, expected = form(images), network(images)
+    assert form.layers[2].is_fused == is_fused
+    assert found.isnan().any(1).nonzero().tolist() == [[1]] and found[1].isnan().all()
     assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 
 
@@ -200,8 +176,8 @@ def layers_at_limits(draw: st.DrawFn) -> tuple[IntegerNetwork, torch.Tensor]:
     if draw(st.booleans()):
         outputs, kernel = channels, (1, 3)
         geometry = {"padding": (0, 1), "shortcut": 1}
-    padding = geometry["padding"]
-    assume(all(size + 2 * more >= k for size, more, k in zip(side, padding, kernel)))
+    places = zip(side, geometry["padding"], kernel)
+    assume(all(size + 2 * more >= reach for size, more, reach in places))
     random = np.random.default_rng(draw(st.integers(0, 999)))
     values = draw(st.sampled_from(PAIRS))
     weight = torch.from_numpy(random.choice(values, (outputs, channels // groups, *kernel)))
@@ -209,10 +185,15 @@ def layers_at_limits(draw: st.DrawFn) -> tuple[IntegerNetwork, torch.Tensor]:
     bias = 100 - draw(st.sampled_from([0, 255])) * weight.sum((1, 2, 3))
     multiplier = torch.full((outputs,), 2.0 ** -draw(st.sampled_from([0, 6])))
     low, high = draw(st.sampled_from([(0, 255), (-99, 255), (-(2**20), 2**20)]))
-    tensors = {"weight": weight, "bias": bias, "multiplier": multiplier}
-    layer = Convolution({**geometry, "groups": groups, "low": low, "high": high}, tensors)
-    steps = [Step(identity(channels, high=255), (0,))]
-    steps += [Step(layer, (1,) * layer.arguments), Step(identity(outputs), (2,))]
+    layer = Convolution(
+        {**geometry, "groups": groups, "low": low, "high": high},
+        {"weight": weight, "bias": bias, "multiplier": multiplier},
+    )
+    steps = [
+        Step(identity(channels, high=255), (0,)),
+        Step(layer, (1,) * layer.arguments),
+        Step(identity(outputs), (2,)),
+    ]
     network = IntegerNetwork((channels, *side), 0, torch.zeros(channels), steps).eval()
     levels = random.integers(0, 256, (draw(st.sampled_from([1, 2, 17])), channels, *side))
     return network, torch.from_numpy(levels).index_fill(0, torch.tensor(len(levels) - 1), 255) / 255

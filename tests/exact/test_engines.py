@@ -124,9 +124,9 @@ def test_tritons_kernels_repeat_the_log(log):
 
 @pytest.mark.parametrize("instructions", ["SSE41", "AVX2"])
 def test_older_processors_repeat_the_log(instructions, log, warm):
-    limits = {"ONEDNN_MAX_CPU_ISA": instructions, "ATEN_CPU_CAPABILITY": "default"}
+    words = [*MODULE, "certify", "verify", str(log), "--rows", "9"]
     process = warm.start(
-        [*MODULE, "certify", "verify", str(log), "--rows", "9"], log.parent, **limits
+        words, log.parent, ONEDNN_MAX_CPU_ISA=instructions, ATEN_CPU_CAPABILITY="default"
     )
     said = process.communicate()
     assert process.returncode == 0 and "all are equal" in said[0], said
@@ -144,21 +144,19 @@ def test_products_that_saturate_for_one_image_alone_decide_no_certificate(warm, 
         (torch.tensor([65, 64]).view(1, 2, 1, 1), torch.tensor([-32767]), {"high": 255}),
         (unit[8].view(10, 1, 1, 1), 50 * unit[1], {}),
     ]
-    steps = [
-        Step(Convolution(given, {**tensors, "multiplier": torch.ones(len(bias))}), (number,))
-        for number, (weight, bias, given) in enumerate(layers)
-        for tensors in [{"weight": weight, "bias": bias}]
-    ]
+    steps = []
+    for weight, bias, given in layers:
+        tensors = {"weight": weight, "bias": bias, "multiplier": torch.ones(len(bias))}
+        steps.append(Step(Convolution(given, tensors), (len(steps),)))
     network = IntegerNetwork((1, 8, 8), 383, torch.tensor([128]), steps).eval()
     assert slow_logits(network, digit[None]).argmax() == 8
     network.set_probe()
-    record, tensors = network.stored()
     facts = {"epoch": 1, "arch": "integer:none", "input_layer": "normalize"}
-    content = {**facts, "image_shape": [1, 8, 8], "integer": record, "state_dict": tensors}
+    content = {**facts, **dict(zip(("integer", "state_dict"), network.stored()))}
     save_checkpoint(workplace / "crafted.pth.tar", content)
-    options = ["--sound", "--max", 1, "--N0", 10, "--N", 100]
-    command = script("certify", "digits", "crafted.pth.tar", 0.25, "log.tsv", *options)
-    limits = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-    assert warm.start(command, workplace, **limits).communicate()[1] == ""
+    words = ["crafted.pth.tar", 0.25, "log.tsv", "--sound", "--max", 1, "--N0", 10, "--N", 100]
+    command = script("certify", "digits", *words)
+    process = warm.start(command, workplace, ONEDNN_MAX_CPU_ISA="AVX2", ATEN_CPU_CAPABILITY="avx2")
+    assert process.communicate()[1] == ""
     (row,) = rows(workplace / "log.tsv")
     assert row["predict"] == "8" and int(row["successes"]) > 90

@@ -16,7 +16,7 @@ from smoothadv.architectures import get_architecture
 from smoothadv.architectures.exact import digest_of_logits
 from smoothadv.datasets import describe_dataset
 from smoothadv.exact import layers as integer_layers
-from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
+from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total, only_adds
 from smoothadv.exact.network import ByteConvolution, IntegerNetwork, byte_form
 from smoothadv.voting.classifier import (
     CompiledClassifier,
@@ -231,6 +231,32 @@ def test_undivided_sum_beyond_the_limit_is_wrong():
             layer.parts = parts
             found[int(parts > 1)].append(layer(torch.full((1, 7, 1, 1), 255.0)).item())
     assert set(found[1]) == {255.0} and set(found[0]) != {255.0}
+
+
+@pytest.mark.parametrize(
+    ("has_onednn", "library", "mode", "kind"),
+    [
+        (True, "ONEDNN", "STRICT", torch.float32),
+        (True, "ONEDNN", "BF16", torch.float64),
+        (True, "DNNL", "any", torch.float64),
+        (False, "ONEDNN", "STRICT", torch.float64),
+    ],
+)
+def test_sums_are_in_float64_where_those_of_float32_may_be_rounded(
+    has_onednn, library, mode, kind, monkeypatch
+):
+    """Without oneDNN, PyTorch may take Winograd's convolutions of NNPACK for batches from 16 on."""
+    network, exact, kinds = (
+        proven((convolution(0, (8, 8, 3, 3), padding=(1, 1), **WIDE), (0,))),
+        F.conv2d,
+        set(),
+    )
+    monkeypatch.setenv(f"{library}_DEFAULT_FPMATH_MODE", mode)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", has_onednn)
+    monkeypatch.setattr(F, "conv2d", lambda x, *given: (kinds.add(x.dtype), exact(x, *given))[1])
+    assert is_reference(network, extreme_images(network, 17)) and kinds == {kind}
+    assert not only_adds("cuda") and network(torch.zeros(1, 8, 1, 3)).isfinite().all()
+    assert kinds == {kind, torch.float32}, "gradients are asked for"
 
 
 @pytest.mark.parametrize("bias", [0, LIMIT - 1])
