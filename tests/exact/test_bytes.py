@@ -84,7 +84,7 @@ def test_fused_operators_add_shortcuts_of_bytes_alone(low, high, inputs, is_fuse
     byte = {"low": 0, "high": 255, "powers": True}
     steps = [
         Step(convolution(0, (8, 3, 1, 1), **byte), (0,)),
-        Step(convolution(1, (8, 8, 1, 1), low=low, high=high, powers=True), (1,)),
+        Step(convolution(1, (8, 8, 1, 1), low=low, high=high), (1,)),
         Step(convolution(2, (8, 8, 1, 1), shortcut=1, **byte), inputs),
         Step(convolution(3, (8, 8, 1, 1), shortcut=1, **byte), (3, 3 if inputs[1] == 2 else 1)),
         Step(Total({"kernel": (5, 5)}, {}), (4,)),
@@ -96,6 +96,7 @@ def test_fused_operators_add_shortcuts_of_bytes_alone(low, high, inputs, is_fuse
     with torch.inference_mode():
         found, expected = form(images), network(images)
     assert form.layers[2].is_fused == is_fused
+    assert not form.layers[1].is_fused, "its multipliers are no powers of 2"
     assert found.isnan().any(1).nonzero().tolist() == [[1]] and found[1].isnan().all()
     assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 

@@ -485,8 +485,11 @@ def test_fast_form_votes_and_gradients_are_those_of_the_classifier(is_compiled):
 
 
 @needs_bytes
-@pytest.mark.parametrize(("channels", "weight", "parts"), [(114, 64, 1), (115, 64, 2), (4, 65, 0)])
-def test_sums_in_parts_are_bytes_and_wide_weights_are_not(channels, weight, parts):
+@pytest.mark.parametrize(
+    ("channels", "weight", "parts", "high"),
+    [(114, 64, 1, 2**15), (115, 64, 2, 2**15), (115, 64, 2, 255), (4, 65, 0, 2**15)],
+)
+def test_sums_in_parts_are_bytes_and_wide_weights_are_not(channels, weight, parts, high):
     """The sums of flat images reach 114 or 115 * 9 * 64 * 255, beside 2^24."""
 
     def step(number: int, weight: torch.Tensor, scale: float, high: int) -> Step:
@@ -499,7 +502,7 @@ def test_sums_in_parts_are_bytes_and_wide_weights_are_not(channels, weight, part
     spread = torch.arange(weight - 3, weight + 1).view(4, 1, 1, 1).expand(4, channels, 3, 3)
     steps = [
         step(0, torch.full((channels, 1, 1, 1), 256), 2**-8, 255),
-        step(1, spread, 2**-10, 2**15),
+        step(1, spread, 2**-10, high),
     ]
     steps.append(step(2, torch.eye(4).view(4, 4, 1, 1), 1, -1))
     network = IntegerNetwork(SHAPE, 0, torch.zeros(1), steps).eval()
