@@ -16,7 +16,8 @@ from smoothadv.architectures import get_architecture
 from smoothadv.architectures.exact import digest_of_logits
 from smoothadv.datasets import describe_dataset
 from smoothadv.exact import layers as integer_layers
-from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total, only_adds
+from smoothadv.exact.arithmetic import only_adds
+from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
 from smoothadv.exact.network import ByteConvolution, IntegerNetwork, byte_form
 from smoothadv.voting.classifier import (
     CompiledClassifier,
@@ -495,7 +496,7 @@ def test_sums_in_parts_are_bytes_and_wide_weights_are_not(channels, weight, part
     def step(number: int, weight: torch.Tensor, scale: float, high: int) -> Step:
         tensors = {
             "multiplier": torch.full((len(weight),), float(scale)),
-            "bias": torch.arange(len(weight)) % 4,
+            "bias": torch.arange(len(weight)) % 4 * 2**13,
         }
         return Step(Convolution({"high": high}, {"weight": weight, **tensors}), (number,))
 

@@ -8,7 +8,6 @@ gradients, rounding has that of the identity ("straight-through", Bengio et al.,
 """
 
 import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from smoothadv.exact.arithmetic import only_adds
 
 DEFINITION = 2
 """The version of the definition in docs/integer.md."""
@@ -57,28 +58,6 @@ class _Round(torch.autograd.Function):
 def rounded(x: torch.Tensor) -> torch.Tensor:
     """The nearest even integers; overwrites ``x`` where it needs no gradient."""
     return _Round.apply(x) if x.requires_grad else x.round_()
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def only_adds(device: str) -> bool:
-    """Whether float32 convolutions on a type of device multiply and add numbers as they are, and do
-    nothing else.
-
-    Those of cuDNN and NNPACK may be Winograd's, or round what they multiply to TF32. Those of
-    oneDNN are direct, and do not round, unless a setting asks for it.
-    """
-    mkldnn = torch.backends.mkldnn
-    settings = {
-        getattr(getattr(mkldnn, "conv", None), "fp32_precision", "none"),
-        os.environ.get("ONEDNN_DEFAULT_FPMATH_MODE", "strict").lower(),
-        os.environ.get("DNNL_DEFAULT_FPMATH_MODE", "strict").lower(),
-    }
-    return (
-        device == "cpu"
-        and mkldnn.is_available()
-        and bool(mkldnn.enabled)
-        and settings <= {"none", "ieee", "strict"}
-    )
 
 
 class IntegerLayer(nn.Module, ABC):
