@@ -64,9 +64,9 @@ class VotingClassifier(nn.Module):
         except UserError:
             if self.fast is None:
                 raise
-            warn("the fast kernels for integers compute something else here: slower ones vote")
             self.use(None)
             check(network, None)
+            warn("the fast kernels for integers compute something else here: slower ones vote")
 
     @property
     def integers(self) -> ExactNetwork | None:
