@@ -5,7 +5,7 @@
 All forms alternate in this process, on one thread; all forms of integers must return the same
 logits. Printed are medians over rounds: of the time, and of the ratio within a round. Weights are
 random, statistics and ranges those of noise-like images. "Bytes" are convolutions of 8 bits by
-oneDNN, which votes where the CPU has the instructions. ONEDNN_MAX_CPU_ISA=AVX2 and
+oneDNN, which votes where the CPU has AVX2. ONEDNN_MAX_CPU_ISA=AVX2 and
 ATEN_CPU_CAPABILITY=avx2 show a CPU without them. Of ONNX Runtime and OpenVINO those that are
 installed compute the exported networks, too.
 """

@@ -152,13 +152,13 @@ def test_batch_that_memory_halves_is_checked_again(fault, integers, workplace, c
 
 @needs_bytes
 def test_votes_are_in_bytes(integers, workplace, monkeypatch):
-    exact, began = ByteConvolution.total, []
+    exact, began = ByteConvolution.forward, []
 
-    def total(*given: object, **named: object) -> torch.Tensor:
+    def forward(*given: object) -> torch.Tensor:
         began.append(Path("log.tsv").exists())
-        return exact(*given, **named)
+        return exact(*given)
 
-    monkeypatch.setattr(ByteConvolution, "total", total)
+    monkeypatch.setattr(ByteConvolution, "forward", forward)
     succeed("certify", "digits", integers, 0.25, "log.tsv", *SOUND, "--max", 1)
     assert began[-1] and not began[0], "first they are checked"
 

@@ -104,9 +104,17 @@ DAMAGES = {
     "missing mean": (tensor("mean", None), "mean"),
     "further tensor": (tensor("1.scale", torch.ones(1)), "scale"),
     "tensor of no step": (tensor("77.bias", torch.ones(1)), "step 77"),
-    "flat weight": (tensor("1.weight", torch.ones(4)), "damaged"),
-    "weight of other channels": (tensor("1.weight", torch.ones(4, 3, 3, 3)), "damaged"),
-    "empty weight": (tensor("1.weight", torch.ones(0, 1, 3, 3)), "damaged"),
+    "flat weight": (tensor("1.weight", torch.ones(4)), "weight has the shape [4], expected four"),
+    "weight that is a number": (tensor("1.weight", torch.tensor(1)), "weight has the shape []"),
+    "weight of other channels": (
+        tensor("1.weight", torch.ones(4, 3, 3, 3)),
+        "weight has the shape [4, 3, 3, 3], expected the second size 1 / 1",
+    ),
+    "weight of groups of another size": (
+        step(4, 2, {"groups": 2}),
+        "weight has the shape [10, 4, 1, 1], expected the second size 4 / 2",
+    ),
+    "empty weight": (tensor("1.weight", torch.ones(0, 1, 3, 3)), "the shape [0, 1, 3, 3]"),
     "weight of fractions": (
         tensor("1.weight", torch.full((4, 1, 3, 3), 0.5)),
         "weight holds other numbers",
@@ -142,8 +150,20 @@ DAMAGES = {
         tensor("1.multiplier", torch.full((4,), NAN)),
         "multiplier holds other numbers",
     ),
-    "multipliers of a rescaling": (tensor("3.multiplier", torch.ones(2)), "damaged"),
-    "bias of other channels": (tensor("1.bias", torch.ones(3)), "damaged"),
+    "multipliers of a rescaling": (
+        tensor("3.multiplier", torch.ones(2)),
+        "Rescaling: multiplier has the shape [2], expected [1]",
+    ),
+    "multiplier of a rescaling, of two sizes": (tensor("3.multiplier", torch.ones(1, 1)), "[1, 1]"),
+    "multiplier of all channels": (
+        tensor("1.multiplier", torch.ones(1)),
+        "multiplier has the shape [1], expected [4]",
+    ),
+    "multipliers of two sizes": (tensor("1.multiplier", torch.ones(4, 1)), "shape [4, 1]"),
+    "bias of other channels": (tensor("1.bias", torch.ones(3)), "shape [3], expected [4]"),
+    "bias of all channels": (tensor("1.bias", torch.ones(1)), "shape [1], expected [4]"),
+    "biases of two sizes": (tensor("1.bias", torch.ones(4, 1)), "shape [4, 1], expected [4]"),
+    "bias that is a number": (tensor("1.bias", torch.tensor(1)), "shape [], expected [4]"),
     "mean of fractions": (tensor("mean", torch.tensor([0.5])), "mean"),
     "mean of NaN": (tensor("mean", torch.tensor([NAN])), "mean"),
     "mean of the least integer": (
@@ -154,10 +174,13 @@ DAMAGES = {
     "mean of 256": (tensor("mean", torch.tensor([256])), "mean"),
     "mean of -256": (tensor("mean", torch.tensor([-256])), "mean"),
     "complex mean": (tensor("mean", torch.tensor([1 + 1j])), "mean"),
-    "mean of 3 channels": (tensor("mean", torch.zeros(3, dtype=torch.int16)), "mean"),
+    "mean of 3 channels": (
+        tensor("mean", torch.zeros(3, dtype=torch.int16)),
+        "mean, of shape [3], is no grey level for each of 1 channels",
+    ),
     "images of another shape": (at("image_shape", value=[1, 16, 16]), "image_shape"),
     "no shape, other images": (without_fields(), "damaged", "cifar10"),
-    "nine classes": (tensor("4.weight", torch.ones(9, 4, 1, 1)), "damaged"),
+    "nine classes": (tensor("4.weight", torch.ones(9, 4, 1, 1)), "shape [10], expected [9]"),
 }
 
 

@@ -16,6 +16,7 @@ from smoothadv.architectures import get_architecture
 from smoothadv.architectures.exact import digest_of_logits
 from smoothadv.datasets import describe_dataset
 from smoothadv.exact import layers as integer_layers
+from smoothadv.exact.arithmetic import only_adds
 from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
 from smoothadv.exact.network import ByteConvolution, IntegerNetwork, byte_form
 from smoothadv.voting.classifier import (
@@ -26,7 +27,6 @@ from smoothadv.voting.classifier import (
 from smoothadv.voting.counter import VoteCounter, check_exact
 from support import slow_integers
 from support.integers import (
-    BYTES_ARE_EXACT,
     convolution,
     extreme_images,
     grey_images,
@@ -103,7 +103,7 @@ def test_any_small_network_is_the_reference_to_the_last_bit(network, seed):
     assert is_reference(network, 3 * images - 1), "pixels beyond the range are clamped"
     record, tensors = network.stored()
     again = IntegerNetwork.read(record, tensors, network.image_shape, 5)
-    form = byte_form(network) if BYTES_ARE_EXACT else None
+    form = byte_form(network)
     with torch.inference_mode():
         assert torch.equal(torch.cat([again(image[None]) for image in images]), network(images))
         assert form is None or torch.equal(form(images), network(images))
@@ -232,6 +232,32 @@ def test_undivided_sum_beyond_the_limit_is_wrong():
             layer.parts = parts
             found[int(parts > 1)].append(layer(torch.full((1, 7, 1, 1), 255.0)).item())
     assert set(found[1]) == {255.0} and set(found[0]) != {255.0}
+
+
+@pytest.mark.parametrize(
+    ("has_onednn", "library", "mode", "kind"),
+    [
+        (True, "ONEDNN", "STRICT", torch.float32),
+        (True, "ONEDNN", "BF16", torch.float64),
+        (True, "DNNL", "any", torch.float64),
+        (False, "ONEDNN", "STRICT", torch.float64),
+    ],
+)
+def test_sums_are_in_float64_where_those_of_float32_may_be_rounded(
+    has_onednn, library, mode, kind, monkeypatch
+):
+    """Without oneDNN, PyTorch may take Winograd's convolutions of NNPACK for batches from 16 on."""
+    network, exact, kinds = (
+        proven((convolution(0, (8, 8, 3, 3), padding=(1, 1), **WIDE), (0,))),
+        F.conv2d,
+        set(),
+    )
+    monkeypatch.setenv(f"{library}_DEFAULT_FPMATH_MODE", mode)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", has_onednn)
+    monkeypatch.setattr(F, "conv2d", lambda x, *given: (kinds.add(x.dtype), exact(x, *given))[1])
+    assert is_reference(network, extreme_images(network, 17)) and kinds == {kind}
+    assert not only_adds("cuda") and network(torch.zeros(1, 8, 1, 3)).isfinite().all()
+    assert kinds == {kind, torch.float32}, "gradients are asked for"
 
 
 @pytest.mark.parametrize("bias", [0, LIMIT - 1])
@@ -384,16 +410,14 @@ def choose_form(voter: VotingClassifier) -> None:
 
 
 def with_rounded_large_sums(
-    layer: ByteConvolution, x: torch.Tensor, in_float64: bool = False
+    layer: ByteConvolution, x: torch.Tensor, *shortcut: torch.Tensor
 ) -> torch.Tensor:
     """Random integers show it, and images do not."""
-    exact = Convolution.total(layer, x, in_float64)
-    return exact + (not in_float64 and x.mean() > 100)
+    exact = Convolution.forward(layer, x.float(), *shortcut)
+    return exact + (not layer.in_float64 and x.float().mean() > 100)
 
 
-def without_operator(
-    layer: ByteConvolution, x: torch.Tensor, in_float64: bool = False
-) -> torch.Tensor:
+def without_operator(layer: ByteConvolution, *given: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("could not create a primitive")
 
 
@@ -403,7 +427,7 @@ def without_operator(
 def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch):
     voter = digits_voter()
     if fault is not None:
-        monkeypatch.setattr(ByteConvolution, "total", fault)
+        monkeypatch.setattr(ByteConvolution, "forward", fault)
     choose_form(voter)
     assert (voter.fast is None) == (fault is not None)
     if fault is None:
@@ -420,8 +444,6 @@ def test_bytes_vote_where_they_are_exact_and_floats_elsewhere(fault, monkeypatch
 class Doubtful(torch.nn.Module):
     """The logits of a network, and a layer that sums inexactly, which they do not show."""
 
-    FAILS_QUIETLY = True
-
     def __init__(self, network: IntegerNetwork, layer: int | None) -> None:
         super().__init__()
         self.network, self.layer = network, layer
@@ -433,6 +455,7 @@ class Doubtful(torch.nn.Module):
         return self.layer
 
 
+@pytest.mark.filterwarnings("ignore:the fast kernels")
 @pytest.mark.parametrize(("layer", "votes"), [(None, True), (0, False), (5, False)])
 def test_a_form_with_an_inexact_layer_does_not_vote(layer, votes, monkeypatch):
     monkeypatch.setattr(
@@ -457,27 +480,30 @@ def test_fast_form_votes_and_gradients_are_those_of_the_classifier(is_compiled):
         torch.equal(logits, expected)
         and torch.autograd.grad(logits.square().sum(), images)[0].any()
     )
-    voter.use(byte_form(eager.integers) if BYTES_ARE_EXACT else None)
+    voter.use(byte_form(eager.integers))
     with torch.inference_mode():
         assert torch.equal(voter(IMAGES), expected)
 
 
 @needs_bytes
-@pytest.mark.parametrize(("channels", "weight", "parts"), [(57, 127, 1), (58, 127, 2), (4, 128, 0)])
-def test_sums_in_parts_are_bytes_and_wide_weights_are_not(channels, weight, parts):
-    """The sums of flat images reach 57 or 58 * 9 * 127 * 255, beside 2^24."""
+@pytest.mark.parametrize(
+    ("channels", "weight", "parts", "high"),
+    [(114, 64, 1, 2**15), (115, 64, 2, 2**15), (115, 64, 2, 255), (4, 65, 0, 2**15)],
+)
+def test_sums_in_parts_are_bytes_and_wide_weights_are_not(channels, weight, parts, high):
+    """The sums of flat images reach 114 or 115 * 9 * 64 * 255, beside 2^24."""
 
     def step(number: int, weight: torch.Tensor, scale: float, high: int) -> Step:
         tensors = {
             "multiplier": torch.full((len(weight),), float(scale)),
-            "bias": torch.arange(len(weight)) % 4,
+            "bias": torch.arange(len(weight)) % 4 * 2**13,
         }
         return Step(Convolution({"high": high}, {"weight": weight, **tensors}), (number,))
 
     spread = torch.arange(weight - 3, weight + 1).view(4, 1, 1, 1).expand(4, channels, 3, 3)
     steps = [
         step(0, torch.full((channels, 1, 1, 1), 256), 2**-8, 255),
-        step(1, spread, 2**-10, 2**15),
+        step(1, spread, 2**-10, high),
     ]
     steps.append(step(2, torch.eye(4).view(4, 4, 1, 1), 1, -1))
     network = IntegerNetwork(SHAPE, 0, torch.zeros(1), steps).eval()

@@ -27,7 +27,7 @@ class ExactNetwork(nn.Module, ABC):
     @abstractmethod
     def fast_form(self, device: torch.device) -> nn.Module | None:
         """The same function for inference on the device, with ``inexact_layer``; None if there is
-        none. Where it computes something else there is a warning, unless it ``FAILS_QUIETLY``.
+        none.
         """
 
 

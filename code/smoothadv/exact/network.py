@@ -17,13 +17,13 @@ from smoothadv.exact.layers import (
     DEFINITION,
     EXACT,
     LAYERS,
+    SEVEN_BITS,
     WHITE,
     Convolution,
     IntegerLayer,
     LayerGraph,
     Range,
     Step,
-    ends,
     in_float64,
 )
 
@@ -62,7 +62,10 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
                 mean.is_floating_point() or mean.is_complex() or mean.shape != (image_shape[0],)
             )
             if is_other or bool((mean.double().abs() > WHITE).any()):
-                raise ValueError(f"its mean is no grey level for each of {image_shape[0]} channels")
+                raise ValueError(
+                    f"its mean, of shape {list(mean.shape)}, is no grey level for each of "
+                    f"{image_shape[0]} channels"
+                )
             made = [
                 Step(LAYERS[kind](settings, by_step.pop(str(number), {})), tuple(inputs))
                 for number, (kind, inputs, settings) in enumerate(steps, 1)
@@ -128,30 +131,27 @@ class ByteConvolution(Convolution):
     def __init__(self, settings: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__(settings, tensors)
         self.keeps_shortcut = True
-        self.layouts: dict[bool, tuple[torch.Size, list[torch.Tensor]]] = {}
+        self.layout: tuple[torch.Size | None, list[torch.Tensor]] = None, []
         self.zeros = torch.zeros(len(self.weight), dtype=torch.int64)
         self.geometry = (list(self.stride), list(self.padding), list(self.dilation), self.groups)
 
     def range_of(self, *inputs: Range) -> Range:
         limits = super().range_of(*inputs)
-        self.smallest_input = 0
         channels = self.weight.shape[1] * self.groups
         self.width = -(-channels // (self.parts if self.groups == 1 else 1))
         self.ones, self.scaled_bias = torch.ones(len(self.weight)), self.bias * self.multiplier
-        is_byte = (self.low, self.high) == (0, WHITE) and self.has_powers
-        is_byte &= all(0 <= low and high <= WHITE for low, high in inputs[1:])
-        self.is_fused = is_byte and self.parts == 1 and self.largest_sum < EXACT
+        is_byte = (self.low, self.high) == (0, WHITE) and self.has_powers and self.parts == 1
+        self.is_fused = is_byte and all(0 <= low and high <= WHITE for low, high in inputs[1:])
         return limits
 
-    def _packed(self, x: torch.Tensor, is_fused: bool) -> list[torch.Tensor]:
+    def _packed(self, x: torch.Tensor) -> list[torch.Tensor]:
         """The parts of the weight in oneDNN's layout, which cannot be copied or moved.
 
         It depends on the shape of ``x``: that for another shape gives the same sums, up to 20 times
         as slowly.
         """
-        shape, packed = self.layouts.get(is_fused, (None, []))
-        if shape != x.shape:
-            scales = self.multiplier if is_fused else self.ones
+        if self.layout[0] != x.shape:
+            scales = self.multiplier if self.is_fused else self.ones
             packed = [
                 torch.ops.onednn.qconv_prepack(
                     part.to(torch.int8).contiguous(),
@@ -163,12 +163,12 @@ class ByteConvolution(Convolution):
                 )
                 for part in self.weight.split(self.width, 1)
             ]
-            self.layouts[is_fused] = x.shape, packed
-        return packed
+            self.layout = x.shape, packed
+        return self.layout[1]
 
-    def total(self, x: torch.Tensor, in_float64: bool = False) -> torch.Tensor:
-        if in_float64:
-            return super().total(x, in_float64)
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        if self.in_float64:
+            return super().total(x)
         bias = self.bias if self.parts == 1 else None
         # The scale, zero and type of the result; nothing follows the sum.
         result: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
@@ -176,16 +176,14 @@ class ByteConvolution(Convolution):
             torch.ops.onednn.qconv2d_pointwise(
                 part, 1.0, 0, packed, self.ones, self.zeros, bias, *self.geometry, *result
             )
-            for part, packed in zip(
-                x.to(torch.uint8).split(self.width, 1), self._packed(x, is_fused=False)
-            )
+            for part, packed in zip(x.to(torch.uint8).split(self.width, 1), self._packed(x))
         ]
         return sums[0] if self.parts == 1 else self.sum_of_parts(sums)
 
     def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None = None) -> torch.Tensor:
         if not self.is_fused or self.in_float64:
             return super().forward(x, shortcut)
-        (packed,) = self._packed(x, is_fused=True)
+        (packed,) = self._packed(x)
         given = (x.to(torch.uint8), 1.0, 0, packed, self.multiplier, self.zeros)
         bias, result = self.scaled_bias, (1.0, 0, torch.uint8)
         if shortcut is None:
@@ -199,11 +197,10 @@ class ByteConvolution(Convolution):
             *given, kept, bias, *self.geometry, *result, 1.0, 0, "sum", 1.0, "relu", [], ""
         )
 
-    def repeats(self, *given: torch.Tensor) -> bool:
-        found = self(given[0], *(one.clone() for one in given[1:]))
-        with in_float64([self]):
-            expected = self(*map(ends, given))
-        return torch.equal(ends(found).float(), expected)
+    def compared(self, x: torch.Tensor, *shortcut: torch.Tensor) -> torch.Tensor:
+        return (
+            self(x, *(one.clone() for one in shortcut)).float() if self.is_fused else self.total(x)
+        )
 
 
 class ByteGraph(LayerGraph):
@@ -220,32 +217,48 @@ class ByteGraph(LayerGraph):
         return [x if isinstance(layer, ByteConvolution) else x.float() for x in values]
 
 
+def _is_proven(layer: IntegerLayer, read: Range, made: torch.Tensor) -> bool:
+    """Whether convolutions of bytes compute this layer exactly, whatever it reads of this range;
+    ``made`` has the shape of its results.
+
+    Some of oneDNN's add products in pairs, in 16 bits, which saturate, and nothing says which of
+    them it chooses on a processor. Faults of its version 3.13 set the limits of geometry: on
+    processors with AVX-512, windows with gaps, and those that make a single column with a stride,
+    may read what lies beside the map.
+    """
+    return (
+        isinstance(layer, Convolution)
+        and 0 <= read[0]
+        and read[1] <= WHITE
+        and float(layer.weight.abs().max()) <= SEVEN_BITS
+        and layer.dilation == (1, 1)
+        and (layer.stride[1] == 1 or made.shape[3] > 1)
+    )
+
+
+@torch.no_grad()
 def byte_form(network: LayerGraph) -> LayerGraph | None:
     """The same network with convolutions of bytes, without gradients; None where this CPU or this
     PyTorch has none.
 
-    A convolution that reads 0..255, with weights of 8 bits, adds its products in int32, by
-    oneDNN's quantized convolutions (VNNI, AMX; with weights of 7 bits AVX2, too).
-    ``Convolution.range_of`` proves that no sum, or no part of one, reaches 2^24: these are the sums
-    of the definition. Other layers, like the first one, which reads up to 11 bits with signs, stay
-    in float32 and are those of ``network``. ``voting.check_exact`` says whether the form computes
-    exactly.
+    A convolution that reads 0..255, with weights of 7 bits, adds its products in int32, by
+    oneDNN's quantized convolutions. ``Convolution.range_of`` proves that no sum, or no part of one,
+    reaches 2^24: these are the sums of the definition. Other layers, like the first one, which
+    reads up to 11 bits with signs, stay in float32 and are those of ``network``.
+    ``voting.check_exact`` looks whether the form computes exactly.
     """
     if not getattr(torch.cpu, "_is_avx2_supported", bool)():
         return None  # the operators may be there, but slow
-    steps = []
+    steps, maps = [], network.maps(torch.zeros(1, *network.image_shape))
     try:
-        for _, layer, inputs in network.steps():
-            low, high = network.ranges[inputs[0]]
-            weights = layer.weight.abs().max() if isinstance(layer, Convolution) else torch.inf
-            if low >= 0 and high <= WHITE and weights <= torch.iinfo(torch.int8).max:
+        for number, layer, inputs in network.steps():
+            if _is_proven(layer, network.ranges[inputs[0]], maps[number]):
                 layer = ByteConvolution(*layer.stored())
             steps.append(Step(layer, inputs))
         if not any(isinstance(step.layer, ByteConvolution) for step in steps):
             return None
         form = ByteGraph(network, steps).eval()
-        with torch.inference_mode():
-            form(network.probe_images())
+        form(network.probe_images())
     except (AttributeError, RuntimeError):
         # Another version's operators, or a geometry that they do not take.
         return None

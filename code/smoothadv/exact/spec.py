@@ -55,7 +55,7 @@ class QuantizeSpec(RunSpec):
         7,
         parse=_seven_or_eight,
         metavar="BITS",
-        help="of weights: with 7, CPUs without VNNI compute in bytes, too; or 8",
+        help="of weights: with 7, CPUs compute in bytes, which is fast; or 8",
     )
     input_layer: str | None = setting(
         None,

@@ -64,13 +64,9 @@ class VotingClassifier(nn.Module):
         except UserError:
             if self.fast is None:
                 raise
-            if not getattr(self.fast, "FAILS_QUIETLY", False):
-                warn(
-                    "the kernels for integers compute something else here: float32 votes, which "
-                    "costs speed"
-                )
             self.use(None)
             check(network, None)
+            warn("the fast kernels for integers compute something else here: slower ones vote")
 
     @property
     def integers(self) -> ExactNetwork | None:
