@@ -356,22 +356,26 @@ def edits(card: dict) -> Iterator[Callable[[dict], object]]:
             yield at("values.certified_accuracy", others)
         yield at("values.clean_accuracy", [*np.add(known["clean_accuracy"], change)])
     for rate in (
+        None,
         1.0,
         known["abstention_rate"] + 0.3 / count,
         1 - known["clean_accuracy"][0] + 0.01,
     ):
         yield at("values.abstention_rate", rate)
-    for attacked in ((3, 9), (count + 1, 0), (None, 1)):
+    for attacked in ((3, 9), (count + 1, 0), (None, 1), (3, None), (0, 0)):
         yield at("verified.attacked", dict(zip(("certificates", "flipped"), attacked)))
-    yield at("verified.redrawn", {"rows": count + 1, "seed": 0})
+    for redrawn in ({"rows": count + 1, "seed": 0}, {"rows": 3}, {"seed": 0}, [count], "all"):
+        yield at("verified.redrawn", redrawn)
+    for checked in ([], [*card["verified"]["checked"], "every weight"]):
+        yield at("verified.checked", checked)
     for by in ("all rows recomputed by somebody", "a friend", ""):
         yield at("verified.by", by)
     yield at("manifest_sha256", None)
     for draws in (count - 1, card["draws"] - 1, card["draws"] // 2, 1):
         yield at("draws", draws)
-    for certificate in ("two-sided", "cascade", "top-2", "router, sound"):
+    for certificate in ("two-sided", "cascade", "top-2", "one-sided, label-aware"):
         yield at("certificate", certificate)
-    for procedure in ("adaptive", "exact, two-sided"):
+    for procedure in ("adaptive", "exact, two-sided", "exact, on a grid"):
         yield at("procedure", procedure)
     for method in ("two-sided", "sequential", "top-k"):
         yield at("facts.method", method)
@@ -381,7 +385,8 @@ def edits(card: dict) -> Iterator[Callable[[dict], object]]:
         yield at("facts.alpha", alpha)
     for n in (1, 5, 10):
         yield at("facts.N", n)
-    for of in (count - 1, 1):
+    yield at("images.max", count - 1)
+    for of in (count - 1, 1, count + 1, 2.5):
         yield at("images.of", of)
     yield at("images.sha256", "0" * 64)
     radii = radii_of(card)

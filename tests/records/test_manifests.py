@@ -163,3 +163,40 @@ def test_radii_are_compared_as_they_are_read(method, row, radius, holds):
     arrays = {name: np.array([value]) for name, value in {**row, "radius": radius}.items()}
     for each in (arrays, {**row, "radius": Fraction(format_radius(radius))}):
         assert all(map(np.all, row_checks(each, settings, range(1)).values())) == holds
+
+
+OF_BOTH = {"method": "sequential-cascade", "sigmas": [0.5, 0.25, 0.4], "alpha_share": 0.9}
+OF_BOTH |= {"radii": [0, 0.1], "label_aware": False, "N": 400, "num_classes": 4}
+SHOWN = dict(idx=0, label=2, predict=2, radius=0.1, correct=1, level=1, looks=2)
+SHOWN |= dict(successes=97, trials=100, samples=500, stage=2)
+STAGES = {"stage_1_rival": 0, "stage_1_trials": 100, "stage_2_rival": 3, "stage_2_trials": 100}
+STAGES |= {"stage_3_rival": 0, "stage_3_trials": 0}
+ROUTER = {"rival": 3, "router_successes": 100, "router_rival": 0, "router_trials": 100}
+OF_STAGES = "the counts of its stages are impossible"
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "fault"),
+    [
+        ("cascade", {}, None),
+        ("cascade", {"stage_1_trials": 0}, OF_STAGES),
+        ("cascade", {"stage_3_trials": 10, "samples": 600}, OF_STAGES),
+        ("cascade", {"stage_1_rival": 101}, OF_STAGES),
+        ("cascade", {"stage_2_rival": 4}, OF_STAGES),
+        ("cascade", {"successes": 96, "trials": 99}, "trials are not those of its stage"),
+        ("cascade", {"samples": 499}, "its stages have more draws than samples"),
+        ("router", {"samples": 400}, None),
+        (
+            "router",
+            {"router_trials": 401, "router_successes": 401, "samples": 800},
+            "the counts of its router are impossible",
+        ),
+        ("router", {"samples": 399}, "its classifiers have more draws than samples"),
+    ],
+)
+def test_counts_of_stages_must_agree(method, changes, fault):
+    settings = {**MANIFEST["settings"], **OF_BOTH, "method": f"sequential-{method}"}
+    settings |= {"threshold": 0.7} if method == "cascade" else {}
+    row = {**SHOWN, **(STAGES if method == "cascade" else ROUTER), **changes}
+    checks = row_checks(row, settings, range(1))
+    assert [words for words, holds in checks.items() if not holds] == [fault] * bool(fault)

@@ -82,6 +82,10 @@ _CERTIFICATES = {
     "top-k": "top-",
 }
 """How the kind of certificate of a procedure begins."""
+_CHECKED = [
+    *("radii possible for n, alpha and sigma", "one row per image, in order"),
+    "labels those of the dataset",
+]
 _RADII = {"imagenet": [0.5 * k for k in range(1, 8)]}
 _OTHER_RADII = [0.25 * k for k in range(1, 10)]
 _HALF = 0.5 / PER_UNIT
@@ -119,6 +123,7 @@ _FORMS = {
     "images.first": "whole 0 to 4000000000",
     "images.skip": "whole 1 to 4000000000 or null",
     "verified.notes": "null or list of text",
+    **dict.fromkeys(("images.of", "images.max"), "whole 0 to 4000000000000000000 or null"),
     **dict.fromkeys(
         ("verified.redrawn.rows", "verified.attacked.certificates", "verified.attacked.flipped"),
         "whole 0 to 10000000 or null",
@@ -328,25 +333,39 @@ def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
     flipped = known.get("verified.attacked.flipped") or 0
     method, certificate = str(known.get("facts.method")), known["certificate"]
     fixed = method in METHODS and "radii" not in METHODS[method][0]
+    is_on_grid = not fixed and known["procedure"] != method
     once = fixed and "sigmas" not in METHODS[method][0]
-    labels = _LABELS.get((known["facts.dataset"], first, skip, count), known["images.sha256"][:16])
+    key = known["facts.dataset"], first, skip, count
+    labels = _LABELS.get(key, known["images.sha256"][:16])
+    most = known.get("images.max")
+    of_attack = [one for one in known if ".attacked." in one and known[one] is not None]
+    selected = count if None in (of, skip) else len(range(first, of, skip))
     has_manifest = known.get("manifest_sha256") is not None
     return {
         f"it has {redrawn} redrawn rows of {count}": redrawn <= count,
         f"it has {attacked} attacked certificates of {count} images": attacked <= count,
-        f"it has {flipped} flips of {attacked} attacked certificates": flipped <= attacked,
+        f"it has {flipped} flips of {attacked} attacked certificates": flipped <= attacked
+        and len(of_attack) in (0, 2 * (attacked > 0)),
+        "its verified.redrawn or verified.attacked holds no numbers": not known.keys()
+        & {"verified.redrawn", "verified.attacked"}
+        and ("verified.redrawn.seed" in known) == (known.get("verified.redrawn.rows") is not None),
         f"it abstains on {abstains} of its images, and {right} of {count} are right": (
-            abstains is None or abstains <= 1 - right / count + 10.0**-_DIGITS
+            (abstains is None) == ("label-aware" in certificate)
+            and (abstains or 0) <= 1 - right / count + 10.0**-_DIGITS
         ),
         f"its abstention rate is {abstains}, no share of {count} images": (
             abstains is None or abs(abstains * count - round(abstains * count)) < 2e-6 * count
         ),
-        f"it has {count} images of {of}": of is None or first + (count - 1) * (skip or 1) < of,
+        f"it has {count} of {selected} images": (
+            count == selected if most is None else count <= min(selected, most)
+        ),
+        "its verified.checked is not what was checked": known.get("verified.checked")
+        == _CHECKED[: 3 if key in _LABELS else 2],
         "its labels are not those of the test images": known["images.sha256"][:16] in labels,
         f"its certificate is {certificate}, its method {method}": certificate.startswith(
             _CERTIFICATES.get(method, "")
         )
-        and known["procedure"] in (method, f"{method}, on a grid"),
+        and known["procedure"] == method + ", on a grid" * is_on_grid,
         f"it says '{known['verified.by']}'": known["verified.by"] in (NO_MANIFEST, NO_COUNTS)
         or (known["verified.by"] == RECOMPUTED and has_manifest),
         f"it took {draws} draws": draws is None
@@ -481,7 +500,7 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
     """What was checked of a log's rows, which are there, and known to be read without a fault;
     UserError if one does not hold.
     """
-    path, checked = log.path, ["radii possible for n, alpha and sigma"]
+    path = log.path
     if log.progress:
         raise UserError(f"no card: {path} is not finished: {log.progress}")
     if not path.read_bytes().endswith((b"\n", b"\r")):
@@ -489,12 +508,11 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
     for before, idx in pairwise(read_fields(path)):
         if idx < before:
             raise UserError(f"no card: {path} has a row out of order, idx {idx} below {before}")
-    checked.append("one row per image, in order")
     key = (str(log.facts.get("dataset")), *(images[name] for name in ("first", "skip", "count")))
     known = _LABELS.get(key, "").split()
     if known and images["sha256"][:16] not in known:
         raise UserError(f"no card: {path} has labels that are not those of {key[0]}'s test images")
-    checked += ["labels those of the dataset"] * bool(known)
+    checked = _CHECKED[: 3 if known else 2]
     if log.facts.manifest is None:
         has_counts = {*COUNT_COLUMNS} <= {*log.table}
         by = NO_MANIFEST if has_counts else NO_COUNTS
