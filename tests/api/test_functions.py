@@ -5,6 +5,7 @@ resumable, and checked.
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pandas as pd
@@ -14,10 +15,14 @@ from torch import nn
 from torch.utils.data import StackDataset, TensorDataset
 
 import smoothadv
+from smoothadv.architectures.ensemble import Ensemble
+from smoothadv.attacks.estimators import ESTIMATORS
 from smoothadv.attacks.pgd import PGD
+from smoothadv.attacks.smoothed_attack import SmoothedAttack
 from smoothadv.base.errors import UserError
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
+from smoothadv.objectives.stability import Stability
 from smoothadv.records.readers import read_examples
 from support.commands import CODE, call, rows, run_process
 from support.sharding import key_of_log
@@ -124,6 +129,73 @@ def test_the_module_is_left_as_it_was():
     assert all(
         parameter.requires_grad and parameter.grad is None for parameter in model.parameters()
     )
+
+
+class Reading(nn.Module):
+    """A network that leaves nothing of its images, if it ``overwrites`` them."""
+
+    def __init__(self, overwrites: bool) -> None:
+        super().__init__()
+        self.network, self.overwrites = network(), overwrites
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits = self.network(images.clone())
+        if self.overwrites:
+            images.sub_(1).zero_()
+        return logits
+
+
+def _as_classified(model: nn.Module, images: torch.Tensor) -> list[list[float]]:
+    attack = SmoothedAttack(PGD(0.5, 2), SIGMA, 2, batch=4)
+    moved = attack(model, images, torch.arange(COUNT) % CLASSES)
+    return Ensemble([model, model], "logits")(moved).tolist()
+
+
+def _trained(model: nn.Module, images: torch.Tensor) -> list:
+    with TemporaryDirectory() as outdir:
+        about = {"objective": Stability(noise_sd=SIGMA), "outdir": outdir, "device": "cpu"}
+        history = smoothadv.train(model, images, LABELS, **about, epochs=1, quiet=True).history
+    columns = [name for name in history[0] if name.startswith(("train_", "test_"))]
+    return [history[0][name] for name in columns if "time" not in name]
+
+
+USES = {
+    "certify": lambda model, images: smoothadv.certify(model, images, LABELS, **QUICK),
+    "sound": lambda model, images: smoothadv.certify(model, images, LABELS, **QUICK, sound=True),
+    "predict": lambda model, images: smoothadv.predict(model, images, LABELS, sigma=SIGMA, n=99),
+    **{
+        f"attack {gradient}": lambda model, images, gradient=gradient: smoothadv.attack(
+            model,
+            images,
+            LABELS,
+            sigma=SIGMA,
+            n=99,
+            num_noise_vec=4,
+            attack=PGD(0.5, 2, ESTIMATORS[gradient][0](SIGMA)),
+            restarts=2,
+        )
+        for gradient in ESTIMATORS
+    },
+    "cascade": lambda model, images: smoothadv.certify(
+        None, images, LABELS, stages=[(model, 1.0), (model, 0.25)], n0=20, n=99
+    ),
+    "ensemble": lambda model, images: smoothadv.predict(
+        Ensemble([model, model, model], "probabilities"), images, LABELS, sigma=SIGMA, n=99
+    ),
+    "arrays of the caller": _as_classified,
+    "training": _trained,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_network_may_overwrite_its_images(use):
+    images = torch.tensor(IMAGES).mul(255).round().div(255)
+    before, found = images.clone(), []
+    for overwrites in (False, True):
+        result = USES[use](Reading(overwrites), images)
+        found.append(result)
+        assert torch.equal(images, before)
+    assert str(found[0]) == str(found[1])
 
 
 def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys):

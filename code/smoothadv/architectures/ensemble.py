@@ -25,7 +25,7 @@ class Ensemble(nn.Module):
         return f"mean of {self.mean}"
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        outputs = [_single(member(images)) for member in self.members]
+        outputs = [_single(member(images.clone())) for member in self.members]
         if self.mean == "logits":
             return reduce(torch.add, outputs) / len(outputs)  # in the order of the members
         return torch.stack(outputs).log_softmax(2).logsumexp(0) - torch.tensor(len(outputs)).log()
@@ -50,7 +50,7 @@ class Ensemble(nn.Module):
         total = torch.zeros((), device=images.device)
         for asked, member in enumerate(self.members, start=1):
             if asked <= most // 2 + 1:
-                total = total + _probabilities(member(images))
+                total = total + _probabilities(member(images.clone()))
             else:
                 added = [_of_chunk(member, images[some], chunk) for some in rows.split(len(chunk))]
                 total = total.index_put((rows,), total[rows] + torch.cat(added))

@@ -51,7 +51,7 @@ def probe(
     name, shape = called or type(network).__name__, list(image.shape)
     weight = next((value for value in network.parameters() if value.is_floating_point()), image)
     try:
-        output = network(image.unsqueeze(0).to(weight.device))
+        output = network(image.unsqueeze(0).to(weight.device, copy=True))
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
         is_other = weight.dtype != image.dtype
         remedy = ": call its .float(); precision= of certify rounds it" if is_other else ""

@@ -142,7 +142,7 @@ class PredictionPolls:
         noise.
         """
         evaluation = self.evaluation
-        base = to_host(evaluation.classifier(image.unsqueeze(0)).argmax())
+        base = to_host(evaluation.classifier(image.unsqueeze(0).clone()).argmax())
         voting = self._voting(example, columns, base)
         return evaluation.poll(example.index, image, voting, self.votes)
 

@@ -181,7 +181,7 @@ class Objective(Checked, ABC):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of test images, with one copy of noise each: the sum of the loss, and how many are
         classified correctly with that noise and without (nan: unknown)."""
-        noisy, clean = model(batch.images + batch.noise[:, 0]).float(), model(batch.images)
+        noisy, clean = model(batch.images + batch.noise[:, 0]).float(), model(batch.images.clone())
         hits = [(logits.argmax(1) == batch.labels).sum() for logits in (noisy, clean)]
         return F.cross_entropy(noisy, batch.labels, reduction="sum"), hits[0], hits[1]
 

@@ -71,7 +71,7 @@ class CatRS(CopiesObjective):
         """The batch with attacked noise."""
         targets = batch.targets
         if not len(targets):  # of test images, for which no teacher voted
-            classes = model(batch.images[:1]).shape[1]
+            classes = model(batch.images[:1].clone()).shape[1]
             targets = F.one_hot(batch.labels, classes).to(batch.images.dtype)
         noise = from_targets(
             model, batch.images, targets, batch.noise, self.noise_steps, batch.epsilon

@@ -50,7 +50,7 @@ class Denoising(Objective):
         self, model: nn.Module, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         loss, hits = self._judged(model(batch.images + batch.noise[:, 0]), batch)
-        return loss * len(batch.images), hits, self._judged(model(batch.images), batch)[1]
+        return loss * len(batch.images), hits, self._judged(model(batch.images.clone()), batch)[1]
 
     def _judged(self, denoised: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss, and of how many images F finds the class."""

@@ -34,7 +34,7 @@ class Stability(Objective):
     regularization: float = weight()
 
     def loss(self, model: nn.Module, batch: Batch, attacked: Batch) -> BatchLoss:
-        clean = model(batch.images)
+        clean = model(batch.images.clone())
         noisy = model(batch.images + batch.noise[:, 0])
         logits = torch.stack([noisy, clean], dim=1)
         loss, terms = self.criterion(logits, batch.labels)

@@ -30,9 +30,9 @@ class VotingClassifier(nn.Module):
     """Maps noisy images [B, C, H, W], float32, to logits [B, K], float32, in the given precision.
 
     The sum of image and noise is computed in float32 and then rounded: rounding the noise itself
-    would certify another noise distribution. ``is_folded`` tells whether batch normalization was
-    folded. Without gradients, ``fast``, the same function, takes the classifier's place, if there
-    is one.
+    would certify another noise distribution. The classifier gets a copy, which it may overwrite.
+    ``is_folded`` tells whether batch normalization was folded. Without gradients, ``fast``, the
+    same function, takes the classifier's place, if there is one.
     """
 
     fast: nn.Module | None
@@ -43,7 +43,8 @@ class VotingClassifier(nn.Module):
 
     def forward(self, noisy_images: torch.Tensor) -> torch.Tensor:
         form = self.classifier if self.fast is None or torch.is_grad_enabled() else self.fast
-        return form(noisy_images.to(self.dtype)).float()
+        # Many networks normalize in place; those of integers change nothing.
+        return form(noisy_images.to(self.dtype, copy=self.integers is None)).float()
 
     def use(self, form: nn.Module | None) -> None:
         """Make ``form`` the fast one."""
