@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -318,18 +319,19 @@ def _spec(
     source = source if isinstance(source, torch.nn.Module) else Path(source)
     dataset = images
     if not isinstance(images, str):
-        arch = None if fields.get("arch") is None else checked("arch", fields["arch"], str)
+        given = ((one, fields[one]) for one in ("arch", "weights") if fields.get(one) is not None)
+        reading = {one: checked(one, value, str) for one, value in given}
         is_open = kind in (CertifySpec, PredictSpec) and fields.get("log") is None
         own = fields.get("settings")
         is_aware = isinstance(own, Mapping) and own.get("label_aware", False)
         needs_labels = not is_open or fields.get("attack") is not None or is_aware
         dataset = dataset_of(
-            source, images, labels, arrays.num_classes, arrays.name, arch, needs_labels
+            source, images, labels, arrays.num_classes, arrays.name, reading, needs_labels
         )
     elif labels is not None:
         raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
-    given = None if model is None else source
-    return kind(model=given, dataset=dataset, command=called_from(function), **fields)
+    spec_model = None if model is None else source
+    return kind(model=spec_model, dataset=dataset, command=called_from(function), **fields)
 
 
 def _without_labels(images: Any, labels: Any, rows: pd.DataFrame) -> pd.DataFrame:
@@ -351,18 +353,18 @@ def dataset_of(
     labels: Any,
     num_classes: int | None,
     name: str,
-    arch: str | None = None,
+    reading: Mapping[str, str] = MappingProxyType({}),
     needs_labels: bool = True,
 ) -> ImageDataset:
-    """What the caller handed over, as a dataset with the classes of the model; UserError where it
-    cannot be one.
+    """What the caller handed over, as a dataset with the classes of the model, whose checkpoint is
+    read with the arguments ``reading``; UserError where it cannot be one.
     """
     if num_classes is not None:
         num_classes = checked("num_classes", num_classes, up_to_a_million)
     if hasattr(images, "fingerprint") and hasattr(images, "description"):
         return images
     items = items_of(images, labels, needs_labels)
-    class_names = _class_names(model, first_image(items, name), num_classes, arch)
+    class_names = _class_names(model, first_image(items, name), num_classes, reading)
     return described(items, class_names, name)
 
 
@@ -370,14 +372,14 @@ def _class_names(
     model: str | Path | torch.nn.Module,
     image: torch.Tensor,
     num_classes: int | None,
-    arch: str | None,
+    reading: Mapping[str, str],
 ) -> tuple[str, ...]:
     """The names of a model's classes, or their numbers, for an image [C, H, W]; UserError where
     nothing tells how many there are.
     """
     network: Any = model
     if isinstance(model, Path) and not is_named(model):
-        for content in read_members(model, arch).contents:
+        for content in read_members(model, **reading).contents:
             if content.get("classes"):
                 return tuple(map(str, content["classes"]))
     elif isinstance(model, Path) and not plugins.names_function(str(model)):

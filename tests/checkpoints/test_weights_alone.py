@@ -4,12 +4,15 @@ the checkpoint with the same weights.
 
 import json
 import warnings
+from argparse import Namespace
+from collections import defaultdict, deque
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.checkpoints import load_classifier
 from support.commands import call, forget_plugins, refused, succeed, timeless
 
@@ -32,10 +35,23 @@ FORMS = {
         "optimizer_states": [{}],
     },
     "MACER's": lambda weights: {"net": weights, "epoch": 3, "optimizer": {"state": {}}},
-    "the weights that were averaged too": lambda weights: {
-        "state_dict": weights,
-        "average": {k: v * 0 for k, v in weights.items()},
+    "of torch's AveragedModel": lambda weights: {
+        "n_averaged": torch.tensor(3),
+        **{f"module.{k}": v for k, v in weights.items()},
     },
+    "counted by thop": lambda weights: {
+        **weights,
+        **{k: torch.zeros(1) for k in ("total_ops", "conv1.total_params")},
+    },
+    "with inert objects": lambda weights: {
+        "state_dict": weights,
+        "epoch": np.int64(3),
+        "best": {"top1": np.float64(0.9), "all": np.ones(3)},
+        "args": Namespace(folder=Path("x"), steps=deque([1])),
+        "meters": defaultdict(list, {"loss": [np.float32(1)]}),
+        "whole": torch.nn.Linear(1, 1),
+    },
+    "nested": lambda weights: {"model": {"state_dict": weights}, "ema": {"decay": 0.9}},
     "of PyTorch's example": lambda weights: {
         "epoch": 3,
         "arch": "resnet18",
@@ -103,15 +119,36 @@ REFUSED = {
     "a weight is missing": (
         "less",
         ("--arch", "digits_resnet8", "--input-layer", "none"),
-        ": 1 weights missing (1.fc.bias...), 0 unknown",
+        ": 1 weights missing (fc.bias)",
     ),
+    "a pruned network": (
+        "pruned",
+        ("--arch", "digits_resnet8", "--input-layer", "none"),
+        "missing (fc.bias), 1 unknown (fc.weight_mask); it is pruned: call",
+    ),
+    "a network that normalizes": (
+        "normalizing",
+        ("--arch", "digits_resnet8", "--input-layer", "none"),
+        ": 2 unknown (mean, std); it normalizes by itself",
+    ),
+    "a module": ("module", (), "is a torch.nn.modules.linear.Linear as a whole: save its"),
+    "weights of a module": (
+        "checkpoint",
+        ("--weights", "x"),
+        "has no weights 'x'; it has state_dict",
+    ),
+    "of a network by name": ("timm:x", ("--weights", "x"), "--weights is for checkpoints"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals_say_what_to_name(checkpoint, weights, workplace, capsys, case):
     torch.save(weights, "file")
-    torch.save({key: value for key, value in weights.items() if key != "fc.bias"}, "less")
+    less = {key: value for key, value in weights.items() if key != "fc.bias"}
+    torch.save(less, "less")
+    torch.save({**less, "fc.weight_mask": torch.ones(1)}, "pruned")
+    torch.save({**weights, "mean": torch.ones(1), "std": torch.ones(1)}, "normalizing")
+    torch.save(torch.nn.Linear(1, 1), "module")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), "script.pt")
@@ -123,7 +160,7 @@ def test_refusals_say_what_to_name(checkpoint, weights, workplace, capsys, case)
 
 
 NOT_GUESSED = {
-    "two states": (lambda w: {"generator": w, "critic": w}, "lacks epoch, arch, state_dict"),
+    "two states": (lambda w: {"last": w, "ema": {"shadow": w}}, "chooses, of last, ema.shadow"),
     "two networks in one state": (
         lambda w: {f"{name}.{k}": v for name in ("student", "teacher") for k, v in w.items()},
         "is not a digits_resnet8",
@@ -155,6 +192,23 @@ def test_what_is_recorded_or_ambiguous_is_not_guessed(weights, tmp_path, case):
     torch.save(content(weights), tmp_path / "file")
     with pytest.raises(UserError, match=words):
         load_classifier(tmp_path / "file", "digits", "normalize", "digits_resnet8")
+
+
+def test_one_of_several_sets_of_weights_is_chosen(weights, workplace):
+    other = {key: value * 2 for key, value in weights.items()}
+    torch.save({"state_dict": other, "ema": {"shadow": weights}}, "file")
+    torch.save(weights, "alone")
+    options = ("--arch", "digits_resnet8", "--input-layer", "normalize")
+    succeed("certify", "digits", "alone", "0.25", "alone.tsv", *NUMBERS, *options)
+    options += ("--weights", "ema.shadow")
+    succeed("certify", "digits", "file", "0.25", "log.tsv", *NUMBERS, *options)
+    assert timeless(Path("log.tsv")) == timeless(Path("alone.tsv"))
+    settings = json.loads(Path("log.tsv.manifest.json").read_text())["settings"]
+    assert settings["weights_given"] == "ema.shadow"
+    succeed("certify", "verify", "log.tsv")
+    with pytest.warns(DoubtfulWarning, match="state_dict is taken: --weights KEY .*, ema.shadow"):
+        loaded = load_classifier("file", "digits", "normalize", "digits_resnet8")
+    assert torch.equal(loaded.state_dict()["1.fc.bias"], other["fc.bias"])
 
 
 def test_network_with_a_part_called_module_keeps_its_keys(workplace):

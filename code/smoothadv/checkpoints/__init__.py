@@ -13,7 +13,6 @@ import importlib
 import io
 import re
 import reprlib
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from smoothadv.base.files import digest, write_atomically
 from smoothadv.base.members import Members, is_on_hub, members_of
 from smoothadv.base.registry import UnknownNameError
 from smoothadv.checkpoints.hub import hub_content
+from smoothadv.checkpoints.inert import Inert, read_inertly
 from smoothadv.datasets import DatasetDescription, describe_dataset
 
 Weights = dict[str, torch.Tensor]
@@ -69,6 +69,16 @@ _FIELDS: dict[str, tuple[str, Any, Any]] = {
 """What a field is for whoever uses the model: in words, its type, and that of its entries."""
 USED = _FIELDS.keys() - {"state_dict"}
 """The fields, beside the weights, that say what the model is; others tell of its runs."""
+_COUNTERS = ("n_averaged", "total_ops", "total_params")
+"""What torch's AveragedModel and thop keep beside the weights of a network."""
+_HINTS = {
+    "weight_mask": "it is pruned: call torch.nn.utils.prune.remove and save it again",
+    **dict.fromkeys(
+        ("mean", "std", "mu", "sigma"),
+        "it normalizes by itself: name a FILE.py:FUNCTION that builds it so, with --arch",
+    ),
+}
+"""What unknown names tell of a network."""
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -88,17 +98,21 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_checkpoint(
-    path: str | Path, denoiser: bool | None = False, arch: str | None = None
+    path: str | Path,
+    denoiser: bool | None = False,
+    arch: str | None = None,
+    weights: str | None = None,
 ) -> dict[str, Any]:
     """The dict in a checkpoint, of a classifier or a ``denoiser`` (None: of either), tensors on the
     CPU.
 
     ``arch`` is the architecture of a file that does not record one, or that another program wrote:
-    it then has ``arch`` and ``state_dict`` alone. UserError if the file is missing, damaged or
-    something else, or if its architecture is unknown; this error names the plug-in that the
-    checkpoint needs.
+    it then has ``arch`` and ``state_dict`` alone. ``weights`` is the key of one of several sets of
+    weights, with dots where it is nested; they become the ``state_dict``. UserError if the file is
+    missing, damaged or something else, or if its architecture is unknown; this error names the
+    plug-in that the checkpoint needs.
     """
-    content = _content(Path(path), arch and chosen_architecture(arch))
+    content = _content(Path(path), arch and chosen_architecture(arch), weights)
     arch = str(content["arch"])
     denoises = content.get("denoiser", arch in DENOISERS and arch not in ARCHITECTURES)
     if denoiser not in (None, denoises):
@@ -118,10 +132,10 @@ def read_checkpoint(
     return content
 
 
-def read_members(path: str | Path, arch: str | None = None) -> Members:
+def read_members(path: str | Path, arch: str | None = None, weights: str | None = None) -> Members:
     """The checkpoint or the ensemble that ``path`` names, read as ``read_checkpoint`` does."""
     members = members_of(path)
-    contents = tuple(read_checkpoint(one, arch=arch) for one in members.paths)
+    contents = tuple(read_checkpoint(one, arch=arch, weights=weights) for one in members.paths)
     return dataclasses.replace(members, contents=contents)
 
 
@@ -153,10 +167,7 @@ def _loaded(path: Path) -> Any:
         hint = ": no network by name can be here" * names_network(str(path))
         raise UserError(f"checkpoint {path} does not exist{hint}")
     try:
-        with warnings.catch_warnings():
-            # PyTorch warns about pickles, which the next line refuses.
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+        return read_inertly(path)
     except Exception as error:  # a damaged file can raise nearly anything
         reason = getattr(error, "strerror", "")
         # The rest of PyTorch's advice is about options that we lack.
@@ -170,15 +181,23 @@ def _loaded(path: Path) -> Any:
         ) from error
 
 
-def _content(path: Path, arch: str | None = None) -> dict[str, Any]:
+def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> dict[str, Any]:
     """What ``read_checkpoint`` returns, of whatever architecture."""
     content = hub_content(str(path)) if is_on_hub(path) else _loaded(path)
+    if isinstance(content, Inert):
+        raise UserError(f"checkpoint {path} is {content} as a whole: save its state_dict() instead")
     pairs = content.items() if isinstance(content, dict) else ()
-    content = {name: value for name, value in pairs if value is not None}
+    content = {
+        name: value
+        for name, value in pairs
+        if value is not None and (name == "state_dict" or not isinstance(value, Inert))
+    }
+    weights = _weights_in(content, path, chosen)
+    if chosen is not None:
+        content["state_dict"] = weights
     missing = [name for name in ("epoch", "arch", "state_dict") if name not in content]
-    weights = _weights_in(content)
     if arch is not None and weights and not _is_architecture(content.get("arch")):
-        fields = {} if weights is content else content
+        fields = {} if all(map(torch.is_tensor, content.values())) else content
         content = {**fields, "arch": arch, "state_dict": weights}
         missing = []
     if "arch" in missing and weights:
@@ -204,23 +223,48 @@ def _content(path: Path, arch: str | None = None) -> dict[str, Any]:
             parts = value.values() if isinstance(value, dict) else value
             fits = all(isinstance(one, entry) for one in parts)
         if not fits:
-            found = escape(reprlib.repr(value), 80)
+            shown = repr(value) if isinstance(value, Inert) else reprlib.repr(value)
+            found = escape(shown, 80)
             raise UserError(f"checkpoint {path}: its {name} is {found}, expected {expected}")
     return content
 
 
-def _weights_in(content: dict[str, Any]) -> Weights | None:
-    """The weights in a file: all of it, its ``state_dict``, or the only state of a network in it;
-    None if there is none.
+def _weights_in(content: dict[str, Any], path: Path, chosen: str | None) -> Weights | None:
+    """The weights in a file: those ``chosen``, all of it, its ``state_dict``, or the only ones in
+    it; None if there are none. Counters that lie between them are left out.
+
+    Warns where others may be meant, too; UserError where nothing says which are.
     """
-    states = {
-        name: value
-        for name, value in {"": content, **content}.items()
-        if isinstance(value, dict)
-        and value
-        and all(isinstance(key, str) and torch.is_tensor(one) for key, one in value.items())
-    }
-    return next(iter(states.values())) if len(states) == 1 else states.get("state_dict")
+    states = _states(content, "", 3)
+    most = max(map(len, states.values()), default=0)
+    likely = [name for name, state in states.items() if 2 * len(state) >= most]
+    if chosen is None and len(likely) > 1:
+        advice = f"--weights KEY of certify, predict and attack chooses, of {', '.join(likely)}"
+        if "state_dict" not in likely:
+            raise UserError(f"checkpoint {path} holds several sets of weights: {advice}")
+        warn(f"checkpoint {path} holds several sets of weights, and state_dict is taken: {advice}")
+        likely = ["state_dict"]
+    elif chosen is not None:
+        if chosen not in states:
+            found = ", ".join(filter(None, states)) or "none under a key"
+            raise UserError(f"checkpoint {path} has no weights '{chosen}'; it has {found}")
+        likely = [chosen]
+    weights = {} if not likely else states[likely[0]]
+    if not any(key.rpartition(".")[2] in _COUNTERS for key in weights):
+        return weights or None
+    return {k: v for k, v in weights.items() if k.rpartition(".")[2] not in _COUNTERS}
+
+
+def _states(content: dict[str, Any], prefix: str, depth: int) -> dict[str, Weights]:
+    """The sets of named tensors in a dict, by their keys, joined by dots."""
+    texts = {key: value for key, value in content.items() if isinstance(key, str)}
+    if texts and len(texts) == len(content) and all(map(torch.is_tensor, texts.values())):
+        return {prefix: content}
+    states = dict[str, Weights]()
+    for key, value in texts.items() if depth else ():
+        if isinstance(value, dict):
+            states |= _states(value, f"{prefix}.{key}".removeprefix("."), depth - 1)
+    return states
 
 
 def _is_architecture(name: Any) -> bool:
@@ -266,6 +310,7 @@ def load_classifier(
     dataset: str | DatasetDescription,
     input_layer: str | None = None,
     arch: str | None = None,
+    weights: str | None = None,
 ) -> nn.Module:
     """The base classifier in a checkpoint: in eval mode, [0, 1] images [B, C, H, W] in, logits [B,
     K] out.
@@ -273,9 +318,10 @@ def load_classifier(
     ``path`` may name an ensemble, too (see ``ensembles``). ``dataset`` is the name or description
     of the dataset to be classified. ``input_layer`` ("normalize", "center" or "none") and ``arch``,
     the name of an architecture, must be given where the checkpoint does not record them and may be
-    left out otherwise. UserError where the file, the dataset and these two do not fit together.
+    left out otherwise. ``weights`` is that of ``read_checkpoint``. UserError where the file, the
+    dataset and these do not fit together.
     """
-    members = read_members(path, arch)
+    members = read_members(path, arch, weights)
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
     return classifier_from_members(members, description, input_layer)
 
@@ -475,15 +521,22 @@ def misfit(weights: Weights, expected: Weights) -> str:
     they do not.
     """
     without_layer = {f"1.{key}": value for key, value in weights.items()}
-    if len(expected.keys() & without_layer.keys()) > len(expected.keys() & weights.keys()):
+    is_without = len(expected.keys() & without_layer.keys()) > len(expected.keys() & weights.keys())
+    if is_without:
         weights = without_layer
     missing = sorted(expected.keys() - weights.keys())
     extra = sorted(weights.keys() - expected.keys())
     if missing or extra:
-        names = [", ".join(name[:60] for name in some[:2]) for some in (missing, extra)]
-        return (
-            f"{len(missing)} weights missing ({names[0]}...), {len(extra)} unknown ({names[1]}...)"
-        )
+        # The names in the file, which does not number the input layer.
+        prefix = "1." if is_without else ""
+        parts = [
+            f"{len(keys)} {kind} ({', '.join(key.removeprefix(prefix)[:60] for key in keys[:2])}"
+            f"{', ...' * (len(keys) > 2)})"
+            for keys, kind in ((missing, "weights missing"), (extra, "unknown"))
+            if keys
+        ]
+        hints = [_HINTS[end] for key in extra if (end := key.rpartition(".")[2]) in _HINTS]
+        return "; ".join([", ".join(parts), *hints[:1]])
     for key, value in weights.items():
         found, needed = value.dtype, expected[key].dtype
         if value.shape != expected[key].shape:

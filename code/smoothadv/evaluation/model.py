@@ -98,7 +98,7 @@ def load_model(spec: EvaluationSpec) -> tuple[EvaluationSpec, ImageDataset, Base
         )
     elif not isinstance(model, torch.nn.Module):
         # First, since reading or downloading images takes longer.
-        members = read_members(model, spec.arch)
+        members = read_members(model, spec.arch, spec.weights)
         if isinstance(spec.dataset, str):
             described = describe_dataset(spec.dataset, spec.data_dir)
             for path, content in zip(members.paths, members.contents):
@@ -148,8 +148,9 @@ def _named_network(spec: EvaluationSpec) -> tuple[str, LibraryNetwork]:
         raise UsageError(
             f"{name} has the normalization that its library says: leave --input-layer out"
         )
-    if spec.arch is not None:
-        raise UsageError(f"--arch is for checkpoints: leave it out for {name}")
+    for given in ("arch", "weights"):
+        if getattr(spec, given) is not None:
+            raise UsageError(f"--{given} is for checkpoints: leave it out for {name}")
     if "+" in name and all(map(names_network, name.split("+"))):
         raise UserError(f"{name}: an ensemble is of checkpoints, not of networks by name")
     arch = chosen_architecture(name)

@@ -103,6 +103,13 @@ class ModelSpec(RunSpec):
         help="architecture of a checkpoint that does not record it, such as a state_dict alone: "
         "a name, or FILE.py:FUNCTION",
     )
+    weights: str | None = setting(
+        None,
+        parse=str,
+        metavar="KEY",
+        records="weights_given",
+        help="which weights of a checkpoint that holds several, like state_dict_ema or ema.shadow",
+    )
     input_layer: str | None = setting(
         None,
         choices=INPUT_LAYER_NAMES,
@@ -127,8 +134,9 @@ class ModelSpec(RunSpec):
             self._set(model=Path(self.model))
         super().__post_init__()
         self._read_stages()
-        if self.arch and not isinstance(self.model, Path):
-            raise UsageError("--arch is for checkpoints: leave it out for a module")
+        for given in ("arch", "weights"):
+            if getattr(self, given) and not isinstance(self.model, Path):
+                raise UsageError(f"--{given} is for checkpoints: leave it out for a module")
         if self.arch and plugins.names_function(self.arch) and self.arch not in plugins.FUNCTIONS:
             self._set(arch=plugins.load(self.arch).name)
 

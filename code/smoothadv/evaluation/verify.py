@@ -160,7 +160,8 @@ def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None
     if is_named(model):
         return None  # its library says it
     try:
-        contents = read_members(model, settings.get("arch_given")).contents
+        given = settings.get("arch_given"), settings.get("weights_given")
+        contents = read_members(model, *given).contents
     except UserError as error:
         raise UserError(f"{error}; --classifier names the one of {log}") from error
     layers = settings.get("input_layer")
