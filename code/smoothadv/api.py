@@ -83,16 +83,20 @@ class ArraySpec(Checked):
 
 @contextmanager
 def torch_settings_kept() -> Iterator[None]:
-    """Within this context or function, settings of this process's PyTorch may change; afterwards
-    they are as before.
+    """Within this context or function, tensors are float32 on the CPU by default and gradients are
+    possible, and settings of this process's PyTorch may change; afterwards they are as before.
     """
     cudnn, deterministic = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn_settings, threads = (cudnn.benchmark, cudnn.deterministic), torch.get_num_threads()
+    dtype, is_elsewhere = torch.get_default_dtype(), torch.get_default_device().type != "cpu"
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with torch.inference_mode(False), torch.device("cpu") if is_elsewhere else nullcontext():
+            yield
     finally:
+        torch.set_default_dtype(dtype)
         torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = cudnn_settings

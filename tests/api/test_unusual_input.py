@@ -5,7 +5,10 @@ of all kinds.
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import pandas as pd
@@ -91,6 +94,7 @@ SAME = {
     "labels as uint8 tensor": lambda: (IMAGES, torch.tensor(LABELS).to(torch.uint8)),
     "labels as uint16": lambda: (IMAGES, LABELS.astype(np.uint16)),
     "labels as uint64": lambda: (IMAGES, LABELS.astype(np.uint64)),
+    "of other processors": lambda: (IMAGES.astype(">f4"), LABELS.astype(">i8")),
 }
 
 
@@ -339,6 +343,51 @@ def test_modules_that_cannot_vote_are_refused_in_one_line():
         scripted = torch.jit.trace(network().eval(), torch.tensor(IMAGES[:1]))
     with pytest.raises(UserError, match="is TorchScript"):
         certify(scripted)
+    example = torch.tensor(IMAGES[:2])
+    exported = torch.export.export(network(), (example,)).module()
+    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+    for module in (torch.jit.script(network()), exported, lazy):
+        with pytest.raises(UserError, match="cannot be put in eval mode without gradients: give"):
+            certify(module)
+    with pytest.raises(UserError, match="returns one logit; votes .* let it return two"):
+        certify(nn.Sequential(nn.Flatten(), nn.Linear(36, 1)))
+
+
+def test_a_module_that_cannot_be_copied_is_trained_and_else_refused(tmp_path):
+    model = network()
+    model.lock = Lock()
+    smoothadv.train(model, IMAGES, LABELS, outdir=tmp_path / "run", **TRAINING)
+    with pytest.raises(UserError, match="Sequential cannot be copied: .*lock.*; make it in a"):
+        certify(model)
+
+
+MODES = {
+    "inference": torch.inference_mode,
+    "on meta": lambda: torch.device("meta"),
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+}
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    yield
+    assert torch.get_default_dtype() == dtype
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_a_notebook_has_set_changes_nothing(mode):
+    def attacked(model) -> pd.DataFrame:
+        attack = PGD(0.5, 2)
+        return smoothadv.attack(model, IMAGES, LABELS, attack=attack, sigma=0.25, n=50)
+
+    model = network()
+    expected = attacked(model)
+    with MODES[mode]():
+        found = attacked(network() if mode == "inference" else model)
+    pd.testing.assert_frame_equal(found, expected)
 
 
 class WithState(nn.Module):

@@ -64,6 +64,11 @@ def probe(
         raise UserError(
             f"{name} returns logits of shape {list(logits.shape)} for one image, expected [1, K]"
         )
+    if logits.shape[1] == 1:
+        raise UserError(
+            f"{name} returns one logit; votes are for the largest of several: let it return two, "
+            "0 and this one for a sigmoid"
+        )
     if output is logits:
         return network, logits.shape[1]
     return LogitsOf(network, isinstance(output, Mapping)), logits.shape[1]

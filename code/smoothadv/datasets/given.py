@@ -183,8 +183,10 @@ def _tensor(values: Any, name: str) -> torch.Tensor:
         raise UserError(f"{name}: found a masked array, expected all of its values: fill it first")
     try:
         values = planes(eight_bit(values)) if hasattr(values, "getbands") else values
-        # PyTorch refuses negative strides, and warns of arrays that cannot be written to.
-        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        # PyTorch refuses negative strides and the byte order of other processors, and warns of
+        # arrays that cannot be written to.
+        dtype = np.asarray(values).dtype.newbyteorder("=")
+        return torch.from_numpy(np.require(values, dtype, ["C", "W"]))
     except (TypeError, ValueError):
         raise UserError(
             f"{name}: found {_brief(values)}, expected a tensor or array of numbers"

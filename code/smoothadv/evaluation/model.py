@@ -18,6 +18,7 @@ from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.exact import is_exact
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of, probe
+from smoothadv.attacks.estimators import frozen
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError, UserError, first_line
 from smoothadv.base.members import Members
@@ -222,6 +223,14 @@ def _from_module(module: torch.nn.Module, description: DatasetDescription) -> Ba
             f"{type(module).__name__} is TorchScript, which cannot be copied whole: give the "
             "module itself"
         )
+    try:
+        with frozen(module):
+            copied = copy.deepcopy(module).cpu()
+    except (RuntimeError, TypeError) as error:  # of locks, files and computed tensors
+        raise UserError(
+            f"{type(module).__name__} cannot be copied: {first_line(error)}; make it in a "
+            "FILE.py:FUNCTION, or let it hold weights and layers alone"
+        ) from error
     arch = f"{type(module).__module__}.{type(module).__qualname__}"
     settings = {
         "module_sha256": digest_of([repr(module), module.state_dict()]),
@@ -229,7 +238,7 @@ def _from_module(module: torch.nn.Module, description: DatasetDescription) -> Ba
         "input_layer": None,
         "training": None,
     }
-    classifier = logits_of(copy.deepcopy(module).eval().cpu(), description)
+    classifier = logits_of(copied, description)
     return BaseClassifier(classifier, settings, [arch])
 
 

@@ -147,14 +147,14 @@ def folded_form(
     ``example`` [B, C, H, W] holds images on which that is tried, in float64, where only rounding is
     allowed to differ.
     """
-    trial, images = copy.deepcopy(model).cpu().double().eval(), example.cpu().double()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     try:
+        trial, images = copy.deepcopy(model).cpu().double().eval(), example.cpu().double()
         for epilogues in (True, False) if are_offered_on(device) else (False,):
             if folding.agree(trial, FoldedModel(trial, None, epilogues), images):
                 form = FoldedModel(model, dtype, epilogues)
                 if not epilogues or runs(form, example.to(device), dtype):
                     return form
     except (ValueError, RuntimeError, TypeError):
-        pass  # the network cannot be traced, or tracing broke it
+        pass  # the network cannot be copied or traced, or tracing broke it
     return None
