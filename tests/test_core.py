@@ -5,15 +5,14 @@ Random checks have a false-alarm probability of 1e-6 over the seeds
 (``support.statistical_checks``).
 """
 
-import warnings
-
 import pytest
 import torch
 from scipy.stats import norm
 
-from smoothadv.base.errors import DoubtfulWarning
+from smoothadv.base.errors import UserError
 from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise, NoiseStream
+from smoothadv.smoothed_module import SmoothedModule
 from smoothadv.statistics.bounds import certified_radius, maximum_radius
 from support import models
 from support.models import BIAS, MARGIN, POINT, WEIGHT, Recorder, linear_classifier
@@ -241,14 +240,19 @@ def test_a_path_is_no_classifier():
         Smooth("checkpoint.pth.tar", 2, 0.25)
 
 
-@pytest.mark.parametrize("far", [-1.5, 2.5, 15.0])
-def test_values_far_outside_of_the_scale_are_doubtful(far):
+@pytest.mark.parametrize("far", [-1.0, 2.6, 255.0, float("nan")])
+def test_values_far_outside_of_the_scale_are_refused(far):
     smooth = Smooth(models.ConstantClassifier(0, 2), 2, 0.25)
-    with pytest.warns(DoubtfulWarning, match="sigma and radii are on this scale too"):
-        smooth.certify(image(far, 0.5), 10, 100, ALPHA, 50)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        smooth.certify(image(-0.9, 1.9), 10, 100, ALPHA, 50)
+    module = SmoothedModule(models.ConstantClassifier(0, 2), 0.25, 2)
+    uses = (
+        lambda x: smooth.certify(x, 10, 100, ALPHA, 50),
+        lambda x: smooth.predict(x, 100, ALPHA, 50),
+        lambda x: module(x[None]),
+    )
+    for use in uses:
+        with pytest.raises(UserError, match=r"found values from .*, expected \[0, 1\]; noise and"):
+            use(image(far, 0.5))
+        use(image(-0.5, 1.5))
 
 
 @pytest.mark.parametrize("n0, n, batch_size", [(10, 0, 10), (10, 100, 0)])

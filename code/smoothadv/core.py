@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from smoothadv.architectures.logits import logits_in
-from smoothadv.base.errors import warn
 from smoothadv.noise import GaussianNoise, NoiseStream
+from smoothadv.noise.scale import SLACK, check_scale
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
 from smoothadv.statistics.prediction import predict
 from smoothadv.statistics.ranges import check
@@ -20,8 +20,6 @@ from smoothadv.voting.counter import Poll, VoteCounter
 
 Answer = TypeVar("Answer")
 _NO_LABEL = -2
-_LARGEST_VALUE = 16.0
-"""A larger value in x shows grey levels of 0 to 255, but noise and radii are measured on [0, 1]."""
 
 
 class Smooth:
@@ -143,23 +141,13 @@ class Smooth:
 
 
 def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
-    """``x`` as a float32 tensor; ValueError unless it is one image [C, H, W], and of grey levels
-    divided by 255.
-
-    Values a little outside [0, 1], as in a perturbed image, are accepted: the guarantee holds there
-    too. Far outside they are doubtful.
+    """``x`` as a float32 tensor; ValueError unless it is one image [C, H, W] of floats, UserError
+    where they are not on the scale of [0, 1].
     """
     image = torch.as_tensor(x)
     if image.dim() != 3:
         raise ValueError(f"x has shape {list(image.shape)}: give one image [C, H, W]")
     if not image.is_floating_point():
         raise ValueError(f"x is {image.dtype}: give float32 in [0, 1], grey levels divided by 255")
-    if not bool((image.abs() <= _LARGEST_VALUE).all()):
-        low, high = float(image.min()), float(image.max())
-        raise ValueError(
-            f"x has values from {low:.4g} to {high:.4g}, expected [0, 1]: divide grey levels by 255"
-        )
-    if not bool(((image >= -1) & (image <= 2)).all()):
-        low, high = float(image.min()), float(image.max())
-        warn(f"x has values from {low:.4g} to {high:.4g}: sigma and radii are on this scale too")
+    check_scale(image, "x", SLACK)
     return image.float()

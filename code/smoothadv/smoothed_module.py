@@ -18,6 +18,7 @@ from smoothadv.base.settings import (
     up_to_a_million,
 )
 from smoothadv.noise import GaussianNoise, Purpose
+from smoothadv.noise.scale import SLACK, check_scale
 
 
 class SmoothedModule(torch.nn.Module):
@@ -73,6 +74,7 @@ class SmoothedModule(torch.nn.Module):
                 f"the images are {images.dtype} of shape {list(images.shape)}: give floats in "
                 "[0, 1] of shape [B, C, H, W]"
             )
+        check_scale(images, "images", SLACK)
         stream = self.noise.stream(0, images.device, Purpose.ATTACK_NOISE)
         stream.reserve(self._calls * self.m)
         self._calls += self.fresh

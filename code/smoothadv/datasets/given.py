@@ -21,6 +21,7 @@ from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, DatasetDescription, Indices, TrainingDefaults
 from smoothadv.datasets.image_files import eight_bit, planes
 from smoothadv.datasets.images import augmented, draw_augmentation, fingerprint_of, pixels_of
+from smoothadv.noise.scale import check_scale
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256
@@ -164,12 +165,7 @@ def checked_image(image: Any, name: str) -> torch.Tensor:
         hint = ": divide grey levels by 255" if tensor.dtype == torch.uint8 else ""
         raise UserError(f"{name}: found {found}, expected float32 in [0, 1]{hint}")
     tensor = tensor.float().contiguous()
-    if not bool(((tensor >= 0) & (tensor <= 1)).all()):
-        raise UserError(
-            f"{name}: found values from {tensor.min():.4g} to {tensor.max():.4g}, expected [0, 1]; "
-            "noise and radii are measured there, so divide grey levels by 255 and put "
-            "normalization into the model"
-        )
+    check_scale(tensor, name)
     return tensor
 
 
