@@ -209,7 +209,7 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
     if missing:
         raise UserError(
             f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, "
-            "state_dict and optimizer, or a state_dict alone"
+            f"state_dict and optimizer, or a state_dict alone; it has {escape(str([*content]), 80)}"
         )
     if arch not in (None, content["arch"]):
         raise UserError(
@@ -223,7 +223,7 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
             parts = value.values() if isinstance(value, dict) else value
             fits = all(isinstance(one, entry) for one in parts)
         if not fits:
-            shown = repr(value) if isinstance(value, Inert) else reprlib.repr(value)
+            shown = str(value) if isinstance(value, Inert) else reprlib.repr(value)
             found = escape(shown, 80)
             raise UserError(f"checkpoint {path}: its {name} is {found}, expected {expected}")
     return content

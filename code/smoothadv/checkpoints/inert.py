@@ -25,9 +25,6 @@ class Inert:
     def __new__(cls, *arguments: Any) -> Any:
         return super().__new__(cls)
 
-    def __init__(self, *arguments: Any) -> None:
-        pass
-
     def __setstate__(self, state: Any) -> None:
         pass
 
