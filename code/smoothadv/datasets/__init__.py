@@ -1,4 +1,4 @@
-"""Datasets: [0, 1] images and integer labels, one source per file, and their descriptions.
+"""Datasets: [0, 1] images and integer labels, one kind of source per file, and their descriptions.
 
 A name is ``cifar10``, ``digits``, ..., or ``imagefolder:PATH`` for a source that takes a location
 after the colon. Each source registers a ``Source``, which holds two functions, in ``DATASETS``.
@@ -100,13 +100,6 @@ def photographs(name: str, class_names: tuple[str, ...], size: int) -> DatasetDe
     return DatasetDescription(
         name, class_names, (3, size, size), mean, std, IMAGENET_TRAINING, radii=IMAGENET_RADII
     )
-
-
-def spread(images: int) -> range:
-    """The indices of the images that decide the constants: evenly spaced, of all classes, enough
-    for 4 decimals.
-    """
-    return range(0, images, -(-images // 10_000))
 
 
 def constants(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -233,5 +226,5 @@ def get_dataset(name: str, split: str, data_dir: str | Path | None = None) -> Im
 discover(
     __name__,
     __path__,
-    without=("arrays", "downloaded", "given", "images", "loose", "relabelled", "unlabelled"),
+    without=("arrays", "given", "images", "loose", "relabelled", "unlabelled"),
 )

@@ -11,7 +11,7 @@ import numpy as np
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, DatasetDescription, ImageDataset, Source
 from smoothadv.datasets.arrays import checked_arrays
-from smoothadv.datasets.cifar10 import DESCRIPTION
+from smoothadv.datasets.downloaded import CIFAR10
 
 _CORRUPTIONS = """
     gaussian_noise shot_noise impulse_noise defocus_blur glass_blur motion_blur zoom_blur snow frost
@@ -30,7 +30,7 @@ def _source(name: str, arrays: Callable[[str], _Arrays], location: str = "") -> 
 
     def describe(location: str, data_dir: Path | None) -> DatasetDescription:
         arrays(location)
-        return replace(DESCRIPTION, name=f"{name}:{location}" if location else name)
+        return replace(CIFAR10, name=f"{name}:{location}" if location else name)
 
     def load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
         from smoothadv.datasets.images import InMemoryImages
