@@ -14,13 +14,9 @@ from typing import Any
 
 import numpy as np
 
-_NDARRAY = object()
-
 
 class PickledArray:
     """An array in a pickle; ``plain_array`` makes it a NumPy array."""
-
-    __slots__ = ("content",)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, is_fortran, content = state
@@ -29,8 +25,6 @@ class PickledArray:
 
 class _Type:
     """The type of an array's entries: bool, whole or floating-point numbers, or text."""
-
-    __slots__ = ("dtype",)
 
     def __init__(self, name: str, *copying: bool) -> None:
         if not re.fullmatch(r"[biufSU]\d{1,9}", name):
@@ -74,13 +68,6 @@ def _array(content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
     return np.ndarray(shape, dtype.dtype, content, order=order)
 
 
-def _reconstruct(kind: Any, *ignored: Any) -> PickledArray:
-    """An array that gets its content next."""
-    if kind is not _NDARRAY:
-        raise TypeError("it holds an array of an unknown kind")
-    return PickledArray()
-
-
 def _frombuffer(content: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> PickledArray:
     """An array of pickle protocol 5; ``axes`` is the order of the axes in memory where ``order`` is
     "K".
@@ -100,8 +87,9 @@ def _encode(text: Any, encoding: Any) -> bytes:
 
 _STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "dtype"): _Type,
+    ("numpy", "ndarray"): PickledArray,
     ("_codecs", "encode"): _encode,
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *ignored: PickledArray(),
     ("numpy.core.numeric", "_frombuffer"): _frombuffer,
 }
 
@@ -112,8 +100,6 @@ class _ArraysOnly(pickle.Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("numpy", "ndarray"):
-            return _NDARRAY
         # NumPy 2 renamed a module.
         stand_in = _STAND_INS.get((module.replace("numpy._core", "numpy.core"), name))
         if stand_in is None:
