@@ -25,7 +25,6 @@ class RelabelledImages:
 
     @property
     def labels(self) -> torch.Tensor | None:
-        """See ``ImageDataset``."""
         labels = self.images.labels
         return None if labels is None else self._classes[torch.as_tensor(labels)]
 
@@ -39,11 +38,9 @@ class RelabelledImages:
     def training_batches(
         self, batches: Indices, device: torch.device, generator: torch.Generator
     ) -> Batches:
-        """See ``ImageDataset``."""
         return self._relabelled(self.images.training_batches(batches, device, generator))
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
-        """See ``ImageDataset``."""
         return self._relabelled(self.images.evaluation_batches(batches, device))
 
     def _relabelled(self, batches: Batches) -> Batches:

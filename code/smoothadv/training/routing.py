@@ -45,12 +45,10 @@ class RoutedImages:
     def training_batches(
         self, batches: Indices, device: torch.device, generator: torch.Generator
     ) -> Batches:
-        """See ``ImageDataset``."""
         chosen = [self._indices[batch] for batch in batches]
         return self._relabelled(batches, self.images.training_batches(chosen, device, generator))
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
-        """See ``ImageDataset``."""
         chosen = [self._indices[batch] for batch in batches]
         return self._relabelled(batches, self.images.evaluation_batches(chosen, device))
 
