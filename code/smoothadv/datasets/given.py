@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,23 +21,23 @@ from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, DatasetDescription, Indices, TrainingDefaults
 from smoothadv.datasets.image_files import eight_bit, planes
-from smoothadv.datasets.images import augmented, draw_augmentation, fingerprint_of, pixels_of
+from smoothadv.datasets.images import (
+    READ_TWICE,
+    augmented,
+    draw_augmentation,
+    fingerprint_of,
+    pixels_of,
+)
 from smoothadv.noise.scale import check_scale
+
+if TYPE_CHECKING:
+    # What a torch Dataset with random access is: item i is an image and its label.
+    from _typeshed import SupportsLenAndGetItem as Items
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256
-UNKNOWN = -1
-"""The label of an image without one."""
-_READ_TWICE = 64  # batches
+_UNKNOWN = -1  # the label of an image without one
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-
-
-class Items(Protocol):
-    """What a torch Dataset with random access is: item i is an image and its label."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any: ...
 
 
 class GivenImages:
@@ -55,19 +56,18 @@ class GivenImages:
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         image, label = _pair(self.items[index], index)
         image = checked_image(image, f"image {index}")
-        shape, classes = self.description.image_shape, self.description.num_classes
+        shape = self.description.image_shape
         if tuple(image.shape) != shape:
             raise UserError(
                 f"image {index} has shape {list(image.shape)}, the first one has {list(shape)}"
             )
         if isinstance(self.items, Arrays) and not self.items.are_known:
-            return image, UNKNOWN
-        return image, _label(label, classes, f"image {index}")
+            return image, _UNKNOWN
+        return image, _label(label, self.description.num_classes, f"image {index}")
 
     def training_batches(
         self, batches: Indices, device: torch.device, generator: torch.Generator
     ) -> Batches:
-        """The images of each of ``batches``, augmented: see ``ImageDataset``."""
         padding, flip = self.description.crop_padding, self.description.horizontal_flip
         chosen = draw_augmentation(len(self), padding, flip, generator)
         on_cpu = self.evaluation_batches(batches, torch.device("cpu"))
@@ -79,7 +79,6 @@ class GivenImages:
             yield images.to(device), labels.to(device)
 
     def evaluation_batches(self, batches: Indices, device: torch.device) -> Batches:
-        """The images of each of ``batches``, unaugmented."""
         for indices in batches:
             images, labels = zip(*(self[int(index)] for index in indices))
             yield torch.stack(images).to(device), torch.tensor(labels).to(device)
@@ -93,10 +92,11 @@ class GivenImages:
         """The same images with mean and standard deviation of each channel: over all in memory,
         else over a sample.
         """
-        if isinstance(self.items, Arrays):
-            pixels = self.items.images
-        else:
-            pixels = torch.stack([image for image, _ in self._sample()])
+        pixels = (
+            self.items.images
+            if isinstance(self.items, Arrays)
+            else torch.stack([image for image, _ in self._sample()])
+        )
         deviations, means = torch.std_mean(pixels, (0, 2, 3), correction=0)
         std = tuple(one or 1.0 for one in deviations.tolist())  # of a constant channel it is 0
         description = replace(self.description, mean=tuple(means.tolist()), std=std)
@@ -116,7 +116,7 @@ class GivenImages:
 
 class Arrays:
     """Images [N, C, H, W] and labels [N] in memory, checked as a whole; where ``needs_labels`` is
-    False, these may be None: then all are UNKNOWN.
+    False, these may be None: then all are -1.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Arrays:
             )
         self.are_known = labels is not None
         if labels is None:
-            labels = torch.full(self.images.shape[:1], UNKNOWN)
+            labels = torch.full(self.images.shape[:1], _UNKNOWN)
         found = _tensor(labels, "labels")
         if found.shape != self.images.shape[:1]:
             raise UserError(
@@ -211,16 +211,13 @@ def _pair(item: Any, index: int) -> tuple[Any, Any]:
 
 
 def _label(label: Any, classes: int, name: str) -> int:
-    try:
+    with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         number = int(label)
-        is_class = number == label and 0 <= number < classes
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        is_class = False
-    if not is_class:
-        raise UserError(
-            f"{name} has the label {label!r}, expected a whole number from 0 to {classes - 1}"
-        )
-    return number
+        if number == label and 0 <= number < classes:
+            return number
+    raise UserError(
+        f"{name} has the label {label!r}, expected a whole number from 0 to {classes - 1}"
+    )
 
 
 def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Items:
@@ -248,7 +245,7 @@ def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Item
                 f"the {len(batches)} batches of the DataLoader cannot be joined: "
                 f"{first_line(error)}"
             ) from error
-        for number, (batch, again) in enumerate(zip(batches, islice(images, _READ_TWICE))):
+        for number, (batch, again) in enumerate(zip(batches, islice(images, READ_TWICE))):
             if not all(map(torch.equal, batch, _pair(again, number))):
                 raise UserError(
                     f"batch {number} of the DataLoader is another one each time it is read, and "
@@ -286,12 +283,17 @@ def described(items: Items, classes: Sequence[str], name: str) -> GivenImages:
     no image.
     """
     channels, height, width = first_image(items, name).shape
-    shape = (channels, height, width)
     description = DatasetDescription(
-        name, tuple(classes), shape, None, None, _DEFAULTS, crop_padding=0, horizontal_flip=False
+        name,
+        tuple(classes),
+        (channels, height, width),
+        mean=None,
+        std=None,
+        defaults=_DEFAULTS,
+        crop_padding=0,
+        horizontal_flip=False,
     )
-    given = GivenImages(items, description)
     if isinstance(items, Arrays) and items.are_known:
         for index in (int(items.labels.argmin()), int(items.labels.argmax())):
             _label(int(items.labels[index]), len(classes), f"image {index}")
-    return given
+    return GivenImages(items, description)

@@ -3,7 +3,7 @@
 import io
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
 from smoothadv.base.progress import Progress
-from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription, constants, spread
+from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription, constants
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -88,6 +88,12 @@ def planes(image: Image) -> np.ndarray:
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
+def _in_threads(make: Callable[[int], Made], indices: Sequence[int], doing: str) -> Iterator[Made]:
+    """What ``make`` makes of each index; decoding and hashing release the interpreter lock."""
+    with ThreadPoolExecutor(usable_cpus()) as pool:
+        yield from Progress(pool.map(make, indices), doing, len(indices), delay=2)
+
+
 class StoredImages:
     """A split of image files, in folders or in a table, with ``labels`` among ``classes``; messages
     call an image ``name`` and its place.
@@ -130,13 +136,11 @@ class StoredImages:
         return read_image(self.file(index), make, self.name + self.place(index), self.turned)
 
     def all_pixels(self, indices: Sequence[int], shape: tuple[int, int, int]) -> np.ndarray:
-        """Images as uint8 [N, C, H, W]; decoding releases the interpreter lock: threads help."""
+        """Images as uint8 [N, C, H, W]."""
         images = np.empty((len(indices), *shape), dtype=np.uint8)
-        with ThreadPoolExecutor(usable_cpus()) as pool:
-            decoded = pool.map(partial(self.pixels, shape=shape), indices)
-            progress = Progress(decoded, "reading images", len(indices), delay=2)
-            for number, image in enumerate(progress):
-                images[number] = image
+        read = _in_threads(partial(self.pixels, shape=shape), indices, "reading images")
+        for number, image in enumerate(read):
+            images[number] = image
         return images
 
     def digest(self) -> str:
@@ -147,15 +151,14 @@ class StoredImages:
             content = digest([file.read_bytes() if isinstance(file, Path) else file.getvalue()])
             return f"{self.place(index)}\t{self.labels[index]}\t{content}\n"
 
-        count = len(self.labels)
-        with ThreadPoolExecutor(usable_cpus()) as pool:  # hashing releases the interpreter lock
-            return digest(Progress(pool.map(line, range(count)), "hashing images", count, delay=2))
+        return digest(_in_threads(line, range(len(self.labels)), "hashing images"))
 
     def described(self, name: str, with_constants: bool) -> DatasetDescription:
         """The description of images that stay as they are."""
         shape, mean, std = self.pixels(0).shape, None, None
         if with_constants:
-            some = spread(len(self.labels))
+            # Evenly spaced, of all classes, and enough for 4 decimals.
+            some = range(0, len(self.labels), -(-len(self.labels) // 10_000))
             text = self.remembered(
                 "constants", some, lambda: json.dumps(constants(self.all_pixels(some, shape)))
             )

@@ -17,7 +17,7 @@ from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
 Transform = Callable[[Image], torch.Tensor]
-_READ_TWICE = 64  # of these, half are mirrored at random: all of them twice alike never happens
+READ_TWICE = 64  # of these, half are mirrored at random: all of them twice alike never happens
 
 
 def changing_image(images: ImageDataset) -> int | None:
@@ -27,8 +27,8 @@ def changing_image(images: ImageDataset) -> int | None:
     if isinstance(images, (InMemoryImages, StreamedImages)):
         return None
     tried = [
-        number * max(len(images) // _READ_TWICE, 1) % len(images)
-        for number in range(_READ_TWICE if len(images) else 0)
+        number * max(len(images) // READ_TWICE, 1) % len(images)
+        for number in range(READ_TWICE if len(images) else 0)
     ]
     reads = (
         (index, {fingerprint_of(*map(torch.as_tensor, images[index])) for _ in range(2)})
@@ -196,9 +196,6 @@ class _Photographs(Dataset[Item | UserError]):
     ) -> None:
         self.stored, self.transform, self.epoch_seed = stored, transform, epoch_seed
 
-    def __len__(self) -> int:
-        return len(self.stored.labels)
-
     def __getitem__(self, index: int) -> Item | UserError:
         try:
             with torch.random.fork_rng(devices=[]):
@@ -232,7 +229,7 @@ class StreamedImages(Dataset[Item]):
         self._evaluation = _Photographs(stored, preparation.evaluation)
 
     def __len__(self) -> int:
-        return len(self._evaluation)
+        return len(self.labels)
 
     def __getitem__(self, index: int) -> Item:
         item = self._evaluation[index]
