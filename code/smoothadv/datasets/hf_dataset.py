@@ -2,7 +2,6 @@
 file of Parquet, or hf-dataset:NAME of the hub; PATH:COLUMN names the column of labels.
 """
 
-import importlib
 import io
 import logging
 import os
@@ -77,7 +76,7 @@ def _rows(location: str) -> dict[str, StoredImages]:
     if not path or os.path.exists(os.path.expanduser(location)):
         path, chosen = location, ""
     try:
-        datasets = importlib.import_module("datasets")
+        import datasets
     except ImportError as error:
         raise UserError(
             f"hf-dataset:{path} needs the package datasets: pip install 'smoothadv[datasets]'"
@@ -106,9 +105,8 @@ def _rows(location: str) -> dict[str, StoredImages]:
             if not isinstance(kind, datasets.ClassLabel):
                 values = {value for each in names.values() for value in tables[each].unique(label)}
                 kind = datasets.ClassLabel(names=_class_names(values - {None}))
-            images = table.select_columns([image])
-            images = images.cast_column(image, datasets.Image(decode=False))
-            rows[split] = _Rows(about, images, labels.cast_column(label, kind))
+            files = table.cast_column(image, datasets.Image(decode=False)).select_columns([image])
+            rows[split] = _Rows(about, files, labels.cast_column(label, kind))
     except UserError:
         raise
     except Exception as error:  # the package has no exception of its own for what it cannot read

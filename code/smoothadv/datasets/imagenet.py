@@ -22,7 +22,6 @@ SYNSETS = tuple(synset for synset, *_ in _CLASSES)
 # All classes in the order of the development kit, and those of Tiny ImageNet.
 OF_KIT = tuple(synset for synset, *_ in sorted(_CLASSES, key=lambda row: int(row[1])))
 OF_TINY = tuple(synset for synset, *_, last in _CLASSES if last == "tiny")
-_FOLDERS = {"train": "train", "test": "val"}
 _SIZE = 224
 _DESCRIPTION = photographs("imagenet", SYNSETS, _SIZE)
 
@@ -58,7 +57,7 @@ def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
     from smoothadv.datasets.images import StreamedImages
 
     root = data_dir or Path(os.environ.get("IMAGENET_DIR") or DEFAULT_DATA_DIR / "imagenet")
-    folder = (root / _FOLDERS[split]).resolve()
+    folder = (root / ("val" if split == "test" else split)).resolve()
     return StreamedImages(_Files(folder, _in_order(folder)), _DESCRIPTION, Preparation(_SIZE))
 
 

@@ -35,18 +35,16 @@ _RELEASED = "Imagenet32_train"
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """One file: images uint8 [N, 3, 32, 32] and labels 0..999, which the files count from 1."""
-    if not path.is_file():
-        raise UserError(
-            f"imagenet32 needs the file {path}: name the folder of the published batches with "
-            "--data-dir"
-        )
     try:
         batch = read_pickled_arrays(path)
         images = plain_array(batch["data"]).reshape(-1, 3, 32, 32)
         labels = plain_array(batch["labels"]).astype(np.int64) - 1
         return checked_arrays(images, labels, "data", "labels - 1", of=_DESCRIPTION)
     except Exception as error:  # a damaged pickle can raise nearly anything
-        raise UserError(f"imagenet32 batch {path} cannot be read: {error}") from error
+        raise UserError(
+            f"imagenet32 batch {path} cannot be read: {error}; --data-dir names the folder of the "
+            "published batches"
+        ) from error
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:

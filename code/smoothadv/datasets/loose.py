@@ -64,6 +64,5 @@ def read_images(
     pixels = torch.stack(images).float() / 255
     some = ", ".join([*changes][:3]) + ", ..." * (len(changes) > 3)
     said = f"images of {some} became {size[0]}x{size[1]} in {_COLOURS[mode]}" if changes else ""
-    shape = (channels, *size)
-    given = GivenImages(Arrays(pixels, None, False), replace(description, image_shape=shape))
-    return given, said
+    found = replace(description, image_shape=(channels, *size))
+    return GivenImages(Arrays(pixels, None, False), found), said

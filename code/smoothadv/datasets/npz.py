@@ -12,13 +12,11 @@ from smoothadv.datasets import (
     DATASETS,
     DatasetDescription,
     ImageDataset,
-    Source,
     constants,
-    photographs,
 )
 from smoothadv.datasets.arrays import checked_arrays
 from smoothadv.datasets.image_files import Image, Made, StoredImages
-from smoothadv.datasets.preparation import split_location
+from smoothadv.datasets.stored import stored_source
 
 _NAMES = (
     ("train", ("x_train", "y_train")),
@@ -52,20 +50,17 @@ def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return found
 
 
-def _arrays(location: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    return _read(Path(split_location(location)[0]).expanduser().resolve())
-
-
 def _levels(images: np.ndarray) -> np.ndarray:
     """Images as uint8: float32 is rounded to 256 levels."""
     return images if images.dtype == np.uint8 else np.rint(images * 255).astype(np.uint8)
 
 
 class _Pictures(StoredImages):
-    """Arrays as photographs to prepare."""
+    """Arrays, as they are or as photographs to prepare."""
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+    def __init__(self, images: np.ndarray, labels: np.ndarray, classes: int) -> None:
         self.images, self.labels = images, labels.tolist()
+        self.classes = tuple(map(str, range(classes)))
 
     def photograph(self, index: int, make: Callable[[Image], Made]) -> Made:
         import PIL.Image
@@ -79,35 +74,43 @@ class _Pictures(StoredImages):
 
         return fingerprint_of(self.images, np.array(self.labels))
 
+    def described(self, name: str, with_constants: bool) -> DatasetDescription:
+        mean, std = constants(_levels(self.images)) if with_constants else (None, None)
+        # Nothing says what the images show, so they are neither shifted nor mirrored unless that is
+        # asked for.
+        return DatasetDescription(
+            name,
+            self.classes,
+            self.images.shape[1:],
+            mean,
+            std,
+            CIFAR_TRAINING,
+            crop_padding=0,
+            horizontal_flip=False,
+        )
 
-def _describe(location: str, data_dir: Path | None) -> DatasetDescription:
-    found, (_, preparation) = _arrays(location), split_location(location)
-    name, number = f"npz:{location}", 1 + max(int(labels.max()) for _, labels in found.values())
-    classes, shape = tuple(map(str, range(number))), next(iter(found.values()))[0].shape[1:]
-    if preparation is not None:
-        return photographs(name, classes, preparation.size)
-    mean, std = constants(_levels(found["train"][0])) if "train" in found else (None, None)
-    # Nothing says what the images show, so they are neither shifted nor mirrored unless that is
-    # asked for.
-    return DatasetDescription(
-        name, classes, shape, mean, std, CIFAR_TRAINING, crop_padding=0, horizontal_flip=False
-    )
+
+def _splits(path: str) -> dict[str, _Pictures]:
+    found = _read(Path(path).expanduser().resolve())
+    classes = 1 + max(int(labels.max()) for _, labels in found.values())
+    return {split: _Pictures(*arrays, classes) for split, arrays in found.items()}
 
 
-def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
+def _unprepared(stored: _Pictures, description: DatasetDescription) -> ImageDataset:
     from smoothadv.datasets.given import Arrays, GivenImages
-    from smoothadv.datasets.images import InMemoryImages, StreamedImages
+    from smoothadv.datasets.images import InMemoryImages
 
-    description, (path, preparation) = _describe(location, data_dir), split_location(location)
-    if split not in (found := _arrays(location)):
-        names = " or ".join(names[0] for kind, names in _NAMES if kind == split)
-        raise UserError(f"npz: {path} has no {split} images, which are called {names}")
-    images, labels = found[split]
-    if preparation is not None:
-        return StreamedImages(_Pictures(images, labels), description, preparation)
-    if images.dtype == np.uint8:
-        return InMemoryImages(images, labels, description)
-    return GivenImages(Arrays(images, labels), description)
+    labels = np.array(stored.labels)
+    if stored.images.dtype == np.uint8:
+        return InMemoryImages(stored.images, labels, description)
+    return GivenImages(Arrays(stored.images, labels), description)
 
 
-DATASETS.register("npz")(Source(_describe, _load, takes_location=True, takes_preparation=True))
+DATASETS.register("npz")(
+    stored_source(
+        "npz",
+        _splits,
+        {"train": "x_train or train_images", "test": "x_test, test_images or images"},
+        _unprepared,
+    )
+)

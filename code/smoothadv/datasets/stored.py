@@ -1,9 +1,10 @@
-"""Sources of stored images: a split of image files or of a table, prepared or as it is."""
+"""Sources of stored images: a split of image files, a table or arrays, prepared or as it is."""
 
 import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import DatasetDescription, ImageDataset, Source, photographs
@@ -12,12 +13,16 @@ from smoothadv.datasets.preparation import split_location
 
 
 def stored_source(
-    kind: str, splits: Callable[[str], Mapping[str, StoredImages]], expected: Mapping[str, str]
+    kind: str,
+    splits: Callable[[str], Mapping[str, StoredImages]],
+    expected: Mapping[str, str],
+    unprepared: Callable[[Any, DatasetDescription], ImageDataset] | None = None,
 ) -> Source:
     """The source ``kind``:PATH[@PREPARATION] of stored images: prepared, or as they are.
 
     ``splits`` finds the splits of a PATH, the training images first; ``expected`` says where
-    those of a split should be.
+    those of a split should be. ``unprepared`` makes the dataset of images as they are (None: they
+    are read when they are asked for).
     """
 
     def describe(location: str, data_dir: Path | None) -> DatasetDescription:
@@ -34,7 +39,7 @@ def stored_source(
         if (stored := splits(path).get(split)) is None:
             raise UserError(f"{kind}:{path} has no {split} images, expected {expected[split]}")
         if preparation is None:
-            return ImagesOnDemand(stored, description)
+            return (unprepared or ImagesOnDemand)(stored, description)
         return StreamedImages(stored, description, preparation)
 
     return Source(describe, load, takes_location=True, takes_preparation=True)

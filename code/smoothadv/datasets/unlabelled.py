@@ -14,9 +14,6 @@ from smoothadv.datasets.arrays import checked_arrays
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 
-_IMAGES = ("data", "images")
-_LABELS = ("extrapolated_targets", "labels")
-
 
 def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemoryImages:
     """The images of a .npz file or of a pickled dict of arrays, to train on in addition to the
@@ -30,7 +27,8 @@ def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemor
         raise UserError(f"--use-unlabelled: {path} does not exist")
     try:
         content = _read(path)
-        names = [_held(content, known) for known in (_IMAGES, _LABELS)]
+        held = (("data", "images"), ("extrapolated_targets", "labels"))
+        names = [_held(content, known) for known in held]
         # Copies are writable, as PyTorch requires.
         images, labels = (np.array(plain_array(content[name])) for name in names)
         images, labels = checked_arrays(images, labels, *names, of=description)
