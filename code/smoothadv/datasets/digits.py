@@ -7,7 +7,6 @@ import numpy as np
 
 from smoothadv.datasets import DATASETS, DatasetDescription, ImageDataset, Source, TrainingDefaults
 
-_TEST_SHARE = 0.2
 _DESCRIPTION = DatasetDescription(
     name="digits",
     class_names=tuple("0123456789"),
@@ -37,7 +36,7 @@ def _arrays() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     is_test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         members = np.flatnonzero(labels == label)
-        is_test[members[len(members) - round(_TEST_SHARE * len(members)) :]] = True
+        is_test[members[len(members) - round(len(members) / 5) :]] = True
     return images, labels, is_test
 
 

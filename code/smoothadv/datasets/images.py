@@ -16,7 +16,6 @@ from smoothadv.datasets.preparation import Preparation
 from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
-Transform = Callable[[Image], torch.Tensor]
 READ_TWICE = 64  # of these, half are mirrored at random: all of them twice alike never happens
 
 
@@ -192,7 +191,10 @@ class _Photographs(Dataset[Item | UserError]):
     """
 
     def __init__(
-        self, stored: StoredImages, transform: Transform, epoch_seed: int | None = None
+        self,
+        stored: StoredImages,
+        transform: Callable[[Image], torch.Tensor],
+        epoch_seed: int | None = None,
     ) -> None:
         self.stored, self.transform, self.epoch_seed = stored, transform, epoch_seed
 
