@@ -4,10 +4,10 @@ import pytest
 import torch
 from torchvision.models import ResNet18_Weights
 
-from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.datasets.relabelled import RelabelledImages, matched_classes
 from support.named_networks import save_folder
+from support.refusals import refusal
 
 NAMES = (
     ("tench, Tinca tinca", "n01440764"),
@@ -18,42 +18,45 @@ NAMES = (
 
 
 @pytest.mark.parametrize(
-    ("folders", "labels"),
+    ("folders", "names", "labels"),
     [
-        (["tench", "tiger_shark"], [0, 1]),
-        (["Tiger Shark", "TINCA_tinca"], [1, 0]),
-        (["n03126707", "n02012849", "N01440764"], [3, 2, 0]),
-        (["1", "tench", "3"], [1, 0, 3]),
-        (["tench, Tinca tinca", "tench"], [0, 0]),
+        (["tench", "tiger_shark"], NAMES, [0, 1]),
+        (["Tiger Shark", "TINCA_tinca"], NAMES, [1, 0]),
+        (["n03126707", "n02012849", "N01440764"], NAMES, [3, 2, 0]),
+        (["1", "tench", "3"], NAMES, [1, 0, 3]),
+        (["tench, Tinca tinca", "tench"], NAMES, [0, 0]),
+        # As of digits, whose classes a network may have in another order: names say more than
+        # numbers.
+        (["0", "1"], (("1",), ("0",)), [1, 0]),
+        # Without names the order counts, but numbers say more.
+        (["a", "b", "c", "d"], (), [0, 1, 2, 3]),
+        (["2", "0", "1", "3"], (), [2, 0, 1, 3]),
     ],
 )
-def test_folders_are_matched_by_name_synset_or_number(folders, labels):
-    assert matched_classes(folders, NAMES, 4, "net") == labels
+def test_folders_are_matched_by_name_synset_number_or_order(folders, names, labels):
+    assert matched_classes(folders, names, len(names) or 4, "net") == labels
 
 
-@pytest.mark.parametrize("folders", [["crane", "tench"], ["zebu"], ["4"], ["-1"], ["tenc"], [" "]])
-def test_folder_that_is_no_class_or_several_is_named(folders):
-    with pytest.raises(
-        UserError, match=rf"net has no class, .* '{folders[0]}': .* like 'tench, T.* 0 to 3"
-    ):
-        matched_classes(folders, NAMES, 4, "net")
+LIKE = "by its name, like 'tench, Tinca tinca', or by its number in the network, 0 to 3"
 
 
-def test_classes_without_names_are_taken_in_order_where_they_are_as_many():
-    assert matched_classes(["a", "b", "c"], (), 3, "net") == [0, 1, 2]
-    assert matched_classes(["2", "0", "1"], (), 3, "net") == [2, 0, 1], (
-        "numbers say more than the order"
-    )
-    for folders in (["a", "b"], ["a", "b", "1"], ["1", "2", "3"]):
-        with pytest.raises(UserError, match="net has no class"):
-            matched_classes(folders, (), 3, "net")
-    with pytest.raises(UserError, match=r"'f4', \.\.\. \(9 in all\)"):
-        matched_classes([f"f{number}" for number in range(9)], (), 3, "net")
-
-
-def test_names_win_over_numbers():
-    """As of digits, whose classes a network may have in another order."""
-    assert matched_classes(["0", "1"], (("1",), ("0",)), 2, "net") == [1, 0]
+@pytest.mark.parametrize(
+    ("folders", "names", "words"),
+    [
+        *(
+            (folders, NAMES, f"'{folders[0]}': name each class of the images {LIKE}")
+            for folders in (["crane", "tench"], ["zebu"], ["4"], ["-1"], ["tenc"], [" "])
+        ),
+        *(
+            (folders, (), "")
+            for folders in (["a", "b"], ["a", "b", "1", "2"], ["1", "2", "3", "4"])
+        ),
+        ([f"f{number}" for number in range(9)], (), "'f0', 'f1', 'f2', 'f3', 'f4', ... (9 in all)"),
+    ],
+)
+def test_folder_that_is_no_class_or_several_is_named(folders, names, words):
+    words = f"net has no class, or several classes, called {words}"
+    refusal(matched_classes, folders, names, 4, "net", names=words)
 
 
 WORDS = ResNet18_Weights.DEFAULT.meta["categories"]
@@ -77,8 +80,7 @@ def test_synsets_are_classes_of_all_networks_of_imagenet(names, labels):
     in_kit = describe_dataset("imagenet32").class_names
     assert sorted(in_kit) == list(known), "labels of the published files, less one"
     assert (in_kit[0], in_kit[448]) == ("n02119789", "n01440764")
-    with pytest.raises(UserError, match="net has no class, .* 'n01440764'"):
-        matched_classes(synsets, named[:999], 999, "net")
+    refusal(matched_classes, synsets, named[:999], 999, "net", names="'n01440764'")
 
 
 def test_labels_are_those_of_the_network_and_all_else_stays(tmp_path):
