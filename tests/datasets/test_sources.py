@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from smoothadv.datasets import get_dataset
+from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.datasets.hf_dataset import _rows
 from smoothadv.datasets.npz import _levels
 from smoothadv.datasets.preparation import Preparation
@@ -29,13 +29,10 @@ FORMS = {
 @pytest.mark.parametrize("images, labels", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("names", ["x_{}:y_{}", "{}_images:{}_labels"])
 def test_npz_has_the_images_and_labels_that_were_stored(tmp_path, images, labels, names):
-    arrays = {}
-    for split in ("train", "test"):
-        of_images, of_labels = names.replace("{}", split).split(":")
-        arrays |= {of_images: images, of_labels: labels}
-    np.savez_compressed(tmp_path / "a.npz", **arrays)
+    train, test = (names.replace("{}", split).split(":") for split in SPLITS)
+    np.savez_compressed(tmp_path / "a.npz", **dict(zip(train + test, [images, labels] * 2)))
     expected = COLOURS[..., :1] if images.ndim == 3 else COLOURS
-    for split in ("train", "test"):
+    for split in SPLITS:
         dataset = get_dataset(f"npz:{tmp_path}/a.npz", split)
         found = torch.stack([image for image, _ in (dataset[index] for index in range(6))])
         assert torch.allclose(found, torch.tensor(expected.transpose(0, 3, 1, 2) / 255).float())
@@ -119,7 +116,7 @@ def saved(tmp_path, monkeypatch):
 
 def test_hf_dataset_has_the_images_that_were_saved(saved):
     name = saved("train", "validation")
-    for split in ("train", "test"):
+    for split in SPLITS:
         dataset = get_dataset(name, split)
         assert all(
             torch.equal(dataset[row][0] * 255, torch.tensor(COLOURS[row]).permute(2, 0, 1))
@@ -197,12 +194,12 @@ def test_repository_of_the_hub_with_several_columns_of_labels(saved, tmp_path):
         "coarse_label", coarse
     )
     root = tmp_path / "clone"
-    for split in ("train", "test"):
+    for split in SPLITS:
         table.to_parquet(root / f"data/{split}-00000-of-00001.parquet")
     (root / "README.md").write_text("---\nlicense: mit\n---\n")
     assert "coarse_label: ClassLabel" in refusal(get_dataset, f"hf-dataset:{root}", "test")
     for column, names, labels in (("fine", "xyz", LABELS), ("coarse", "pqr", LABELS[::-1])):
-        for split in ("train", "test"):
+        for split in SPLITS:
             dataset = get_dataset(f"hf-dataset:{root}:{column}_label@8", split)
             assert dataset.description.class_names == tuple(names)
             assert dataset.labels == labels.tolist() and dataset[1][0].shape == (3, 8, 8)
