@@ -58,6 +58,7 @@ def read_inertly(path: Path) -> Any:
                 warnings.simplefilter("ignore")
                 return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
+            wanted: tuple[str, type | None]
             if unknown := _UNKNOWN.search(str(error)):
                 wanted = (unknown[1], None)
             elif found := _CONTAINER.search(str(error)):

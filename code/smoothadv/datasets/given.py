@@ -239,7 +239,8 @@ def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Item
         if not batches:
             raise UserError("the DataLoader has no batches")
         try:
-            arrays = Arrays(*map(torch.cat, zip(*batches)))
+            all_images, all_labels = map(torch.cat, zip(*batches))
+            arrays = Arrays(all_images, all_labels)
         except (RuntimeError, TypeError) as error:  # none, or several shapes, or no batches
             raise UserError(
                 f"the {len(batches)} batches of the DataLoader cannot be joined: "

@@ -165,9 +165,9 @@ class Procedure(Checked, ABC):
         """The procedure with the ``settings`` that a log records, and those of ``radius_from``.
         KeyError, TypeError or ValueError where one is missing or impossible.
         """
-        common = (settings[name] for name in ("sigma", "N0", "N", "alpha"))
+        sigma, n0, n, alpha = (settings[name] for name in ("sigma", "N0", "N", "alpha"))
+        smoothing = Smoothing(sigma, n0, n, alpha, settings.get("noise_distance", 0.0))
         names = {each.name for each in fields(cls)} & settings.keys()
-        smoothing = Smoothing(*common, settings.get("noise_distance", 0.0))
         return cls(smoothing, **{name: settings[name] for name in names})
 
     def shown(self, row: Mapping[str, int]) -> float | None:
