@@ -83,6 +83,7 @@ def logits_of(
     It must accept a grey image of the shape in ``description`` and return one logit for each class
     there.
     """
+    description.doubts()  # fewer than two classes are a fault of the images, not of the network
     classifier, classes = probe(network, torch.full(description.image_shape, 0.5), called)
     if classes != description.num_classes:
         raise UserError(
