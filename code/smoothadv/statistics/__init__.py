@@ -76,6 +76,16 @@ class Certificate:
     trials: int
     details: Mapping[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls, candidate: int, radius: float | None, votes: np.ndarray, details: Mapping[str, int]
+    ) -> "Certificate":
+        """That of a class with this radius, by ``votes`` [K]; an abstention where it is negative or
+        None.
+        """
+        statement = (ABSTAIN, 0.0) if radius is None or radius < 0 else (candidate, radius)
+        return cls(*statement, int(votes[candidate]), int(votes.sum()), details)
+
 
 @dataclass(frozen=True)
 class Smoothing(Checked):
@@ -246,12 +256,10 @@ class FixedSample(Procedure):
             return radius(most, votes) is None
 
         estimation = yield Draws(n, must_abstain)
-        successes, trials = int(estimation[candidate]), int(estimation.sum())
-        found = radius(successes, estimation) if trials == n else None
+        is_whole = estimation.sum() == n
+        found = radius(int(estimation[candidate]), estimation) if is_whole else None
         details = dict(zip(self.columns, self.rivals(estimation, candidate)))
-        return Certificate(
-            *((ABSTAIN, 0.0) if found is None else (candidate, found)), successes, trials, details
-        )
+        return Certificate.of(candidate, found, estimation, details)
 
 
 PROCEDURES: Registry[type[Procedure]] = Registry("certification procedure")

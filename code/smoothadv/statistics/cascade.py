@@ -31,7 +31,7 @@ smaller; neither do they matter by stopping early, nor need the stages' draws be
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -40,7 +40,6 @@ from scipy import special
 from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError, a_threshold, checked, positive_float, setting
 from smoothadv.statistics import (
-    ABSTAIN,
     COUNT_COLUMNS,
     PROCEDURES,
     Certificate,
@@ -57,7 +56,7 @@ from smoothadv.statistics.bounds import (
     threshold_radius,
     two_sided_radius,
 )
-from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedure, Looked, OnGrid
+from smoothadv.statistics.on_grid import Bound, GridProcedure, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
 from smoothadv.statistics.ranges import check
 from smoothadv.statistics.sequential import Sequential
@@ -217,7 +216,7 @@ class Cascade(CascadeProcedure):
         return threshold_radius(counted, trials, sigma, settings["alpha"], p0, distance)
 
     def votes(self, label: int) -> Voting:
-        candidate, last, _ = yield from self.selected()
+        candidate, last, selection = yield from self.selected()
         n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
 
         def radius(stage: int, votes: np.ndarray) -> float:
@@ -226,20 +225,16 @@ class Cascade(CascadeProcedure):
             rival = strongest_rival(votes, candidate)
             return self._radius(settings, stage, last, own, rival, n)
 
-        def must_abstain(stage: int, votes: np.ndarray) -> bool:
-            return radius(stage, votes) < 0
-
-        successes, trials, radii = 0, 0, list[float]()
+        least, own = math.inf, np.zeros_like(selection[last])
         details = dict.fromkeys(self.columns, 0) | {STAGE: last + 1}
         for stage in range(last + 1):
-            votes = yield Draws(n, partial(must_abstain, stage), stage)
-            radii.append(radius(stage, votes))
+            votes = yield Draws(n, lambda votes, at=stage: radius(at, votes) < 0, stage)
+            least = min(least, radius(stage, votes) if votes.sum() == n else -1.0)
             details[RIVAL_AT.format(stage + 1)] = strongest_rival(votes, candidate)
-            if stage == last:
-                successes, trials = int(votes[candidate]), int(votes.sum())
-            if radii[-1] < 0 or votes.sum() < n:
-                return Certificate(ABSTAIN, 0.0, successes, trials, details)
-        return Certificate(candidate, min(radii), successes, trials, details)
+            own = votes if stage == last else own
+            if least < 0:
+                break
+        return Certificate.of(candidate, least, own, details)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,11 +272,10 @@ class SequentialCascade(CascadeProcedure, OnGrid):
     """
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def further_columns(self) -> tuple[str, ...]:
         numbers = range(1, len(self.sigmas) + 1)
         of_stages = (name.format(number) for name in (RIVAL_AT, DRAWN_AT) for number in numbers)
-        own = (*GRID_COLUMNS, STAGE, *of_stages)
-        return (*own, LABEL_AWARE) if self.label_aware else own
+        return (STAGE, *of_stages)
 
     def record(self) -> dict[str, Any]:
         tables = [each.record()["tables_sha256"] for each in self.bounds.values()]
@@ -312,27 +306,19 @@ class SequentialCascade(CascadeProcedure, OnGrid):
 
     def votes(self, label: int) -> Voting:
         candidate, last, selection = yield from self.selected()
+        promised = self.promised(selection, last)
+        bounds = [
+            Bound(self.bounds[stage, stage < last], candidate, selection[stage], stage)
+            for stage in sorted(range(last + 1), key=lambda each: promised[each])
+        ]
         skipped = self.label_aware and candidate != label
-        promised, most = self.promised(selection, last), math.inf
-        found: dict[int, Looked] = {}
-        for stage in () if skipped else sorted(range(last + 1), key=lambda each: promised[each]):
-            bound = self.bounds[stage, stage < last]
-            found[stage] = yield from bound.decide(selection[stage], candidate, most, stage)
-            most = min(most, found[stage].radius)
-            if most < 0:
-                break
-        level = sum(radius <= most for radius in self.radii) - 1 if found else -1
-        drawn = len(selection) * self.smoothing.n0 + sum(each.drawn for each in found.values())
-        looks = sum(each.looks for each in found.values())
-        details = dict.fromkeys(self.columns, 0) | {STAGE: last + 1}
-        details |= dict(zip(GRID_COLUMNS, (drawn, level, looks)))
-        details |= {LABEL_AWARE: int(skipped)} if self.label_aware else {}
-        for stage, each in found.items():
-            details[RIVAL_AT.format(stage + 1)] = strongest_rival(each.votes, candidate)
-            details[DRAWN_AT.format(stage + 1)] = int(each.votes.sum())
-        own = found[last].votes if last in found else np.zeros_like(selection[0])
-        statement = (ABSTAIN, 0.0) if level < 0 else (candidate, self.radii[level])
-        return Certificate(*statement, int(own[candidate]), int(own.sum()), details)
+        drawn = len(selection) * self.smoothing.n0
+        most, votes, details = yield from self.decided(bounds, skipped, drawn)
+        details[STAGE] = last + 1
+        for stage, counts in votes.items():
+            details[RIVAL_AT.format(stage + 1)] = strongest_rival(counts, candidate)
+            details[DRAWN_AT.format(stage + 1)] = int(counts.sum())
+        return Certificate.of(candidate, self.largest(most), votes[last], details)
 
 
 def predict_in_cascade(

@@ -12,7 +12,7 @@ import numpy as np
 
 from smoothadv.base.files import cached, digest
 from smoothadv.base.settings import non_negative_float, setting
-from smoothadv.statistics import ABSTAIN, Certificate, Draws, Procedure, Voting
+from smoothadv.statistics import Certificate, Draws, Procedure, Voting
 from smoothadv.statistics.bounds import radius_probability
 from smoothadv.statistics.error_spending import efficacy_table
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
@@ -40,6 +40,18 @@ class Looked:
     votes: np.ndarray
     drawn: int = 0
     looks: int = 0
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound of a certificate: the ``test`` that decides it, of the class that was ``chosen`` by
+    the ``selection``, votes [K] of the classifier of this ``stage``.
+    """
+
+    test: "GridProcedure"
+    chosen: int
+    selection: np.ndarray
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,35 @@ class OnGrid(Procedure):
         """The largest radius of the grid up to ``most``; None if there is none."""
         return max((radius for radius in self.radii if radius <= most), default=None)
 
+    @property
+    @abstractmethod
+    def further_columns(self) -> tuple[str, ...]:
+        """The columns beside ``GRID_COLUMNS`` and ``LABEL_AWARE``."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*GRID_COLUMNS, *self.further_columns, *((LABEL_AWARE,) if self.label_aware else ()))
+
+    def decided(
+        self, bounds: Sequence[Bound], skipped: bool, drawn: int
+    ) -> Generator[Draws, np.ndarray, tuple[float, dict[int, np.ndarray], dict[str, int]]]:
+        """Decides ``bounds`` one after the other, each up to the radius that is left; none if
+        ``skipped``. ``drawn`` is the number of draws of the selection.
+
+        Returns the smallest radius, negative if none is certified; the votes [K] of each stage at
+        the look that decided; and the columns of a log, those of ``further_columns`` 0.
+        """
+        most, looks = (-1.0 if skipped else math.inf), 0
+        votes = {each.stage: np.zeros_like(each.selection) for each in bounds}
+        for each in bounds:
+            if most >= 0:
+                looked = yield from each.test.decide(each.selection, each.chosen, most, each.stage)
+                votes[each.stage], most = looked.votes, min(most, looked.radius)
+                drawn, looks = drawn + looked.drawn, looks + looked.looks
+        level = sum(radius <= most for radius in self.radii) - 1
+        known = {**dict(zip(GRID_COLUMNS, (drawn, level, looks))), LABEL_AWARE: int(skipped)}
+        return most, votes, {name: known.get(name, 0) for name in self.columns}
+
 
 @dataclass(frozen=True)
 class GridProcedure(OnGrid):
@@ -84,10 +125,6 @@ class GridProcedure(OnGrid):
     """
 
     further_columns: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (*GRID_COLUMNS, *self.further_columns, *((LABEL_AWARE,) if self.label_aware else ()))
 
     @property
     @abstractmethod
@@ -139,18 +176,11 @@ class GridProcedure(OnGrid):
         selection = yield Draws(self.smoothing.n0)
         candidate = int(selection.argmax())
         skipped = self.label_aware and candidate != label
-        looked = Looked(-1.0, np.zeros_like(selection))
-        if not skipped:
-            looked = yield from self.decide(selection, candidate)
-        best, deciding = looked.radius, looked.votes
-        level = sum(radius <= best for radius in self.radii) - 1
-        details = dict(zip(GRID_COLUMNS, (self.smoothing.n0 + looked.drawn, level, looked.looks)))
-        if RIVAL in self.further_columns:
-            details[RIVAL] = strongest_rival(deciding, candidate)
-        if self.label_aware:
-            details[LABEL_AWARE] = int(skipped)
-        statement = (candidate, best) if best >= 0 else (ABSTAIN, 0.0)
-        return Certificate(*statement, int(deciding[candidate]), int(deciding.sum()), details)
+        bounds = [Bound(self, candidate, selection)]
+        radius, votes, details = yield from self.decided(bounds, skipped, self.smoothing.n0)
+        if RIVAL in details:
+            details[RIVAL] = strongest_rival(votes[0], candidate)
+        return Certificate.of(candidate, radius, votes[0], details)
 
     def decide(
         self, selection: np.ndarray, candidate: int, most: float = math.inf, stage: int = 0

@@ -16,15 +16,15 @@ import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
 from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError
-from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, PROCEDURES, Certificate, Draws, Voting
+from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Certificate, Draws, Voting
 from smoothadv.statistics.cascade import STAGE, StagedProcedure
-from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, Looked, OnGrid
+from smoothadv.statistics.on_grid import Bound, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
 from smoothadv.statistics.ranges import check
 from smoothadv.statistics.sequential import Sequential
@@ -35,16 +35,9 @@ ROUTED, ROUTED_RIVAL, ROUTED_TRIALS = "router_successes", "router_rival", "route
 another stage, and all."""
 
 
-class _Selected:
-    """What the selection draws of a router chose.
-
-    ``stage`` is the number of the stage, from 0, ``candidate`` the class. ``bounds`` has of the
-    router and of that stage which classifier it is, what is to be certified for it, and its votes.
-    """
-
-    def __init__(self, router: int, routed: np.ndarray, votes: np.ndarray) -> None:
-        self.stage, self.candidate = int(routed.argmax()), int(votes.argmax())
-        self.bounds = [(router, self.stage, routed), (self.stage, self.candidate, votes)]
+Chosen: TypeAlias = list[tuple[int, int, np.ndarray]]
+"""What the selection draws chose, first of the router, then of the stage that it chose: the number
+of the classifier, what is to be certified for it, and its votes [K]."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +50,29 @@ class RouterProcedure(StagedProcedure):
             expected = "those of two stages or more, and last the router's"
             raise SettingError(f"sigmas: found {self.sigmas}, expected {expected}")
 
-    def selected(self) -> Generator[Draws, np.ndarray, _Selected]:
+    def selected(self) -> Generator[Draws, np.ndarray, Chosen]:
         """Draws n0 votes of the router and n0 votes of the stage that they choose."""
         router, n0 = len(self.sigmas) - 1, self.smoothing.n0
         routed = yield Draws(n0, stage=router)
-        return _Selected(router, routed, (yield Draws(n0, stage=int(routed.argmax()))))
+        stage = int(routed.argmax())
+        votes = yield Draws(n0, stage=stage)
+        return [(router, stage, routed), (stage, int(votes.argmax()), votes)]
+
+    def certificate(
+        self,
+        chosen: Chosen,
+        radius: float | None,
+        found: Mapping[int, np.ndarray],
+        details: Mapping[str, int],
+    ) -> Certificate:
+        """That of a radius, by the votes [K] of both classifiers, with further ``details``."""
+        (router, stage, _), (_, candidate, _) = chosen
+        routed, votes = found[router], found[stage]
+        known = {STAGE: stage + 1, RIVAL: strongest_rival(votes, candidate)}
+        known |= {ROUTED: int(routed[stage]), ROUTED_RIVAL: strongest_rival(routed, stage)}
+        known |= {ROUTED_TRIALS: int(routed.sum())}
+        own = {name: known.get(name, details.get(name, 0)) for name in self.columns}
+        return Certificate.of(candidate, radius, votes, own)
 
 
 @PROCEDURES.register("router")
@@ -92,17 +103,13 @@ class Router(RouterProcedure):
         return None if min(radii) < 0 else min(radii)
 
     def votes(self, label: int) -> Voting:
-        selected = yield from self.selected()
-        counts, radius = np.zeros((2, 3), dtype=int), math.inf
-        for row, (place, chosen, _) in enumerate(selected.bounds):
-            votes, certified = yield from self._bound(place, chosen)
-            counts[row] = votes[chosen], strongest_rival(votes, chosen), votes.sum()
-            if (radius := min(radius, certified)) < 0:
-                break
-        (routed, routed_rival, _), (successes, rival, trials) = counts.tolist()
-        values = selected.stage + 1, rival, routed, routed_rival
-        statement = (selected.candidate, radius) if radius >= 0 else (ABSTAIN, 0.0)
-        return Certificate(*statement, successes, trials, dict(zip(self.columns, values)))
+        chosen = yield from self.selected()
+        radius, found = math.inf, {place: np.zeros_like(votes) for place, _, votes in chosen}
+        for place, choice, _ in chosen:
+            if radius >= 0:
+                found[place], certified = yield from self._bound(place, choice)
+                radius = min(radius, certified)
+        return self.certificate(chosen, radius, found, {})
 
     def _bound(
         self, place: int, chosen: int
@@ -133,10 +140,7 @@ class SequentialRouter(RouterProcedure, OnGrid):
     Formal guarantee: that of ``router``, however early the tests stop.
     """
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        own = (*GRID_COLUMNS, STAGE, RIVAL, ROUTED, ROUTED_RIVAL, ROUTED_TRIALS)
-        return (*own, LABEL_AWARE) if self.label_aware else own
+    further_columns: ClassVar[tuple[str, ...]] = (STAGE, RIVAL, ROUTED, ROUTED_RIVAL, ROUTED_TRIALS)
 
     def record(self) -> dict[str, Any]:
         tables = [each.record()["tables_sha256"] for each in self.bounds]
@@ -156,31 +160,16 @@ class SequentialRouter(RouterProcedure, OnGrid):
         return self.largest(min(router.certified_by(*of_router), stage.certified_by(*of_stage)))
 
     def votes(self, label: int) -> Voting:
-        selected = yield from self.selected()
-        skipped, most = self.label_aware and selected.candidate != label, math.inf
-        found: dict[int, Looked] = {}
-        order = sorted(
-            selected.bounds,
-            key=lambda each: self.sigmas[each[0]] * (each[2][each[1]] / each[2].sum() - 0.5),
+        chosen = yield from self.selected()
+        bounds = [Bound(self.bounds[place], *known, place) for place, *known in chosen]
+        bounds.sort(
+            key=lambda one: (
+                self.sigmas[one.stage] * (one.selection[one.chosen] / one.selection.sum() - 0.5)
+            )
         )
-        for place, chosen, selection in () if skipped else order:
-            looked = yield from self.bounds[place].decide(selection, chosen, most, place)
-            found[place], most = looked, min(most, looked.radius)
-            if most < 0:
-                break
-        level = sum(radius <= most for radius in self.radii) - 1 if found else -1
-        drawn = 2 * self.smoothing.n0 + sum(each.drawn for each in found.values())
-        details = dict(zip(GRID_COLUMNS, (drawn, level, sum(e.looks for e in found.values()))))
-        counts = []
-        for place, chosen, selection in selected.bounds:
-            votes = found[place].votes if place in found else np.zeros_like(selection)
-            counts += [int(votes[chosen]), strongest_rival(votes, chosen), int(votes.sum())]
-        routed, routed_rival, routed_trials, successes, rival, trials = counts
-        details |= {STAGE: selected.stage + 1, RIVAL: rival}
-        details |= {ROUTED: routed, ROUTED_RIVAL: routed_rival, ROUTED_TRIALS: routed_trials}
-        details |= {LABEL_AWARE: int(skipped)} if self.label_aware else {}
-        statement = (selected.candidate, self.radii[level]) if level >= 0 else (ABSTAIN, 0.0)
-        return Certificate(*statement, successes, trials, details)
+        skipped = self.label_aware and chosen[1][1] != label
+        most, found, details = yield from self.decided(bounds, skipped, 2 * self.smoothing.n0)
+        return self.certificate(chosen, self.largest(most), found, details)
 
 
 def predict_by_router(n: int, alpha: float, stages: int) -> Generator[Draws, np.ndarray, list[int]]:
