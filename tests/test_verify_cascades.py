@@ -15,7 +15,7 @@ import smoothadv
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
-from smoothadv.records.manifests import log_fault, row_checks
+from smoothadv.records.manifests import row_checks
 from support.commands import header, rows
 from support.models import IntervalClassifier
 from support.verifier import loaded_verifier
@@ -163,14 +163,6 @@ def test_fields_that_claim_too_much_are_rejected(script, logs, name, tmp_path, c
             assert not accepted, (row, fields, said)
             rejected += 1
     assert rejected > 30
-
-
-@pytest.mark.parametrize(("name", "sigmas"), [("exact", [0.5]), ("router", [0.5, 0.4])])
-def test_fewer_than_two_stages_are_no_cascade_or_router(logs, name, sigmas):
-    manifest = json.loads(manifest_path(logs[name]).read_text())
-    assert log_fault(manifest) == ""
-    manifest["settings"]["sigmas"] = sigmas
-    assert log_fault(manifest) == "has fewer than two stages"
 
 
 @pytest.mark.parametrize("stage", [1, 2])

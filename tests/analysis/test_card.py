@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
@@ -142,12 +141,6 @@ def test_copy_of_the_honest_log_has_a_card(honest, workplace):
     manifest = json.loads(manifest_path(honest).read_text())
     copy = write(workplace / "log.tsv", rows(honest), manifest)
     assert made(copy)[0]["values"] == made(honest)[0]["values"]
-
-
-def test_torn_row_has_no_card(honest, workplace, capsys):
-    shutil.copy(manifest_path(honest), "log.tsv.manifest.json")
-    Path("log.tsv").write_text(honest.read_text()[:-2])
-    assert refused(call(capsys, "analyze", "card", "log.tsv"), "no card: ", "log.tsv")
 
 
 def test_second_witness_refuses_and_names_the_row(honest, workplace, monkeypatch):

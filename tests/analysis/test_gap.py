@@ -189,6 +189,7 @@ def test_attacks_are_in_the_order_of_their_sizes_and_clean_predictions_left_out(
 
 
 OTHER_MODEL, OTHER_SIGMA = {**SETTINGS, "checkpoint_sha256": "b"}, {**SETTINGS, "sigma": 0.5}
+TRAINING_IMAGES = {**SETTINGS, "split": "train"}
 
 
 def test_each_attack_is_set_beside_the_certificates_of_its_own_model_and_sigma():
@@ -212,23 +213,20 @@ def test_each_attack_is_set_beside_the_certificates_of_its_own_model_and_sigma()
     assert shares == {"on a": 1.0, "on b": 0.0, "on c": 1.0}
 
 
-@pytest.mark.parametrize("settings", [OTHER_MODEL, OTHER_SIGMA, {**SETTINGS, "split": "train"}])
-def test_certificates_of_another_model_or_of_training_images_are_no_match(settings):
+@pytest.mark.parametrize(
+    ("names", "settings", "found"),
+    [
+        *((["one"], of, "none") for of in (OTHER_MODEL, OTHER_SIGMA, TRAINING_IMAGES)),
+        (["one", "two"], SETTINGS, "one, two"),
+    ],
+)
+def test_certificates_of_others_or_of_several_logs_are_no_clear_match(names, settings, found):
     """The numbers of training images, and by chance labels, may be the same: but they are other
     images.
     """
-    with pytest.raises(
-        UserError,
-        match="^attacked: one certification log of the model attacked is needed, found none",
-    ):
-        rows_of([certified([(0, 1, 1, 1.0)], settings=settings)], [attacked([(0, 1, 1)], 0.5)])
-
-
-def test_two_certification_logs_of_one_model_are_no_clear_match():
-    logs = [certified([(0, 1, 1, 1.0)], name) for name in ("one", "two")]
-    with pytest.raises(
-        UserError, match="^attacked: one certification log .* is needed, found one, two$"
-    ):
+    logs = [certified([(0, 1, 1, 1.0)], name, settings) for name in names]
+    words = f"^attacked: one certification log of the model attacked is needed, found {found}$"
+    with pytest.raises(UserError, match=words):
         rows_of(logs, [attacked([(0, 1, 1)], 0.5)])
 
 

@@ -270,10 +270,6 @@ def test_radii_that_pile_up_at_the_cap_of_a_larger_alpha_tell_that_alpha(sigma):
     assert "inferred" in facts.sources["alpha"]
 
 
-def log_of_radii(*radii: float) -> Log:
-    return Log("", LOG, "", table_of(*radii))
-
-
 @pytest.mark.parametrize(
     "radii, unit",
     [
@@ -289,5 +285,5 @@ def log_of_radii(*radii: float) -> Log:
 )
 def test_note_on_rounded_radii_says_by_how_much_they_may_be_too_large(radii, unit):
     """Full precision is not called so, nor are zeros."""
-    notes = rounding_notes(log_of_radii(*radii))
+    notes = rounding_notes(Log("", LOG, "", table_of(*radii)))
     assert [note.partition("by at most ")[2] for note in notes] == ([unit] if unit else [])

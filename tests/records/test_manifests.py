@@ -28,6 +28,9 @@ OF_KIND = {
     "number": [math.nan, math.inf, -1e301, 1e301],
     "list": [[[]], [{"x": [1]}, "x"]],
 }
+SIGMA = MANIFEST["settings"]["sigma"]
+ROUTER = {"method": "router", "alpha_share": 0.9}
+CASCADE = {"method": "cascade", "alpha_share": 0.9, "threshold": 0.7}
 KEYS = [(part, key) for part, forms in (("settings", SETTINGS), ("runs", RUN)) for key in forms]
 
 
@@ -86,6 +89,10 @@ def test_every_key_refuses_every_wrong_type_and_what_is_beyond_its_limits(part, 
         ({"attack": None}, {}, "states 'attack'"),
         ({"method": "two-sided"}, {}, "lacks 'alpha_share'"),
         ({"method": "top-k", "alpha_share": 0.9, "top_k": 10}, {}, "a top_k of all its classes"),
+        (CASCADE | {"sigmas": [0.1, SIGMA]}, {}, ""),
+        (CASCADE | {"sigmas": [SIGMA]}, {}, "has fewer than two stages"),
+        (ROUTER | {"sigmas": [SIGMA] * 3}, {}, ""),
+        (ROUTER | {"sigmas": [SIGMA] * 2}, {}, "has fewer than two stages"),
         ({"N": 4 * 10**9}, {}, ""),
         ({"N": 4 * 10**9 + 1}, {}, "an N above 4000000000"),
         ({"sound": True}, {}, "noise that is not that of its sound"),

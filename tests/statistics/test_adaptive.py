@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothadv.statistics import ABSTAIN, Draws, Smoothing
+from smoothadv.statistics import ABSTAIN, Smoothing
 from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.error_spending import efficacy_table
 from smoothadv.statistics.on_grid import PAPER_RADII
@@ -78,15 +78,6 @@ def test_every_decision_is_that_of_the_plain_loop(smoothing, radii):
         decided_before_the_end += smoothing.n0 + trials < samples
     assert len(levels) >= min(3, len(radii) + 1), "the runs exercise hardly anything"
     assert decided_before_the_end or len(radii) == 1
-
-
-def test_requests_are_the_selection_and_then_the_steps_between_looks():
-    procedure = Adaptive(SMALL, radii=(0.0, 2.0))
-    first, second, *_ = procedure.looks.tolist()
-    voting = procedure.votes(0)
-    assert next(voting) == Draws(50)
-    assert voting.send(np.array([20, 30])) == Draws(first)
-    assert voting.send(np.array([20, first - 20])) == Draws(second - first)
 
 
 def test_a_selection_without_hope_ends_the_run_at_once():
@@ -185,17 +176,6 @@ def test_label_awareness_skips_wrong_classes_and_marks_them():
             other.prediction == 2 and other.radius >= r for r in PAPER_RADII
         ]
     assert 5 <= skipped <= 40
-
-
-def test_noise_at_a_distance_from_a_gaussian_needs_more_successes():
-    near, far = (
-        Adaptive(dataclasses.replace(SMALL, noise_distance=d), radii=(0.0, 0.5))
-        for d in (0.0, 1e-2)
-    )
-    assert (far._efficacy[:, -1] > near._efficacy[:, -1]).all() and np.isin(
-        far.looks, near.looks
-    ).any()
-    assert all(far.null(radius) > near.null(radius) for radius in (0.0, 0.5))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from smoothadv.statistics import ABSTAIN, PROCEDURES, Draws, Smoothing
+from smoothadv.statistics import ABSTAIN, Draws, Smoothing
 from smoothadv.statistics.bounds import (
     radius_probability,
     threshold_quantile,
@@ -320,18 +320,6 @@ def test_a_stage_that_is_sure_costs_few_draws_of_a_sequential_cascade():
     assert drawn[1] == found.trials
 
 
-@both_forms
-def test_noise_at_a_distance_makes_radii_smaller(kind):
-    generator, radii = np.random.default_rng(0), []
-    p, _ = linear([0.3, 1.2, 0.7], SIGMAS[3], 0.7)
-    steps = {} if kind is Cascade else {"radii": tuple(np.arange(1, 100) / 100)}
-    for distance in (0.0, 0.01, 0.03):
-        smoothing = Smoothing(1.0, 1000, 10_000, 1e-3, distance)
-        procedure = kind(smoothing, sigmas=SIGMAS[3], **steps)
-        radii.append(np.median([whole_run(procedure, p, generator).radius for _ in range(9)]))
-    assert radii[0] > radii[1] > radii[2] > 0
-
-
 DISTANCES = (0.01, 0.02, 0.03)
 
 
@@ -371,11 +359,6 @@ def test_each_sequential_bound_has_the_distance_of_its_own_noise():
         if place < 2:
             assert bound.successes(np.array([5, 3, 2]), 0) == (7 if of_rivals else 5)
     assert SequentialCascade(smoothing, sigmas=SIGMAS[3]).noise_distances == (0.005,) * 3
-
-
-def test_both_forms_are_registered():
-    assert PROCEDURES["cascade"] is Cascade
-    assert PROCEDURES["sequential-cascade"] is SequentialCascade
 
 
 def answers(votes: np.ndarray, alpha: float, p0: float, stages: int) -> int | None:

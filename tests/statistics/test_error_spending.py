@@ -87,7 +87,7 @@ def worst_level(table: Tables) -> float:
     )
 
 
-def test_vector_of_three_looks_in_fractions():
+def test_vector_of_three_looks_in_fractions_and_with_one_boundary_lowered():
     looks, allowance = np.array([10, 20, 40]), [3e-4, 6e-4, 1e-3]
     row = efficacy_row(0.5, looks, allowance)
     assert row.tolist() == [11, 18, 31]
@@ -97,15 +97,12 @@ def test_vector_of_three_looks_in_fractions():
     assert crossing_probability(0.5, looks, row) == pytest.approx(
         281454015 / 549755813888, rel=1e-13
     )
-
-
-def test_vector_with_one_boundary_lowered_overspends():
     assert float(exact_spending(Fraction(1, 2), [10, 20, 40], [11, 18, 30])[-1]) == pytest.approx(
         1.258e-3, abs=5e-7
     )
 
 
-def test_tables_at_sigma_one_half_have_their_published_entries(tables):
+def test_tables_at_sigma_one_half_have_their_published_entries_and_level(tables):
     looks, (row_0, row_175) = tables[0.5].looks, tables[0.5].efficacy[[0, 7]]
     assert len(looks) == 34 and {6050, 33550} <= set(looks.tolist()) and looks[-1] == N_MAX
     assert (
@@ -116,9 +113,6 @@ def test_tables_at_sigma_one_half_have_their_published_entries(tables):
         63077,
         63076,
     )
-
-
-def test_tables_at_sigma_one_half_have_their_published_level(tables):
     assert worst_level(tables[0.5]) == pytest.approx(0.00099871692618, abs=1e-12)
 
 

@@ -34,10 +34,12 @@ def certificates(procedure: Procedure) -> list[Certificate]:
 
 
 @every_procedure
-def test_only_a_procedure_on_a_grid_returns_few_radii(name):
-    found = certificates(PROCEDURES[name](SMOOTHING))
+def test_columns_are_the_details_and_only_a_procedure_on_a_grid_returns_few_radii(name):
+    procedure = PROCEDURES[name](SMOOTHING)
+    found = certificates(procedure)
+    assert all(set(each.details) == set(procedure.columns) for each in found)
     steps = np.array([each.radius / SMOOTHING.sigma * 100 for each in found])
-    assert (np.abs(steps - steps.round()) < 1e-9).all() == PROCEDURES[name].on_grid
+    assert (np.abs(steps - steps.round()) < 1e-9).all() == procedure.on_grid
 
 
 @every_procedure
@@ -73,12 +75,6 @@ def test_the_least_number_of_draws_certifies_and_one_less_does_not(name, alpha):
         for n in (least, least - 1)
     )
     assert at is not None and (below is None or least == 1)
-
-
-@every_procedure
-def test_columns_are_the_details_of_every_certificate(name):
-    procedure = PROCEDURES[name](SMOOTHING)
-    assert all(set(each.details) == set(procedure.columns) for each in certificates(procedure))
 
 
 @every_procedure

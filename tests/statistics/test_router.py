@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from smoothadv.statistics import ABSTAIN, PROCEDURES, Draws, Smoothing
+from smoothadv.statistics import ABSTAIN, Draws, Smoothing
 from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.statistics.cascade import STAGE
 from smoothadv.statistics.router import (
@@ -197,27 +197,6 @@ def test_a_sequential_router_counts_all_draws():
     assert found.details["samples"] >= 60 + found.trials + routed and found.details["level"] == 3
     assert found.details[RIVAL] <= found.trials - found.successes
     assert found.details[ROUTED] + found.details[ROUTED_RIVAL] == routed
-
-
-@both_forms
-def test_noise_at_a_distance_makes_radii_smaller(kind):
-    p, radii = [[0.75, 0.25, 0.0], [0.9, 0.1, 0.0], [0.77, 0.23]], []
-    steps = {} if kind is Router else {"radii": tuple(np.arange(1, 100) / 100)}
-    for distances in ((0.0, 0.0, 0.0), (0.0, 0.0, 0.02), (0.05, 0.0, 0.02)):
-        procedure = kind(
-            Smoothing(1.0, 100, 10_000, 1e-3),
-            sigmas=(1.0, 0.5, 1.0),
-            noise_distances=distances,
-            **steps,
-        )
-        runs = [whole_run(procedure, p, np.random.default_rng(seed)) for seed in range(9)]
-        radii.append(np.median([each.radius for each in runs]))
-    assert radii[0] > radii[1] > radii[2] > 0
-
-
-def test_both_forms_are_registered():
-    assert PROCEDURES["router"] is Router
-    assert PROCEDURES["sequential-router"] is SequentialRouter
 
 
 def prediction_of(routed: np.ndarray, votes: np.ndarray, alpha: float) -> list[int]:

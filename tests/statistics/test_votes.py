@@ -22,7 +22,6 @@ from smoothadv.statistics import (
     Procedure,
     Smoothing,
 )
-from smoothadv.statistics.bounds import certified_radius
 from smoothadv.statistics.votes import _answered
 from support.refusals import refusal
 
@@ -101,13 +100,6 @@ def test_predictions_are_those_of_the_package(model, n, top_k):
         ]
         assert [one[0] if one else ABSTAIN for one in found] == expected
     assert any(found) == (n > 10) and all(len(one) in (0, top_k) for one in found)
-
-
-def test_radius_by_hand():
-    answers = iter([[90, 10], [990, 10]])
-    found = certify_votes(lambda count: next(answers), procedure("exact", n0=100, n=1000))
-    assert (found.prediction, found.successes, found.trials) == (0, 990, 1000)
-    assert found.radius == certified_radius(990, 1000, SIGMA, 0.001)
 
 
 def test_counting_stops_where_an_abstention_is_certain(model):
