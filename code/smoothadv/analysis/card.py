@@ -243,7 +243,7 @@ class Card:
         """The radius of each image, rounded down to hundredths, 0 where it is wrong: float64
         [count].
         """
-        return floors_of(self.hundredths)
+        return np.maximum(self.hundredths - 1, 0) / PER_UNIT
 
     @property
     def average(self) -> list[float]:
@@ -275,12 +275,13 @@ def read_card(path: Path) -> Card:
         count = known["images.count"]
         packed = _unpacked(content)
         hundredths = np.frombuffer(packed, np.uint8).reshape(2, count).T.astype(np.int64) @ [1, 256]
-        fault = _contradiction(known, content["values"], hundredths)
+        card = Card(path, content, hundredths)
+        fault = _contradiction(card)
     except _REASONS as error:
         raise UserError(f"{path} is no card of version {VERSION}: {error}") from error
     if fault:
         raise UserError(f"{path} contradicts itself: {fault}")
-    return Card(path, content, hundredths)
+    return card
 
 
 def _unpacked(card: dict[str, Any]) -> bytes:
@@ -289,23 +290,22 @@ def _unpacked(card: dict[str, Any]) -> bytes:
     return zlib.decompressobj().decompress(base64.b64decode(card["radii"]), most)
 
 
-def _contradiction(known: Mapping[str, Any], values: dict[str, Any], hundredths: np.ndarray) -> str:
+def _contradiction(card: Card) -> str:
     """In what a card differs from what the radii of its images show, or from itself; "" if in
     nothing.
     """
-    stated = {"0": values["clean_accuracy"], **values["certified_accuracy"]}
-    for radius, found in shares(hundredths, map(float, stated)).items():
+    stated = {"0": card.values["clean_accuracy"], **card.values["certified_accuracy"]}
+    for radius, found in shares(card.hundredths, map(float, stated)).items():
         if stated.get(radius) != found:
             text = f"at {radius}" if float(radius) else "at 0, clean accuracy,"
             return f"its accuracy {text} is {stated.get(radius)}, its radii give {found}"
-    largest = maximum_radius(known["facts.N"], known["facts.sigma"], known["facts.alpha"])
-    floors = floors_of(hundredths)
-    if "top" not in known["certificate"] and floors.max() > largest + _HALF:
+    largest = maximum_radius(card["facts.N"], card["facts.sigma"], card["facts.alpha"])
+    floors, average, error = card.floors, card.average, 10.0**-_DIGITS
+    if "top" not in card["certificate"] and floors.max() > largest + _HALF:
         return f"it has a radius of {floors.max()}, the largest that N draws show is {largest:.4f}"
-    right = hundredths > 0
+    right = card.hundredths > 0
     ceilings = np.where(right, np.minimum(floors + 1 / PER_UNIT, largest + _HALF), 0.0)
     least, most = floors.mean(), np.maximum(ceilings, floors).mean()
-    average, error = values["average_certified_radius"], 10.0**-_DIGITS
     if len(average) != 3 or not average[1] <= average[0] <= average[2]:
         return f"its average radius is {escape(str(average), 60)}, not a mean and ends around it"
     if not least - error <= average[0] <= most + error:
@@ -316,7 +316,7 @@ def _contradiction(known: Mapping[str, Any], values: dict[str, Any], hundredths:
     shifts = np.subtract(average[1:], average[0]) - np.subtract([lower, upper], mean)
     if count > 1 and np.abs(shifts).max() > slack:
         return f"the interval of its average radius is {average[1:]}, which its radii do not give"
-    rules = _rules(known, int(right.sum()))
+    rules = _rules(flat(card.content), int(right.sum()))
     return next((fault for fault, holds in rules.items() if not holds), "")
 
 
@@ -371,11 +371,6 @@ def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
         f"it took {draws} draws": draws is None
         or (draws == count * (n0 + n) if once else draws >= count),
     }
-
-
-def floors_of(hundredths: np.ndarray) -> np.ndarray:
-    """Of ``Card.hundredths``, the radii that are certified at least: float64 [count]."""
-    return np.maximum(hundredths - 1, 0) / PER_UNIT
 
 
 def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[float]]:

@@ -211,8 +211,8 @@ class LogWriter:
         if images and self.image_shape is not None:
             if self._images is None:
                 self._images = open_images(self.path, self.image_shape, self.done)
-            record = image_record(int(row["idx"]), *images)
-            append_whole(self._images, record, spool_path(self.path))
+            record = np.array((int(row["idx"]), *images), _record_type(images[0].shape))
+            append_whole(self._images, record.tobytes(), spool_path(self.path))
         self._write(str(row[column]) for column in self.columns)
         self.done.add(int(row["idx"]))
 
@@ -279,11 +279,6 @@ class MemoryLog:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-def image_record(index: int, image: np.ndarray, adversarial: np.ndarray) -> bytes:
-    """One record of a spool, from two images float32 [C, H, W]."""
-    return np.array((index, image, adversarial), _record_type(image.shape)).tobytes()
 
 
 def forget_images(log: Path) -> None:

@@ -246,18 +246,14 @@ class FixedSample(Procedure):
         selection = yield Draws(self.smoothing.n0)
         candidate = self.candidate(selection, label)
 
-        def radius(successes: int, votes: np.ndarray) -> float | None:
-            return self.radius_from(
-                dict(zip(columns, [successes, n, *self.rivals(votes, candidate)])), settings
-            )
-
-        def must_abstain(votes: np.ndarray) -> bool:
+        def radius(votes: np.ndarray) -> float | None:
+            """That of these votes if all that are missing are for the class."""
             most = n - int(votes.sum() - votes[candidate])
-            return radius(most, votes) is None
+            counts = [most, n, *self.rivals(votes, candidate)]
+            return self.radius_from(dict(zip(columns, counts)), settings)
 
-        estimation = yield Draws(n, must_abstain)
-        is_whole = estimation.sum() == n
-        found = radius(int(estimation[candidate]), estimation) if is_whole else None
+        estimation = yield Draws(n, lambda votes: radius(votes) is None)
+        found = radius(estimation) if estimation.sum() == n else None
         details = dict(zip(self.columns, self.rivals(estimation, candidate)))
         return Certificate.of(candidate, found, estimation, details)
 

@@ -193,10 +193,9 @@ class Cascade(CascadeProcedure):
     @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
         own, last, trials = counts["successes"], counts[STAGE] - 1, counts["trials"]
-        rivals = [counts[RIVAL_AT.format(number + 1)] for number in range(last + 1)]
         radii = [
-            cls._radius(settings, stage, last, own, rival, trials)
-            for stage, rival in enumerate(rivals)
+            cls._radius(settings, stage, last, own, counts[RIVAL_AT.format(stage + 1)], trials)
+            for stage in range(last + 1)
         ]
         return None if min(radii) < 0 else min(radii)
 

@@ -68,11 +68,17 @@ class RouterProcedure(StagedProcedure):
         """That of a radius, by the votes [K] of both classifiers, with further ``details``."""
         (router, stage, _), (_, candidate, _) = chosen
         routed, votes = found[router], found[stage]
-        known = {STAGE: stage + 1, RIVAL: strongest_rival(votes, candidate)}
-        known |= {ROUTED: int(routed[stage]), ROUTED_RIVAL: strongest_rival(routed, stage)}
-        known |= {ROUTED_TRIALS: int(routed.sum())}
-        own = {name: known.get(name, details.get(name, 0)) for name in self.columns}
-        return Certificate.of(candidate, radius, votes, own)
+        known = {
+            **details,
+            STAGE: stage + 1,
+            RIVAL: strongest_rival(votes, candidate),
+            ROUTED: int(routed[stage]),
+            ROUTED_RIVAL: strongest_rival(routed, stage),
+            ROUTED_TRIALS: int(routed.sum()),
+        }
+        return Certificate.of(
+            candidate, radius, votes, {name: known[name] for name in self.columns}
+        )
 
 
 @PROCEDURES.register("router")
