@@ -31,7 +31,14 @@ from smoothadv.statistics.cascade import (
 )
 from smoothadv.statistics.two_sided import TwoSided, strongest_rival
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
-from support.false_statements import exactly_false, whole_run
+from support.false_statements import (
+    claims,
+    exactly_false,
+    false_runs,
+    quantile,
+    two_sided_edges,
+    whole_run,
+)
 from support.statistical_checks import too_many
 from support.votes import ListedVotes, answered, certify, listed
 
@@ -96,10 +103,6 @@ def test_a_cascade_of_one_stage_is_the_two_sided_procedure():
         assert alone.details == {STAGE: 1, RIVAL_AT.format(1): usual.details["rival"]}
 
 
-def quantile(p: float) -> float:
-    return float(special.ndtri(p))
-
-
 def theorem(p: list[list[float]], k: int, c: int, p0: float, sigmas: tuple[float, ...]) -> float:
     """The largest radius that a certificate of class c and stage k (from 0) may state for the
     probabilities at each stage; negative if none.
@@ -126,38 +129,20 @@ def at_edge(radius: float, sigma: float, p0: float, of_rivals: bool) -> list[lis
     return [[p, 1 - p, 0.0], [p, (1 - p) / 2, (1 - p) / 2]]
 
 
-def last_edge(radius: float, sigma: float) -> list[list[float]]:
-    p = float(special.ndtr(radius / sigma))
-    other = float(special.ndtr(quantile(0.45) - 2 * radius / sigma))
-    return [[p, 1 - p, 0.0], [0.45, other, 0.55 - other]]
-
-
-def claims(
+def claims_of(
     procedure: CascadeProcedure, stage: int, last: int, weakest: bool = False
 ) -> list[tuple[int, np.ndarray]]:
     """For each look of a bound, the radii that its counts certify for class 0."""
-    smoothing, settings_ = procedure.smoothing, {**vars(procedure.smoothing), **vars(procedure)}
-    is_sequential = isinstance(procedure, SequentialCascade)
-    bound = procedure.bounds[stage, stage < last] if is_sequential else None
-    found = []
-    for look, n in enumerate(bound.looks.tolist() if is_sequential else [smoothing.n]):
-        radii = np.full((n + 1, n + 1), -1.0)
-        for own in range(n + 1):
-            for rival in range(n + 1 - own):
-                votes = np.array([own, rival, n - own - rival])
-                if is_sequential:
-                    radii[own, rival] = bound.certified(votes, 0, look)
-                else:
-                    radii[own, rival] = procedure._radius(
-                        settings_,
-                        stage,
-                        last,
-                        own,
-                        min(votes[1:]) if weakest else strongest_rival(votes, 0),
-                        n,
-                    )
-        found.append((n, radii))
-    return found
+    if isinstance(procedure, SequentialCascade):
+        bound = procedure.bounds[stage, stage < last]
+        return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
+    n, settings_ = procedure.smoothing.n, {**vars(procedure.smoothing), **vars(procedure)}
+
+    def radius(votes: np.ndarray, look: int) -> float:
+        rival = min(votes[1:]) if weakest else strongest_rival(votes, 0)
+        return procedure._radius(settings_, stage, last, int(votes[0]), int(rival), n)
+
+    return claims([n], radius)
 
 
 @both_forms
@@ -172,14 +157,14 @@ def test_a_false_statement_is_no_more_probable_than_alpha(kind, p0, number):
     procedure = kind(Smoothing(1.0, 10, n, ALPHA), threshold=p0, sigmas=sigmas, **further)
     rates = []
     for last in range(number):
-        of_bounds = [claims(procedure, stage, last) for stage in range(last + 1)]
+        of_bounds = [claims_of(procedure, stage, last) for stage in range(last + 1)]
         for radius in (0.1, 0.25):
             edges = [at_edge(radius, each, p0, True) for each in sigmas[:last]]
             own = sigmas[last]
             if last < number - 1:
                 edges.append(at_edge(radius, own, p0, False))
             else:
-                edges.append(last_edge(radius, own))
+                edges.append(two_sided_edges(radius, own))
             for failing in range(last + 1):  # the other bounds hold by far, or just
                 for p in edges[failing]:
                     wrong = exactly_false(of_bounds[failing], p, radius)
@@ -197,20 +182,20 @@ def test_controls_exceed_alpha():
     """
     procedure = Cascade(Smoothing(1.0, 10, 150, ALPHA), sigmas=SIGMAS[2])
     radius, z0 = 0.25, quantile(0.7)
-    first, second = at_edge(radius, 1.0, 0.7, False)[0], last_edge(radius, 0.5)[0]
+    first, second = at_edge(radius, 1.0, 0.7, False)[0], two_sided_edges(radius, 0.5)[0]
     either = [
-        exactly_false(claims(procedure, 0, 0), first, radius),
-        exactly_false(claims(procedure, 1, 1), second, radius),
+        exactly_false(claims_of(procedure, 0, 0), first, radius),
+        exactly_false(claims_of(procedure, 1, 1), second, radius),
     ]
     q = float(special.ndtr(z0 - radius))
     assert first[1] < q, "the rivals of the first stage hold"
     assert 1 - (1 - either[0]) * (1 - either[1]) > 1.5 * ALPHA, "the better of two certificates"
     tie = at_edge(0.6, 1.0, 0.7, True)[-1]
     assert tie[1] == tie[2]
-    weaker = claims(procedure, 0, 1, weakest=True)
+    weaker = claims_of(procedure, 0, 1, weakest=True)
     assert exactly_false(weaker, tie, 0.6) > 1.4 * ALPHA, "the weaker of two equal rivals"
     sure = [0.999, 0.001, 0.0]
-    alone = exactly_false(claims(procedure, 1, 1), sure, radius)
+    alone = exactly_false(claims_of(procedure, 1, 1), sure, radius)
     assert alone > ALPHA, "a certificate of the last stage alone, where the first one decides"
 
 
@@ -232,20 +217,13 @@ def test_whole_runs_are_seldom_false(kind, number, name):
     first[2] = 1 - first[0] - first[1]
     middle, last = [0.55, 0.15, 0.3], [special.ndtr(1.0), 0.0, special.ndtr(-1.0)]
     p = [first, *([[*middle]] if number == 3 else []), [*last]]
-    runs, false = (200_000 if kind is Cascade else 20_000), 0
+    runs = 200_000 if kind is Cascade else 20_000
     further = {} if kind is Cascade else {"radii": (0.1, 0.25, 0.5)}
     procedure = kind(Smoothing(1.0, 30, 300, ALPHA), sigmas=SIGMAS[number], **further)
     allowed = {
         (c, k): theorem(p, k, c, 0.7, SIGMAS[number]) for c in range(3) for k in range(number)
     }
-    generator, certified = np.random.default_rng(0), 0
-    for _ in range(runs):
-        found = whole_run(procedure, p, generator)
-        if found.prediction != ABSTAIN:
-            certified += 1
-            of = found.prediction, found.details[STAGE] - 1
-            false += found.radius > allowed[of] + 1e-12
-    assert certified and not too_many(false, runs, ALPHA), (false, runs)
+    assert not too_many(false_runs(procedure, p, allowed, runs), runs, ALPHA)
 
 
 def linear(margins: list[float], sigmas: tuple[float, ...], p0: float) -> tuple[list, float]:

@@ -5,14 +5,16 @@ A certificate is false if its radius exceeds that of the theorem for the true pr
 some classifier attains.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 from scipy import optimize, special
 
-from smoothadv.statistics import ABSTAIN, PROCEDURES, Procedure, Smoothing
+from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, PROCEDURES, Procedure, Smoothing
 from smoothadv.statistics.bounds import radius_probability
 from support.crossing import crossing_probability
-from support.false_statements import exactly_false, whole_run
+from support.false_statements import claims, exactly_false, whole_run
 from support.statistical_checks import too_many
 
 ALPHA = 0.05
@@ -30,9 +32,8 @@ def certified(procedure: Procedure, votes: np.ndarray, look: int) -> float:
     """The radius (sigma = 1) that votes certify for class 0; -1 for none."""
     if procedure.on_grid:
         return max(-1.0, procedure.certified(votes, 0, look))
-    settings = {**vars(procedure.smoothing), **vars(procedure)}
     numbers = [int(votes[0]), int(votes.sum()), *procedure.rivals(votes, 0)]
-    radius = procedure.radius_from(dict(zip(procedure.counts(settings), numbers)), settings)
+    radius = procedure.shown(dict(zip((*COUNT_COLUMNS, *procedure.columns), numbers)))
     return -1.0 if radius is None else radius
 
 
@@ -72,18 +73,12 @@ def edges() -> list[list[float]]:
 def test_a_false_statement_is_no_more_probable_than_alpha(name):
     n_max, further = SETTINGS[name]
     procedure = PROCEDURES[name](Smoothing(1.0, 10, n_max, ALPHA), **further)
-    claims = []
-    for look, n in enumerate(procedure.looks.tolist() if procedure.on_grid else [n_max]):
-        radii = np.full((n + 1, n + 1), -1.0)
-        for own in range(n + 1):
-            for rival in range(n + 1 - own):
-                votes = np.array([own, rival, n - own - rival])
-                radii[own, rival] = certified(procedure, votes, look)
-        claims.append((n, radii))
-    found = [exactly_false(claims, p, theorem(name, p)) for p in edges()]
+    looks = procedure.looks.tolist() if procedure.on_grid else [n_max]
+    stated = claims(looks, partial(certified, procedure))
+    found = [exactly_false(stated, p, theorem(name, p)) for p in edges()]
     assert len(found) > 10 and max(found) <= ALPHA, found
     assert max(found) > ALPHA / 5, "the level is used"
-    larger = [exactly_false(claims, p, theorem(name, p) - 0.2) for p in edges()[5:]]
+    larger = [exactly_false(stated, p, theorem(name, p) - 0.2) for p in edges()[5:]]
     assert max(larger) > ALPHA, "a radius that is too large by .2 is found"
 
 

@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import stats
 
 from smoothadv.statistics import ABSTAIN, Draws, Smoothing
 from smoothadv.statistics.bounds import two_sided_radius
@@ -23,7 +23,14 @@ from smoothadv.statistics.router import (
     predict_by_router,
 )
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
-from support.false_statements import exactly_false, whole_run
+from support.false_statements import (
+    claims,
+    exactly_false,
+    false_runs,
+    quantile,
+    two_sided_edges,
+    whole_run,
+)
 from support.statistical_checks import too_many
 from support.votes import answered
 
@@ -31,10 +38,6 @@ ALPHA = 0.05
 SIGMAS = (1.0, 0.5, 0.8)
 """Of two stages, and of the router."""
 both_forms = pytest.mark.parametrize("kind", [Router, SequentialRouter])
-
-
-def quantile(p: float) -> float:
-    return float(special.ndtri(p))
 
 
 def theorem(p: list[list[float]], k: int, c: int) -> float:
@@ -46,30 +49,18 @@ def theorem(p: list[list[float]], k: int, c: int) -> float:
     return min(radii)
 
 
-def edges(radius: float, sigma: float) -> list[list[float]]:
-    """Probabilities of three classes that allow just this radius for the first one."""
-    p = float(special.ndtr(radius / sigma))
-    other = float(special.ndtr(quantile(0.45) - 2 * radius / sigma))
-    return [[p, 1 - p, 0.0], [0.45, other, 0.55 - other]]
-
-
-def claims(procedure: RouterProcedure, place: int) -> list[tuple[int, np.ndarray]]:
+def claims_of(procedure: RouterProcedure, place: int) -> list[tuple[int, np.ndarray]]:
     """For each look at one classifier, the radii that its counts certify for what was chosen."""
-    settings = {**vars(procedure.smoothing), **vars(procedure)}
-    is_sequential = isinstance(procedure, SequentialRouter)
-    bound, found = (procedure.bounds[place] if is_sequential else None), []
-    for look, n in enumerate(bound.looks.tolist() if bound else [procedure.smoothing.n]):
-        radii = np.full((n + 1, n + 1), -1.0)
-        for own in range(n + 1):
-            for rival in range(n + 1 - own):
-                votes = np.array([own, rival, n - own - rival])
-                if bound:
-                    radii[own, rival] = bound.certified(votes, 0, look)
-                else:
-                    counts = own, strongest_rival(votes, 0), n
-                    radii[own, rival] = procedure.two_sided(settings, place, *counts)
-        found.append((n, radii))
-    return found
+    if isinstance(procedure, SequentialRouter):
+        bound = procedure.bounds[place]
+        return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
+    n, settings = procedure.smoothing.n, {**vars(procedure.smoothing), **vars(procedure)}
+
+    def radius(votes: np.ndarray, look: int) -> float:
+        counts = int(votes[0]), strongest_rival(votes, 0), n
+        return procedure.two_sided(settings, place, *counts)
+
+    return claims([n], radius)
 
 
 def of_kind(kind: type[RouterProcedure], n: int, alpha: float = ALPHA) -> RouterProcedure:
@@ -83,11 +74,11 @@ def test_a_false_statement_is_no_more_probable_than_alpha(kind):
     exceed the smaller radius of the theorem.
     """
     procedure, rates = of_kind(kind, 60 if kind is Router else 120), []
-    router = claims(procedure, 2)
+    router = claims_of(procedure, 2)
     for stage, radius in product((0, 1), (0.1, 0.25)):
-        own = claims(procedure, stage)
-        of_router = [exactly_false(router, p, radius) for p in edges(radius, SIGMAS[2])]
-        of_stage = [exactly_false(own, p, radius) for p in edges(radius, SIGMAS[stage])]
+        own = claims_of(procedure, stage)
+        of_router = [exactly_false(router, p, radius) for p in two_sided_edges(radius, SIGMAS[2])]
+        of_stage = [exactly_false(own, p, radius) for p in two_sided_edges(radius, SIGMAS[stage])]
         # The other bound holds by far, or is at its edge, too.
         rates += [*of_router, *of_stage, *(a * b for a, b in product(of_router, of_stage))]
     assert len(rates) == 32 and max(rates) <= ALPHA, max(rates)
@@ -99,11 +90,11 @@ def test_controls_exceed_alpha():
     estimate.
     """
     procedure = of_kind(Router, 150)
-    own = claims(procedure, 0)
+    own = claims_of(procedure, 0)
     sure = [0.999, 0.001, 0.0]
     assert exactly_false(own, sure, 0.1) > ALPHA, "the router changes its choice at 0.1"
     either = [
-        exactly_false(claims(procedure, stage), edges(0.25, SIGMAS[stage])[0], 0.25)
+        exactly_false(claims_of(procedure, stage), two_sided_edges(0.25, SIGMAS[stage])[0], 0.25)
         for stage in (0, 1)
     ]
     assert 1 - (1 - either[0]) * (1 - either[1]) > 1.4 * ALPHA, "the better of two stages"
@@ -122,16 +113,8 @@ HARD = {
 def test_whole_runs_are_seldom_false(kind, name):
     """A correct procedure fails with probability at most 1e-6 per case."""
     p, runs = HARD[name], 200_000 if kind is Router else 20_000
-    procedure, generator = of_kind(kind, 300), np.random.default_rng(0)
     allowed = {(c, k): theorem(p, k, c) for c in range(3) for k in range(2)}
-    false, certified = 0, 0
-    for _ in range(runs):
-        found = whole_run(procedure, p, generator)
-        if found.prediction != ABSTAIN:
-            certified += 1
-            of = found.prediction, found.details[STAGE] - 1
-            false += found.radius > allowed[of] + 1e-12
-    assert certified and not too_many(false, runs, ALPHA), (false, runs)
+    assert not too_many(false_runs(of_kind(kind, 300), p, allowed, runs), runs, ALPHA)
 
 
 @both_forms

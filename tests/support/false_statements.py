@@ -2,11 +2,41 @@
 runs with random votes.
 """
 
+from collections.abc import Callable, Iterable, Mapping
+
 import numpy as np
 import pytest
-from scipy import signal, stats
+from scipy import signal, special, stats
 
-from smoothadv.statistics import Certificate, Procedure
+from smoothadv.statistics import ABSTAIN, Certificate, Procedure
+from smoothadv.statistics.cascade import STAGE
+
+
+def quantile(p: float) -> float:
+    return float(special.ndtri(p))
+
+
+def two_sided_edges(radius: float, sigma: float) -> list[list[float]]:
+    """Probabilities of three classes that allow just this radius for the first one."""
+    p = float(special.ndtr(radius / sigma))
+    other = float(special.ndtr(quantile(0.45) - 2 * radius / sigma))
+    return [[p, 1 - p, 0.0], [0.45, other, 0.55 - other]]
+
+
+def claims(
+    looks: Iterable[int], certified: Callable[[np.ndarray, int], float]
+) -> list[tuple[int, np.ndarray]]:
+    """For each number of draws at which a bound looks, the radii that all counts of three classes
+    certify for the first one: ``certified`` gives that of votes [3] at the look of this number.
+    """
+    found = []
+    for look, n in enumerate(looks):
+        radii = np.full((n + 1, n + 1), -1.0)
+        for own in range(n + 1):
+            for rival in range(n + 1 - own):
+                radii[own, rival] = certified(np.array([own, rival, n - own - rival]), look)
+        found.append((n, radii))
+    return found
 
 
 def exactly_false(
@@ -44,3 +74,20 @@ def whole_run(
             request = voting.send(generator.multinomial(request.count, stages[request.stage]))
         except StopIteration as end:
             return end.value
+
+
+def false_runs(
+    procedure: Procedure,
+    p: list[list[float]],
+    allowed: Mapping[tuple[int, int], float],
+    runs: int,
+) -> int:
+    """How many of so many whole runs, of which some certify, state a radius above that ``allowed``
+    for their class and stage, from 0.
+    """
+    generator = np.random.default_rng(0)
+    found = [whole_run(procedure, p, generator) for _ in range(runs)]
+    certified = [each for each in found if each.prediction != ABSTAIN]
+    assert certified
+    of = [(each.prediction, each.details[STAGE] - 1) for each in certified]
+    return sum(each.radius > allowed[key] + 1e-12 for each, key in zip(certified, of))
