@@ -339,7 +339,7 @@ def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
     labels = _LABELS.get(key, known["images.sha256"][:16])
     most = known.get("images.max")
     of_attack = [one for one in known if ".attacked." in one and known[one] is not None]
-    selected = count if None in (of, skip) else len(range(first, of, skip))
+    selected = count if of is None or skip is None else len(range(first, of, skip))
     has_manifest = known.get("manifest_sha256") is not None
     return {
         f"it has {redrawn} redrawn rows of {count}": redrawn <= count,

@@ -200,11 +200,10 @@ def _read_examples(
     for name in texts.keys() & _NUMERIC - records.REAL_COLUMNS:
         # pandas writes 8.0 in a column that lacks a value somewhere.
         texts[name] = [re.sub(r"(?<=[0-9])\.0*$", "", text) for text in texts[name]]
-    predict, radius = texts["predict"], texts.get("radius", ())
-    predict[:] = ["-1" if text.lower() == "abstain" else text for text in predict]
-    pairs = enumerate(zip(predict, radius))
+    texts["predict"] = ["-1" if text.lower() == "abstain" else text for text in texts["predict"]]
+    pairs = enumerate(zip(texts["predict"], texts.get("radius", [])))
     for row in [row for row, pair in pairs if _ABSTENTION.fullmatch("\t".join(pair))]:
-        predict[row], radius[row] = "-1", "0"
+        texts["predict"][row], texts["radius"][row] = "-1", "0"
     columns = {name: _numbers(path, name, texts) for name in required if name != "correct"}
     for name in [name for name in texts if name not in {*required, *_UNREAD, ""}]:
         are_numbers = [bool(_REAL.fullmatch(text)) for text in texts[name]]

@@ -31,7 +31,7 @@ smaller; neither do they matter by stopping early, nor need the stages' draws be
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -224,10 +224,13 @@ class Cascade(CascadeProcedure):
             rival = strongest_rival(votes, candidate)
             return self._radius(settings, stage, last, own, rival, n)
 
+        def must_abstain(stage: int, votes: np.ndarray) -> bool:
+            return radius(stage, votes) < 0
+
         least, own = math.inf, np.zeros_like(selection[last])
         details = dict.fromkeys(self.columns, 0) | {STAGE: last + 1}
         for stage in range(last + 1):
-            votes = yield Draws(n, lambda votes, at=stage: radius(at, votes) < 0, stage)
+            votes = yield Draws(n, partial(must_abstain, stage), stage)
             least = min(least, radius(stage, votes) if votes.sum() == n else -1.0)
             details[RIVAL_AT.format(stage + 1)] = strongest_rival(votes, candidate)
             own = votes if stage == last else own

@@ -167,7 +167,7 @@ class SequentialRouter(RouterProcedure, OnGrid):
 
     def votes(self, label: int) -> Voting:
         chosen = yield from self.selected()
-        bounds = [Bound(self.bounds[place], *known, place) for place, *known in chosen]
+        bounds = [Bound(self.bounds[at], choice, votes, at) for at, choice, votes in chosen]
         bounds.sort(
             key=lambda one: (
                 self.sigmas[one.stage] * (one.selection[one.chosen] / one.selection.sum() - 0.5)
