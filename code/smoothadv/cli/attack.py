@@ -7,13 +7,11 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.base.settings import Checked, Setting, options_of, positive_int, setting
+from smoothadv.base.settings import Setting, options_of, positive_int
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
 from smoothadv.cli.options.shared import say_device, use_threads
@@ -31,18 +29,6 @@ if TYPE_CHECKING:
     from smoothadv.evaluation.falsify import Verdict
 
 _DEFAULTS = {"--attack": "PGD", "--num-steps": 20}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PictureOptions(Checked):
-    """Pictures of the first ``png`` images."""
-
-    png: int | None = setting(
-        None,
-        parse=positive_int,
-        metavar="COUNT",
-        help="save pictures of the first COUNT images, before and after the attack",
-    )
 
 
 _EXAMPLES = """examples:
@@ -65,7 +51,14 @@ def make_parser() -> Parser:
         description="Attack a smoothed classifier on test images (Salman et al., 2019): a "
         "prediction log and the adversarial examples for each epsilon; or, with --against, try to "
         "falsify the certificates of a log.",
-        kinds=[AttackSpec, FalsifySpec, PictureOptions],
+        kinds=[AttackSpec, FalsifySpec],
+    )
+    parser.add_argument(
+        "--png",
+        dest="--png",
+        type=positive_int,
+        metavar="COUNT",
+        help="save pictures of the first COUNT images, before and after the attack",
     )
     add_attack(parser, EvaluationAttackOptions, _with_default)
     return parser
@@ -156,4 +149,4 @@ def _summarise(log: Path) -> None:
     )
 
 
-main = partial(evaluation_main, "attack", make_parser, _attack)
+main = evaluation_main("attack", make_parser, _attack)

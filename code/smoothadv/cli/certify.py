@@ -17,7 +17,6 @@ from smoothadv.cli.runner import (
     group_of,
     refuse_foreign_settings,
     run,
-    with_subcommands,
 )
 from smoothadv.evaluation.model_spec import procedure_name
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
@@ -105,16 +104,15 @@ def _in_memory(spec: CertifySpec) -> WrittenLog:
     return certify(spec)[0]
 
 
-def verify_parser() -> Parser:
-    """The parser of the subcommand ``verify``."""
-    return Parser(
-        prog="certify verify",
-        kinds=[VerifySpec],
-        description="Draw random rows of a certification log again, and compare all columns but "
-        "the time. A log made with --sound of a checkpoint of integers can be repeated on any "
-        "machine, another one where it was made.",
-        epilog="examples:\n  python code/certify.py verify logs/integers.tsv --rows 100\n",
-    )
+verify_parser = partial(
+    Parser,
+    prog="certify verify",
+    kinds=[VerifySpec],
+    description="Draw random rows of a certification log again, and compare all columns but the "
+    "time. A log made with --sound of a checkpoint of integers can be repeated on any machine, "
+    "another one where it was made.",
+    epilog="examples:\n  python code/certify.py verify logs/integers.tsv --rows 100\n",
+)
 
 
 def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
@@ -144,8 +142,10 @@ def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     print(f"{rows}: all are equal")
 
 
-main = with_subcommands(
-    partial(evaluation_main, "certify", make_parser, _certify),
+main = evaluation_main(
+    "certify",
+    make_parser,
+    _certify,
     verify=partial(run, "certify verify", verify_parser, _verify),
-    images=partial(images_main, "certify", CertifySpec, _in_memory),
+    images=images_main("certify", CertifySpec, _in_memory),
 )

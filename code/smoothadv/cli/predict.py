@@ -1,7 +1,6 @@
 """predict: the smoothed classifier's classes, on clean or on attacked images."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.base.errors import UsageError
@@ -14,7 +13,7 @@ from smoothadv.cli.options.attack import (
     flags_of,
 )
 from smoothadv.cli.options.shared import say_device, use_threads
-from smoothadv.cli.runner import Options, Parser, with_subcommands
+from smoothadv.cli.runner import Options, Parser
 from smoothadv.evaluation.predict import predict
 from smoothadv.evaluation.specs import PredictSpec
 from smoothadv.records.readers import read_prediction_log
@@ -72,7 +71,6 @@ def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
         )
 
 
-main = with_subcommands(
-    partial(evaluation_main, "predict", make_parser, _predict),
-    images=partial(images_main, "predict", PredictSpec, predict),
+main = evaluation_main(
+    "predict", make_parser, _predict, images=images_main("predict", PredictSpec, predict)
 )
