@@ -334,8 +334,7 @@ def _configured_device(
         torch.set_num_threads(threads)
     if getattr(spec, "attack", None) is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    local_rank = processes.local_rank if processes.size > 1 else None
-    device = device_of_process(spec.device or default_device(), local_rank)
+    device = device_of_process(spec.device or default_device(), processes.local_rank)
     if sound and spec.compile and device.type != "cpu":
         raise UserError(
             "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"
