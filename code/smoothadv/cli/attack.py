@@ -14,7 +14,6 @@ from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Setting, options_of, positive_int
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
-from smoothadv.cli.options.shared import say_device, use_threads
 from smoothadv.cli.runner import Options, Parser, command_line_of
 from smoothadv.evaluation.pictures import write_pictures
 from smoothadv.evaluation.predict import attack
@@ -92,10 +91,7 @@ def spec_of(options: Options, command: Sequence[str]) -> AttackSpec | FalsifySpe
     return spec_from(kind, options, command, **fields)
 
 
-def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
-    spec = spec_of(options, command)
-    use_threads(spec)
-    say_device(spec)
+def _attack(spec: AttackSpec | FalsifySpec, parser: Parser, options: Options) -> None:
     logs: Iterable[WrittenLog]
     if isinstance(spec, FalsifySpec):
         from smoothadv.evaluation import falsify as falsifying  # imports the analyses and pandas
@@ -149,4 +145,4 @@ def _summarise(log: Path) -> None:
     )
 
 
-main = evaluation_main("attack", make_parser, _attack)
+main = evaluation_main("attack", make_parser, spec_of, _attack)

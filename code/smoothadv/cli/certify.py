@@ -8,7 +8,7 @@ from smoothadv.base.files import file_digest, write_json
 from smoothadv.base.members import STAGES
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
-from smoothadv.cli.options.shared import say_device, use_threads
+from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import (
     Options,
     Parser,
@@ -66,17 +66,14 @@ def spec_of(options: Options, command: Sequence[str]) -> CertifySpec:
     return spec_from(CertifySpec, options, command, settings=settings)
 
 
-def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
+def _certify(spec: CertifySpec, parser: Parser, options: Options) -> None:
     """Certify, and print one line with the results in the log; where radii lie on a grid, the
     accuracies at the grid's radii.
     """
-    spec = spec_of(options, command)
     # Import torch, or SciPy, for which a usage error need not wait.
     from smoothadv.evaluation.certify import certify, rehearse
     from smoothadv.statistics import accuracy
 
-    use_threads(spec)
-    say_device(spec)
     if spec.dry_run:
         if text := rehearse(spec):
             print(text)
@@ -145,6 +142,7 @@ def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
 main = evaluation_main(
     "certify",
     make_parser,
+    spec_of,
     _certify,
     verify=partial(run, "certify verify", verify_parser, _verify),
     images=images_main("certify", CertifySpec, _in_memory),

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from smoothadv.base.errors import escape
 from smoothadv.base.settings import Checked, options_of, output_file, setting
-from smoothadv.cli.options.shared import say_what_is_certified, use_threads
+from smoothadv.cli.options.shared import say_device, say_what_is_certified, use_threads
 from smoothadv.cli.runner import (
-    Body,
     Main,
     Options,
     Parser,
@@ -81,9 +80,22 @@ def is_finished(log: WrittenLog, shard: Shard | None, command: str) -> bool:
 
 
 def evaluation_main(
-    command: str, make_parser: Callable[[], Parser], body: Body, **others: Main
+    command: str,
+    make_parser: Callable[[], Parser],
+    spec_of: Callable[[Options, Sequence[str]], Any],
+    evaluate: Callable[[Any, Parser, Options], None],
+    **others: Main,
 ) -> Main:
-    """Runs a command that evaluates, its subcommand ``merge``, or one of ``others``."""
+    """Runs a command that evaluates what ``spec_of`` makes of its options and its command line, its
+    subcommand ``merge``, or one of ``others``.
+    """
+
+    def body(parser: Parser, options: Options, words: Sequence[str]) -> None:
+        spec = spec_of(options, words)
+        use_threads(spec)
+        say_device(spec)
+        evaluate(spec, parser, options)
+
     hint = "every finished example is in the log; run the same command again to continue"
     return with_subcommands(
         partial(run, command, make_parser, body, interrupted=hint),
