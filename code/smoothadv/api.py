@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from smoothadv.evaluation.falsify import Verdict
 
 Model = str | os.PathLike[str] | torch.nn.Module
-FilePath = str | os.PathLike[str]
 Spec = TypeVar("Spec", bound=EvaluationSpec)
 
 
@@ -205,7 +204,7 @@ def train(
     labels: Any = None,
     *,
     objective: Objective,
-    outdir: FilePath,
+    outdir: str | os.PathLike[str],
     test: Any = None,
     test_labels: Any = None,
     num_classes: int | None = None,
