@@ -119,7 +119,9 @@ class Evaluation:
     ) -> Any:
         """A poll, for ``counter``, of an image [C, H, W] with this index, with new streams."""
         streams = tuple(one.noise.stream(index, self.device, purpose) for one in self.parts)
-        return StagedPoll(image, streams, voting) if self.stages else Poll(image, *streams, voting)
+        if self.stages:
+            return StagedPoll(image, streams, voting)
+        return Poll(image, streams[0], voting)
 
     def counter(self, batch: int | None = None, consensus: bool = True) -> Any:
         """A new ``VoteCounter`` of ``voter.scores``, in batches of this size (None: the usual
