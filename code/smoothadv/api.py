@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from smoothadv.evaluation.falsify import Verdict
 
 Model = str | os.PathLike[str] | torch.nn.Module
-FilePath = str | os.PathLike[str]
 Spec = TypeVar("Spec", bound=EvaluationSpec)
 
 
@@ -163,8 +162,8 @@ def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd
         )
         rows.groupby("epsilon").correct.mean()  # empirical robust accuracy
 
-    ``outdir``, or ``folder``, is where a log for each epsilon is written or continued, with the
-    adversarial images beside it (``readers.read_examples``); None: no files.
+    ``outdir`` is where a log for each epsilon is written or continued, with the adversarial images
+    beside it (``readers.read_examples``); None: no files.
 
     Returns the rows of all logs, one epsilon after the other, with columns idx, label, predict,
     correct, attack_norm, epsilon and what else the logs have. UserError on bad input,
@@ -205,7 +204,7 @@ def train(
     labels: Any = None,
     *,
     objective: Objective,
-    outdir: FilePath,
+    outdir: str | os.PathLike[str],
     test: Any = None,
     test_labels: Any = None,
     num_classes: int | None = None,

@@ -99,13 +99,6 @@ def test_svg_is_written_as_named_and_replaces_no_other_file(analyze, logs):
     assert (logs / "plots/curves.svg").read_text() == "mine"
 
 
-def test_equal_logs_give_equal_files(analyze, logs):
-    for name in ("one", "two"):
-        analyze("plot", "results", "-o", name)
-    for kind in ("png", "pdf"):
-        assert (logs / f"one.{kind}").read_bytes() == (logs / f"two.{kind}").read_bytes()
-
-
 def test_summary_agrees_with_certify(analyze, logs, checkpoint, capsys):
     """The line that certify prints at its end agrees with what analyze reads from the log."""
     options = ["out.tsv", "--N", 50, "--max", 10, "--device", "cpu"]

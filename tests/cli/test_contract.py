@@ -237,18 +237,12 @@ def test_images_that_a_shard_lost_are_missed_before_anything_is_written(start, m
     assert merge("attack").code == 0
 
 
-def test_more_shards_than_examples_do(start, merge, workplace):
-    for index in range(3):
-        assert start("exact", "--max", 2, "--shard", f"{index}/3").code == 0
+def test_more_shards_than_examples_do_and_take_over_the_batch_of_the_first(start, merge, workplace):
+    for index, batch in enumerate((["--batch", 50], [], [])):
+        assert start("exact", "--max", 2, "--shard", f"{index}/3", *batch).code == 0
     assert rows(workplace / "log.tsv.shards/2-of-3.tsv") == []
     assert merge("exact").code == 0 and len(rows(workplace / "log.tsv")) == 2
-
-
-def test_shards_are_refused_where_the_log_exists(start, workplace):
-    start("exact", "--max", 2)
-    before = snapshot(workplace)
-    assert refused(start("exact", "--shard", "0/2"), "log.tsv exists already", "without shards")
-    assert snapshot(workplace) == before
+    assert manifest_of(workplace / "log.tsv")["settings"]["batch"] == 50
 
 
 def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, workplace):
@@ -299,13 +293,6 @@ def test_shards_of_other_settings_are_not_merged(start, merge, workplace, change
     assert refused(start("exact", "--shard", "1/2"), "-of-2.tsv", field.split()[0])
     assert start("exact", "--shard", "1/2", "--overwrite", "--batch", 50).code == 0
     assert merge("exact").code == 0
-
-
-def test_shard_takes_over_the_batch_of_those_that_are_there(start, merge, workplace):
-    start("exact", "--shard", "0/2", "--batch", 50)
-    start("exact", "--shard", "1/2")
-    assert merge("exact").code == 0
-    assert manifest_of(workplace / "log.tsv")["settings"]["batch"] == 50
 
 
 # torchrun

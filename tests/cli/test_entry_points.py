@@ -51,8 +51,12 @@ FIRST_STEPS = {
     "train_denoiser": ["training.setup.get_dataset"],
     "quantize": ["exact.quantize.quantize", "exact.export.export"],
     "push": ["evaluation.push.files_of"],
-    "certify": ["evaluation.certify.prepare", "evaluation.verify.verify"],
-    "predict": ["evaluation.predict.prepare"],
+    "certify": [
+        "evaluation.certify.prepare",
+        "evaluation.verify.verify",
+        "evaluation.model.loose_images",
+    ],
+    "predict": ["evaluation.predict.prepare", "evaluation.model.loose_images"],
     "attack": ["evaluation.predict.warn_of_few_draws", "evaluation.falsify.read_certificates"],
     "analyze": [
         "analysis.functions.read_logs",

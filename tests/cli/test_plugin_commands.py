@@ -205,23 +205,24 @@ def test_sweep_refuses_plugins_that_are_none(workplace, capsys, value, text):
 
 
 MISSING = ["which is not loaded: add --plugin PATH/shapes.py", CHECKPOINT]
-WITHOUT = {
-    "train": (2, ["unknown option --label-smoothing; --plugin FILE adds the options of a plug-in"]),
-    "certify": (2, ["dataset 'shapes' is from the plug-in shapes.py (sha256 ", *MISSING]),
-    "attack": (2, ["dataset 'shapes' is from the plug-in shapes.py (sha256 ", *MISSING]),
-}
+DATASET = ["dataset 'shapes' is from the plug-in shapes.py (sha256 ", *MISSING]
+ARCHITECTURE = ["architecture 'shapes_cnn' is from the plug-in shapes.py (sha256 ", *MISSING]
+OPTION = ["unknown option --label-smoothing; --plugin FILE adds the options of a plug-in"]
 
 
-@pytest.mark.parametrize("command", WITHOUT)
-def test_missing_plugin_is_named(workplace, capsys, command):
-    code, texts = WITHOUT[command]
-    assert refused(call(capsys, command, *without_option(words(command))), *texts, code=code)
-
-
-def test_missing_plugin_of_an_architecture_is_named(workplace, capsys):
-    certify = ["digits", CHECKPOINT, 0.25, "log.tsv", "--device", "cpu"]
-    missing = "architecture 'shapes_cnn' is from the plug-in shapes.py (sha256 "
-    assert refused(call(capsys, "certify", *certify), missing, *MISSING)
+@pytest.mark.parametrize(
+    ("command", "arguments", "code", "texts"),
+    [
+        *(
+            (name, without_option(words(name)), 2, texts)
+            for name, texts in (("train", OPTION), ("certify", DATASET), ("attack", DATASET))
+        ),
+        ("certify", ["digits", CHECKPOINT, 0.25, "log.tsv", "--device", "cpu"], 1, ARCHITECTURE),
+    ],
+    ids=["option", "dataset", "dataset of an attack", "architecture"],
+)
+def test_missing_plugin_is_named(workplace, capsys, command, arguments, code, texts):
+    assert refused(call(capsys, command, *arguments), *texts, code=code)
 
 
 def test_changed_plugin_neither_continues_a_log_nor_resumes_a_training(workplace, capsys):

@@ -314,11 +314,6 @@ def test_released_behaviour_counts_in_256ths_and_is_recorded_option_by_option(
     assert recipe["batch"] == 128 // 4, "an update for each of the four draws"
 
 
-def test_norm_on_unit_images_is_refused_where_256ths_are_counted(compose):
-    """0.25 would be an attack of about 0.001."""
-    assert_refused(compose("PGD", "--released-behaviour", "--epsilon", 0.25), "--epsilon", "1/256")
-
-
 def test_released_behaviour_goes_with_a_recipe_and_the_command_line_wins_over_both(
     compose, monkeypatch
 ):
@@ -337,6 +332,9 @@ def test_without_it_nothing_of_the_released_behaviour_is_on(compose):
         assert not objective.warmup_from_first_epoch and objective.epsilon(0) == 0
         assert not any(getattr(objective.attack, name) for name in settings)
         assert_refused(compose(kind, "--epsilon", 64), "--epsilon", "64")
+        # 0.25 would be an attack of about 0.001 where 256ths are counted.
+        in_256ths = compose(kind, "--released-behaviour", "--epsilon", 0.25)
+        assert_refused(in_256ths, "--epsilon", "1/256")
     assert compose("train", "--released-behaviour").schedule.batch == 128, (
         "it serves Gaussian augmentation, too"
     )

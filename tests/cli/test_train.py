@@ -172,14 +172,12 @@ def retrain(capsys, folder: Path, *options: object):
     return call(capsys, command, *usual, *recipe, *options)
 
 
-def test_existing_run_is_not_touched_unasked(one_epoch, capsys):
-    before = snapshot(one_epoch)
-    assert refused(retrain(capsys, one_epoch), str(one_epoch), "--resume", "--overwrite")
+def test_existing_run_is_not_touched_unasked_and_said_to_be_done_or_not(
+    one_epoch, tmp_path, capsys
+):
+    before, held = snapshot(one_epoch), f"{one_epoch} already holds a trained model"
+    assert refused(retrain(capsys, one_epoch), held, "--resume", "--overwrite")
     assert snapshot(one_epoch) == before
-
-
-def test_interrupted_training_is_called_none_that_is_done(one_epoch, tmp_path, capsys):
-    assert refused(retrain(capsys, one_epoch), "already holds a trained model")
     folder = tmp_path / "run"
     shutil.copytree(one_epoch, folder)
     arguments = json.loads((folder / "args.json").read_text())
@@ -286,22 +284,27 @@ def test_arguments_are_all_recorded_and_the_command_line_wins_over_a_recipe(work
 
 
 @pytest.mark.parametrize(
-    ("warmup", "epochs", "warned"), [(10, 1, True), (1, 1, True), (1, 2, False), (0, 1, False)]
+    ("command", "options", "epochs", "words"),
+    [
+        ("train_pgd", [*PGD, "--warmup", 10], 1, ["warning: epsilon reaches", "--warmup"]),
+        ("train_pgd", [*PGD, "--warmup", 1], 1, ["warning: epsilon reaches", "--warmup"]),
+        ("train_pgd", [*PGD, "--warmup", 1], 2, []),
+        ("train_pgd", [*PGD, "--warmup", 0], 1, []),
+        ("train", ["--noise", 0.25, "--choose-from-epoch", 1], 2, []),
+        (
+            "train",
+            ["--noise", 0.25, "--choose-from-epoch", 2],
+            2,
+            ["--choose-from-epoch would let"],
+        ),
+    ],
 )
-def test_epsilon_that_never_becomes_full_is_warned_of(workplace, capsys, warmup, epochs, warned):
-    options = ["--warmup", warmup, *SHORT, "--epochs", epochs]
-    outcome = call(capsys, "train_pgd", *DIGITS, "run", *PGD, *options)
-    assert outcome.code == 0 and outcome.err.count("\n") == warned
-    assert (
-        outcome.err.startswith("warning: epsilon reaches") and "--warmup" in outcome.err
-    ) == warned
-
-
-@pytest.mark.parametrize(("begins", "warned"), [(1, False), (2, True)])
-def test_a_choice_of_images_that_never_begins_is_warned_of(workplace, capsys, begins, warned):
-    options = ["--choose-from-epoch", begins, *SHORT, "--epochs", 2]
-    outcome = call(capsys, "train", *DIGITS, "run", "--noise", 0.25, *options)
-    assert (outcome.code, "--choose-from-epoch would let" in outcome.err) == (0, warned)
+def test_what_never_begins_or_becomes_full_is_warned_of(
+    workplace, capsys, command, options, epochs, words
+):
+    outcome = call(capsys, command, *DIGITS, "run", *options, *SHORT, "--epochs", epochs)
+    assert outcome.code == 0 and outcome.err.count("\n") == bool(words)
+    assert all(word in outcome.err for word in words)
 
 
 @pytest.mark.parametrize("micro_batch", [16, None])

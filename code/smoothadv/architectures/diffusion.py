@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoothadv.base.errors import UserError, first_line, warn
+from smoothadv.base.errors import UserError, first_line, optional_module, warn
 from smoothadv.base.files import digest, file_digest
 
 PREFIX = "diffusers:"
@@ -80,12 +80,10 @@ def load_diffusion(
     of a UNet2DModel alone, of which the usual schedule (1,000 betas from 0.0001 to 0.02; epsilon)
     is assumed. UserError for others.
     """
-    try:
-        from diffusers import DDPMScheduler, UNet2DModel, __version__
-    except ImportError as error:
-        raise UserError(
-            f"{PREFIX}PATH needs the package diffusers: pip install 'smoothadv[diffusers]'"
-        ) from error
+    diffusers = optional_module(
+        "diffusers",
+        f"{PREFIX}PATH needs the package diffusers: pip install 'smoothadv[diffusers]'",
+    )
     folder = Path(name.removeprefix(PREFIX)).expanduser()
     part = folder / "unet" if (folder / "unet").is_dir() else folder
     if not (part / "config.json").is_file():
@@ -94,17 +92,17 @@ def load_diffusion(
         )
     scheduler = folder / "scheduler" if (folder / "scheduler").is_dir() else folder
     try:
-        unet = UNet2DModel.from_pretrained(
+        unet = diffusers.UNet2DModel.from_pretrained(
             part, local_files_only=True, use_safetensors=True, low_cpu_mem_usage=False
         )
         if (scheduler / "scheduler_config.json").is_file():
-            schedule = DDPMScheduler.from_pretrained(scheduler, local_files_only=True)
+            schedule = diffusers.DDPMScheduler.from_pretrained(scheduler, local_files_only=True)
         else:
             warn(
                 f"{folder} has no scheduler_config.json: 1,000 steps with betas from 0.0001 to "
                 "0.02 are assumed"
             )
-            schedule = DDPMScheduler()
+            schedule = diffusers.DDPMScheduler()
     except Exception as error:  # a damaged folder can raise nearly anything
         raise UserError(
             f"--denoiser {name} cannot be read by diffusers: {first_line(error)}"
@@ -136,7 +134,7 @@ def load_diffusion(
         "sha256": _digest(part, scheduler),
         "arch": f"{PREFIX}UNet2DModel",
         "prediction": kind,
-        "library": __version__,
+        "library": diffusers.__version__,
     }
     return denoiser, {**facts, "timestep": denoiser.timestep, "alpha_bar": denoiser.alpha_bar}
 

@@ -28,12 +28,13 @@ _connections = itertools.count()
 class Processes:
     """This process and those that torchrun started with it.
 
-    ``rank`` counts all processes from 0, ``local_rank`` those of this machine. The first process
-    decides for all, and writes what is written once. All processes call the methods in the same
-    order.
+    ``rank`` counts all processes from 0, ``local_rank`` those of this machine (None without
+    torchrun). The first process decides for all, and writes what is written once. All processes
+    call the methods in the same order.
     """
 
-    rank, local_rank, size = 0, 0, 1
+    rank, size = 0, 1
+    local_rank: int | None = None
     launch: str | None = None
     """An identifier that all processes of one torchrun share once connected, also after torchrun
     has restarted them.

@@ -2,8 +2,10 @@
 may show it.
 """
 
+import importlib
 import unicodedata
 import warnings
+from typing import Any
 
 LONGEST_LINE = 2000
 """So many characters of a message are shown, at most, whatever a file or a name holds."""
@@ -58,6 +60,16 @@ class UsageError(UserError):
     """Choices that contradict each other or do not fit what they are applied to; commands exit with
     2.
     """
+
+
+def optional_module(name: str, without: str) -> Any:
+    """A module of a package that is not always installed; where it is not, UserError ``without``
+    it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(without) from error
 
 
 class DoubtfulWarning(UserWarning):

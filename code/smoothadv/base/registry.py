@@ -12,9 +12,6 @@ from smoothadv.base.errors import UserError
 
 Component = TypeVar("Component")
 
-PLUGIN_HINT = "; --plugin FILE adds your own"
-"""How an error message about an unknown name ends."""
-
 
 class UnknownNameError(UserError, KeyError):
     """A name that is not registered; the message lists the registered names."""
@@ -54,7 +51,7 @@ class Registry(dict[str, Component]):
     def __missing__(self, name: str) -> NoReturn:
         raise UnknownNameError(
             f"unknown {self.kind} '{name}'{did_you_mean(str(name), self)}; known: "
-            f"{', '.join(self)}{PLUGIN_HINT}"
+            f"{', '.join(self)}; --plugin FILE adds your own"
         )
 
     def require(self, name: str) -> str:

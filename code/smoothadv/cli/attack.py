@@ -7,16 +7,13 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.base.settings import Checked, Setting, options_of, positive_int, setting
+from smoothadv.base.settings import Setting, options_of, positive_int
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
-from smoothadv.cli.options.shared import say_device, use_threads
 from smoothadv.cli.runner import Options, Parser, command_line_of
 from smoothadv.evaluation.pictures import write_pictures
 from smoothadv.evaluation.predict import attack
@@ -31,18 +28,6 @@ if TYPE_CHECKING:
     from smoothadv.evaluation.falsify import Verdict
 
 _DEFAULTS = {"--attack": "PGD", "--num-steps": 20}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PictureOptions(Checked):
-    """Pictures of the first ``png`` images."""
-
-    png: int | None = setting(
-        None,
-        parse=positive_int,
-        metavar="COUNT",
-        help="save pictures of the first COUNT images, before and after the attack",
-    )
 
 
 _EXAMPLES = """examples:
@@ -65,7 +50,14 @@ def make_parser() -> Parser:
         description="Attack a smoothed classifier on test images (Salman et al., 2019): a "
         "prediction log and the adversarial examples for each epsilon; or, with --against, try to "
         "falsify the certificates of a log.",
-        kinds=[AttackSpec, FalsifySpec, PictureOptions],
+        kinds=[AttackSpec, FalsifySpec],
+    )
+    parser.add_argument(
+        "--png",
+        dest="--png",
+        type=positive_int,
+        metavar="COUNT",
+        help="save pictures of the first COUNT images, before and after the attack",
     )
     add_attack(parser, EvaluationAttackOptions, _with_default)
     return parser
@@ -99,10 +91,7 @@ def spec_of(options: Options, command: Sequence[str]) -> AttackSpec | FalsifySpe
     return spec_from(kind, options, command, **fields)
 
 
-def _attack(parser: Parser, options: Options, command: Sequence[str]) -> None:
-    spec = spec_of(options, command)
-    use_threads(spec)
-    say_device(spec)
+def _attack(spec: AttackSpec | FalsifySpec, parser: Parser, options: Options) -> None:
     logs: Iterable[WrittenLog]
     if isinstance(spec, FalsifySpec):
         from smoothadv.evaluation import falsify as falsifying  # imports the analyses and pandas
@@ -156,4 +145,4 @@ def _summarise(log: Path) -> None:
     )
 
 
-main = partial(evaluation_main, "attack", make_parser, _attack)
+main = evaluation_main("attack", make_parser, spec_of, _attack)

@@ -8,7 +8,7 @@ from smoothadv.base.files import file_digest, write_json
 from smoothadv.base.members import STAGES
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
-from smoothadv.cli.options.shared import say_device, use_threads
+from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.runner import (
     Options,
     Parser,
@@ -17,7 +17,6 @@ from smoothadv.cli.runner import (
     group_of,
     refuse_foreign_settings,
     run,
-    with_subcommands,
 )
 from smoothadv.evaluation.model_spec import procedure_name
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec
@@ -67,17 +66,14 @@ def spec_of(options: Options, command: Sequence[str]) -> CertifySpec:
     return spec_from(CertifySpec, options, command, settings=settings)
 
 
-def _certify(parser: Parser, options: Options, command: Sequence[str]) -> None:
+def _certify(spec: CertifySpec, parser: Parser, options: Options) -> None:
     """Certify, and print one line with the results in the log; where radii lie on a grid, the
     accuracies at the grid's radii.
     """
-    spec = spec_of(options, command)
     # Import torch, or SciPy, for which a usage error need not wait.
     from smoothadv.evaluation.certify import certify, rehearse
     from smoothadv.statistics import accuracy
 
-    use_threads(spec)
-    say_device(spec)
     if spec.dry_run:
         if text := rehearse(spec):
             print(text)
@@ -105,16 +101,15 @@ def _in_memory(spec: CertifySpec) -> WrittenLog:
     return certify(spec)[0]
 
 
-def verify_parser() -> Parser:
-    """The parser of the subcommand ``verify``."""
-    return Parser(
-        prog="certify verify",
-        kinds=[VerifySpec],
-        description="Draw random rows of a certification log again, and compare all columns but "
-        "the time. A log made with --sound of a checkpoint of integers can be repeated on any "
-        "machine, another one where it was made.",
-        epilog="examples:\n  python code/certify.py verify logs/integers.tsv --rows 100\n",
-    )
+verify_parser = partial(
+    Parser,
+    prog="certify verify",
+    kinds=[VerifySpec],
+    description="Draw random rows of a certification log again, and compare all columns but the "
+    "time. A log made with --sound of a checkpoint of integers can be repeated on any machine, "
+    "another one where it was made.",
+    epilog="examples:\n  python code/certify.py verify logs/integers.tsv --rows 100\n",
+)
 
 
 def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
@@ -144,8 +139,11 @@ def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     print(f"{rows}: all are equal")
 
 
-main = with_subcommands(
-    partial(evaluation_main, "certify", make_parser, _certify),
+main = evaluation_main(
+    "certify",
+    make_parser,
+    spec_of,
+    _certify,
     verify=partial(run, "certify verify", verify_parser, _verify),
-    images=partial(images_main, "certify", CertifySpec, _in_memory),
+    images=images_main("certify", CertifySpec, _in_memory),
 )

@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 
 from smoothadv.base.errors import escape
 from smoothadv.base.settings import Checked, options_of, output_file, setting
-from smoothadv.cli.options.shared import say_what_is_certified, use_threads
+from smoothadv.cli.options.shared import say_device, say_what_is_certified, use_threads
 from smoothadv.cli.runner import (
-    Body,
+    Main,
     Options,
     Parser,
     add_settings,
     given_settings,
     invocation,
     run,
+    with_subcommands,
 )
 from smoothadv.evaluation.shards import Shard, merge
 from smoothadv.evaluation.specs import EvaluationSpec
@@ -79,15 +80,28 @@ def is_finished(log: WrittenLog, shard: Shard | None, command: str) -> bool:
 
 
 def evaluation_main(
-    command: str, make_parser: Callable[[], Parser], body: Body, arguments: Sequence[str]
-) -> int:
-    """Run a command that evaluates, or its subcommand ``merge``, with these ``arguments``; returns
-    the exit code.
+    command: str,
+    make_parser: Callable[[], Parser],
+    spec_of: Callable[[Options, Sequence[str]], Any],
+    evaluate: Callable[[Any, Parser, Options], None],
+    **others: Main,
+) -> Main:
+    """Runs a command that evaluates what ``spec_of`` makes of its options and its command line, its
+    subcommand ``merge``, or one of ``others``.
     """
-    if arguments[:1] == ["merge"]:
-        return run(f"{command} merge", partial(merge_parser, command), _merge, arguments[1:])
+
+    def body(parser: Parser, options: Options, words: Sequence[str]) -> None:
+        spec = spec_of(options, words)
+        use_threads(spec)
+        say_device(spec)
+        evaluate(spec, parser, options)
+
     hint = "every finished example is in the log; run the same command again to continue"
-    return run(command, make_parser, body, arguments, interrupted=hint)
+    return with_subcommands(
+        partial(run, command, make_parser, body, interrupted=hint),
+        merge=partial(run, f"{command} merge", partial(merge_parser, command), _merge),
+        **others,
+    )
 
 
 def merge_parser(command: str) -> Parser:
@@ -130,12 +144,10 @@ def images_parser(command: str, kind: type[EvaluationSpec]) -> Parser:
     return parser
 
 
-def images_main(
-    command: str, kind: type[EvaluationSpec], evaluate: Evaluate, arguments: Sequence[str]
-) -> int:
-    """Run the subcommand with these ``arguments``; returns the exit code."""
+def images_main(command: str, kind: type[EvaluationSpec], evaluate: Evaluate) -> Main:
+    """Runs the subcommand ``images`` of ``command``."""
     parser = partial(images_parser, command, kind)
-    return run(f"{command} images", parser, partial(_images, kind, evaluate), arguments)
+    return partial(run, f"{command} images", parser, partial(_images, kind, evaluate))
 
 
 def _images(

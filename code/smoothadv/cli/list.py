@@ -24,9 +24,12 @@ With --plugin FILE, the names that FILE adds are among them.
 """
 
 
-def _make_parser() -> Parser:
-    about = "List datasets, architectures, objectives, attacks and procedures by name."
-    return Parser(prog="list", epilog=_EXAMPLES, description=about)
+_make_parser = partial(
+    Parser,
+    prog="list",
+    epilog=_EXAMPLES,
+    description="List datasets, architectures, objectives, attacks and procedures by name.",
+)
 
 
 def _list(parser: Parser, options: Options, command: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """predict: the smoothed classifier's classes, on clean or on attacked images."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from smoothadv.attacks import ATTACKS
 from smoothadv.base.errors import UsageError
@@ -13,8 +12,7 @@ from smoothadv.cli.options.attack import (
     attacked_fields,
     flags_of,
 )
-from smoothadv.cli.options.shared import say_device, use_threads
-from smoothadv.cli.runner import Options, Parser, with_subcommands
+from smoothadv.cli.runner import Options, Parser
 from smoothadv.evaluation.predict import predict
 from smoothadv.evaluation.specs import PredictSpec
 from smoothadv.records.readers import read_prediction_log
@@ -57,10 +55,7 @@ def spec_of(options: Options, command: Sequence[str]) -> PredictSpec:
     return spec_from(PredictSpec, options, command)
 
 
-def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
-    spec = spec_of(options, command)
-    use_threads(spec)
-    say_device(spec)
+def _predict(spec: PredictSpec, parser: Parser, options: Options) -> None:
     log = predict(spec)
     if is_finished(log, spec.shard, "predict"):
         table = read_prediction_log(log.path)
@@ -72,7 +67,10 @@ def _predict(parser: Parser, options: Options, command: Sequence[str]) -> None:
         )
 
 
-main = with_subcommands(
-    partial(evaluation_main, "predict", make_parser, _predict),
-    images=partial(images_main, "predict", PredictSpec, predict),
+main = evaluation_main(
+    "predict",
+    make_parser,
+    spec_of,
+    _predict,
+    images=images_main("predict", PredictSpec, predict),
 )

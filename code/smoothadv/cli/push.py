@@ -14,15 +14,14 @@ With --to nothing is uploaded. It needs pip install 'smoothadv[hub]', and a toke
 """
 
 
-def make_parser() -> Parser:
-    """The parser of the command ``push``."""
-    return Parser(
-        prog="push",
-        kinds=[PushSpec],
-        epilog=_EXAMPLES,
-        description="Put a checkpoint on the Hugging Face hub: weights as safetensors, what is "
-        "needed to use them, and a model card. Certify it there as hf-hub:OWNER/NAME@REVISION.",
-    )
+make_parser = partial(
+    Parser,
+    prog="push",
+    kinds=[PushSpec],
+    epilog=_EXAMPLES,
+    description="Put a checkpoint on the Hugging Face hub: weights as safetensors, what is needed "
+    "to use them, and a model card. Certify it there as hf-hub:OWNER/NAME@REVISION.",
+)
 
 
 def _push(parser: Parser, options: Options, command: Sequence[str]) -> None:

@@ -17,16 +17,15 @@ Whoever has the checkpoint of integers can repeat that log bit for bit: docs/int
 _WELL = 0.99  # digits have more, CIFAR-10 after a few epochs less
 
 
-def make_parser() -> Parser:
-    """The parser of the command ``quantize``."""
-    return Parser(
-        prog="quantize",
-        kinds=[QuantizeSpec],
-        epilog=_EXAMPLES,
-        description="Make a network of integers of a trained one. All its sums are proven to be "
-        "exact, so that every machine computes the same logits, and certificates of certify "
-        "--sound can be repeated bit for bit.",
-    )
+make_parser = partial(
+    Parser,
+    prog="quantize",
+    kinds=[QuantizeSpec],
+    epilog=_EXAMPLES,
+    description="Make a network of integers of a trained one. All its sums are proven to be exact, "
+    "so that every machine computes the same logits, and certificates of certify --sound can be "
+    "repeated bit for bit.",
+)
 
 
 def _quantize(parser: Parser, options: Options, command: Sequence[str]) -> None:
@@ -53,17 +52,16 @@ def _quantize(parser: Parser, options: Options, command: Sequence[str]) -> None:
         )
 
 
-def export_parser() -> Parser:
-    """The parser of the subcommand ``export``."""
-    return Parser(
-        prog="quantize export",
-        kinds=[ExportSpec],
-        description="Write a network of integers as an ONNX model, whose logits are the same "
-        "integers, so that what is certified is what is deployed. It takes float32 images [batch, "
-        "C, H, W] in [0, 1].",
-        epilog="examples:\n  python code/quantize.py export models/gaussian/integers.pth.tar "
-        "integers.onnx\n",
-    )
+export_parser = partial(
+    Parser,
+    prog="quantize export",
+    kinds=[ExportSpec],
+    description="Write a network of integers as an ONNX model, whose logits are the same integers, "
+    "so that what is certified is what is deployed. It takes float32 images [batch, C, H, W] in "
+    "[0, 1].",
+    epilog="examples:\n  python code/quantize.py export models/gaussian/integers.pth.tar "
+    "integers.onnx\n",
+)
 
 
 def _export(parser: Parser, options: Options, command: Sequence[str]) -> None:

@@ -314,21 +314,17 @@ def _refuse_inputs(options: Options) -> None:
                     )
 
 
-Body = Callable[[Parser, Options, Sequence[str]], None]
-"""Carries out a command, given its parser, its options and the command line that repeats this run.
-"""
-
-
 def run(
     command: str,
     make_parser: Callable[[], Parser],
-    body: Body,
+    body: Callable[[Parser, Options, Sequence[str]], None],
     arguments: Sequence[str],
     interrupted: str = "",
 ) -> int:
     """Parse ``arguments``, call ``body`` and turn what happens into an exit code.
 
-    First loads the plug-ins, whose components may have options.
+    First loads the plug-ins, whose components may have options. ``body`` gets the parser, the
+    options and the command line that repeats this run.
 
     0 on success, 2 on a usage error, 1 with one line on a UserError or a failing file, 130 on
     Ctrl-C and 143 on a SIGTERM that was obeyed; after these two ``interrupted`` tells the user how

@@ -433,5 +433,10 @@ _ACTIONS: dict[str, tuple[type[_SweepOptions], str, Callable[[Any, Options], Non
     ),
 }
 """Of each action: its options, what it does, and what carries it out."""
-_HINT = "all progress is on the disk; run the same command again to continue"
-main = partial(run, "sweep", _make_parser, _sweep, interrupted=_HINT)
+main = partial(
+    run,
+    "sweep",
+    _make_parser,
+    _sweep,
+    interrupted="all progress is on the disk; run the same command again to continue",
+)

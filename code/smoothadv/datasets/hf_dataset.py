@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError, first_line, optional_module
 from smoothadv.datasets import DATASETS
 from smoothadv.datasets.arrays import MOST_CLASSES
 from smoothadv.datasets.image_files import File, StoredImages
@@ -75,12 +75,10 @@ def _rows(location: str) -> dict[str, StoredImages]:
     path, _, chosen = location.rpartition(":")
     if not path or os.path.exists(os.path.expanduser(location)):
         path, chosen = location, ""
-    try:
-        import datasets
-    except ImportError as error:
-        raise UserError(
-            f"hf-dataset:{path} needs the package datasets: pip install 'smoothadv[datasets]'"
-        ) from error
+    datasets = optional_module(
+        "datasets",
+        f"hf-dataset:{path} needs the package datasets: pip install 'smoothadv[datasets]'",
+    )
     datasets.disable_progress_bars()
     for logger in ("datasets", "huggingface_hub.utils._http"):  # they tell of each attempt
         logging.getLogger(logger).setLevel(logging.CRITICAL)

@@ -3,11 +3,9 @@ identity.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
@@ -17,44 +15,9 @@ from smoothadv.datasets.relabelled import RelabelledImages
 from smoothadv.evaluation import setup
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.specs import EvaluationSpec
-from smoothadv.noise import Purpose
 from smoothadv.records.logs import CLASSIFIER
-from smoothadv.voting.stages import StagedCounter, StagedPoll
 
 _OF_STAGES = ("checkpoint_sha256", "module_sha256")
-
-
-@dataclass(frozen=True)
-class CascadeEvaluation(Evaluation):
-    """An evaluation of a cascade, with that of each of its ``stages``, and last of its router, if
-    it has one; the classifier, its forms and the noise are those of the last stage.
-    """
-
-    stages: tuple[Evaluation, ...] = field(kw_only=True)
-
-    @property
-    def attacked(self) -> Any:
-        return [stage.attacked for stage in self.stages]
-
-    @property
-    def are_integers(self) -> bool:
-        return all(stage.are_integers for stage in self.stages)
-
-    def distances(self, dimension: int) -> tuple[float, ...]:
-        return tuple(stage.noise.distance(dimension) for stage in self.stages)
-
-    def counter(self, batch: int | None = None, consensus: bool = True) -> Any:
-        return StagedCounter([stage.counter(batch, consensus) for stage in self.stages])
-
-    def poll(
-        self, index: int, image: torch.Tensor, voting: Any, purpose: int = Purpose.VOTES
-    ) -> Any:
-        streams = (stage.noise.stream(index, self.device, purpose) for stage in self.stages)
-        return StagedPoll(image, tuple(streams), voting)
-
-    def _computed_digest(self, batch: int) -> str | None:
-        digests = [stage.logits_digest(batch) for stage in self.stages]
-        return None if None in digests else digest([" ".join(map(str, digests))])
 
 
 def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Evaluation:
@@ -85,10 +48,10 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
         **{name: last.settings[name] for name in ("num_classes", "dataset_fingerprint")},
     }
     name = None if spec.model is None else str(spec.model)
-    of_cascade = {"spec": spec, "settings": settings}
-    of_cascade["run_record"] = {**last.run_record, "checkpoint": name}
-    of_cascade["digests"] = {}
-    evaluation = CascadeEvaluation(**{**vars(last), **of_cascade}, stages=tuple(stages))
+    record = {**last.run_record, "checkpoint": name}
+    evaluation = replace(
+        last, spec=spec, settings=settings, run_record=record, digests={}, stages=tuple(stages)
+    )
     return evaluation.continuing(log)
 
 

@@ -36,7 +36,8 @@ def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, Log
     evaluation = prepare(spec, spec.log, spec.sound)
     noise, description = evaluation.noise, evaluation.dataset.description
     dimension = math.prod(description.image_shape)
-    procedure = spec.procedure(description, evaluation.distances(dimension))
+    distances = tuple(one.noise.distance(dimension) for one in evaluation.parts)
+    procedure = spec.procedure(description, distances)
     watched.set(lambda rows: Progress(rows, "tables", delay=2, leave=False))
     if procedure.largest_radius is None:
         least = procedure.least_draws(spec.alpha)

@@ -2,8 +2,6 @@
 processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,10 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from smoothadv.attacks import SmoothedAttack, StagedAttack
 from smoothadv.base.devices import to_host
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import refuse_to_replace, reserved
@@ -34,9 +33,6 @@ from smoothadv.records.writer import (
     read_rows,
 )
 from smoothadv.voting.counter import Poll, check_exact
-
-if TYPE_CHECKING:
-    from smoothadv.attacks import SmoothedAttack, StagedAttack
 
 # An attack takes up to this many passes' worth of images at a time, so that few places of its last
 # passes stay empty.

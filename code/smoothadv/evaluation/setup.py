@@ -24,6 +24,7 @@ from smoothadv.base.devices import (
 )
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import NonFiniteError, UserError, first_line, warn
+from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
 from smoothadv.checkpoints.hub import pinned
@@ -50,6 +51,7 @@ from smoothadv.voting.classifier import (
     optimized_for_inference,
 )
 from smoothadv.voting.counter import Poll, VoteCounter, check_exact, check_repeatable
+from smoothadv.voting.stages import StagedCounter, StagedPoll
 
 # Logits of an image that differ by more than this share of the largest one differ by more than
 # rounding, also in bf16.
@@ -80,6 +82,9 @@ class Evaluation:
     select the images to evaluate. ``settings`` decide the numbers in the log, ``run_record`` is
     what the manifest says of this process. ``processes`` share the work. ``digests`` are those of
     the logits, by batch, as far as they were computed.
+
+    Of a cascade, ``stages`` are the evaluations of its stages, and last that of its router, if it
+    has one; the classifier, its forms and the noise are those of the last stage.
     """
 
     spec: EvaluationSpec
@@ -97,31 +102,33 @@ class Evaluation:
     run_record: dict[str, Any]
     processes: Processes
     digests: dict[int, str | None] = field(default_factory=dict)
+    stages: tuple[Evaluation, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Evaluation, ...]:
+        """The evaluations of single classifiers: this one, or those of the stages."""
+        return self.stages or (self,)
 
     @property
     def attacked(self) -> Any:
         """The model that an attack gets; of a cascade, those of its stages."""
-        return self.victim
-
-    @property
-    def are_integers(self) -> bool:
-        """Whether the network is one of integers, with the same votes on all machines."""
-        return self.voter.integers is not None
-
-    def distances(self, dimension: int) -> tuple[float, ...]:
-        """What ``Noise.distance`` says; of a cascade, for each stage."""
-        return (self.noise.distance(dimension),)
+        return [stage.victim for stage in self.stages] or self.victim
 
     def poll(
         self, index: int, image: torch.Tensor, voting: Any, purpose: int = Purpose.VOTES
     ) -> Any:
-        """A poll, for ``counter``, of an image [C, H, W] with this index, with a new stream."""
-        return Poll(image, self.noise.stream(index, self.device, purpose), voting)
+        """A poll, for ``counter``, of an image [C, H, W] with this index, with new streams."""
+        streams = tuple(one.noise.stream(index, self.device, purpose) for one in self.parts)
+        if self.stages:
+            return StagedPoll(image, streams, voting)
+        return Poll(image, streams[0], voting)
 
     def counter(self, batch: int | None = None, consensus: bool = True) -> Any:
         """A new ``VoteCounter`` of ``voter.scores``, in batches of this size (None: the usual
         one); of a cascade, a ``StagedCounter``.
         """
+        if self.stages:
+            return StagedCounter([stage.counter(batch, consensus) for stage in self.stages])
         return VoteCounter(
             partial(self.voter.scores, consensus=consensus),
             self.dataset.description.num_classes,
@@ -154,13 +161,16 @@ class Evaluation:
         return self.digests[batch]
 
     def _computed_digest(self, batch: int) -> str | None:
+        if self.stages:
+            digests = [stage.logits_digest(batch) for stage in self.stages]
+            return None if None in digests else digest([" ".join(map(str, digests))])
         if self.device.type == "cpu" and self.spec.batch is not None:
             self._check_memory(batch)
         if self.voter.integers is not None:
             return self.voter.integers.probe
         counter = self.counter(batch, consensus=False)
-        digest = counter.logits_digest(self.dataset.description.image_shape)
-        return digest if counter.batch == batch else None
+        found = counter.logits_digest(self.dataset.description.image_shape)
+        return found if counter.batch == batch else None
 
     @torch.inference_mode()
     def _check_memory(self, batch: int) -> None:
@@ -190,7 +200,9 @@ class Evaluation:
         settings = {**self.settings, "batch": batch, LOGITS: None}
         # The gradients of an attack are float32.
         is_attacked = getattr(self.spec, "attack", None) is not None
-        if self.noise.is_sound and self.are_integers and not is_attacked:
+        # A network of integers has the same votes on all machines.
+        are_integers = all(one.voter.integers is not None for one in self.parts)
+        if self.noise.is_sound and are_integers and not is_attacked:
             settings = {name: value for name, value in settings.items() if name not in _MACHINE}
         return replace(self, log=log, batch=batch, settings=settings)
 
@@ -199,10 +211,10 @@ class Evaluation:
         warning, where logits depend on the process or on the other images of a batch.
         """
         is_new = self.batch not in self.digests
-        digest = {LOGITS: self.logits_digest(self.batch)}
-        for classifier in getattr(self, "stages", (self,)) if is_new else ():
-            _check_classifier(classifier)
-        settings, run_record = {**self.settings, **digest}, {**self.run_record, **digest}
+        found = {LOGITS: self.logits_digest(self.batch)}
+        for one in self.parts if is_new else ():
+            _check_classifier(one)
+        settings, run_record = {**self.settings, **found}, {**self.run_record, **found}
         return replace(self, settings=settings, run_record=run_record)
 
 
@@ -334,8 +346,7 @@ def _configured_device(
         torch.set_num_threads(threads)
     if getattr(spec, "attack", None) is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    local_rank = processes.local_rank if processes.size > 1 else None
-    device = device_of_process(spec.device or default_device(), local_rank)
+    device = device_of_process(spec.device or default_device(), processes.local_rank)
     if sound and spec.compile and device.type != "cpu":
         raise UserError(
             "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"
@@ -467,12 +478,12 @@ def settings_to_continue(spec: EvaluationSpec, log: Path | None) -> dict[str, An
 
 
 def _check_classifier(evaluation: Evaluation) -> None:
-    digest, processes = evaluation.logits_digest(evaluation.batch), evaluation.processes
+    found, processes = evaluation.logits_digest(evaluation.batch), evaluation.processes
     sound = evaluation.noise.is_sound
-    if processes.received(digest) != digest:
+    if processes.received(found) != found:
         difference = (
             f"process {processes.rank} rounds the logits differently than process 0: {LOGITS} is "
-            f"{digest!r}"
+            f"{found!r}"
         )
         if sound:
             raise UserError(

@@ -106,10 +106,6 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
         raise UserError(
             f"the manifest of {spec.log} names no checkpoint: name it with --classifier"
         )
-    if spec.model is None and names_function(str(model)):
-        raise UserError(
-            f"{spec.log} is of code in a file, which is not run unasked: add --classifier {model}"
-        )
     arch = settings.get("arch_given") or ""
     if names_function(arch) and arch not in FUNCTIONS:
         raise UserError(
@@ -149,7 +145,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     for stage in certify_spec.classifiers if spec.model is None else ():
         if names_function(str(stage.model)):
             raise UserError(
-                f"{model} names code in a file, {stage.model}, which is not run unasked: add "
+                f"{spec.log} is of code in a file, {stage.model}, which is not run unasked: add "
                 f"--classifier {model}"
             )
     return certify_spec

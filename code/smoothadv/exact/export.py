@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from smoothadv.architectures.exact import digest_of_logits
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError, first_line, optional_module
 from smoothadv.base.files import refuse_to_replace, reserved, write_atomically
 from smoothadv.checkpoints import INTEGER, integer_network, read_checkpoint
 from smoothadv.checkpoints.hub import checkpoint_digest
@@ -38,10 +38,7 @@ def export(checkpoint: Path, outfile: Path, overwrite: bool = False) -> str | No
     integers, ``outfile`` is another file (or exists, without ``overwrite``), or ONNX Runtime
     computes other logits.
     """
-    try:
-        import onnx
-    except ImportError as error:
-        raise UserError('the export needs onnx: pip install "smoothadv[onnx]" or onnx') from error
+    onnx = optional_module("onnx", 'the export needs onnx: pip install "smoothadv[onnx]" or onnx')
     refuse_to_replace(outfile, "ONNX model of smoothadv", _START)
     content = read_checkpoint(checkpoint)
     if missing := [name for name in (INTEGER, "image_shape", "classes") if name not in content]:

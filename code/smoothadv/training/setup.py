@@ -62,8 +62,7 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     SIGTERM.
     """
     processes = join_processes()
-    local_rank = processes.local_rank if processes.size > 1 else None
-    device = device_of_process(spec.device or default_device(), local_rank)
+    device = device_of_process(spec.device or default_device(), processes.local_rank)
     for_gpus = {
         "--sync-bn": spec.execution.synchronized_norm,
         "--cuda-graph": spec.execution.cuda_graph,

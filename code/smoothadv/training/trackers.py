@@ -4,7 +4,6 @@ A plug-in registers a further one in ``TRACKERS``. Nothing leaves this machine u
 environment variables say so.
 """
 
-import importlib
 import math
 import os
 import secrets
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import optional_module
 from smoothadv.base.files import read_json, write_json
 from smoothadv.base.registry import Registry
 
@@ -36,12 +35,10 @@ class Tracker(ABC):
     def check(cls, name: str) -> None:
         """UserError where its package is not installed."""
         module, package = cls.NEEDS
-        try:
-            importlib.import_module(module or __name__)
-        except ImportError as error:
-            raise UserError(
-                f"--track {name} needs the package {package}: pip install {package}"
-            ) from error
+        optional_module(
+            module or __name__,
+            f"--track {name} needs the package {package}: pip install {package}",
+        )
 
     @abstractmethod
     def __init__(self, folder: Path, settings: Mapping[str, Any], is_resumed: bool) -> None: ...

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError, first_line, optional_module
 from smoothadv.base.settings import SettingError, non_negative_int, setting
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
 from smoothadv.sweep.job_execution import execute, stage_environment
@@ -67,12 +67,7 @@ class Ray(Engine):
         if address is None and "RAY_AUTH_MODE" not in os.environ:
             # Else Ray writes a secret into the user's home.
             os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-        try:
-            import ray
-        except ImportError as error:
-            raise UserError(
-                '--engine ray needs Ray: pip install "smoothadv[ray]" or ray'
-            ) from error
+        ray = optional_module("ray", '--engine ray needs Ray: pip install "smoothadv[ray]" or ray')
         if address is not None and not _answers(address):
             raise UserError(
                 f"--address {address}: no Ray head answers there; start one with `ray start "

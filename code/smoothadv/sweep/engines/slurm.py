@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, optional_module
 from smoothadv.base.settings import SettingError, positive_int, setting
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
 from smoothadv.sweep.job_execution import execute, stage_environment
@@ -77,12 +77,9 @@ class Slurm(Engine):
                     f"there is no {command} here: --engine slurm is for a machine that submits to "
                     "Slurm"
                 )
-        try:
-            import submitit
-        except ImportError as error:
-            raise UserError(
-                '--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit'
-            ) from error
+        submitit = optional_module(
+            "submitit", '--engine slurm needs submitit: pip install "smoothadv[slurm]" or submitit'
+        )
         before = {job.key: job.record.read() for job in jobs}
         executor = submitit.SlurmExecutor(folder=context.folder / "slurm", max_num_timeout=_ALWAYS)
         executor.update_parameters(**self._parameters(jobs, context))
