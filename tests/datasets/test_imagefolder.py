@@ -152,6 +152,8 @@ def test_classes_may_be_called_like_splits(tmp_path):
         (["-1", "a", "b2", "b10"], "label 2 is 'b10', not 'b2'"),
         (["0", "1", "9"], ""),
         (["01", "02", "10"], ""),
+        (["0.25", "0.5"], ""),
+        (["10.5", "2.5"], "label 0 is '10.5', not '2.5'"),
         (["n01440764", "n02119789"], ""),
         (["only"], "one class, called 'only', so every classifier is right"),
     ],

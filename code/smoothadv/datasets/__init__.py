@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -80,8 +81,9 @@ class DatasetDescription:
                 f"'{self.name}' has one class, called '{''.join(names)}', so every classifier is "
                 "right: give images of two classes or more, in image folders a folder for each"
             )
-        # "2" comes before "10" where both are padded.
-        numbered = sorted(names, key=lambda name: re.sub("[0-9]+", lambda n: n[0].zfill(99), name))
+        # "2" comes before "10" where all numbers have equally many digits before the point.
+        padded = partial(re.sub, r"(?<![0-9.])[0-9]+", lambda found: found[0].zfill(99))
+        numbered = sorted(names, key=padded)
         if names == numbered or names != sorted(names):
             return []
         label = next(label for label, name in enumerate(numbered) if name != names[label])
