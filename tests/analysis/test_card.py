@@ -119,6 +119,9 @@ def test_honest_log_has_a_card_which_is_its_own_and_no_other_s(honest, workplace
     succeed("analyze", "board", "a.json", "-o", "board.csv")
     columns = Path("board.csv").read_text().partition("\n")[0].split(",")
     assert [*smoothadv.board("a.json")] == columns and len(smoothadv.board(["a.json"])) == 1
+    for given in (content, [content]):
+        with pytest.raises(UserError, match="^cards: give files, as analyze card -o FILE writes"):
+            smoothadv.board(given)
     succeed("analyze", "card", honest, "-o", "cards")
     assert [*Path("cards").iterdir()] == [
         Path(f"cards/Gaussian_digits_0.25_{file_digest(honest)[:8]}.json")

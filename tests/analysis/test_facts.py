@@ -107,6 +107,14 @@ OBJECTIVES = {
     "smoothmix/data/certify/cifar10/mine/noise_0.5": (None, None),
     "cifar10/ours/noise_0.5.tsv": (None, None),
     "cifar10/mine/resnet110/noise_0.25/test/sigma_0.25": (None, None),
+    f"own/ours/{CIFAR}": (None, None),
+    f"own/trades/{CIFAR}": (None, None),
+    f"data/certify/cifar10/replication/{CIFAR}": ("Gaussian", None),
+    CIFAR: ("Gaussian", None),
+    f"/home/cohen/trades/{CIFAR}": (None, None),
+    "/home/cohen/logs/mine.tsv": (None, None),
+    "/home/salman/results/x": (None, None),
+    "/mnt/home/salman/logs/macer/x": ("Macer", None),
 }
 
 

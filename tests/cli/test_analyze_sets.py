@@ -135,7 +135,7 @@ def test_two_sided_log_that_lost_its_manifest_is_known_by_its_column():
     [
         (
             ["table", "--confidence", 0.9, "--bands", "wide"],
-            "'wide' is not known; known: bootstrap, dkw",
+            "'wide' is not known; known: exact, bootstrap, dkw",
         ),
         (["table", "--bands", "dkw"], "--bands dkw needs --confidence LEVEL"),
         (

@@ -21,6 +21,7 @@ from smoothadv.statistics.accuracy import (
     clopper_pearson_band,
     default_radii,
     dkw_band,
+    exact_interval,
 )
 
 # Correct at 0.5 and 0.25, an abstention, wrong at 0.8, correct at 1.
@@ -102,10 +103,10 @@ def test_bands_are_those_of_their_formulas():
     half = math.sqrt(math.log(40) / 400)
     assert low == pytest.approx([0.5 - half, 0, 1 - half, 0])
     assert high == pytest.approx([0.5 + half, 0.02 + half, 1, half])
-    ends = zip(*clopper_pearson_band(shares, 200, 0.95))
-    for share, (low_, high_) in zip(shares, ends):
-        exact = stats.binomtest(round(200 * share), 200).proportion_ci(1 - 0.05 / 4, method="exact")
-        assert (low_, high_) == pytest.approx((exact.low, exact.high), abs=1e-9)
+    for band, error in ((clopper_pearson_band, 0.05 / 4), (exact_interval, 0.05)):
+        for share, ends in zip(shares, zip(*band(shares, 200, 0.95))):
+            exact = stats.binomtest(round(200 * share), 200).proportion_ci(1 - error, "exact")
+            assert ends == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
 @given(tables, st.lists(radii, min_size=1, max_size=5))

@@ -196,6 +196,7 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
             name = f"{denoiser.get('arch')} {str(denoiser.get('sha256'))[:6]}"
             enter({"denoiser": name}, "manifest")
         return facts
+    path = Path(_HOME.sub("", path.as_posix()))  # the name of a user is none of a method
     enter({"dataset": _corrupted_dataset(path)}, "path")
     # From the file upwards: the innermost folder that states a value is the closest to the log.
     for part in reversed(path.parts):
@@ -340,6 +341,12 @@ _CORRUPTIONS = frozenset(
     "pixelate rotate saturate scale shear shot_noise snow spatter speckle_noise stripe translate "
     "zigzag zoom_blur".split()
 )
+_HOME = re.compile(r"^(?:[a-z]:)?/(?:.*?/)?(?:home|users)/[^/]+/", re.IGNORECASE)
+# The folders that hold logs in the layout of Cohen et al., which names no objective; the last two
+# tell what Gaussian training was added to.
+_COHENS = re.compile(
+    "certify|cohen|data_cohen|replication|finetune_cifar_from_imagenet.*|self_training.*"
+)
 _ATTACK_PART = re.compile(r"(?:PGD|DDN)_\d.*|num_\d+|base|N_?\d+.*|predictions")
 
 
@@ -390,8 +397,10 @@ def _training_facts(path: Path, facts: Facts) -> dict[str, Value]:
     if is_vanilla or None not in (attack, noise):
         objective = objective if objective not in (None, "Gaussian") else "SmoothAdv"
     elif facts.values.keys() >= {"dataset", "arch", "noise", "split"}:
-        # Cohen et al.: cifar10/resnet110/noise_0.25/test/sigma_0.25, and nothing between these.
-        is_cohens = unread_folders(Path(*path.parts[-5:])) == facts.get("split")
+        # Cohen et al.: cifar10/resnet110/noise_0.25/test/sigma_0.25, and nothing between these. A
+        # folder of another name above them may be that of any method.
+        is_below = all(map(_COHENS.fullmatch, path.parts[-6:-5]))
+        is_cohens = is_below and unread_folders(Path(*path.parts[-5:])) == facts.get("split")
         objective = objective or ("Gaussian" if is_cohens else None)
     if objective is None:
         return {}

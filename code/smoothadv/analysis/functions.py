@@ -147,7 +147,11 @@ def board(*cards: Any, **keywords: Any) -> Any:
 
     Returns a DataFrame with a row per card. UserError where there are no cards.
     """
-    return _frame(BoardSpec(cards=_paths(cards), **keywords).table())
+    try:
+        paths = _paths(cards)
+    except UserError:
+        raise UserError("cards: give files, as analyze card -o FILE writes them") from None
+    return _frame(BoardSpec(cards=paths, **keywords).table())
 
 
 @cache

@@ -230,11 +230,11 @@ class Bands:
         help="LEVEL of bands over the choice of the images, like 0.95 (default: no bands)",
     )
     bands: str = setting(
-        "bootstrap",
+        "exact",
         parse=one_of(BANDS),
-        help="bootstrap: for one radius at a time; dkw: for all radii at once (Dvoretzky, Kiefer "
-        "and Wolfowitz, with Massart's constant); clopper-pearson: for all of --radii at once "
-        "(union bound)",
+        help="exact (Clopper and Pearson) or bootstrap (no width at 0 and 100 %): for one radius "
+        "at a time; dkw: for all radii at once (Dvoretzky, Kiefer and Wolfowitz, with Massart's "
+        "constant); clopper-pearson: exact, for all of --radii at once (union bound)",
     )
 
     def __post_init__(self) -> None:
@@ -245,7 +245,7 @@ class Bands:
                 "--confidence and --high-probability are of different kinds of chance: give one of "
                 "them": is_lowered and not has_no_band,
                 f"--bands {self.bands} needs --confidence LEVEL, like 0.95": (
-                    has_no_band and self.bands != "bootstrap"
+                    has_no_band and self.bands != "exact"
                 ),
                 "--bands clopper-pearson needs --radii, chosen in advance; dkw is for all radii": (
                     self.bands == "clopper-pearson" and not getattr(self, "radii", None)

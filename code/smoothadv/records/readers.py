@@ -8,6 +8,7 @@ tables would guess at what is damaged. Blanks, quotes and capitals are harmless,
 and an abstention may have no radius or a negative one.
 """
 
+import csv
 import math
 import re
 import zipfile
@@ -343,11 +344,15 @@ def _header(path: Path) -> list[str]:
 
 
 def _fields(line: str, header: str) -> list[str]:
-    """The fields of a line without the blanks and the quotes around them; what separates them is
-    what separates the names in the ``header``.
+    """The fields of a line without the blanks and the quotes around them; what separates them,
+    outside of quotes, is what separates the names in the ``header``.
     """
     separator = next((one for one in "\t,;" if one in header), None)
-    return [re.sub('^"(.*)"$', r"\1", field.strip(" ")) for field in line.split(separator)] or [""]
+    fields = line.split(separator)
+    # No field beyond the limit of csv is one of a log.
+    if separator and '"' in line and len(line) < csv.field_size_limit():
+        fields = next(csv.reader([line], delimiter=separator, skipinitialspace=True))
+    return [re.sub('^"(.*)"$', r"\1", field.strip(" ")) for field in fields] or [""]
 
 
 def _squeezed(column: str) -> str:

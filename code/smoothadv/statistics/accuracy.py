@@ -73,6 +73,26 @@ def bootstrap_interval(
     return lower, upper
 
 
+def exact_interval(
+    accuracies: np.ndarray, examples: int, confidence: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Intervals of Clopper and Pearson (1934) around shares measured on ``examples``: lower and
+    upper ends.
+
+    As ``bootstrap_interval``, for one radius at a time. Formal guarantee: if the images are drawn
+    independently from a population, then the interval at a radius chosen in advance leaves out its
+    accuracy with probability at most 1 - ``confidence``; also where none or all of the examples
+    count.
+    """
+    check(accuracies=accuracies, examples=examples, confidence=confidence)
+    ends = [
+        binomial_interval(round(share * examples), examples, confidence)
+        for share in accuracies.tolist()
+    ]
+    low, high = np.array(ends).T
+    return low, high
+
+
 def dkw_band(
     accuracies: np.ndarray, examples: int, confidence: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -97,16 +117,17 @@ def clopper_pearson_band(
     By the union bound: exact intervals, each missed with probability at most (1 - confidence) /
     their number.
     """
-    check(accuracies=accuracies, examples=examples, confidence=confidence)
+    check(confidence=confidence)
     each = 1 - (1 - confidence) / len(accuracies)
-    ends = [
-        binomial_interval(round(share * examples), examples, each) for share in accuracies.tolist()
-    ]
-    low, high = np.array(ends).T
-    return low, high
+    return exact_interval(accuracies, examples, each)
 
 
-BANDS = {"bootstrap": bootstrap_interval, "dkw": dkw_band, "clopper-pearson": clopper_pearson_band}
+BANDS = {
+    "exact": exact_interval,
+    "bootstrap": bootstrap_interval,
+    "dkw": dkw_band,
+    "clopper-pearson": clopper_pearson_band,
+}
 
 
 def default_radii(tables: Iterable[DataFrame], most: int = _MOST_COLUMNS) -> list[float]:
