@@ -283,6 +283,8 @@ def test_choices_that_make_no_sense_are_refused(options, message):
         smoothadv.certify(network(), IMAGES, LABELS, **{**QUICK, **options})
     with pytest.raises(TypeError, match="certify\\(\\) got an unexpected keyword argument 'sgma'"):
         smoothadv.certify(network(), IMAGES, LABELS, **QUICK, sgma=1)
+    with pytest.raises(TypeError, match='one of the method, settings={"top_k": ...}'):
+        smoothadv.certify(network(), IMAGES, LABELS, **QUICK, top_k=3)
 
 
 @pytest.mark.parametrize(

@@ -442,12 +442,13 @@ class Wrapped(nn.Module):
 def test_a_module_that_returns_an_object_is_trained_and_continued(tmp_path):
     objective = SmoothAdv(attack=PGD(0.5, 2), noise_sd=0.25, num_noise_vec=2, warmup=0)
 
-    def trained(folder: str, *epochs: int, kind=Wrapped) -> Wrapped:
+    def trained(folder: str, *epochs: int, kind=Wrapped, **further: str) -> Wrapped:
         for number in epochs:
             options = {
                 **TRAINING,
                 "objective": objective,
                 "schedule": {"epochs": number, "batch": 3},
+                **further,
             }
             result = smoothadv.train(
                 model := kind(), IMAGES, LABELS, outdir=tmp_path / folder, **options
@@ -470,6 +471,8 @@ def test_a_module_that_returns_an_object_is_trained_and_continued(tmp_path):
     assert len(log) == 3 and log[0].startswith("epoch\t")
     with pytest.raises(UserError, match="cannot resume: the checkpoint is of another module"):
         trained("at once", 3, kind=_RenamedWrapped)
+    with pytest.raises(UserError, match='add existing="resume" to .*, existing="overwrite" to'):
+        trained("at once", 3, existing="refuse")
 
 
 class _RenamedWrapped(Wrapped):

@@ -33,6 +33,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ensembles")
     for name, seed in (("a", 1), ("b", 2), ("a+b", 3), ("twin", 1)):
         save(folder / name, seed)
+    (folder / "link").symlink_to("a")
     save(folder / "unrecorded", 4, input_layer=None, mean=None, std=None)
     save(folder / "letters", 5, classes=list("abcdefghij"))
     save(folder / "large", 6, image_shape=[3, 32, 32])
@@ -50,7 +51,7 @@ def _in_folder(folder, monkeypatch):
         ("a", ["a"]),
         ("a+b", ["a+b"]),
         ("b+a", ["b", "a"]),
-        ("b+a+b", ["b", "a", "b"]),
+        ("b+a+twin", ["b", "a", "twin"]),
         ("twin+a+nothing", ["twin", "a", "nothing"]),
         ("nothing+a", ["nothing", "a"]),
         ("nothing+none", ["nothing+none"]),
@@ -112,6 +113,9 @@ def test_an_input_layer_that_contradicts_every_record_is_refused(name):
         ),
         ("a+unrecorded", "checkpoint unrecorded does not record its input layer"),
         ("a+x.toml", "ensemble a+x.toml: x.toml is an ensemble too: name its checkpoints"),
+        ("b+a+./b", "ensemble b+a+./b: b is there twice: name each checkpoint once"),
+        ("hf-hub:o/n+hf-hub:o/n", "hf-hub:o/n is there twice"),
+        ("members = ['a', 'link']", "link is there twice: name each checkpoint once"),
         ("missing.toml", "ensemble missing.toml is no TOML file: No such file or directory"),
         ("members = [", "is no TOML file: "),
         ("member = 'a'", "members is None, expected a list of two or more paths of checkpoints"),

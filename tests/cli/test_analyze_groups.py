@@ -101,7 +101,7 @@ FAILURES = [
     (["plot_empirical", "cohen", "-o", "x"], "needs prediction logs"),
     (["plot_training", "trained", "-o", "x", "--where", "sigma=0.5"], "sigma=0.5"),
     (["plot", "cohen", "-o", "x", "--title", r"$\nonsense$"], "title"),
-    (["summary", "cohen", "-o", "ours"], "ours: Is a directory"),
+    (["summary", "cohen", "-o", "ours"], "ours is a folder: name the file to write"),
 ]
 
 

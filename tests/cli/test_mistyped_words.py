@@ -42,6 +42,7 @@ def test_every_command_prints_the_version(words, capsys):
     [
         ("/usr/bin/smoothadv", "smoothadv certify merge"),
         ("/clone/code/certify.py", "python code/certify.py merge"),
+        ("/clone/code/train.py", "python code/certify.py merge"),
         ("/lib/smoothadv/__main__.py", "smoothadv certify merge"),
     ],
 )

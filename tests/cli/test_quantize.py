@@ -209,6 +209,8 @@ def test_refusals_are_one_line(checkpoint, integers, workplace, capsys, monkeypa
 
     assert refused(quantize(integers), integers, "of integers already")
     assert refused(quantize(f"{checkpoint}+{integers}"), "ensemble")
+    folder = call(capsys, "quantize", "digits", checkpoint, 0.25, workplace)
+    assert refused(folder, f"{workplace} is a folder: name the file to write")
     with monkeypatch.context() as patch:
         patch.setattr(InMemoryImages, "__len__", lambda images: 1)
         assert refused(quantize(checkpoint), "one training image")

@@ -20,7 +20,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from smoothadv.base.errors import UserError
 from smoothadv.evaluation.shards import Shard, gather, is_merged, merge
 from smoothadv.records import writer
-from smoothadv.records.logs import examples_path, manifest_path, shard_folder, shards_of, spool_path
+from smoothadv.records.logs import (
+    CERTIFICATION_COLUMNS,
+    examples_path,
+    manifest_path,
+    shard_folder,
+    shards_of,
+    spool_path,
+)
 from smoothadv.records.readers import read_examples
 from smoothadv.records.writer import finish_images
 from support import refusals
@@ -249,6 +256,13 @@ def test_no_other_archive_is_removed(tmp_path):
     for existing in ("resume", "overwrite"):
         write_rows(tmp_path / "log.tsv", ROWS, existing, **plain)
     assert (tmp_path / "log.npz").read_bytes() == b"mine"
+
+
+def test_log_of_another_kind_is_named_as_such(log):
+    message = refusal(log, columns=CERTIFICATION_COLUMNS, settings={"sigma": 1})
+    assert message == f"{log} is a prediction log: name another file"
+    log.write_text("\t".join(CERTIFICATION_COLUMNS) + "\n")
+    assert "is a certification log: name another file" in refusal(log)
 
 
 def test_existing_log_is_refused_with_the_two_ways_on(log):

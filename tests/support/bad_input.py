@@ -389,6 +389,8 @@ MISTYPED = [
     ([*CERTIFY, "--alfa=0.01"], ["unknown option --alfa (did you mean --alpha?)"]),
     (["certify", "--skp", "20", *CERTIFY[1:]], ["unknown option --skp (did you mean --skip?)"]),
     ([*CERTIFY, "--qwxz"], ["unknown option --qwxz"]),
+    ([*CERTIFY, "--epsilon", "1"], ["unknown option --epsilon; --plugin FILE adds"]),
+    ([*CERTIFY, "--noise", "1"], ["unknown option --noise; --plugin FILE adds"]),
     ([*CERTIFY, "--n", "9"], ["unknown option --n (did you mean --N?)"]),
     ([*CERTIFY, "--sigma", "1"], ["unknown option --sigma: SIGMA is written without a flag"]),
     ([*TRAIN, "--sigma", "1"], ["unknown option --sigma (did you mean --noise?)"]),

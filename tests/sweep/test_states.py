@@ -183,6 +183,7 @@ CONFLICTS = {
     "seed": (None, {"seed": 1}, {}, [str(MODEL), "seed was 0, now 1"]),
     "input layer": (None, {"input-layer": "center"}, {}, [str(MODEL), "input_layer"]),
     "fewer epochs": (None, {"epochs": 1}, {}, [str(MODEL), "epochs"]),
+    "more epochs": (None, {"epochs": 3}, {}, [str(LOG), "of 2 epochs in", "to 3 would replace"]),
     "retrained with another seed": (other_seed, {}, {}, [str(MODEL), "seed was 1, now 0"]),
     "another checkpoint": (other_model, {}, {}, [str(LOG), str(MODEL / "checkpoint.pth.tar")]),
 }
@@ -201,6 +202,7 @@ def test_files_of_other_settings_are_neither_done_nor_replaced(done, capsys, wha
     for action, output in (("run", "nothing to do"), ("retry", "failed")):
         outcome = call(capsys, "sweep", action, "grid.toml", "--device", "cpu")
         assert outcome.code == 1 and output in outcome.out and words[-1] in outcome.err
+        assert "give the grid other" in outcome.err and "sweep retry" not in outcome.err
         assert artefacts() == before
     assert not job.record.log.exists(), "no command was started for nothing"
 

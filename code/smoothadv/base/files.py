@@ -105,9 +105,11 @@ def refuse_to_replace(path: Path, what: str, *starts: bytes) -> None:
     must destroy nothing.
 
     A file is ``what``, like "table", if it begins with one of ``starts``, in small or capital
-    letters. Links are followed; a device or a pipe is refused before it is opened.
+    letters. Links are followed; a folder, a device or a pipe is refused.
     """
-    if not path.exists() or path.is_dir():  # write_atomically refuses folders
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name the file to write")
+    if not path.exists():
         return
     if not path.is_file():
         raise UserError(

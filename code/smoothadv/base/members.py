@@ -88,8 +88,8 @@ def members_of(name: str | Path) -> Members:
     """The checkpoints that a name stands for, not yet read; a file whose name contains '+' is one
     checkpoint, and no member of an ensemble that is named by plus signs.
 
-    UserError unless an ensemble has two or more members and none is an ensemble, or if its TOML
-    file cannot be read or holds something else.
+    UserError unless an ensemble has two or more members, each once, and none is an ensemble, or if
+    its TOML file cannot be read or holds something else.
     """
     path = Path(name)
     pieces = str(path).split("+")
@@ -100,9 +100,14 @@ def members_of(name: str | Path) -> Members:
         ensemble = _described(path)
     else:
         return Members(path, (path,))
+    places = set[str]()
     for member in ensemble.paths:
         if member.suffix == _SUFFIX:
             raise UserError(f"ensemble {path}: {member} is an ensemble too: name its checkpoints")
+        place = os.path.realpath(member) if member.exists() else str(member)
+        if place in places:
+            raise UserError(f"ensemble {path}: {member} is there twice: name each checkpoint once")
+        places.add(place)
     return ensemble
 
 

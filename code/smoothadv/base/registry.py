@@ -18,8 +18,10 @@ class UnknownNameError(UserError, KeyError):
 
 
 def did_you_mean(name: str, known: Iterable[str], shown: str = "'{}'") -> str:
-    """A hint like " (did you mean 'PGD'?)" if ``name`` resembles a known one; else ""."""
-    names = {one.lower(): one for one in known}
+    """A hint like " (did you mean 'PGD'?)" if ``name`` resembles a known one with the same first
+    letter; else "".
+    """
+    names = {one.lower(): one for one in known if one[:1].lower() == name[:1].lower()}
     close = difflib.get_close_matches(name.lower(), names, n=1)
     return f" (did you mean {shown.format(names[close[0]])}?)" if close else ""
 

@@ -425,7 +425,6 @@ def takes(*specs: type) -> Callable[[Function], Function]:
         )
         for one in settings
     ]
-    keywords = {flag: words for one in settings for flag, words in _as_keywords(one).items()}
 
     def hint(own: Iterable[str], name: str = "") -> str:
         """The keyword that is probably meant by another one, as a question."""
@@ -436,17 +435,22 @@ def takes(*specs: type) -> Callable[[Function], Function]:
         if meant not in known:
             near = difflib.get_close_matches(name, known, 1, 0.65)
             meant = known[near[0]] if near else ""
+        if not meant and name and "settings" in fields:
+            return f': is it one of the method, settings={{"{name}": ...}}?'
         return f": do you mean {meant}=?" if meant else ""
-
-    def in_python(text: str) -> str:
-        return _FLAG.sub(lambda flag: keywords.get(flag[0], flag[0]), text)
-
-    lines = [f"- ``{one.field}``: {in_python(one.description)}" for one in settings]
-    listed = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
 
     def decorate(function: Function) -> Function:
         own = inspect.signature(function)
         fixed = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        every = [one for spec in specs for one in settings_of(spec)]
+        named = [one for one in every if one.keyword or one.field in fixed]
+        keywords = {flag: words for one in named for flag, words in _as_keywords(one).items()}
+
+        def in_python(text: str) -> str:
+            return _FLAG.sub(lambda flag: keywords.get(flag[0], flag[0]), text)
+
+        lines = [f"- ``{one.field}``: {in_python(one.description)}" for one in settings]
+        listed = "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
         signature = own.replace(parameters=[*fixed.values(), *parameters])
 
         @functools.wraps(function)

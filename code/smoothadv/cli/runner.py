@@ -281,11 +281,12 @@ def reading(source: str) -> Iterator[None]:
 
 
 def invocation(command: str) -> str:
-    """How the user starts ``command``: with a script of the clone, if this process runs one, else
-    as ``smoothadv``.
+    """How the user starts ``command``: with its script of the clone, if this process runs a script,
+    else as ``smoothadv``.
     """
     name, space, subcommand = command.partition(" ")
-    is_script = Path(sys.argv[0]).name == f"{name}.py"
+    started = Path(sys.argv[0])
+    is_script = started.suffix == ".py" and started.name != "__main__.py"
     return f"python code/{name}.py{space}{subcommand}" if is_script else f"smoothadv {command}"
 
 

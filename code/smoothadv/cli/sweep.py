@@ -364,8 +364,13 @@ def _conclude(jobs: Sequence[JobAndState], asked: _RunOptions, is_detached: bool
     advice = f"see {command} status {words}"
     if kinds.keys() & {WAITING, STOPPED, BLOCKED}:
         advice += f"; {command} run {words} continues"
-    if FAILED in kinds:
+    failed = [job for job, state in jobs if state.kind == FAILED]
+    conflicts = [job for job in failed if any(stage.progress().conflict for stage in job.stages)]
+    if len(failed) > len(conflicts):
         advice += f"; {command} retry {words} runs the failed ones again"
+    if conflicts:
+        advice += "; where a model or log is in conflict, give the grid other models and logs, or "
+        advice += "remove that one"
     not_done = len(jobs) - kinds[DONE]
     raise UserError(f"{not_done} of {len(jobs)} jobs are not done: {advice}")
 

@@ -1,17 +1,15 @@
 """train: a base classifier under Gaussian noise, or with any other registered objective."""
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
 from smoothadv.base.members import STAGES
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
-from smoothadv.cli.runner import Options, Parser, run
+from smoothadv.cli.runner import Options, Parser, invocation, run
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT
 from smoothadv.training.setup import train
 from smoothadv.training.spec import TrainSpec
@@ -57,8 +55,7 @@ def _train(parser: Parser, options: Options, command: Sequence[str]) -> None:
 def _certify_command(spec: TrainSpec) -> str:
     """The command line that certifies the trained model with the sigma of its training."""
     sigma, made = str(spec.objective.noise_sd or 0.25), str(spec.outdir / CHECKPOINT)
-    is_clone = Path(sys.argv[0]).suffix == ".py"
-    words = ["python", "code/certify.py"] if is_clone else ["smoothadv", "certify"]
+    words = invocation("certify").split()
     classifier, denoiser = made, []
     if spec.objective.DENOISES:
         classifier, denoiser = str(spec.teacher or "CLASSIFIER"), ["--denoiser", made]

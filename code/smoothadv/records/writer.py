@@ -36,7 +36,7 @@ from smoothadv.records.logs import (
     spool_path,
     warn_of_other_logits,
 )
-from smoothadv.records.readers import read_examples, read_prediction_log
+from smoothadv.records.readers import kind_of_log, read_examples, read_prediction_log
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +133,9 @@ def read_begun(
     except UserError as error:
         refuse_to_replace(path, *LOG)
         raise UserError(f"cannot resume {path}: {error}; --overwrite starts anew") from error
-    before = manifest["settings"]
+    before, kind = manifest["settings"], kind_of_log(path)
+    if kind and (kind == "certification") == ("basePredict" in columns):
+        raise UserError(f"{path} is a {kind} log: name another file")
     if difference := differing_settings(before, settings):
         is_other = any(before.get(name) != settings.get(name) for name in MODEL)
         what = "another model" if is_other else "other settings"

@@ -229,7 +229,7 @@ class _Planner:
             tuple(words),
             self.commands.evaluation(words, archs, table.source),
             job.classifier,
-            () if job.training else job.trainings,
+            job.trainings,
         )
 
 

@@ -62,6 +62,16 @@ class TrainingStage:
         """The files that must exist before it can start; other jobs or people make them."""
         return (*self.expected.digests.values(), *self.expected.files)
 
+    @property
+    def trained_epochs(self) -> int:
+        """The epochs that the last run of this training was to reach; all that are expected where
+        no record says so.
+        """
+        try:
+            return int(read_json(self.folder / records.ARGUMENTS)["runs"][-1]["epochs"])
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            return self.expected.epochs
+
     def progress(self) -> StageProgress:
         epochs = self.expected.epochs
         nothing = StageProgress(0, epochs, "epochs")
@@ -91,14 +101,19 @@ class EvaluationStage:
     """Evaluates the model of a job, as ``expected`` of the command with these ``words``, which
     follow "smoothadv".
 
-    ``classifier`` is the model's file, or that of an ensemble, whose ``members`` are trained by
-    other jobs.
+    ``classifier`` is the model's file, or that of an ensemble, whose members are trained by other
+    jobs; ``trainings`` make the model, or the members.
     """
 
     words: tuple[str, ...]
     expected: EvaluationExpectation
     classifier: Members
-    members: tuple[TrainingStage, ...] = ()
+    trainings: tuple[TrainingStage, ...] = ()
+
+    @property
+    def members(self) -> tuple[TrainingStage, ...]:
+        """The trainings of the members of an ensemble; none of a single model."""
+        return self.trainings if self.classifier.mean else ()
 
     @property
     def logs(self) -> tuple[Path, ...]:
@@ -155,7 +170,7 @@ class EvaluationStage:
         self, log: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any]
     ) -> None:
         """UserError if a log was made with other settings than these, or of other weights than are
-        there now.
+        there now, or will be there after more epochs.
         """
         if difference := _difference(recorded, settings):
             raise UserError(f"{log} was made with other settings: {difference}")
@@ -170,6 +185,13 @@ class EvaluationStage:
         now = digest(Path(denoiser)) if denoiser and Path(denoiser).is_file() else before
         if now != before or (before is None) != (denoiser is None):
             raise UserError(f"{log} was made with another denoiser than {denoiser or 'none'}")
+        for training in self.trainings:
+            if training.trained_epochs < training.expected.epochs:
+                raise UserError(
+                    f"{log} is of the model of {training.trained_epochs} epochs in "
+                    f"{training.folder}, which a training to {training.expected.epochs} would "
+                    "replace"
+                )
 
 
 Stage = TrainingStage | EvaluationStage
