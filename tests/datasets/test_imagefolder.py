@@ -52,6 +52,8 @@ def test_images_and_labels_follow_sorted_classes_and_file_names(tmp_path, channe
     pixels = make_folder(tmp_path, channels)
     for other in ("train", "test"):  # what is hidden, or no image, is left out
         (tmp_path / other / ".ipynb_checkpoints").mkdir()
+        (tmp_path / other / "__MACOSX").mkdir()
+        (tmp_path / other / "__MACOSX" / "._0.png").write_bytes(b"of a Mac")
         (tmp_path / other / "README.txt").write_text("not a class")
         (tmp_path / other / "ant" / "Thumbs.db").write_text("not an image")
     dataset = get_dataset(f"imagefolder:{tmp_path}", split)
@@ -138,6 +140,27 @@ def test_folders_that_are_no_classes_are_named(tmp_path, folders, words):
     for folder in folders:
         save_image(tmp_path / folder / "0.png", random_image(seed=0))
     assert words.format(tmp_path) in folder_refusal(tmp_path, "test")
+
+
+NO_IMAGES = {
+    "deeper": ("ant/sub/0.png", "ant holds sub, and no images: put"),
+    "another ending": ("bee/0.jfif", "bee holds 0.jfif, and no images"),
+    "annotations": ("annotations/x.json", "annotations holds x.json, and no images"),
+    "hidden": ("dog/._0.png", "dog holds ._0.png, and no images"),
+    "folders alone": ("dog/sub/sub/0.txt", "dog holds sub, and no images"),
+}
+
+
+@pytest.mark.parametrize("size", ["", "@8"])
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("place, words", NO_IMAGES.values(), ids=NO_IMAGES)
+def test_class_without_images_is_named_with_what_it_holds(tmp_path, size, split, place, words):
+    for other in ("train", "test"):
+        make_folder(tmp_path, splits=(other,), classes=sorted({"ant", "bee", "cat"} - {place[:3]}))
+        file = tmp_path / other / place
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"no image is read")
+    refusal(get_dataset, f"imagefolder:{tmp_path}{size}", split, names=words)
 
 
 def test_classes_may_be_called_like_splits(tmp_path):

@@ -167,11 +167,25 @@ class StoredImages:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """The names of the folders in a folder, sorted, but for hidden ones; none if there is none."""
+    """The names of the folders in a folder, sorted, but for hidden ones and those like __MACOSX,
+    which have no images; none if there is none.
+    """
     entries = folder.iterdir() if folder.is_dir() else ()
     return sorted(
-        entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+        entry.name
+        for entry in entries
+        if entry.is_dir() and not entry.name.startswith(".")
+        if not entry.name.startswith("__") or _images(entry)
     )
+
+
+def _images(folder: Path) -> list[Path]:
+    """The images in a folder, sorted by name; hidden files are none."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    ]
 
 
 class ImageFiles(StoredImages):
@@ -182,15 +196,10 @@ class ImageFiles(StoredImages):
 
     @cached_property
     def files(self) -> list[tuple[Path, int]]:
-        """The images of each class, sorted by name; hidden files are none."""
-        files = [
-            (path, label)
-            for label, name in enumerate(self.classes)
-            if (self.folder / name).is_dir()
-            for path in sorted((self.folder / name).iterdir())
-            if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-        ]
-        if not files:
+        """The images of each class, sorted by name; UserError where a class has none."""
+        folders = [self.folder / name for name in self.classes]
+        found = [_images(folder) for folder in folders]
+        if not any(found):
             all_files = self.folder.rglob("*")
             deep = next((path for path in all_files if path.suffix.lower() in SUFFIXES), None)
             raise UserError(
@@ -198,7 +207,14 @@ class ImageFiles(StoredImages):
                 f"in {', '.join(SUFFIXES)}"
                 + (f"; name {deep.parents[1]}, which holds {deep}" if deep else "")
             )
-        return files
+        if not all(found):
+            empty = folders[found.index([])]
+            held = ", ".join(sorted(path.name for path in empty.iterdir())[:3]) or "nothing"
+            raise UserError(
+                f"{empty} holds {held}, and no images: put files that end in "
+                f"{', '.join(SUFFIXES)} into it, not into folders below it, or remove it"
+            )
+        return [(path, label) for label, paths in enumerate(found) for path in paths]
 
     @cached_property
     def labels(self) -> list[int]:  # type: ignore[override]  # cached, it can be written
