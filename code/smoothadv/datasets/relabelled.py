@@ -60,7 +60,8 @@ def matched_classes(
 
     Names are equal but for case and for '_' in place of a space; a part of one like "tench, Tinca
     tinca" is a name, and so are the class's number and, of a network of 1,000 or 1,001 classes,
-    ImageNet's synset. Of a network without ``names`` equally many classes are taken in their order.
+    ImageNet's synset. Of a network without ``names`` equally many classes are taken in their order,
+    but ImageNet's in that of the sorted synsets.
     UserError where a class is none of the network, or one of several.
     """
 
@@ -72,7 +73,9 @@ def matched_classes(
         for name in {plain(part) for full in class_names for part in (full, *full.split(","))}:
             known.setdefault(name, set()).add(number)
     numbers = {str(number): {number} for number in range(count)}
-    if not names and len(folders) == count and numbers.keys().isdisjoint(folders):
+    are_synsets = sorted(folders) == list(SYNSETS)  # imagenet32 has them in another order
+    is_in_order = not names and len(folders) == count and not are_synsets
+    if is_in_order and numbers.keys().isdisjoint(folders):
         return list(range(count))
     first = count - len(SYNSETS)
     if first in (0, 1):  # the networks of TensorFlow begin with a class of background
