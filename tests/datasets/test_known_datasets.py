@@ -317,6 +317,8 @@ OTHER_FOLDERS = {
     "one": ("{:04d}", range(1)),
     "one less": ("{:04d}", range(999)),
     "one more": ("{:04d}", range(1001)),
+    "some twice": ("{}", [*range(1000), *("000", "001")]),
+    "a synset beside numbers": ("{}", [*range(1000), SYNSETS[0]]),
     "words": ("class{}", range(1000)),
     "other synsets": ("n{:08d}", range(1000)),
 }

@@ -156,6 +156,26 @@ def test_hf_dataset_prefers_test_images_and_each_has_a_label(saved, monkeypatch)
     assert "no label" in refusal(get_dataset, saved("test"), "test", names="row 2")
 
 
+@pytest.mark.parametrize("labels", [[-1] * 6, None])
+def test_hf_dataset_whose_test_images_have_no_labels_is_tested_on_others(saved, tmp_path, labels):
+    import datasets
+
+    tables = datasets.load_from_disk(saved("train", "validation").partition(":")[2])
+    tables["test"] = tables["train"].remove_columns("label")
+    if labels:
+        column = tables["test"].add_column("label", labels)
+        tables["test"] = column.cast(tables["train"].features)
+    name = f"hf-dataset:{tmp_path / 'hub'}"
+    tables.save_to_disk(tmp_path / "hub")
+    assert get_dataset(name, "test").labels.tolist() == LABELS.tolist()
+    if labels:
+        tables.pop("validation")
+        tables.save_to_disk(tmp_path / "two")
+        name = f"hf-dataset:{tmp_path / 'two'}"
+        assert get_dataset(name, "train").labels.tolist() == LABELS.tolist()
+        assert "no label" in refusal(get_dataset, name, "test", names="split test, row 0")
+
+
 PIXELS = torch.tensor(COLOURS).permute(0, 3, 1, 2)
 
 

@@ -5,7 +5,7 @@ file of Parquet, or hf-dataset:NAME of the hub; PATH:COLUMN names the column of 
 import io
 import logging
 import os
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,19 @@ class _Rows(StoredImages):
 
     def __init__(self, name: str, images: Any, labels: Any) -> None:
         (self._column,), (column,) = images.column_names, labels.column_names
-        self.name, self._files = f"{name}, row ", images
-        self.classes, self.labels = tuple(labels.features[column].names), list(labels[column])
-        if unknown := [
-            row for row, label in enumerate(self.labels) if label not in range(len(self.classes))
-        ]:
-            raise UserError(
-                f"{name}, row {unknown[0]} has no label of a class: {self.labels[unknown[0]]}; "
-                "take images that have one"
-            )
+        self.name, self._files, self._labels = f"{name}, row ", images, labels[column]
+        self.classes = tuple(labels.features[column].names)
+
+    @cached_property
+    def labels(self) -> list[int]:  # type: ignore[override]  # cached, it can be written
+        """UserError where a row has none, which matters only for a split that is used."""
+        labels = list(self._labels)
+        for row, label in enumerate(labels):
+            if label not in range(len(self.classes)):
+                raise UserError(
+                    f"{self.name}{row} has no label of a class: {label}; take images that have one"
+                )
+        return labels
 
     def file(self, row: int) -> File:
         stored = self._files[row][self._column] or {"bytes": b""}
@@ -59,6 +63,15 @@ def _columns(name: str, table: Any, chosen: str) -> tuple[str, str]:
             "labels one called label, or one ClassLabel, or one named by hf-dataset:PATH:COLUMN"
         )
     return images[0], labels[0]
+
+
+def _has_labels(table: Any, chosen: str) -> bool:
+    """Whether a row has a label: the test images of a competition have none, or -1."""
+    try:
+        _, column = _columns("", table, chosen)
+    except UserError:
+        return False
+    return bool({*table.unique(column)} - {None, -1})
 
 
 def _class_names(values: set[Any]) -> list[str]:
@@ -90,12 +103,11 @@ def _rows(location: str) -> dict[str, StoredImages]:
         else:
             found = (datasets.load_from_disk if is_saved else datasets.load_dataset)(place)
         tables = found if isinstance(found, dict) else {"test": found}
-        names = {
-            split: name
-            for split, known in _SPLITS.items()
-            for name in reversed(known)
-            if name in tables
-        }
+        names = dict[str, str]()
+        for split, known in _SPLITS.items():
+            if there := [name for name in known if name in tables]:
+                labelled = (name for name in there if _has_labels(tables[name], chosen))
+                names[split] = next(labelled, there[0])
         for split, name in names.items():
             about, table = f"hf-dataset:{path}, split {name}", tables[name]
             image, label = _columns(about, table, chosen)

@@ -42,15 +42,16 @@ def _in_order(folder: Path) -> list[str]:
     this order, as those of ImageNetV2 are.
     """
     found = class_folders(folder)
-    numbered = {int(name): name for name in found if name.isdecimal()}
-    if tuple(found) != SYNSETS and sorted(numbered) != [*range(len(SYNSETS))]:
+    order = sorted(found, key=int) if all(map(str.isdecimal, found)) else found
+    places = [name.lstrip("0") or "0" for name in order]
+    if tuple(order) != SYNSETS and places != [str(label) for label in range(len(SYNSETS))]:
         raise UserError(
             f"imagenet folder {folder} holds {len(found)} class folders, {', '.join(found[:3])}, "
             "..., not the 1000 synsets, n01440764, ..., or their places in this order, 0 to 999 (1 "
             "to 1000 are the development kit's, in another order): set IMAGENET_DIR or --data-dir "
             "to the folder that holds train/ and val/ (for other classes use imagefolder:PATH)"
         )
-    return [numbered[label] for label in sorted(numbered)] or found
+    return order
 
 
 def _load(split: str, location: str, data_dir: Path | None) -> ImageDataset:
