@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, SubsetRandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import smoothadv
@@ -111,7 +111,7 @@ def test_images_and_labels_of_any_kind_are_the_same(kind, expected):
     [
         lambda image, label: (image, label),
         lambda image, label: {"label": label, "id": 7, "image": image},
-        lambda image, label: {"pixels": image, "file": "7.png", "kind": torch.tensor(label)},
+        lambda image, label: {"pixels": image, "width": 6, "target": torch.tensor(label)},
     ],
 )
 def test_pictures_of_pillow_in_pairs_or_dicts_are_images_of_8_bits(item):
@@ -129,11 +129,13 @@ def test_pictures_of_pillow_in_pairs_or_dicts_are_images_of_8_bits(item):
 @pytest.mark.parametrize(
     "other", [(IMAGES[5, ..., ::-1].copy(), LABELS[5]), (IMAGES[5], 1 - LABELS[5])]
 )
-def test_images_or_labels_that_change_are_refused(function, other, tmp_path):
-    changing, options = Items({}, other), {"sigma": 0.25, "n": 50, "log": tmp_path / "log.tsv"}
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (11, 3)])
+def test_images_or_labels_that_change_are_refused(function, other, before, after, tmp_path):
+    changing = ConcatDataset([*[PAIRS] * before, Items({}, other), *[PAIRS] * after])
+    options, place = {"sigma": 0.25, "n": 50, "log": tmp_path / "log.tsv"}, COUNT * before + 5
     for images, one in (
-        (changing, "image 5 of 'images'"),
-        (DataLoader(changing), "batch 5 of the"),
+        (changing, f"image {place} of 'images'"),
+        (DataLoader(changing), f"batch {place} of the"),
     ):
         with pytest.raises(UserError, match=f"{one}.* is another one each time it is read"):
             function(network(), images, **options, device="cpu")
@@ -258,7 +260,24 @@ REFUSED = {
         None,
         "item 0 of the dataset is a dict of image, label, expected \\(image, label\\), or a dict",
     ),
-    "dict of two labels": (Items({2: {"img": IMAGES[2], "fine": 0, "coarse": 1}}), None, "item 2"),
+    "dict of two labels": (Items({2: {"img": IMAGES[2], "target": 0, "y": 1}}), None, "item 2"),
+    "dict of two labels and no image": (Items({2: {"class": 0, "y": 1}}), None, "item 2"),
+    "dict of a number that is no label": (
+        Items({2: {"image": IMAGES[2], "width": 1, "caption": "a cat"}}),
+        None,
+        "item 2 of the dataset is a dict of image, width, caption, .* one label, called label,",
+    ),
+    "dict of bytes": (
+        Items({0: {"image": b"PNG", "label": 0}}),
+        None,
+        "bytes in 'image': .*cast_column\\('image', datasets.Image\\(\\)\\), or write hf-dataset",
+    ),
+    "dict of a file in memory": (
+        Items({0: {"png": {"bytes": b"PNG", "path": None}, "label": 0}}),
+        None,
+        "bytes in 'png'",
+    ),
+    "table": (pd.DataFrame({"image": [b""], "label": [0]}), LABELS, "a DataFrame: give an array"),
     "dict of splits": ({"test": Items({})}, None, "images are a dict: give its 'test', a"),
     "picture of floats": (
         Items({0: (Image.fromarray(IMAGES[0, 0]), 0)}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, DatasetDescription, Indices, TrainingDefaults
 from smoothadv.datasets.image_files import eight_bit, planes
 from smoothadv.datasets.images import (
-    READ_TWICE,
     augmented,
     draw_augmentation,
     fingerprint_of,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 _DEFAULTS = TrainingDefaults(batch=256, epochs=30, learning_rate=0.1, learning_rate_step=10)
 _MOST_SAMPLED = 256
+_LABELS = ("label", "labels", "target", "targets", "class", "y", "fine_label")
 _UNKNOWN = -1  # the label of an image without one
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
@@ -199,14 +199,23 @@ def _pair(item: Any, index: int) -> tuple[Any, Any]:
     values = item
     if isinstance(item, Mapping):
         images = [one for one in item.values() if np.ndim(one) > 1]
-        numbers = [one for one in item.values() if np.ndim(one) < 2 and not isinstance(one, str)]
-        values = [*images, *([item["label"]] if "label" in item else numbers)]
+        labels = ["label"] if "label" in item else [key for key in _LABELS if key in item]
+        if len(images) == len(labels) == 1:
+            values = images[0], item[labels[0]]
     if isinstance(values, (tuple, list)) and len(values) == 2:
         return values[0], values[1]
-    held = f" of {', '.join(map(str, item))}" if isinstance(item, Mapping) else ""
+    parts = item if isinstance(item, Mapping) else {}
+    for key, part in parts.items():
+        if isinstance(part, bytes) or (isinstance(part, Mapping) and "bytes" in part):
+            raise UserError(
+                f"item {index} of the dataset has bytes in {key!r}: decode the images by the "
+                f"dataset's cast_column({key!r}, datasets.Image()), or write hf-dataset:FILE"
+            )
+    held = f" of {', '.join(map(str, parts))}" if parts else ""
     raise UserError(
         f"item {index} of the dataset is {_brief(item)}{held}, expected (image, label), or a dict "
-        "of one image and one label; an array may be images without labels, for certify and predict"
+        f"of one image and one label, called {', '.join(_LABELS)}; an array may be images without "
+        "labels, for certify and predict"
     )
 
 
@@ -246,7 +255,7 @@ def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Item
                 f"the {len(batches)} batches of the DataLoader cannot be joined: "
                 f"{first_line(error)}"
             ) from error
-        for number, (batch, again) in enumerate(zip(batches, islice(images, READ_TWICE))):
+        for number, (batch, again) in enumerate(zip(batches, images)):
             if not all(map(torch.equal, batch, _pair(again, number))):
                 raise UserError(
                     f"batch {number} of the DataLoader is another one each time it is read, and "
@@ -255,6 +264,10 @@ def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Item
         return arrays
     if isinstance(images, (torch.Tensor, np.ndarray)):
         return Arrays(images, labels, needs_labels)
+    if hasattr(images, "to_numpy"):  # of pandas, or like it
+        raise UserError(
+            f"images are a {type(images).__name__}: give an array, or write hf-dataset:FILE.parquet"
+        )
     is_dataset = hasattr(images, "__getitem__") and hasattr(images, "__len__")
     if is_dataset and not isinstance(images, (list, tuple, dict)):
         if labels is not None:

@@ -16,7 +16,7 @@ from smoothadv.datasets.preparation import Preparation
 from smoothadv.noise import Purpose, derive_generator
 
 Item = tuple[torch.Tensor, int]
-READ_TWICE = 64  # of these, half are mirrored at random: all of them twice alike never happens
+_READ_TWICE = 64  # of these, half are mirrored at random: all of them twice alike never happens
 
 
 def changing_image(images: ImageDataset) -> int | None:
@@ -25,10 +25,8 @@ def changing_image(images: ImageDataset) -> int | None:
     """
     if isinstance(images, (InMemoryImages, StreamedImages)):
         return None
-    tried = [
-        number * max(len(images) // READ_TWICE, 1) % len(images)
-        for number in range(READ_TWICE if len(images) else 0)
-    ]
+    count = _READ_TWICE if len(images) else 0
+    tried = (number * len(images) // count for number in range(count))
     reads = (
         (index, {fingerprint_of(*map(torch.as_tensor, images[index])) for _ in range(2)})
         for index in tried
