@@ -136,7 +136,6 @@ KEYWORDS = {
             "execution": OTHER,
             "tests": OTHER,
             "policy": OTHER,
-            "board": SWITCH,
         },
         **{
             "crop_padding": [*WHOLE, -3],

@@ -156,7 +156,7 @@ SETTINGS = [
         (name, setting, value)
         for name in ("cascade", "router", "sequential-cascade", "sequential-router")
         for setting, value in (
-            *(("sigmas", value) for value in (0.5, "x", (0.5, -1), (0.5, 0), (0.25, 0.1, 0.25))),
+            *(("sigmas", value) for value in ("x", (0.5, -1), (0.5, 0), (0.25, 0.1, 0.25))),
             *(("noise_distances", value) for value in ((0.0,), (0.0, 0.06, 0.0), (0.0,) * 4)),
             *(("alpha_share", value) for value in _LEVEL),
         )
@@ -165,7 +165,7 @@ SETTINGS = [
     *((name, "sigmas", (0.5, 0.5)) for name in ("router", "sequential-router")),
     *(("cascade", "threshold", value) for value in (*_NO_NUMBERS, 0.49, 1.0)),
     *(("top-k", "top_k", value) for value in (*_COUNT, 0)),
-    *((name, "radii", value) for name in ("adaptive", "sequential") for value in (0.5, (-1,), ())),
+    *((name, "radii", value) for name in ("adaptive", "sequential") for value in ((-1,), ())),
 ]
 
 
