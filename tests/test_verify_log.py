@@ -471,10 +471,16 @@ def is_possible(row: dict[str, str], settings: dict[str, Any]) -> bool:
         name = "top-k"
     radius = PROCEDURES[name].radius_from(counts, settings) if int(row["predict"]) >= 0 else 0.0
     fits = 0 <= int(row["label"]) < classes and -1 <= int(row["predict"]) < classes
-    hit = int(row["correct"]) == (row["label"] == row["predict"])
+    hit = int(row["correct"]) == (int(row["label"]) == int(row["predict"]))
     return (
         fits and hit and radius is not None and float(row["radius"]) <= radius * (1 + 1e-6) + 1e-9
     )
+
+
+def is_spelling(column: str, text: str, row: dict[str, str]) -> bool:
+    """Whether the analyses, which read logs of other programs, may take a field for the row's."""
+    is_none = column in ("predict", "radius") and text in ("", "nan", "-0.1", "-1", "inf")
+    return text.strip() == row[column] or (row["predict"] == "-1" and is_none)
 
 
 def readers_that_accept(script: ModuleType, log: Path, capsys) -> list[str]:
@@ -512,6 +518,8 @@ def test_forged_rows_are_refused_or_show_the_same(script, logs, name, tmp_path, 
                 tampered(logs[name], tmp_path / "x.tsv", field(number, column, text)),
                 capsys,
             )
+            if accepting == ["analyses"] and is_spelling(column, text, before):
+                continue
             if accepting:
                 assert column in ARGUED, (column, before, text)
             if accepting and column != "time":
