@@ -92,7 +92,7 @@ def forged(
     target.write_text("".join("\t".join(line) + "\n" for line in [kept, *lines]))
     if manifest:
         content = manifest_of(log)
-        content["settings"] |= {"N": 10**17, **settings}
+        content["settings"] |= {"N": 10**15, **settings}
         target.with_name(target.name + ".manifest.json").write_text(json.dumps(content))
     return target
 

@@ -91,7 +91,7 @@ def test_certificates_are_those_of_the_file_after_a_round_trip(checkpoints, hub,
     assert header["pipeline_tag"] == "image-classification" and header["datasets"] == ["digits"]
     values = json.loads(Path("card.json").read_text())["values"]["certified_accuracy"]["0.25"]
     share, low, high = (f"{100 * value:.1f}" for value in values)
-    assert f"{share} ({low}–{high})" in text and "recomputed by verify_log.py" in text
+    assert f"{share} ({low}–{high})" in text and "all rows recomputed" in text
     assert f"smoothadv certify digits {NAME} 0.25" in text and "SmoothAdv-PGD" in text
 
     # A newer commit is another model; verify takes the one that the log names.

@@ -19,6 +19,8 @@ from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE, GridProcedur
 
 _OTHER_ALPHA = 0.01
 _FEWEST_TO_JUDGE = 20
+_MOST_ON_GRID = 10**8
+"""The most draws of which the boundaries at all looks fit into memory."""
 _TOO_SMALL, _TOO_LARGE = 1e-6, 1e-8
 """Relative: how far a radius may be from the one of its counts, where a quantile is computed, which
 other versions of SciPy round otherwise. Radii of a grid are exact."""
@@ -137,6 +139,8 @@ def _recorded(log: Log, sigma: float) -> Procedure:
     they are impossible.
     """
     settings = {"N0": 1, **log.facts.settings, "N": log.facts.n, "alpha": log.facts.alpha}
+    if log.is_on_grid and settings["N"] > _MOST_ON_GRID:
+        raise UserError(f"{log.path} is left in doubt: its N is above {_MOST_ON_GRID:,}")
     try:
         sigmas = settings.get("sigmas", [sigma])
         settings["sigma"] = max(sigmas)

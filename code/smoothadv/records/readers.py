@@ -349,8 +349,9 @@ def _fields(line: str, header: str) -> list[str]:
     """
     separator = next((one for one in "\t,;" if one in header), None)
     fields = line.split(separator)
-    # No field beyond the limit of csv is one of a log.
-    if separator and '"' in line and len(line) < csv.field_size_limit():
+    # Quotes come in pairs, and no field beyond the limit of csv is one of a log.
+    is_quoted = '"' in line and line.count('"') % 2 == 0
+    if separator and is_quoted and len(line) < csv.field_size_limit():
         fields = next(csv.reader([line], delimiter=separator, skipinitialspace=True))
     return [re.sub('^"(.*)"$', r"\1", field.strip(" ")) for field in fields] or [""]
 
