@@ -479,7 +479,7 @@ def is_possible(row: dict[str, str], settings: dict[str, Any]) -> bool:
 
 def is_spelling(column: str, text: str, row: dict[str, str]) -> bool:
     """Whether the analyses, which read logs of other programs, may take a field for the row's."""
-    is_none = column in ("predict", "radius") and text in ("", "nan", "-0.1", "-1", "inf")
+    is_none = column in ("predict", "radius") and text in ("", "-", "nan", "-0.1", "-1", "inf")
     return text.strip() == row[column] or (row["predict"] == "-1" and is_none)
 
 
