@@ -392,23 +392,7 @@ OF_LEVEL = {
 """What the radii follow from: accepted where the same counts show as much, so that it may have been
 so.
 """
-ODD = [
-    "",
-    "x",
-    "1.5",
-    "nan",
-    "inf",
-    "1e3",
-    "0x1",
-    "True",
-    "\u0663",
-    " 1",
-    "1_0",
-    "--1",
-    "0.0.1",
-    "-",
-    "1\x0b",
-]
+ODD = ["", " 1", "1\x0b", *"x 1.5 nan inf 1e3 0x1 True \u0663 1_0 --1 0.0.1 -".split()]
 WRONG = [
     None,
     True,
