@@ -68,8 +68,8 @@ def test_codemeta_repeats_what_other_files_say(repository):
     said = json.loads((repository / "codemeta.json").read_text())
     setup = (repository / "setup.py").read_text()
     assert said["version"] == __version__
-    assert f'"description": "{said["description"]}"' in setup
-    assert said["license"].endswith(re.search(r'"license": "(\w+)"', setup)[1])
+    assert f'description="{said["description"]}"' in setup
+    assert said["license"].endswith(re.search(r'license="(\w+)"', setup)[1])
     lines = (repository / "requirements.txt").read_text().splitlines()
     listed = [line.partition(";")[0].strip() for line in lines if line and line[0] != "#"]
     assert said["softwareRequirements"] == listed

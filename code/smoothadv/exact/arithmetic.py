@@ -5,7 +5,6 @@ import os
 import torch
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def only_adds(device: str) -> bool:
     """Whether float32 convolutions on a type of device multiply and add numbers as they are, and do
     nothing else.
@@ -25,3 +24,7 @@ def only_adds(device: str) -> bool:
         and bool(mkldnn.enabled)
         and settings <= {"none", "ieee", "strict"}
     )
+
+
+# What torch.compiler.assume_constant_result does, without its import of the compiler.
+vars(only_adds)["_dynamo_marked_constant"] = True
