@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from smoothadv.architectures.logits import logits_in
+from smoothadv.architectures.logits import explained, logits_in
+from smoothadv.base.settings import checked, positive_int, positive_noise_level
 from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.noise.scale import SLACK, check_scale
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
@@ -34,15 +35,12 @@ class Smooth:
     ABSTAIN = ABSTAIN
 
     def __init__(self, base_classifier: torch.nn.Module, num_classes: int, sigma: float) -> None:
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
         if not callable(base_classifier):
             kind = type(base_classifier).__name__
             raise ValueError(f"base_classifier is a {kind}: give a module, like load_classifier's")
-        GaussianNoise(sigma, 0)  # raises on a sigma that cannot smooth
         self.base_classifier = base_classifier
-        self.num_classes = num_classes
-        self.sigma = sigma
+        self.num_classes = checked("num_classes", num_classes, positive_int)
+        self.sigma = checked("sigma", sigma, positive_noise_level)
 
     def certify(
         self,
@@ -124,7 +122,8 @@ class Smooth:
             batch_size,
             stream.device,
         )
-        (result,) = counter.run([Poll(x, stream, voting)])
+        with explained(self.base_classifier, x):
+            (result,) = counter.run([Poll(x, stream, voting)])
         return result.outcome
 
     def _stream(self, stream: NoiseStream | None, x: torch.Tensor) -> NoiseStream:
@@ -144,7 +143,9 @@ def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
     """``x`` as a float32 tensor; ValueError unless it is one image [C, H, W] of floats, UserError
     where they are not on the scale of [0, 1].
     """
-    image = torch.as_tensor(x)
+    if not isinstance(x, (torch.Tensor, np.ndarray)):
+        raise ValueError(f"x is a {type(x).__name__}: give one image [C, H, W]")
+    image = torch.as_tensor(x if isinstance(x, torch.Tensor) else np.ascontiguousarray(x))
     if image.dim() != 3:
         raise ValueError(f"x has shape {list(image.shape)}: give one image [C, H, W]")
     if not image.is_floating_point():

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from smoothadv.architectures.logits import logits_in
+from smoothadv.architectures.logits import explained, logits_in
 from smoothadv.attacks.estimators import Model, frozen, noisy_logits
 from smoothadv.attacks.micro_batches import rows_per_pass
 from smoothadv.base.errors import UserError
@@ -14,6 +14,7 @@ from smoothadv.base.settings import (
     any_seed,
     batch_size,
     checked,
+    found_value,
     positive_noise_level,
     up_to_a_million,
 )
@@ -69,10 +70,11 @@ class SmoothedModule(torch.nn.Module):
         self.training = False  # of this module alone, as foolbox warns of modules that train
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if images.dim() != 4 or not images.is_floating_point():
+        is_tensor = isinstance(images, torch.Tensor)
+        if not is_tensor or images.dim() != 4 or not images.is_floating_point():
             raise UserError(
-                f"the images are {images.dtype} of shape {list(images.shape)}: give floats in "
-                "[0, 1] of shape [B, C, H, W]"
+                f"images: {found_value(images)}, expected a tensor of floats in [0, 1], "
+                "[B, C, H, W]"
             )
         check_scale(images, "images", SLACK)
         stream = self.noise.stream(0, images.device, Purpose.ATTACK_NOISE)
@@ -84,10 +86,11 @@ class SmoothedModule(torch.nn.Module):
         compute = self._log_sum
         if len(groups) > 1 or rows < self.m:
             compute = partial(checkpoint, self._log_sum, use_reentrant=False)
-        sums = [
-            torch.stack([compute(group, draws) for draws in noise.split(rows)]).logsumexp(0)
-            for group in groups
-        ]
+        with explained(self.model, images.new_zeros(images.shape[1:])):
+            sums = [
+                torch.stack([compute(group, draws) for draws in noise.split(rows)]).logsumexp(0)
+                for group in groups
+            ]
         return torch.cat(sums) - math.log(self.m)
 
     def _log_sum(self, images: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Any module as a classifier that returns logits [B, K], whatever it returns itself."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +41,19 @@ class LogitsOf(torch.nn.Module):
         return output["logits"] if self.is_mapping else output.logits
 
 
+@contextmanager
+def explained(network: Any, image: torch.Tensor) -> Iterator[None]:
+    """Within this context, an error of a module that cannot be applied to images like this one
+    [C, H, W] becomes ``probe``'s UserError.
+    """
+    try:
+        yield
+    except (RuntimeError, TypeError):
+        if isinstance(network, torch.nn.Module):
+            probe(network, image)
+        raise
+
+
 @torch.inference_mode()
 def probe(
     network: torch.nn.Module, image: torch.Tensor, called: str = ""
@@ -53,10 +67,11 @@ def probe(
     try:
         output = network(image.unsqueeze(0).to(weight.device, copy=True))
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-        is_other = weight.dtype != image.dtype
+        is_other = weight.dtype not in (image.dtype, torch.float32)
         remedy = ": call its .float(); precision= of certify rounds it" if is_other else ""
+        floats = str(image.dtype).removeprefix("torch.")
         raise UserError(
-            f"{name} cannot be applied to images of shape {shape}, float32 in [0, 1]: "
+            f"{name} cannot be applied to images of shape {shape}, {floats} in [0, 1]: "
             f"{first_line(error)}{remedy}"
         ) from error
     logits = logits_in(output)

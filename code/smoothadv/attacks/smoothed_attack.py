@@ -31,6 +31,7 @@ from smoothadv.attacks.micro_batches import (
 )
 from smoothadv.base.devices import within_memory
 from smoothadv.base.errors import NonFiniteError, UserError
+from smoothadv.base.settings import checked, found_value
 from smoothadv.noise import GaussianNoise, Purpose, Rows, derive_generator
 
 TargetRule = Callable[[torch.Tensor, torch.Tensor, Sequence[torch.Generator]], torch.Tensor]
@@ -83,9 +84,14 @@ class _Examples:
         return range(len(self.inputs)) if self.indices is None else self.indices
 
     def checked(self) -> _Examples:
-        """ValueError unless there is one value per example, no class is negative, and inputs lie in
-        [0, 1].
+        """ValueError unless inputs are floats in [0, 1], labels whole numbers of at least 0, and
+        there is one value per example.
         """
+        for name, kind in (("inputs", "float32 in [0, 1], [B, ...]"), ("labels", "int64 [B]")):
+            values = getattr(self, name)
+            is_tensor = isinstance(values, torch.Tensor) and values.dim() > 0
+            if not is_tensor or values.is_floating_point() != (name == "inputs"):
+                raise ValueError(f"{name}: {found_value(values)}, expected a tensor {kind}")
         for name, values in vars(self).items():
             if values is not None and len(values) != len(self.inputs):
                 raise ValueError(f"{len(values)} {name} for {len(self.inputs)} inputs")
@@ -147,6 +153,7 @@ class SmoothedAttack:
         batch: int = 256,
         on_smaller_batch: Callable[[int], None] = lambda batch: None,
     ) -> None:
+        attack = checked("attack", attack, None, GradientAttack)
         if min(num_noise_vec, restarts, batch) < 1 or seed < 0 or not 0 <= sigma < math.inf:
             raise ValueError(
                 "need num_noise_vec, restarts and batch of at least 1, seed and sigma of at least 0"

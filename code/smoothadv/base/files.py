@@ -40,6 +40,16 @@ def file_digest(path: str | Path) -> str:
         return digest(iter(lambda: file.read(1 << 20), b""))
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it; UserError where none can be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        is_file = isinstance(error, (FileExistsError, NotADirectoryError))
+        reason = "this is a file: name a folder" if is_file else error.strerror
+        raise UserError(f"{error.filename}: {reason}") from error
+
+
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let ``write`` fill a temporary file, then rename it to ``path``: readers see the whole old or
     the whole new file.
@@ -50,7 +60,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     path = Path(os.path.realpath(path)) if path.is_symlink() else path
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("wb") as file:
@@ -75,7 +85,7 @@ def reserved(path: Path, overwrite: bool = True) -> Iterator[None]:
     UserError if one does already, or if the file exists, without ``overwrite``.
     """
     path = Path(os.path.realpath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(path.name + ".tmp")  # what write_atomically fills
     with contextlib.ExitStack() as stack:
         for one in (path, temporary) if path.is_file() else (temporary,):

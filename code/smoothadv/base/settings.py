@@ -302,7 +302,11 @@ def options_of(spec: type) -> list[Setting]:
 
 
 def found_value(value: Any) -> str:
-    """A value as a message names it; Python writes out no number of more than 4,300 digits."""
+    """A value as a message names it; Python writes out no number of more than 4,300 digits, and
+    arrays and tensors in many lines.
+    """
+    if getattr(value, "shape", ()) and hasattr(value, "dtype"):
+        return f"found a {type(value).__name__} of {value.dtype}, {list(value.shape)}"
     bits = value.bit_length() if isinstance(value, int) else 0
     return f"found a number of {bits} bits" if bits > 1024 else f"found {value!r}"
 

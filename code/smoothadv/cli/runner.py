@@ -359,8 +359,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SUCCESS
     except OSError as error:
-        is_file = isinstance(error, (FileExistsError, NotADirectoryError))
-        reason = "this is a file: name a folder" if is_file else error.strerror or error
+        reason = error.strerror or error
         return _failed(f"{error.filename or 'input/output'}: {reason}", arguments)
     except KeyboardInterrupt:
         print(f"\ninterrupted{': ' + interrupted if interrupted else ''}", file=sys.stderr)

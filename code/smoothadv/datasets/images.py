@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from smoothadv.base.cpus import usable_cpus
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
+from smoothadv.base.settings import found_value
 from smoothadv.datasets import Batches, DatasetDescription, ImageDataset, Indices
 from smoothadv.datasets.image_files import Image, StoredImages
 from smoothadv.datasets.preparation import Preparation
@@ -107,8 +108,22 @@ class InMemoryImages(Dataset[Item]):
         description: DatasetDescription,
     ) -> None:
         images, labels = torch.as_tensor(images), torch.as_tensor(labels)
-        assert images.dtype == torch.uint8 and images.shape[1:] == description.image_shape
-        assert labels.dtype == torch.int64 and labels.shape == images.shape[:1]
+        shape, classes = description.image_shape, description.num_classes
+        if images.dtype != torch.uint8 or images.shape[1:] != shape:
+            raise UserError(
+                f"images of {description.name}: {found_value(images)}, expected grey levels from "
+                f"0 to 255, uint8 [N, {', '.join(map(str, shape))}]"
+            )
+        if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            raise UserError(
+                f"labels of {description.name}: {found_value(labels)}, expected int64 "
+                f"[{len(images)}]"
+            )
+        if not bool(((labels >= 0) & (labels < classes)).all()):
+            raise UserError(
+                f"labels of {description.name}: found {labels.min()} to {labels.max()}, expected "
+                f"0 to {classes - 1}"
+            )
         self._pixels, self.labels, self.description = pixels_of(images), labels, description
 
     @property

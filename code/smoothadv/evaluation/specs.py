@@ -450,8 +450,6 @@ class _OutdirSpec(AttackedSpec):
         super().__post_init__()
         if self.only is not None and (self.skip != 1 or self.limit is not None):
             raise UsageError("--only is not read with --skip or --max: leave one of them out")
-        if self.outdir is not None and self.outdir.is_file():
-            raise UserError(f"{self.outdir} is a file: name a folder for the logs")
 
 
 @dataclass(frozen=True, kw_only=True)

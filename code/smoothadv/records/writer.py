@@ -21,7 +21,14 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import append_whole, lock, refuse_to_replace, write_atomically, write_json
+from smoothadv.base.files import (
+    append_whole,
+    lock,
+    make_folder,
+    refuse_to_replace,
+    write_atomically,
+    write_json,
+)
 from smoothadv.records.logs import (
     IMAGES,
     LOG,
@@ -186,7 +193,7 @@ class LogWriter:
         self._unrecorded_run: dict[str, Any] | None = run
         self._images: IO[bytes] | None = None
         check_path(path, existing)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._file = path.open("ab", buffering=0)
         try:
             lock(self._file, path)

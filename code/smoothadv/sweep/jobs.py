@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import lock, read_json, write_json
+from smoothadv.base.files import lock, make_folder, read_json, write_json
 from smoothadv.base.members import Members
 from smoothadv.sweep.grid import EvaluationTable, Model
 from smoothadv.sweep.stages import EvaluationStage, Stage, TrainingStage, unmet_need
@@ -80,7 +80,7 @@ class JobRecord:
         If another process holds it, this waits up to ``patience`` seconds or until ``stop`` is set;
         then BusyError.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         stop, end = stop or threading.Event(), time.monotonic() + patience
         with self._lock.open("ab") as file:
             while True:

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import lock, read_json, refuse_to_replace, write_json, write_text
+from smoothadv.base.files import (
+    lock,
+    make_folder,
+    read_json,
+    refuse_to_replace,
+    write_json,
+    write_text,
+)
 from smoothadv.checkpoints import (
     is_module,
     misfit,
@@ -62,7 +69,7 @@ class RunFolder:
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
         """A context in which the folder is locked, after a look for a run that is already there."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         with contextlib.ExitStack() as stack:
             if os.name != "nt":  # Windows cannot open folders as files
                 descriptor = os.open(self.path, os.O_RDONLY)
