@@ -22,8 +22,7 @@ def hub(repository, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def load(name: str, *arguments: object, **options: object) -> torch.nn.Module:
-        place = str(repository)
-        return torch.hub.load(place, name, *arguments, source="local", **options)
+        return torch.hub.load(str(repository), name, *arguments, source="local", **options)
 
     return load
 

@@ -113,10 +113,9 @@ def test_tables_of_what_is_there_are_made_with_verdicts_and_the_rest_is_named(
     assert "cells: 8 equal, 1 differs by rounding, 1 differs, " in done.stdout, (
         "of 14 models, 2 are not all"
     )
-    page = (out / "verdicts.md").read_text()
     assert (
         "- Table 9, SmoothAdv-DDN, sigma = 0.25, epsilon = 0.25, certified accuracy at 0.75: 37.0 "
-        "(36) **≠**" in page
+        "(36) **≠**" in (out / "verdicts.md").read_text()
     )
 
 
@@ -245,8 +244,7 @@ def test_wrong_use_is_answered_with_the_usage(clone, arguments):
 
 
 def test_verdicts_without_a_folder_are_answered_with_the_usage():
-    words = [sys.executable, "scripts/paper_verdicts.py", "nowhere"]
-    done = run_process(words, CODE.parent)
+    done = run_process([sys.executable, "scripts/paper_verdicts.py", "nowhere"], CODE.parent)
     assert done.returncode == 1 and done.stderr.startswith("usage: "), done.stderr
 
 

@@ -39,8 +39,7 @@ def module(model=None, m: int = COPIES, sigma: float = SIGMA, **settings):
 def images() -> torch.Tensor:
     """[5, 1, 2, 3], of which gradients are wanted."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.rand(5, 1, 2, 3, dtype=torch.float64, generator=generator)
-    return drawn.requires_grad_()
+    return torch.rand(5, 1, 2, 3, dtype=torch.float64, generator=generator).requires_grad_()
 
 
 def test_logits_and_gradient_are_those_of_the_gaussian_average():

@@ -183,7 +183,6 @@ def test_column_that_is_there_twice_is_refused(tmp_path, name):
 @pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
 def test_torn_last_row_is_left_out_and_told(tmp_path, text):
     path = write(tmp_path / "log.txt", text)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-2])
+    path.write_bytes(path.read_bytes()[:-2])
     table = read_training_log(path)
     assert table.epoch.tolist() == [0, 1] and "cut off" in table.attrs["notes"][0]

@@ -192,8 +192,7 @@ def test_a_network_may_overwrite_its_images(use):
     images = torch.tensor(IMAGES).mul(255).round().div(255)
     before, found = images.clone(), []
     for overwrites in (False, True):
-        result = USES[use](Reading(overwrites), images)
-        found.append(result)
+        found.append(USES[use](Reading(overwrites), images))
         assert torch.equal(images, before)
     assert str(found[0]) == str(found[1])
 
@@ -212,9 +211,8 @@ def test_a_log_is_what_the_commands_write_and_read(tmp_path, capsys):
     assert manifest["runs"][0]["image_shape"] == [3, 8, 8]
     assert manifest["runs"][0]["command"][0] == "smoothadv.certify"
     table = call(capsys, "analyze", "table", log, "--radii", 0, "--format", "csv")
-    accuracy = (expected.predict == expected.label).mean()
     assert table.code == 0 and float(table.out.splitlines()[1].split(",")[-1]) == pytest.approx(
-        accuracy
+        (expected.predict == expected.label).mean()
     )
     linf = call(
         capsys, "analyze", "table", log, "--norm", "linf", "--radii", "1/255", "--format", "csv"

@@ -350,8 +350,7 @@ def test_modules_that_cannot_vote_are_refused_in_one_line():
         scripted = torch.jit.trace(network().eval(), torch.tensor(IMAGES[:1]))
     with pytest.raises(UserError, match="is TorchScript"):
         certify(scripted)
-    example = torch.tensor(IMAGES[:2])
-    exported = torch.export.export(network(), (example,)).module()
+    exported = torch.export.export(network(), (torch.tensor(IMAGES[:2]),)).module()
     lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
     for module in (torch.jit.script(network()), exported, lazy):
         with pytest.raises(UserError, match="cannot be put in eval mode without gradients: give"):
@@ -387,8 +386,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_notebook_has_set_changes_nothing(mode):
     def attacked(model) -> pd.DataFrame:
-        attack = PGD(0.5, 2)
-        return smoothadv.attack(model, IMAGES, LABELS, attack=attack, sigma=0.25, n=50)
+        return smoothadv.attack(model, IMAGES, LABELS, attack=PGD(0.5, 2), sigma=0.25, n=50)
 
     model = network()
     expected = attacked(model)

@@ -205,8 +205,7 @@ def test_pretrained_network_keeps_all_but_a_last_layer_of_other_classes(monkeypa
     """
     from torchvision import models
 
-    build = models.get_model
-    trained = build("resnet18", weights=None)
+    trained = models.get_model("resnet18", weights=None)
     monkeypatch.setattr(models, "get_model", lambda name, weights: copy.deepcopy(trained))
     description, model = pretrained_architecture("torchvision:resnet18", PHOTOS, "normalize")
     assert (

@@ -215,8 +215,7 @@ def test_each_example_stays_in_its_own_ball(name, options):
     epsilon = torch.tensor([0.0, 0.01, 0.1, 0.0, 0.7, 2.0], dtype=torch.float64)
     given = problem(2)
     results = attacked(ATTACKS[name], given, epsilon=epsilon, **options)
-    lengths = (results - given[1]).norm(dim=1)
-    assert (lengths <= epsilon * (1 + 1e-9)).all()
+    assert ((results - given[1]).norm(dim=1) <= epsilon * (1 + 1e-9)).all()
     assert torch.equal(results[epsilon == 0], given[1][epsilon == 0])
     for row, value in enumerate(epsilon.tolist()):
         with_one_size = attacked(

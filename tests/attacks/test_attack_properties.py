@@ -92,10 +92,9 @@ def attacks(draw):
         "estimator": estimator,
     }
     if draw(st.booleans()):
-        step = draw(st.sampled_from([None, None, 1e-3, 1e3]))
         return PGD(
             **common,
-            step_size=step,
+            step_size=draw(st.sampled_from([None, None, 1e-3, 1e3])),
             random_start=draw(st.booleans()),
             random_if_flat=draw(st.booleans()),
         )

@@ -172,8 +172,7 @@ INDICES = st.lists(st.integers(0, 2**40), min_size=1, max_size=40, unique=True)
 
 @given(INDICES, st.integers(1, 70))
 def test_place_in_a_pass_is_a_function_of_the_index(indices, places):
-    waiting = dict(enumerate(indices))
-    placed = places_in_pass(waiting, places)
+    placed = places_in_pass(dict(enumerate(indices)), places)
     assert len(placed) == places and placed.count(0) == 1, "the first in line is never left out"
     seated = [row for row in placed if row is not None]
     assert len(set(seated)) == len(seated)

@@ -59,8 +59,7 @@ def test_targets_of_a_routers_attack_are_classes_of_the_stages():
     targeted = RouterAttack(attacks(2, target=1), attacks(1)[0])
     targets = targeted.choose_targets((*stages, router), INPUTS, ZEROS)
     assert targets.tolist() == [1, 1, 1]
-    found = targeted((*stages, router), INPUTS, ZEROS, targets=targets)
-    assert min(sums(found)) > 2.4
+    assert min(sums(targeted((*stages, router), INPUTS, ZEROS, targets=targets))) > 2.4
     labels = torch.full((3,), 2)
     assert targeted((*stages, router), INPUTS, labels, targets=targets).shape == INPUTS.shape
 
@@ -73,8 +72,7 @@ def test_a_cascade_is_attacked_at_the_stage_that_decides():
     attack = CascadeAttack(attacks(2), threshold=0.7)
     assert min(sums(attack((near, ALWAYS_1), INPUTS, ZEROS))) > 2.4
     # Class 1, which the first stage decides, is out of reach: the attack keeps to its ball.
-    kept = attack((far, near), INPUTS, torch.ones(3, dtype=torch.int64))
-    assert min(sums(kept)) > 1.0
+    assert min(sums(attack((far, near), INPUTS, torch.ones(3, dtype=torch.int64)))) > 1.0
 
 
 @pytest.mark.parametrize("targets", [None, ZEROS[:0]])

@@ -51,8 +51,7 @@ def test_file_is_loaded_under_the_digest_of_its_bytes():
 
 @pytest.mark.parametrize("again", ["mine.py", "./mine.py", "../{folder}/mine.py"])
 def test_loading_twice_is_harmless(workplace, again):
-    plugin = plugins.load(written("mine.py"))
-    assert plugins.load(again.format(folder=workplace.name)) is plugin
+    assert plugins.load(written("mine.py")) is plugins.load(again.format(folder=workplace.name))
     assert len(plugins.loaded()) == 1
 
 

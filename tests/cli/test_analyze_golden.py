@@ -42,9 +42,8 @@ def test_analyze_prints_what_is_stored(command, folder, capsys, monkeypatch):
     printed += f"= {outcome.code}\n" if outcome.code else ""
     if "SMOOTHADV_WRITE_GOLDEN" in os.environ:
         start = f"\n$ {command}\n"
-        stored = GOLDEN.read_text()
         GOLDEN.write_text(
-            stored.replace(start + SECTIONS[command].rstrip(), start + printed.rstrip())
+            GOLDEN.read_text().replace(start + SECTIONS[command].rstrip(), start + printed.rstrip())
         )
     assert printed.rstrip() == SECTIONS[command].rstrip()
 

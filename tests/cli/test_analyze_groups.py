@@ -139,8 +139,7 @@ def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, anal
         "compare": [COHEN.format("0.25"), COHEN.format("0.50")],
         "gap": [COHEN.format("0.25"), "attacked", "trained"],
     }
-    logs = logs_of.get(analysis, ["."])
-    outcome = analyze(analysis, *logs, *to_file(analysis, "new/result"))
+    outcome = analyze(analysis, *logs_of.get(analysis, ["."]), *to_file(analysis, "new/result"))
     ends_well = ends_well_or_in_one_line(outcome)
     assert ends_well or analysis == "held_out", (
         outcome.err

@@ -40,8 +40,7 @@ class TestUnfinished:
             True,
         ]
         assert analyze("report", "logs", "-o", "a.html").code == 0
-        page = Path("a.html").read_text()
-        warnings, _, sections = page.partition("</ul>")
+        warnings, _, sections = Path("a.html").read_text().partition("</ul>")
         assert PROGRESS in warnings and "Best log by radius<" in sections.replace(
             ", digits, 10 images", ""
         )
@@ -158,10 +157,9 @@ IN_BOTH = len({*EVERY_TENTH} & {*EVERY_THIRD})
 
 def certified(path: str, idx: range, count: int, model: str, **settings) -> None:
     """A finished log in which the first ``count`` images are certified at 0.4."""
-    radii = [0.4 if number < count else 0.0 for number in range(len(idx))]
     log(
         path,
-        radii,
+        [0.4 if number < count else 0.0 for number in range(len(idx))],
         idx,
         {"images": 60, "skip": 1, "max": len(idx)},
         checkpoint_sha256=model,

@@ -261,8 +261,7 @@ def test_each_flip_is_repeated_by_the_command_printed_with_it(
     for index, (_, command) in list(flips.items())[:4]:
         words = shlex.split(command)
         assert words[:2] == ["smoothadv", "attack"]
-        again = call(capsys, "attack", *words[2:])
-        (repeated,) = printed_flips(again)
+        (repeated,) = printed_flips(call(capsys, "attack", *words[2:]))
         assert repeated == index
         assert timeless(workplace / f"out_{index}/against.tsv") == [before[str(index)]]
 
@@ -318,8 +317,7 @@ def test_manifest_names_the_certificates_and_others_are_not_taken_for_these(
 )
 def test_attacks_stay_within_the_radius(attack, certified, workplace, factor, fraction):
     """Rounding to float32 falsifies nothing."""
-    log = forged(certified, workplace / "log.tsv", factor)
-    attack(log, "--fraction", fraction)
+    attack(forged(certified, workplace / "log.tsv", factor), "--fraction", fraction)
     assert all(float(row["attack_norm"]) < float(row["radius"]) for row in rows(workplace / LOG))
 
 

@@ -175,8 +175,7 @@ def test_shards_in_any_order_merge_into_the_log_of_one_process(
         assert refused(start(kind), ".shards", "merge", "remove that folder")
     outcome = merge(kind)
     assert (outcome.code, outcome.err) == (0, "") and f"from {len(order)} shards" in outcome.out
-    runs = manifest_of(workplace / LOGS[kind])["runs"]
-    assert [run["shard"] for run in runs] == sorted(order)
+    assert [run["shard"] for run in manifest_of(workplace / LOGS[kind])["runs"]] == sorted(order)
     before = snapshot(workplace)
     assert start(kind).code == 0 and snapshot(workplace) == before, "the summary"
     log = workplace / LOGS[kind]

@@ -170,8 +170,7 @@ def test_log_is_of_one_denoiser_and_an_ensemble_may_stand_behind_it(
     denoiser, checkpoint, workplace, capsys
 ):
     pair = f"{checkpoint}+copy.pth.tar"
-    content = torch.load(checkpoint, weights_only=True)
-    torch.save({**content, "epoch": 99}, "copy.pth.tar")
+    torch.save({**torch.load(checkpoint, weights_only=True), "epoch": 99}, "copy.pth.tar")
     succeed("certify", "digits", pair, 0.25, "log.tsv", *QUICK, "--denoiser", denoiser)
     torch.save({**torch.load(denoiser, weights_only=True), "epoch": 99}, "other.pth.tar")
     outcome = call(

@@ -70,5 +70,4 @@ def test_an_option_of_the_released_code_is_answered_by_the_one_to_type_here(flag
     ("words", "meant"), [("analyze sumary log.tsv", "summary"), ("sweep pla grid.toml", "plan")]
 )
 def test_a_mistyped_subcommand_is_answered_by_the_one_that_was_meant(words, meant, capsys):
-    outcome = call(capsys, *words.split())
-    assert refused(outcome, f"(did you mean '{meant}'?)", code=2)
+    assert refused(call(capsys, *words.split()), f"(did you mean '{meant}'?)", code=2)

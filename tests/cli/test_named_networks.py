@@ -100,8 +100,7 @@ def test_imagenet_is_certified_under_the_classes_of_its_networks(place, capsys):
 
 def test_one_class_is_for_networks_of_several(place, capsys):
     save_folder(place / "one", "cat")
-    certify = ("certify", "imagefolder:one", "hf:hf", 0.25, "log.tsv", *CHEAP)
-    assert call(capsys, *certify).code == 0
+    assert call(capsys, "certify", "imagefolder:one", "hf:hf", 0.25, "log.tsv", *CHEAP).code == 0
     own = ("imagefolder:one", "nets.py:make")
     for command in (
         ("certify", *own, 0.25, "a.tsv", *CHEAP),

@@ -61,8 +61,7 @@ def test_line_has_what_how_many_share_rate_and_time_left(clock, capsys):
 def test_line_a_minute_however_many_updates(updates, seconds, counts, clock, capsys):
     for _ in Progress(range(updates), "counting", leave=True):
         clock.now += seconds
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split(" (")[0] for line in lines] == [
+    assert [line.split(" (")[0] for line in capsys.readouterr().err.splitlines()] == [
         f"counting: {count} of {updates}" for count in counts
     ]
 

@@ -305,5 +305,4 @@ def test_missing_package_is_one_line_with_the_extra(
         monkeypatch.setitem(sys.modules, name, None)
     words = package, "pip install 'smoothadv[hub]'"
     assert refused(call(capsys, "push", checkpoint, "me/pgd"), *words)
-    certify = call(capsys, "certify", "digits", NAME, 0.25, "log.tsv", *FEW)
-    assert refused(certify, NAME, *words)
+    assert refused(call(capsys, "certify", "digits", NAME, 0.25, "log.tsv", *FEW), NAME, *words)

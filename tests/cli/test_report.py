@@ -190,8 +190,7 @@ def test_sections_are_there_and_linked(page):
 def test_numbers_are_those_of_the_logs(page):
     """RRRR at 0.5, from which the best of a column in the envelope has RRWARRRR at 0.75 as well."""
     ours = next(row for row in page.tables["All logs"] if "ours" in row[0])
-    heading = page.tables["All logs"][0]
-    facts = dict(zip(heading, ours))
+    facts = dict(zip(page.tables["All logs"][0], ours))
     names = ("examples", "clean accuracy (%)", "0.50", "0.75")
     assert [facts[name] for name in names] == ["4", "100.0", "100.0", "0.0"]
     assert page.column("By attack radius", "0.25") == ["50.0 (1.3–98.7)"], (

@@ -56,8 +56,7 @@ def test_a_log_holds_the_label_and_the_counts_behind_each_radius(run, workplace,
     assert summary.code == 0 and {"two-sided", "top-3"} <= set(
         summary.out.replace("|", " ").split()
     )
-    alone = call(capsys, "analyze", "summary", "three.tsv")
-    assert alone.out.startswith("| log, top-3 | ")
+    assert call(capsys, "analyze", "summary", "three.tsv").out.startswith("| log, top-3 | ")
 
 
 @pytest.mark.parametrize("attack", [[], ["--attack", "PGD", "--epsilon", 1.5, "--num-steps", 4]])

@@ -38,8 +38,7 @@ def offline(monkeypatch):
 
 
 def assert_holds(dataset, images: np.ndarray, labels: np.ndarray) -> None:
-    indices = [torch.arange(len(images))]
-    ((found, numbers),) = dataset.evaluation_batches(indices, CPU)
+    ((found, numbers),) = dataset.evaluation_batches([torch.arange(len(images))], CPU)
     assert len(dataset) == len(images) and numbers.tolist() == labels.tolist()
     assert np.array_equal(found.numpy(), images / np.float32(255))
     assert torch.equal(dataset[1][0], found[1]) and dataset[1][1] == labels[1]

@@ -163,8 +163,7 @@ def test_hf_dataset_whose_test_images_have_no_labels_is_tested_on_others(saved, 
     tables = datasets.load_from_disk(saved("train", "validation").partition(":")[2])
     tables["test"] = tables["train"].remove_columns("label")
     if labels:
-        column = tables["test"].add_column("label", labels)
-        tables["test"] = column.cast(tables["train"].features)
+        tables["test"] = tables["test"].add_column("label", labels).cast(tables["train"].features)
     name = f"hf-dataset:{tmp_path / 'hub'}"
     tables.save_to_disk(tmp_path / "hub")
     assert get_dataset(name, "test").labels.tolist() == LABELS.tolist()

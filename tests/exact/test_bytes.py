@@ -62,8 +62,7 @@ def test_any_block_of_bytes_is_the_reference_to_the_last_bit(network, seed):
             assert torch.equal(form(images), network(images))
             assert form.inexact_layer(images) is None
         fused = [getattr(layer, "is_fused", False) for layer in form.layers[2:4]]
-        reads_bytes = [min(network.ranges[n][0] for n in network.inputs[i]) >= 0 for i in (2, 3)]
-        assert fused == reads_bytes
+        assert fused == [min(network.ranges[n][0] for n in network.inputs[i]) >= 0 for i in (2, 3)]
 
 
 @needs_bytes
@@ -250,5 +249,4 @@ def test_a_bound_decides_what_is_computed_in_bytes(weight, given, is_proven):
     steps = [Step(identity(2, high=255), (0,)), Step(layer, (1,)), Step(identity(2), (2,))]
     form = byte_form(IntegerNetwork((2, 4, 4), 0, torch.zeros(2), steps))
     # The first layer reads -255..255, the last one bytes.
-    kinds = [type(one) is ByteConvolution for one in form.layers]
-    assert kinds == [False, is_proven, True]
+    assert [type(one) is ByteConvolution for one in form.layers] == [False, is_proven, True]

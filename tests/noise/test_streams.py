@@ -42,9 +42,8 @@ def generator(seed: int) -> torch.Generator:
 @pytest.mark.parametrize("sigma", [0.12, 1.0])
 @pytest.mark.parametrize("of_training", [False, True])
 def test_noise_is_gaussian_of_the_stated_scale(sigma, of_training):
-    images = torch.zeros(100, 1, 20, 20)
     sample = (
-        training_noise(images, 8, sigma, generator(0)).numpy()
+        training_noise(torch.zeros(100, 1, 20, 20), 8, sigma, generator(0)).numpy()
         if of_training
         else draws(5_000, sigma)
     )
@@ -100,8 +99,7 @@ def test_no_words_make_noise_beyond_its_largest_value(first, second):
 
 
 def test_gaussian_check_rejects_another_distribution_of_the_same_moments():
-    uniform = np.random.default_rng(0).uniform(-(3**0.5), 3**0.5, 300_000)
-    assert not is_gaussian_sample(uniform, 1.0)
+    assert not is_gaussian_sample(np.random.default_rng(0).uniform(-(3**0.5), 3**0.5, 300_000), 1.0)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])

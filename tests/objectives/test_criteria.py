@@ -311,13 +311,12 @@ def batch_of(objective, **fields) -> Batch:
     images = torch.rand(IMAGES, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     noise = objective.draw(images, torch.Generator().manual_seed(0))
     each = {"": 0, "image": 1, "copy": objective.copies}[objective.UNIFORMS]
-    uniforms = torch.linspace(0, 0.99, IMAGES * each).reshape(IMAGES, each)
     return Batch(
         images,
         LABELS,
         noise,
         objective.epsilon(99),
-        uniforms=uniforms,
+        uniforms=torch.linspace(0, 0.99, IMAGES * each).reshape(IMAGES, each),
         targets=TARGETS.float(),
         **fields,
     )

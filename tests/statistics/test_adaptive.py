@@ -239,8 +239,7 @@ def test_a_damaged_cache_file_is_replaced(tmp_path, monkeypatch, build_count, da
     monkeypatch.setenv("SMOOTHADV_CACHE", str(tmp_path))
     expected = some_certificates()
     (file,) = tmp_path.iterdir()
-    whole = file.read_bytes()
-    file.write_bytes(damage(whole))
+    file.write_bytes(damage(file.read_bytes()))
     assert some_certificates() == expected and len(build_count) == 2
     assert some_certificates() == expected and len(build_count) == 2
 

@@ -27,8 +27,7 @@ distances = st.just(0.0) | st.floats(1e-16, 1e-6) | st.floats(1e-6, 0.05)
 def counts(draw) -> tuple[int, int]:
     """Successes and trials, with few failures as often as not."""
     trials = draw(st.integers(1, 10**5))
-    failures = draw(st.integers(0, min(50, trials)) | st.integers(0, trials // 2))
-    return trials - failures, trials
+    return trials - draw(st.integers(0, min(50, trials)) | st.integers(0, trials // 2)), trials
 
 
 def lost_to_the_bend(distance: float) -> float:

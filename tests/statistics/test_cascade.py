@@ -113,8 +113,7 @@ def theorem(p: list[list[float]], k: int, c: int, p0: float, sigmas: tuple[float
     ]
     if k < len(sigmas) - 1:
         return min([*radii, sigmas[k] * (quantile(p[k][c]) - quantile(p0))])
-    rival = max(np.delete(p[k], c))
-    return min([*radii, sigmas[k] * (quantile(p[k][c]) - quantile(rival)) / 2])
+    return min([*radii, sigmas[k] * (quantile(p[k][c]) - quantile(max(np.delete(p[k], c)))) / 2])
 
 
 def at_edge(radius: float, sigma: float, p0: float, of_rivals: bool) -> list[list[float]]:
@@ -167,8 +166,7 @@ def test_a_false_statement_is_no_more_probable_than_alpha(kind, p0, number):
                 edges.append(two_sided_edges(radius, own))
             for failing in range(last + 1):  # the other bounds hold by far, or just
                 for p in edges[failing]:
-                    wrong = exactly_false(of_bounds[failing], p, radius)
-                    rates.append(wrong)
+                    rates.append(exactly_false(of_bounds[failing], p, radius))
             for p in product(*edges):
                 at_once = [exactly_false(of, each, radius) for of, each in zip(of_bounds, p)]
                 rates.append(float(np.prod(at_once)))
@@ -243,8 +241,7 @@ def linear(margins: list[float], sigmas: tuple[float, ...], p0: float) -> tuple[
                 return int(z < 0)
         return int(margins[-1] - r <= 0)
 
-    steps = np.linspace(0, 3, 30001)
-    wrong = [r for r in steps if decides(r) == 1]
+    wrong = [r for r in np.linspace(0, 3, 30001) if decides(r) == 1]
     return [[p, 1 - p, 0.0] for p in shares], float(wrong[0]) if wrong else 3.0
 
 
@@ -283,15 +280,13 @@ def test_counts_of_a_row_give_its_radius():
         if found.prediction != ABSTAIN:
             stage_seen.add(found.details[STAGE])
             assert found.trials == 2000 and Cascade.radius_from(counts, recorded) == found.radius
-            worse = {**recorded, "alpha": 1e-6}
-            assert (Cascade.radius_from(counts, worse) or 0) < found.radius
+            assert (Cascade.radius_from(counts, {**recorded, "alpha": 1e-6}) or 0) < found.radius
     assert stage_seen == {1, 2, 3}
 
 
 def test_a_stage_that_is_sure_costs_few_draws_of_a_sequential_cascade():
     procedure = SequentialCascade(Smoothing(1.0, 100, 20_000, 1e-3), sigmas=SIGMAS[2])
-    p = [[0.36, 0.34, 0.3], [0.97, 0.02, 0.01]]
-    found = whole_run(procedure, p, np.random.default_rng(0))
+    found = whole_run(procedure, [[0.36, 0.34, 0.3], [0.97, 0.02, 0.01]], np.random.default_rng(0))
     drawn = [found.details[DRAWN_AT.format(number)] for number in (1, 2)]
     assert found.prediction == 0 and found.details[STAGE] == 2 and found.radius == 0.75
     assert drawn[0] < 1000 and found.details["samples"] >= 200 + sum(drawn)

@@ -194,8 +194,7 @@ def test_every_boundary_is_the_smallest_that_keeps_the_allowance(design, t):
     looks, allowance = design
     row = efficacy_row(t, looks, allowance).tolist()
     for k in range(len(looks)):
-        lowered = [*row[:k], row[k] - 1]
-        spent = exact_spending(Fraction(t), looks[: k + 1].tolist(), lowered)[-1]
+        spent = exact_spending(Fraction(t), looks[: k + 1].tolist(), [*row[:k], row[k] - 1])[-1]
         assert spent > Fraction(allowance[k]) - (k + 2) * SLACK
 
 
@@ -351,8 +350,7 @@ def test_finer_looks_and_more_early_spending_keep_the_level(sigma):
         (looks[:-1] % 10 == 0).all() and len(looks) > 70 and {100_000, N_MAX} <= set(looks.tolist())
     )
     assert looks[(looks > 500)][1:] == pytest.approx(looks[looks > 500][:-1] * 1.06, rel=0.07)
-    tables = build_tables(decisions, looks, 1e-3, 0.8)
-    assert 0.99e-3 < worst_level(tables) <= 1e-3
+    assert 0.99e-3 < worst_level(build_tables(decisions, looks, 1e-3, 0.8)) <= 1e-3
 
 
 def test_predictive_quantile_is_near_the_beta_binomial_quantile():

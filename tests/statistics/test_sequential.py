@@ -137,8 +137,7 @@ def test_giving_up_loses_few_radii_and_saves_draws(small):
 
 def test_options():
     aware = Sequential(SMALL, radii=(0.25,), label_aware=True)
-    certificate = certify(aware, ListedVotes(np.full(50, 1)), label=2)
-    assert certificate.details == {
+    assert certify(aware, ListedVotes(np.full(50, 1)), label=2).details == {
         "samples": 50,
         "level": -1,
         "looks": 0,

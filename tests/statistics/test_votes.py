@@ -124,8 +124,7 @@ def test_label_reaches_the_procedure():
 
     made = OfTheLabel(Smoothing(SIGMA, 10, 100, 0.001))
     draw = lambda count: [0, 0, count]  # noqa: E731
-    found = [certify_votes(draw, made, label=label).prediction for label in (2, 1)]
-    assert found == [2, ABSTAIN]
+    assert [certify_votes(draw, made, label=label).prediction for label in (2, 1)] == [2, ABSTAIN]
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(1, 40))

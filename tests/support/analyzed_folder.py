@@ -81,8 +81,7 @@ def log(path: str, radii: list[float], idx=None, run=SELECTION, attack=None, **s
         settings["attack"] = {"name": "PGD", "epsilon": attack}
     known = {"dataset": "digits", "split": "test", "dataset_fingerprint": "ab"}
     known |= {"sigma": 0.5, "N": 1000, "alpha": 0.001, "checkpoint_sha256": place.name}
-    content = {"settings": {**known, **settings}, "runs": [run]}
-    manifest_path(place).write_text(json.dumps(content))
+    manifest_path(place).write_text(json.dumps({"settings": {**known, **settings}, "runs": [run]}))
     return place
 
 

@@ -60,8 +60,7 @@ def assert_equal(folder: Path, expected: Path, kind: str) -> None:
         assert archive(folder / path)["idx"].tolist() == sorted(indices)
     compare(folder / path, expected / path)
     files = {name.relative_to(folder) for name in folder.rglob("*") if name.is_file()}
-    wanted = {name.relative_to(expected) for name in expected.rglob("*") if name.is_file()}
-    assert files == wanted
+    assert files == {name.relative_to(expected) for name in expected.rglob("*") if name.is_file()}
 
 
 def stop_at_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:

@@ -128,13 +128,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer({"url": f"{self.hub.address}/{repository}"}, 409 if is_there else 200)
 
     def mode(self, name: str) -> dict[str, Any]:
-        is_large = name.endswith(".safetensors")
-        mode = "lfs" if is_large else "regular"
+        mode = "lfs" if name.endswith(".safetensors") else "regular"
         return {"path": name, "uploadMode": mode, "shouldIgnore": False}
 
     def place(self, one: dict[str, Any]) -> dict[str, Any]:
-        address = f"{self.hub.address}/objects/{one['oid']}"
-        return {**one, "actions": {"upload": {"href": address}}}
+        return {**one, "actions": {"upload": {"href": f"{self.hub.address}/objects/{one['oid']}"}}}
 
 
 @contextmanager

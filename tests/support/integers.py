@@ -37,8 +37,7 @@ def quantized(
 ) -> IntegerNetwork:
     """The network of integers of a base classifier, calibrated on images [B, C, H, W]."""
     shape = tuple(images.shape[1:])
-    network = read_network(classifier, shape)
-    return convert(network, images.split(16), shape, clip, weight_bits)
+    return convert(read_network(classifier, shape), images.split(16), shape, clip, weight_bits)
 
 
 def slow_logits(network: IntegerNetwork, images: torch.Tensor) -> np.ndarray:

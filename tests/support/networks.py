@@ -57,8 +57,7 @@ def _branch_on_type(net, x):
 
 
 def _weight_read_twice(net, x):
-    maps = net.norm(net.first(x)).relu()
-    return net.end(nn.functional.conv2d(maps, net.first.weight, padding=1))
+    return net.end(nn.functional.conv2d(net.norm(net.first(x)).relu(), net.first.weight, padding=1))
 
 
 BranchOnData = _network(

@@ -47,8 +47,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.bn1(self.conv1(x)).relu()
         out = self.bn2(self.conv2(out))
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return (out + shortcut).relu()
+        return (out + (x if self.downsample is None else self.downsample(x))).relu()
 
 
 class CifarResNet(nn.Module):

@@ -87,5 +87,4 @@ def thresholds(sigma: float) -> list[int]:
 
 def noisy_grey(grey: int, uniform: int, table: list[int], clip: int) -> int:
     """A pixel plus the noise that belongs to a uniform, clipped; ``table`` holds the thresholds."""
-    noise = bisect_right(table, uniform) - len(table) // 2
-    return min(max(grey + noise, -clip), 255 + clip)
+    return min(max(grey + (bisect_right(table, uniform) - len(table) // 2), -clip), 255 + clip)

@@ -116,8 +116,7 @@ def fake(stage: Stage, epochs: int | None = None, certified: int = IMAGES) -> No
         log.parent.mkdir(parents=True, exist_ok=True)
         run = {"images": IMAGES, "image_shape": [1, 8, 8], **selection}
         manifest_path(log).write_text(json.dumps({"settings": settings, "runs": [run]}))
-        indices = range(0, IMAGES, selection["skip"])[: selection["max"]]
-        fake_rows(log, indices, settings, certified)
+        fake_rows(log, range(0, IMAGES, selection["skip"])[: selection["max"]], settings, certified)
 
 
 def fake_rows(log: Path, indices: Iterable[int], settings: Table, certified: int) -> None:

@@ -15,5 +15,4 @@ class Trap:
     def __reduce__(self):
         if self.function is os.system:
             return os.system, (f'mkdir "{self.marker}"',)
-        program = f"__import__('os').mkdir({str(self.marker)!r})"
-        return self.function, (program,)
+        return self.function, (f"__import__('os').mkdir({str(self.marker)!r})",)

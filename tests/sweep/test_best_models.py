@@ -73,8 +73,7 @@ def test_best_models_are_certified_on_more_images_as_soon_as_all_have_been_compa
 
 def test_one_run_does_both_stages(capsys, monkeypatch):
     fake_commands(monkeypatch)
-    certify = [FEW, {**MORE, "best": True}]
-    write_grid(GRID, {**SWEEP, "noise": [0.25, 0.5]}, certify=certify)
+    write_grid(GRID, {**SWEEP, "noise": [0.25, 0.5]}, certify=[FEW, {**MORE, "best": True}])
     outcome = sweep(capsys, "run")
     assert outcome.code == 0, outcome
     assert "; the best models, for 'more', are not known yet" in outcome.out.splitlines()[0]
@@ -83,8 +82,7 @@ def test_one_run_does_both_stages(capsys, monkeypatch):
 
 def test_held_out_accuracy_leaves_out_the_images_that_chose(first_stage, capsys):
     certify_best(certified=7)
-    outcome = call(capsys, "analyze", "held_out", "A=logs/grid", "--format", "json")
-    found = json.loads(outcome.out)
+    found = json.loads(call(capsys, "analyze", "held_out", "A=logs/grid", "--format", "json").out)
     assert [row["radius"] for row in found] == [0.25, 0.5, 0.75]
     noises = [row["model"].split("noise_")[-1][:4] for row in found]
     assert noises == ["0.25", "0.50", "0.50"], found

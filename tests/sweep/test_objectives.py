@@ -58,8 +58,7 @@ def test_job_waits_for_its_teacher_and_analyses_tell_objectives_apart(capsys):
     assert {state_of(job).kind for job in jobs_of(grid)} == {DONE}
     known = {row["objective"]: row for row in table(capsys, "parameters")}
     trained = [known[name] for name in ("CatRS", "AcrWeakness", "Consistency")]
-    found = {name: tuple(row[name] for row in trained) for name in PARAMETERS}
-    assert found == PARAMETERS
+    assert {name: tuple(row[name] for row in trained) for name in PARAMETERS} == PARAMETERS
     assert known["CatRS"]["teacher"] and not known["Gaussian"]["teacher"]
     rows = table(capsys, "envelope", "--group-by", "objective", "--radii", 0)
     names = ["AcrWeakness", "CatRS", "Consistency", "Gaussian"]

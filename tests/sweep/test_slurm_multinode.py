@@ -77,8 +77,7 @@ def preempt(cluster: Cluster, job: int) -> None:
         "--output=/dev/null",
         "--wrap=srun true",
     ]
-    other = cluster.submit(*command, cwd=cluster.folder)
-    assert final_state(cluster, other) == "COMPLETED"
+    assert final_state(cluster, cluster.submit(*command, cwd=cluster.folder)) == "COMPLETED"
 
 
 def lose_node(cluster: Cluster, job: int) -> None:

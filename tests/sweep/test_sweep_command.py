@@ -127,8 +127,7 @@ def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, monkeypatch):
     monkeypatch.setattr(job_execution, "_run", run)
     undo_certification(LOGS[1])
     hopeless = {"noise": 0.25, "lr": [1e9], "group": "Hopeless"}
-    lacking = {"noise": 0.25, "pretrained-model": "none.pth.tar", "group": "Lacking"}
-    the_grid(hopeless, lacking)
+    the_grid(hopeless, {"noise": 0.25, "pretrained-model": "none.pth.tar", "group": "Lacking"})
     before = files(done)
     assert [row["state"] for row in status(capsys)] == ["waiting", "blocked", "done", "stopped"]
     outcome = sweep(capsys, "run")
@@ -181,8 +180,7 @@ def test_status_lists_every_job(done, capsys):
     first, second = status(capsys)
     assert (first["state"], second["state"]) == ("stopped", "waiting")
     assert "2 of 5 images" in first["detail"]
-    outcome = sweep(capsys, "status")
-    assert outcome.out.splitlines()[-1] == "grid: 2 jobs: 1 waiting, 1 stopped"
+    assert sweep(capsys, "status").out.splitlines()[-1] == "grid: 2 jobs: 1 waiting, 1 stopped"
 
 
 def test_only_some_jobs(done, capsys, monkeypatch):
@@ -236,8 +234,7 @@ def test_report_is_about_the_groups_and_leaves_out_what_is_unfinished(done, caps
     outcome = sweep(capsys, "report")
     assert outcome.code == 0 and outcome.err == "" and "wrote logs/grid/report.html" in outcome.out
     page, _ = report("whole.html")
-    words = ["Gaussian", "SmoothAdv", *map(str, LOGS)]
-    assert [word for word in words if word not in page] == []
+    assert [word for word in ["Gaussian", "SmoothAdv", *map(str, LOGS)] if word not in page] == []
     keep_rows(LOGS[1], 2)
     page, warnings = report("mine.html")
     assert "warning: 1 of 2 jobs" in warnings and str(LOGS[1]) not in page

@@ -217,29 +217,23 @@ def assert_follows(
         assert deviation(model, form, images) < 1e-10
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_logits_and_gradients_of_architectures_are_those_of_the_model(name):
-    model, images = large(name)
+@pytest.mark.parametrize(
+    ("build", "which", "left"),
+    [
+        *((large, name, 0) for name in LARGE),
+        *((small, *case) for case in SMALL),
+        *((small, kind, None) for kind in KEPT_FOR_THE_GRADIENT),
+    ],
+)
+def test_logits_and_gradients_of_the_form_are_those_of_the_model(build, which, left):
+    """Where nothing that the gradient needs may be overwritten, a model may have no form to
+    attack; if it has one, its gradients are computed.
+    """
+    model, images = build(which)
     form = folded_form(model, images[:2], torch.float64)
-    assert norms_in(model) > 0 == norms_in(form)
-    assert_follows(model, form, images)
-
-
-@pytest.mark.parametrize(("kind", "left"), SMALL)
-def test_logits_and_gradients_of_small_networks_are_those_of_the_model(kind, left):
-    model, images = small(kind)
-    form = folded_form(model, images[:2], torch.float64)
-    assert norms_in(form) == left
-    assert_follows(model, form, images, folds=not left)
-
-
-@pytest.mark.parametrize("kind", KEPT_FOR_THE_GRADIENT)
-def test_nothing_that_the_gradient_needs_is_overwritten(kind):
-    """Such a model may have no form to attack; if it has one, its gradients are computed."""
-    model, images = small(kind)
-    form = folded_form(model, images[:2], torch.float64)
-    if form is not None:
-        assert_follows(model, form, images)
+    if form is not None or left is not None:
+        assert left is None or norms_in(form) == left
+        assert_follows(model, form, images, folds=not left)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -313,19 +307,6 @@ def test_a_model_without_finite_logits_has_no_form(value):
     assert folded_form(model, images[:2], torch.float64) is None
 
 
-def as_if_trained(kind: type[nn.Module] | None = None) -> tuple[nn.Module, torch.Tensor]:
-    """A residual network for digits, or a small one behind an input layer, in train mode; and
-    images.
-    """
-    torch.manual_seed(0)
-    if kind is None:
-        model, images = get_architecture("digits_resnet8", "digits"), torch.rand(4, 1, 8, 8)
-    else:
-        model, images = nn.Sequential(nn.Identity(), kind()), torch.rand(4, 3, 8, 8)
-    settle_batch_norms(model, images)
-    return model.train(), images
-
-
 def flags(model: nn.Module) -> dict[str, object]:
     """Everything about a model that is not in its state dict."""
     hooks = [
@@ -353,7 +334,7 @@ def flags(model: nn.Module) -> dict[str, object]:
     "kind", [networks.Network, networks.TwoConsumers, networks.BranchOnShape, networks.BranchOnType]
 )
 def test_the_live_model_is_left_alone(kind, training):
-    model, images = as_if_trained(kind)
+    model, images = (each.float() for each in small(kind))
     model.train(training)
     model[1].norm.training = not training
     model[1].second.weight.requires_grad_(False)
@@ -369,7 +350,7 @@ def test_the_live_model_is_left_alone(kind, training):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_the_form_has_of_its_own_needs_no_gradients_and_shares_no_memory(dtype):
-    model, images = as_if_trained()
+    model, images = (each.float() for each in large("digits_resnet8"))
     form = folded_form(model, images[:2], dtype)
     live = {id(parameter) for parameter in model.parameters()}
     memory = {parameter.data_ptr() for parameter in model.parameters()}

@@ -162,9 +162,9 @@ def test_a_compiled_model_has_the_weights_of_the_model():
 def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):
     import torch._inductor.config as inductor
 
-    with inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
-        with pytest.raises(UserError, match="--compile failed.*C\\+\\+ compiler"):
-            train(updater(Execution(compile=True)), steps=1)
+    unusable = inductor.patch({"cpp.cxx": ("no-such-compiler",)})
+    with unusable, pytest.raises(UserError, match="--compile failed.*C\\+\\+ compiler"):
+        train(updater(Execution(compile=True)), steps=1)
 
 
 @pytest.mark.parametrize("arch", [None, "digits_resnet8"])
@@ -178,13 +178,12 @@ def test_bfloat16_trains_nearly_the_same_with_weights_in_float32(arch):
     momenta = [each["momentum_buffer"] for each in coarse.optimizer.state.values()]
     assert {momentum.dtype for momentum in momenta} == {torch.float32}
     # The precision makes a difference, but a small one compared to what training changed.
-    moved = sum(
-        (theirs - ours).square().sum()
-        for ours, theirs in zip(start.parameters(), fine.model.parameters())
-    )
-    apart = sum(
-        (theirs - ours).square().sum()
-        for ours, theirs in zip(coarse.model.parameters(), fine.model.parameters())
+    moved, apart = (
+        sum(
+            (theirs - ours).square().sum()
+            for ours, theirs in zip(other.parameters(), fine.model.parameters())
+        )
+        for other in (start, coarse.model)
     )
     assert 1e-4 < (apart / moved).sqrt() < 0.5
 

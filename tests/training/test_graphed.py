@@ -113,7 +113,6 @@ class Both:
                 (group,) = update.optimizer.param_groups
                 group["lr"] = group["lr"].fill_(rate) if torch.is_tensor(group["lr"]) else rate
                 whole = count * self.updates[0].processes.size
-                indices = torch.arange(count) + number % 4
                 sums.append(
                     update(
                         images,
@@ -122,7 +121,7 @@ class Both:
                         slice(0, count),
                         Address(7, epoch, number),
                         weight,
-                        indices,
+                        torch.arange(count) + number % 4,
                     )
                 )
             ours, theirs = self.found(sums)
@@ -176,8 +175,7 @@ class Reading(SmoothAdv):
     """A user's objective that looks at epsilon."""
 
     def attacked(self, model, batch, generator=None):
-        read = replace(batch, epsilon=float(batch.epsilon))
-        return super().attacked(model, read, generator)
+        return super().attacked(model, replace(batch, epsilon=float(batch.epsilon)), generator)
 
 
 class Picky(SmoothAdv):

@@ -137,8 +137,7 @@ def test_checkpoint_is_one_of_integers_and_a_stopped_run_goes_on(integers, tmp_p
     assert finetune(capsys, integers, tmp_path / "run", "--resume").code == 0
     assert same_state(tmp_path / "run", tmp_path / "whole")
     assert timeless(tmp_path / "run/log.txt") == timeless(tmp_path / "whole/log.txt")
-    made = load_classifier(tmp_path / "run/checkpoint.pth.tar", "digits")
-    assert type(made) is IntegerNetwork
+    assert type(load_classifier(tmp_path / "run/checkpoint.pth.tar", "digits")) is IntegerNetwork
     before = torch.load(integers, weights_only=True)["state_dict"]
     after = read(tmp_path / "run")["state_dict"]
     assert all(

@@ -171,12 +171,11 @@ def statistics(processes: Processes) -> dict[str, Any]:
     weights = torch.cat([each.detach().flatten() for each in model.parameters()])
     before = copy.deepcopy(dict(model.named_buffers()))
     processes.share_buffers(model)
-    folded = [each for each in update.folded.parameters() if not each.requires_grad]
     return {
         "weights": weights,
         "before": before,
         "after": dict(model.named_buffers()),
-        "folded": folded,
+        "folded": [each for each in update.folded.parameters() if not each.requires_grad],
     }
 
 

@@ -18,29 +18,20 @@ STEP = Schedule(epochs=150, batch=256, learning_rate=0.1, learning_rate_step=50)
 ONE_CYCLE = dataclasses.replace(STEP, epochs=10, learning_rate_shape="one-cycle")
 
 
-def test_steps_divide_the_learning_rate_by_ten_every_fifty_epochs():
-    for step in (0, 195):
-        rates = [STEP.learning_rate_at(epoch, step, 196) for epoch in range(150)]
-        assert rates == pytest.approx([0.1] * 50 + [0.01] * 50 + [0.001] * 50)
+OTHER_STEPS = {"learning_rate": 0.4, "learning_rate_step": 3, "learning_rate_factor": 0.5}
 
 
-def test_other_steps_and_factors():
-    schedule = dataclasses.replace(
-        STEP, learning_rate=0.4, learning_rate_step=3, learning_rate_factor=0.5
-    )
-    assert [schedule.learning_rate_at(epoch, 0, 1) for epoch in (0, 2, 3, 6, 9)] == pytest.approx(
-        [0.4, 0.4, 0.2, 0.1, 0.05]
-    )
-
-
-def one_cycle(epochs: int, steps: int) -> list[float]:
-    """The rates of all updates of a run."""
-    schedule = dataclasses.replace(ONE_CYCLE, epochs=epochs)
-    return [
-        schedule.learning_rate_at(epoch, step, steps)
-        for epoch in range(epochs)
-        for step in range(steps)
-    ]
+@pytest.mark.parametrize(
+    ("settings", "step", "rates"),
+    [
+        *(({}, step, [0.1] * 50 + [0.01] * 50 + [0.001] * 50) for step in (0, 195)),
+        (OTHER_STEPS, 0, [0.4] * 3 + [0.2] * 3 + [0.1] * 3 + [0.05]),
+    ],
+)
+def test_steps_divide_the_learning_rate_after_so_many_epochs(settings, step, rates):
+    schedule = dataclasses.replace(STEP, **settings)
+    found = [schedule.learning_rate_at(epoch, step, 196) for epoch in range(len(rates))]
+    assert found == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [(10, 100), (1, 1000), (1000, 1)])
@@ -48,7 +39,12 @@ def test_one_cycle_rises_over_a_fifth_and_falls_to_nearly_zero_linearly(epochs, 
     """Over a thousand updates: each of the two parts is a straight line, sampled in the middle of
     each update.
     """
-    rates = one_cycle(epochs, steps)
+    schedule = dataclasses.replace(ONE_CYCLE, epochs=epochs)
+    rates = [
+        schedule.learning_rate_at(epoch, step, steps)
+        for epoch in range(epochs)
+        for step in range(steps)
+    ]
     rise, fall = rates[:200], rates[200:]
     assert rise == pytest.approx([0.1 * (update + 0.5) / 200 for update in range(200)])
     assert fall == pytest.approx([0.1 * (800 - update - 0.5) / 800 for update in range(800)])

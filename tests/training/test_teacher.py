@@ -30,15 +30,21 @@ def asked(draws: int, *answers: list[int]) -> tuple[list[int], list[int] | None]
     return requests, None
 
 
-def test_votes_asked_for_are_those_computed_by_hand():
+@pytest.mark.parametrize(
+    ("draws", "answers", "requests", "votes"),
+    [
+        (10_000, [[283, 0]], [283], [283, 0]),
+        (10_000, [[200, 83]], [283, 8339 - 283], None),
+        (10_000, [[280, 3], [400, 2]], [283, 685 - 283], [680, 5]),
+        (10_000, [[140, 143], [5000, 4716]], [283, 9999 - 283], [5140, 4859]),
+        (5, [[3, 2]], [5], [3, 2]),
+    ],
+)
+def test_votes_asked_for_are_those_computed_by_hand(draws, answers, requests, votes):
     """sqrt(80000) = 282.8. With 200 of 283 votes the share is 202/287, and 40000 times 202/287 *
     85/287 is 8338.3; 280 give 684.9, and then 680 of 685 votes 395.6; 140 give 9998.9.
     """
-    assert asked(10_000, [283, 0]) == ([283], [283, 0])
-    assert asked(10_000, [200, 83]) == ([283, 8339 - 283], None)
-    assert asked(10_000, [280, 3], [400, 2]) == ([283, 685 - 283], [680, 5])
-    assert asked(10_000, [140, 143], [5000, 4716]) == ([283, 9999 - 283], [5140, 4859])
-    assert asked(5, [3, 2]) == ([5], [3, 2])
+    assert asked(draws, *answers) == (requests, votes)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 0.95, 0.99, 0.999])

@@ -67,12 +67,17 @@ def of_wandb(folder: Path) -> Curves:
     return curves
 
 
-def of_mlflow(folder: Path) -> Curves:
+def runs_of_mlflow(folder: Path) -> tuple:
+    """The client that reads them, and all runs."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("smoothadv")
-    (run,) = client.search_runs([experiment.experiment_id])
+    return client, client.search_runs([experiment.experiment_id])
+
+
+def of_mlflow(folder: Path) -> Curves:
+    client, (run,) = runs_of_mlflow(folder)
     assert run.data.params["objective.noise_sd"] == "0.25" and run.info.status == "FINISHED"
     return {
         name: [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)]
@@ -138,11 +143,7 @@ def test_training_begun_anew_is_another_run(tmp_path):
     for _ in range(2):
         options = ("--epochs", 1, "--track", "mlflow", "--overwrite")
         succeed("train", *DIGITS, folder, *SHORT, *options)
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
-    experiment = client.get_experiment_by_name("smoothadv")
-    assert len(client.search_runs([experiment.experiment_id])) == 2
+    assert len(runs_of_mlflow(folder)[1]) == 2
 
 
 def test_another_place_of_mlflow_is_taken(tmp_path, monkeypatch):

@@ -259,8 +259,7 @@ def test_logits_in_every_precision_are_close_and_float32(precision, tolerance):
     model, images = fitting("digits_resnet8", "normalize")
     noisy = images.float().contiguous(memory_format=torch.channels_last)
     arranged = optimized_for_inference(model, CPU, precision=precision)
-    logits = arranged(noisy)
-    assert logits.dtype == torch.float32
+    assert arranged(noisy).dtype == torch.float32
     assert {parameter.dtype for parameter in arranged.parameters()} == {PRECISIONS[precision]}
     assert 0 < deviation(model, lambda each: arranged(each.float()), images) < tolerance
 

@@ -230,8 +230,7 @@ def test_sound_certification_uses_no_call_that_may_be_random():
 
 
 def test_convolutions_that_learn_are_left_alone():
-    learning = Shortcuts().requires_grad_()
-    fused = folding.fuse_epilogues(torch.fx.symbolic_trace(learning))
+    fused = folding.fuse_epilogues(torch.fx.symbolic_trace(Shortcuts().requires_grad_()))
     assert not any(isinstance(layer, ConvolutionReLU) for layer in fused.modules())
 
 
