@@ -105,6 +105,17 @@ def checkpoint(checkpoints: dict[str, Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def integers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same one as a network of integers, made by ``quantize`` with few images."""
+    from support.commands import succeed
+    from support.integers import SHORT
+
+    path = tmp_path_factory.mktemp("integers") / "integers.pth.tar"
+    succeed("quantize", "digits", checkpoint, 0.25, path, *SHORT)
+    return path
+
+
+@pytest.fixture(scope="session")
 def warm(own_cache: Path) -> Iterator[object]:
     """A ``support.warm.WarmProcesses``, of all tests."""
     from support.warm import WarmProcesses

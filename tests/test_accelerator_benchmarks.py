@@ -122,8 +122,10 @@ def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypat
         "eager",
         "--out",
         str(tmp_path),
+        "--cases",
+        "PGD T=2 m=1",
+        "DDN T=4 m=1",
     ]
-    words += ["--cases", "PGD T=2 m=1", "DDN T=4 m=1"]
     seen = []
 
     def measured(variants, options):

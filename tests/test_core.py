@@ -228,16 +228,19 @@ def test_the_classifier_votes_in_eval_mode():
 
 
 @pytest.mark.parametrize(
-    "num_classes, sigma", [(0, 0.25), (2, 0.0), (2, -1.0), (2, float("nan")), (2, float("inf"))]
+    ("classifier", "num_classes", "sigma", "words"),
+    [
+        (models.ConstantClassifier(0, 2), 0, 0.25, "num_classes"),
+        *(
+            (models.ConstantClassifier(0, 2), 2, sigma, "sigma")
+            for sigma in (0.0, -1.0, float("nan"), float("inf"))
+        ),
+        ("checkpoint.pth.tar", 2, 0.25, "base_classifier is a str: give a module"),
+    ],
 )
-def test_what_cannot_be_smoothed_is_refused(num_classes, sigma):
-    with pytest.raises(ValueError, match="num_classes|sigma"):
-        Smooth(models.ConstantClassifier(0, 2), num_classes, sigma)
-
-
-def test_a_path_is_no_classifier():
-    with pytest.raises(ValueError, match="base_classifier is a str: give a module"):
-        Smooth("checkpoint.pth.tar", 2, 0.25)
+def test_what_cannot_be_smoothed_is_refused(classifier, num_classes, sigma, words):
+    with pytest.raises(ValueError, match=words):
+        Smooth(classifier, num_classes, sigma)
 
 
 @pytest.mark.parametrize("far", [-1.0, 2.6, 255.0, float("nan")])

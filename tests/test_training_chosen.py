@@ -27,8 +27,11 @@ CHOSEN = [
     1,
     "--drop-below",
     0.1,
+    "--epochs",
+    2,
+    "--steps-per-epoch",
+    3,
 ]
-CHOSEN += ["--epochs", 2, "--steps-per-epoch", 3]
 CAT_RS = [
     "--objective",
     "cat-rs",
@@ -101,8 +104,13 @@ def test_teacher_votes_once_for_each_image_noise_and_number_of_draws(
     for count, changes in enumerate(
         [["t"], ["t", "--teacher-draws", 3], ["t", "--noise", 0.5], ["u"]], 1
     ):
-        options = [*CAT_RS, "--overwrite", "--teacher", f"{changes[0]}/checkpoint.pth.tar"]
-        options += changes[1:]
+        options = [
+            *CAT_RS,
+            "--overwrite",
+            "--teacher",
+            f"{changes[0]}/checkpoint.pth.tar",
+            *changes[1:],
+        ]
         for more in ([], [], ["--seed", 1], ["--seed", 1]):
             assert train(capsys, "run", *options, *more).code == 0
         assert len(looks) == 2 * count and looks[-2][0] == 256 > looks[-1][0] > 128
@@ -122,8 +130,18 @@ def test_teacher_votes_once_for_each_image_noise_and_number_of_draws(
 
 
 def test_a_stop_with_votes_or_without_them_leaves_no_trace(checkpoint, own_cache, capsys):
-    options = [*CAT_RS, "--teacher", checkpoint, "--teacher-draws", 60, "--epochs", 2]
-    options += ["--steps-per-epoch", 4, "--resume"]
+    options = [
+        *CAT_RS,
+        "--teacher",
+        checkpoint,
+        "--teacher-draws",
+        60,
+        "--epochs",
+        2,
+        "--steps-per-epoch",
+        4,
+        "--resume",
+    ]
     assert train(capsys, "whole", *options).code == 0
     for folder, loses in (("kept", False), ("lost", True)):
         shutil.rmtree(own_cache / "teacher_votes")
@@ -147,8 +165,21 @@ def test_a_teacher_says_which_images_are_left_out(checkpoint, capsys, monkeypatc
         return 100 * (indices % 2)[:, np.newaxis]
 
     monkeypatch.setattr(loop, "count_votes", count)
-    options = [*CHOSEN[:4], "--attack-from-epoch", 0, "--drop-below", 0.1, "--resample-every", 0]
-    options += ["--teacher", checkpoint, "--teacher-noise", 0.5, "--steps-per-epoch", 1]
+    options = [
+        *CHOSEN[:4],
+        "--attack-from-epoch",
+        0,
+        "--drop-below",
+        0.1,
+        "--resample-every",
+        0,
+        "--teacher",
+        checkpoint,
+        "--teacher-noise",
+        0.5,
+        "--steps-per-epoch",
+        1,
+    ]
     assert train(capsys, "run", *options).code == 0
     ((classifier, noise_sd),) = seen
     images = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -51,8 +51,11 @@ ACR_WEAKNESS = [
     1,
     "--attack-from-epoch",
     1,
+    "--drop-below",
+    0,
+    "--resample-every",
+    1,
 ]
-ACR_WEAKNESS += ["--drop-below", 0, "--resample-every", 1]
 CAT_RS = ["--objective", "cat-rs", "--noise", 0.25, "--noise-steps", 1, "--teacher-draws", 40]
 # Epsilon and the learning rate depend on the epoch, and the attack draws random numbers of its own.
 KILLED = {

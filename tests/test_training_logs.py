@@ -113,10 +113,9 @@ def test_types_do_not_depend_on_the_dialect(tmp_path, text):
 @pytest.mark.parametrize("text", DIALECTS.values(), ids=DIALECTS)
 def test_training_log_is_told_by_its_header(tmp_path, text):
     header, first, *_ = text.splitlines()
-    assert kind_of_log(write(tmp_path / "log", text)) == "training"
-    assert kind_of_log(write(tmp_path / "log", header)) == "training"
-    assert kind_of_log(write(tmp_path / "log", first)) is None
-    assert kind_of_log(write(tmp_path / "log", header.replace("epoch", "step"))) is None
+    texts = (text, header, first, header.replace("epoch", "step"))
+    kinds = [kind_of_log(write(tmp_path / "log", each)) for each in texts]
+    assert kinds == ["training", "training", None, None]
 
 
 def test_attacked_accuracy_is_not_mistaken_for_the_clean_one(tmp_path):
@@ -135,8 +134,9 @@ def test_missing_column_is_named(tmp_path, text, column):
     words = {
         "train_accuracy": ("train_accuracy", "train~acc", "trainacc"),
         "test_loss": ("test_loss", "testloss"),
+        "test_accuracy": ("test_accuracy", "test~acc", "testacc"),
+        "epoch": ("epoch",),
     }
-    words |= {"test_accuracy": ("test_accuracy", "test~acc", "testacc"), "epoch": ("epoch",)}
     words["train_loss"] = ("train_loss", "train~loss", "trainloss")
     header, *rows = text.splitlines()
     names = ["other" if name in words[column] else name for name in header.split(" ")]
@@ -170,9 +170,7 @@ def test_column_that_is_there_twice_is_refused(tmp_path, name):
     counts.
     """
     header, *rows = OURS.splitlines()
-    for again in (name, name.upper(), name.replace("_", "").replace("accuracy", "acc")):
-        if again == "epoch":
-            continue
+    for again in {name, name.upper(), name.replace("_", "").replace("accuracy", "acc")} - {"epoch"}:
         text = "\n".join([f"{header} {again}", *(f"{row} 0.75" for row in rows)])
         refusal(write(tmp_path / "log.txt", text))
     refusal(

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 import smoothadv
 from smoothadv.analysis import ANALYSES
 from smoothadv.base.errors import DoubtfulWarning, UserError
-from support import golden_folder
 from support.commands import CODE, call
+from support.golden_folder import golden_folder as golden_folder
 
 CERTIFIED = ("three", "cohen")
 CALLS = {
@@ -34,19 +34,10 @@ CALLS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("logs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        golden_folder.fill()
-    return folder
-
-
 @pytest.fixture
-def here(folder, monkeypatch) -> Path:
-    monkeypatch.chdir(folder)
-    return folder
+def here(golden_folder, monkeypatch) -> Path:
+    monkeypatch.chdir(golden_folder)
+    return golden_folder
 
 
 @pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import nn
 
 from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.ddn import DDN
@@ -233,11 +232,6 @@ def test_each_example_stays_in_its_own_ball(name, options):
 # defence look good.
 
 
-def small() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    model, inputs, labels, _ = problem(0)
-    return model, inputs, labels
-
-
 LENGTHS = (1, 2, EXAMPLES - 1, EXAMPLES + 3)
 NO_RADII = (-0.1, float("nan"), float("inf"))
 REFUSED = [
@@ -275,7 +269,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("settings", "arguments", "word"), REFUSED)
 def test_what_an_attack_cannot_do_is_refused(settings, arguments, word):
-    model, inputs, labels = small()
+    model, inputs, labels, _ = problem(0)
     inputs[2, 0] = arguments.get("pixel", inputs[2, 0])
     given = {name: value for name, value in arguments.items() if name != "pixel"}
     with pytest.raises(ValueError, match=word):
@@ -286,7 +280,7 @@ def test_what_an_attack_cannot_do_is_refused(settings, arguments, word):
 
 @pytest.mark.parametrize("target", [None, "runner-up", "random", "every", 1])
 def test_no_examples_have_no_adversarial_examples(target):
-    model, inputs, labels = small()
+    model, inputs, labels, _ = problem(0)
     attack = SmoothedAttack(PGD(0.5, 2), SIGMA, 2, restarts=2, target=target)
     for indices in (None, []):
         result = attack(model, inputs[:0], labels[:0], indices)
@@ -297,7 +291,7 @@ def test_no_examples_have_no_adversarial_examples(target):
 
 @each_attack
 def test_an_evaluation_in_inference_mode_attacks_all_the_same(name):
-    model, inputs, labels = small()
+    model, inputs, labels, _ = problem(0)
     attack = SmoothedAttack(ATTACKS[name], SIGMA, 2, restarts=2)
     expected = attack(model, inputs, labels)
     assert not torch.equal(expected, inputs)
@@ -307,7 +301,7 @@ def test_an_evaluation_in_inference_mode_attacks_all_the_same(name):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_gradients_that_are_not_finite_are_an_error_and_no_image(value):
-    model, inputs, labels = small()
+    model, inputs, labels, _ = problem(0)
     with torch.no_grad():
         next(model.parameters()).fill_(value)
     with pytest.raises(NonFiniteError, match="not finite"):

@@ -25,19 +25,16 @@ DTYPES = [torch.float32, torch.float64]
 
 def faults(result: torch.Tensor, inputs: torch.Tensor, epsilon: torch.Tensor) -> list[str]:
     """In what the result [B, ...] is not an admissible answer for these inputs and radii [B]."""
-    found = []
-    if result.shape != inputs.shape or result.dtype != inputs.dtype or result.requires_grad:
-        found.append("not like the inputs")
-    if not result.isfinite().all():
-        found.append("not finite")
-    if (result < 0).any() or (result > 1).any():
-        found.append("no image")
     lengths = (result.double() - inputs.double()).flatten(1).norm(dim=1)
-    if (lengths > epsilon.double() * (1 + 1e-5)).any():
-        found.append("outside the ball")
-    if not torch.equal(result[epsilon == 0], inputs[epsilon == 0]):
-        found.append("moved without leave")
-    return found
+    found = {
+        "not of the inputs' shape": result.shape != inputs.shape,
+        "not of the inputs' type": result.dtype != inputs.dtype or result.requires_grad,
+        "not finite": not result.isfinite().all(),
+        "no image": (result < 0).any() or (result > 1).any(),
+        "outside the ball": (lengths > epsilon.double() * (1 + 1e-5)).any(),
+        "moved without leave": not torch.equal(result[epsilon == 0], inputs[epsilon == 0]),
+    }
+    return [fault for fault, is_there in found.items() if is_there]
 
 
 def classifier(kind: str, dimension: int, dtype: torch.dtype) -> torch.nn.Module:

@@ -92,18 +92,14 @@ def test_gradients_from_noise_are_sums_in_full_precision_under_autocast(hard):
     assert (coarse - gradient).abs().max() > 1e-3 * gradient.abs().max(), "the test would notice it"
 
 
-def two_copies() -> torch.Tensor:
-    """Logits [1, 2, 2] of copies that give class 1 the probabilities 0.9 and 0.1."""
-    score = torch.tensor([math.log(9), -math.log(9)], dtype=torch.float64)
-    return torch.stack([torch.zeros_like(score), score], dim=1)[None].requires_grad_()
-
-
 def test_losses_of_two_copies():
+    """Which give class 1 the probabilities 0.9 and 0.1."""
+    score = torch.tensor([math.log(9), -math.log(9)], dtype=torch.float64)
     for loss, value, gradient in [
         (expected_loss.__wrapped__, -(math.log(0.9) + math.log(0.1)) / 2, (-0.05, -0.45)),
         (smoothed_loss, math.log(2), (-0.09, -0.09)),
     ]:
-        logits = two_copies()
+        logits = torch.stack([torch.zeros_like(score), score], dim=1)[None].requires_grad_()
         result = loss(logits, LABEL)
         assert result.item() == pytest.approx(value, abs=1e-12)
         (found,) = torch.autograd.grad(result.sum(), logits)

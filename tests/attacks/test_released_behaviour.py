@@ -42,14 +42,6 @@ class HalfFlat(nn.Module):
         return torch.stack([torch.zeros_like(score), 1 + score], dim=1)
 
 
-def attacked_at_random(
-    steps: int, seed: int, x: torch.Tensor, epsilon: float = EPSILON
-) -> torch.Tensor:
-    attack = PGD(epsilon, steps, random_if_flat=True)
-    labels = torch.zeros(len(x), dtype=torch.int64)
-    return attack(ConstantClassifier(0, 2), x, labels, generator=seeded(seed))
-
-
 def slow_random_walk(x: torch.Tensor, steps: int, epsilon: float, seed: int) -> torch.Tensor:
     """v <- ball(box(v + 2 epsilon / T times a Gaussian vector)), for each example."""
     generator, v = seeded(seed), torch.zeros_like(x)
@@ -65,7 +57,8 @@ def slow_random_walk(x: torch.Tensor, steps: int, epsilon: float, seed: int) -> 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_random_step_is_a_gaussian_vector_of_its_own_length(epsilon, steps):
     x = interior(6, 3, 5, 4)
-    quick = attacked_at_random(steps, 3, x, epsilon)
+    labels, attack = torch.zeros(6, dtype=torch.int64), PGD(epsilon, steps, random_if_flat=True)
+    quick = attack(ConstantClassifier(0, 2), x, labels, generator=seeded(3))
     torch.testing.assert_close(
         quick, slow_random_walk(x, steps, epsilon, seed=3), rtol=0, atol=1e-12
     )
@@ -108,20 +101,6 @@ def conv_net() -> nn.Module:
             torch.rand(200, 1, 4, 4, dtype=torch.float64, generator=seeded())
         ).mean(0)
     return model
-
-
-def ddn_and_slow(
-    seed: int, steps: int, epsilon: float, ours: dict, theirs: dict
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What DDN returns and what the slow one does, on five images labelled as they are
-    classified.
-    """
-    model = conv_net()
-    x = torch.rand(5, 1, 4, 4, dtype=torch.float64, generator=seeded(seed))
-    noise = 0.05 * torch.randn(5, 3, 1, 4, 4, dtype=torch.float64, generator=seeded(seed + 1))
-    labels = model(x).argmax(1)
-    quick = DDN(epsilon, steps, **ours)(model, x, labels, noise)
-    return quick, slow_ddn_batch(model, x, labels, noise, epsilon, steps, **theirs)
 
 
 RELEASED = {"quantization_levels": 16, "result_levels": 16}
@@ -194,6 +173,13 @@ def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype)
     ],
 )
 def test_released_ddn_is_that_of_the_pseudo_code(seed, steps, epsilon, ours, theirs):
-    """It starts at epsilon, anneals past the end, rounds, and all at once."""
-    quick, slow = ddn_and_slow(seed, steps, epsilon, ours, theirs)
+    """It starts at epsilon, anneals past the end, rounds, and all at once, on five images labelled
+    as they are classified.
+    """
+    model = conv_net()
+    x = torch.rand(5, 1, 4, 4, dtype=torch.float64, generator=seeded(seed))
+    noise = 0.05 * torch.randn(5, 3, 1, 4, 4, dtype=torch.float64, generator=seeded(seed + 1))
+    labels = model(x).argmax(1)
+    quick = DDN(epsilon, steps, **ours)(model, x, labels, noise)
+    slow = slow_ddn_batch(model, x, labels, noise, epsilon, steps, **theirs)
     torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)

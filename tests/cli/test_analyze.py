@@ -45,11 +45,6 @@ def logs(workplace: Path) -> Path:
     return workplace
 
 
-@pytest.fixture
-def analyze(logs, capsys):
-    return lambda *arguments: call(capsys, "analyze", *arguments)
-
-
 def test_output_files_decide_their_formats(analyze, logs):
     formats = {"md": "markdown", "tex": "latex", "csv": "csv", "json": "json", "txt": "markdown"}
     outcome = analyze(

@@ -13,26 +13,17 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis import ANALYSES
-from support import golden_folder
 from support.commands import call
 from support.drawn import describe
+from support.golden_folder import golden_folder as golden_folder
 
 GOLDEN = Path(__file__).parents[1] / "data/analyses.txt"
 SECTIONS = dict(part.split("\n", 1) for part in GOLDEN.read_text().split("\n$ ")[1:])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("golden")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        golden_folder.fill()
-    return folder
-
-
 @pytest.mark.parametrize("command", SECTIONS)
-def test_analyze_prints_what_is_stored(command, folder, capsys, monkeypatch):
-    monkeypatch.chdir(folder)
+def test_analyze_prints_what_is_stored(command, golden_folder, capsys, monkeypatch):
+    monkeypatch.chdir(golden_folder)
     words, drawn = shlex.split(command), []
     is_figure = ANALYSES[words[0]].makes == "figure"
     monkeypatch.setattr("smoothadv.cli.analyze.save", lambda made, *_, **__: drawn.append(made))

@@ -18,11 +18,6 @@ PROGRESS = "3 of 10, unfinished"
 
 
 @pytest.fixture
-def analyze(workplace, capsys):
-    return lambda *arguments: call(capsys, "analyze", *arguments)
-
-
-@pytest.fixture
 def unfinished() -> None:
     """A finished log, half of it certified within 0.25, and an unfinished one whose every image is
     within 0.5.

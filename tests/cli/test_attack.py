@@ -45,11 +45,10 @@ def finished(checkpoint, tmp_path_factory) -> Path:
 def attack(checkpoint, workplace, capsys):
     """Attack the shared classifier at epsilon 0.5; options given later win."""
 
-    def run(outdir: str, *options: object):
-        size = [] if "--epsilon" in options else ["--epsilon", 0.5]
-        return call(capsys, "attack", "digits", checkpoint, SIGMA, outdir, *SMALL, *size, *options)
-
-    return run
+    usual = [*SMALL, "--epsilon", 0.5]
+    return lambda outdir, *options: call(
+        capsys, "attack", "digits", checkpoint, SIGMA, outdir, *usual, *options
+    )
 
 
 def logs_of(folder: Path) -> list[Path]:
@@ -171,8 +170,13 @@ def test_manifest_tells_everything_that_decides_the_numbers(attack, workplace):
     )
     (log,) = logs_of(workplace / "out")
     settings, (run,) = manifest_of(log)["settings"], manifest_of(log)["runs"]
-    expected = {"sigma": 0.25, "seed": 3, "alpha": 0.01, "N": 50, "num_noise_vec": 4, "restarts": 2}
-    expected |= {
+    expected = {
+        "sigma": 0.25,
+        "seed": 3,
+        "alpha": 0.01,
+        "N": 50,
+        "num_noise_vec": 4,
+        "restarts": 2,
         "target": "runner-up",
         "attack_batch": 24,
         "base_attack": False,

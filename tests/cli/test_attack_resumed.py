@@ -38,8 +38,9 @@ USUAL = [
     2,
     "--num-noise-vec",
     2,
+    "--attack-batch",
+    128,
 ]
-USUAL += ["--attack-batch", 128]
 LOG = "out/epsilon_0.5.tsv"
 
 

@@ -96,9 +96,15 @@ def test_manifest_says_what_made_the_log(log, checkpoint):
         "split": "test",
         "arch": "digits_resnet8",
         "input_layer": "normalize",
+        "sigma": SIGMA,
+        "N0": 100,
+        "N": N,
+        "alpha": ALPHA,
+        "seed": 0,
+        "method": "exact",
+        "checkpoint_sha256": digest,
+        "num_classes": 10,
     }
-    settings |= {"sigma": SIGMA, "N0": 100, "N": N, "alpha": ALPHA, "seed": 0, "method": "exact"}
-    settings |= {"checkpoint_sha256": digest, "num_classes": 10}
     assert settings.items() <= manifest["settings"].items()
     assert {"dataset_fingerprint"} <= manifest["settings"].keys()
     assert "plugins" not in manifest["settings"]

@@ -61,33 +61,25 @@ def whole(checkpoint, certified, tmp_path_factory) -> Callable[[str], Path]:
 @pytest.fixture
 def start(checkpoint, certified, workplace, capsys) -> Callable:
     """Run an evaluation in this process; options given later win."""
-
-    def run(kind: str, *options: object):
-        arguments = arguments_of(kind, checkpoint, certified, *options)
-        return call(capsys, EVALUATIONS[kind][0], *arguments)
-
-    return run
+    return lambda kind, *options: call(
+        capsys, EVALUATIONS[kind][0], *arguments_of(kind, checkpoint, certified, *options)
+    )
 
 
 @pytest.fixture
 def command(checkpoint, certified) -> Callable[..., list[str]]:
     """The command line of an evaluation."""
 
-    def line(kind: str, *options: object) -> list[str]:
-        arguments = arguments_of(kind, checkpoint, certified, *options)
-        return script(EVALUATIONS[kind][0], *arguments)
-
-    return line
+    return lambda kind, *options: script(
+        EVALUATIONS[kind][0], *arguments_of(kind, checkpoint, certified, *options)
+    )
 
 
 @pytest.fixture
 def merge(workplace, capsys) -> Callable:
     """Merge the shards of an evaluation."""
 
-    def run(kind: str, *options: object):
-        return call(capsys, EVALUATIONS[kind][0], "merge", LOGS[kind], *options)
-
-    return run
+    return lambda kind, *options: call(capsys, EVALUATIONS[kind][0], "merge", LOGS[kind], *options)
 
 
 def rows_in(folder: Path, kind: str) -> int:

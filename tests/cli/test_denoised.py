@@ -98,8 +98,16 @@ def test_recipes_of_classifiers_serve_denoisers(workplace):
 def test_stopped_training_ends_like_an_undisturbed_one(
     objective, checkpoint, workplace, monkeypatch
 ):
-    options = [*SMALL, "--steps-per-epoch", 5, "--evaluate-images", 20, "--objective", objective]
-    options += ["--classifier", checkpoint] if objective == "stability" else []
+    options = [
+        *SMALL,
+        "--steps-per-epoch",
+        5,
+        "--evaluate-images",
+        20,
+        "--objective",
+        objective,
+        *(["--classifier", checkpoint] if objective == "stability" else []),
+    ]
     with monkeypatch.context() as patch:
         after_update(patch, 8, send, torch.optim.AdamW)
         stopped = ["digits", "unet", "stopped", *options, "--epochs", 2, *AT_ONCE, "--resume"]

@@ -26,26 +26,6 @@ onnxruntime = pytest.importorskip(
 SHAPE = (3, 19, 15)
 
 
-@pytest.fixture(scope="module")
-def digits(checkpoint, tmp_path_factory) -> Path:
-    """A checkpoint of integers, of digits at noise of 0.25."""
-    path = tmp_path_factory.mktemp("integers") / "digits.pth.tar"
-    succeed(
-        "quantize",
-        "digits",
-        checkpoint,
-        0.25,
-        path,
-        "--calibration",
-        64,
-        "--held-out",
-        2,
-        "--draws",
-        2,
-    )
-    return path
-
-
 def convolution(
     outputs: int, inputs: int, size: int, largest: int, reach: int, **settings: object
 ) -> Convolution:
@@ -155,7 +135,7 @@ def multiplied(network: IntegerNetwork) -> list[torch.nn.Module]:
     ]
 
 
-@pytest.mark.parametrize("name", ["digits", "all_layers"])
+@pytest.mark.parametrize("name", ["integers", "all_layers"])
 def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
     """However it optimizes the graph, which must leave multipliers apart: taken into weights, they
     rarely show.
@@ -172,7 +152,7 @@ def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
     with torch.inference_mode():
         expected = network(images)
     assert len(expected.unique(dim=0)) > 250
-    assert name == "digits" or max(getattr(layer, "parts", 1) for layer in network.layers) > 2
+    assert name == "integers" or max(getattr(layer, "parts", 1) for layer in network.layers) > 2
     for level in ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"):
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
@@ -186,7 +166,7 @@ def test_onnx_runtime_computes_the_same_logits(name, request, tmp_path, capsys):
         written, executed = ([node.op_type for node in graph].count("Mul") for graph in graphs)
         assert written == executed == len(multiplied(network)) + 1, level
     in_bytes = [node.op_type for node in graphs[1]].count("QLinearConv")
-    assert in_bytes == {"digits": 3, "all_layers": 0}[name], "one in each block"
+    assert in_bytes == {"integers": 3, "all_layers": 0}[name], "one in each block"
 
 
 def logits_of(model: object, images: torch.Tensor) -> np.ndarray:
@@ -249,19 +229,19 @@ def test_images_with_a_nan_have_no_class():
     assert np.array_equal(found, expected, equal_nan=True)
 
 
-def test_model_says_what_it_is(digits, tmp_path):
-    succeed("quantize", "export", digits, tmp_path / "integers.onnx")
+def test_model_says_what_it_is(integers, tmp_path):
+    succeed("quantize", "export", integers, tmp_path / "integers.onnx")
     model = onnx.load(tmp_path / "integers.onnx")
     facts = {each.key: each.value for each in model.metadata_props}
-    content = torch.load(digits, weights_only=True)
+    content = torch.load(integers, weights_only=True)
     assert (facts["definition"], json.loads(facts["classes"])) == ("2", content["classes"])
     assert facts["probe"] == content["integer"]["probe"] and len(facts["checkpoint_sha256"]) == 64
     assert {(each.domain, each.version) for each in model.opset_import} == {("", 13)}
 
 
 @pytest.mark.parametrize("name", ["3.weight", "2.multiplier", "mean"])
-def test_changed_checkpoint_is_noticed_and_nothing_written(digits, tmp_path, capsys, name):
-    content = torch.load(digits, weights_only=True)
+def test_changed_checkpoint_is_noticed_and_nothing_written(integers, tmp_path, capsys, name):
+    content = torch.load(integers, weights_only=True)
     content["state_dict"][name] = changed = content["state_dict"][name].contiguous()
     changed.view(-1)[0] += 1
     torch.save(content, tmp_path / "other.pth.tar")
@@ -272,37 +252,37 @@ def test_changed_checkpoint_is_noticed_and_nothing_written(digits, tmp_path, cap
     assert refused(done, "not written", "the checkpoint's probe") and snapshot(tmp_path) == before
 
 
-def test_without_the_packages(digits, tmp_path, capsys, monkeypatch):
+def test_without_the_packages(integers, tmp_path, capsys, monkeypatch):
     out = tmp_path / "integers.onnx"
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert (
         "onnxruntime is not installed, so no logits"
-        in call(capsys, "quantize", "export", digits, out).out
+        in call(capsys, "quantize", "export", integers, out).out
     )
     written = out.read_bytes()
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert refused(
-        call(capsys, "quantize", "export", digits, out, "--overwrite"),
+        call(capsys, "quantize", "export", integers, out, "--overwrite"),
         'pip install "smoothadv[onnx]"',
     )
     assert out.read_bytes() == written
 
 
-def test_only_a_model_is_replaced_and_only_if_asked(digits, checkpoint, tmp_path, capsys):
+def test_only_a_model_is_replaced_and_only_if_asked(integers, checkpoint, tmp_path, capsys):
     out, other, pipe = tmp_path / "integers.onnx", tmp_path / "notes.txt", tmp_path / "pipe"
-    succeed("quantize", "export", digits, out)
+    succeed("quantize", "export", integers, out)
     written = out.read_bytes()
-    assert refused(call(capsys, "quantize", "export", digits, out), out, "--overwrite")
+    assert refused(call(capsys, "quantize", "export", integers, out), out, "--overwrite")
     assert (
-        call(capsys, "quantize", "export", digits, out, "--overwrite").code == 0
+        call(capsys, "quantize", "export", integers, out, "--overwrite").code == 0
         and out.read_bytes() == written
     )
     other.write_text("dear diary")
     os.mkfifo(pipe)
     for path in (other, pipe, tmp_path):
-        assert refused(call(capsys, "quantize", "export", digits, path, "--overwrite"), path)
+        assert refused(call(capsys, "quantize", "export", integers, path, "--overwrite"), path)
     assert refused(
-        call(capsys, "quantize", "export", digits, digits, "--overwrite"), digits, code=2
+        call(capsys, "quantize", "export", integers, integers, "--overwrite"), integers, code=2
     )
     assert refused(
         call(capsys, "quantize", "export", checkpoint, out, "--overwrite"),

@@ -29,13 +29,10 @@ def analyze(workplace: Path, capsys):
     """Runs an analysis of one log, LOG, in the working folder, and writes to the file."""
     (workplace / "sigma_0.25").write_text(LOG)
 
-    def run(analysis: list[str], *output: str):
-        files = [word for name in output for word in ("-o", name)]
-        return call(
-            capsys, "analyze", analysis[0], "sigma_0.25", "--sigma", 0.25, *analysis[1:], *files
-        )
-
-    return run
+    return lambda analysis, *output: call(
+        *(capsys, "analyze", analysis[0], "sigma_0.25", "--sigma", 0.25, *analysis[1:]),
+        *(word for name in output for word in ("-o", name)),
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

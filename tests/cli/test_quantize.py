@@ -12,18 +12,10 @@ from smoothadv.exact.layers import LayerGraph
 from smoothadv.exact.network import ByteConvolution
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import call, refused, rows, run_process, script, succeed, timeless
-from support.integers import needs_bytes
+from support.integers import SHORT, needs_bytes
 from support.sharding import manifest_of
 
-SHORT = ("--calibration", 64, "--held-out", 20, "--draws", 50)
 SOUND = ("--sound", "--N0", 20, "--N", 200, "--device", "cpu", "--skip", 40)
-
-
-@pytest.fixture(scope="module")
-def integers(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("integers") / "integers.pth.tar"
-    succeed("quantize", "digits", checkpoint, 0.25, path, *SHORT)
-    return path
 
 
 @pytest.fixture(params=["here", pytest.param("in processes", marks=pytest.mark.slow)])

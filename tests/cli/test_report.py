@@ -3,13 +3,13 @@ name.
 """
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from smoothadv import __version__
 from smoothadv.analysis.figure_style import unbroken
-from support.commands import call
 from support.report_page import HOSTILE, Page, certification, write_everything
 
 
@@ -248,8 +248,8 @@ def test_warnings_are_on_the_page(page):
 
 
 @pytest.fixture
-def report(workplace, capsys):
-    return lambda *arguments: call(capsys, "analyze", "report", *arguments)
+def report(analyze):
+    return partial(analyze, "report")
 
 
 def page_of(report, *arguments) -> Page:
@@ -382,11 +382,11 @@ def maps_of(page: Page) -> list[str]:
 def test_heat_map_is_shown_where_both_hyper_parameters_vary(report, workplace):
     write_two_groups()
     caption = "Best certified accuracy by sigma and epsilon, of all logs"
-    assert maps_of(page_of(report, "Ours=ours", "Cohen=cohen")) == [caption]
-    assert maps_of(page_of(report, "Ours=ours")) == [caption]
-    assert maps_of(page_of(report, "Cohen=cohen")) == [], "no epsilon"
-    same_sigma = ["ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.25"]
-    assert maps_of(page_of(report, *same_sigma)) == []
-    assert maps_of(page_of(report, "ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.50")) == [
-        caption
-    ], "or none"
+    for number, logs in [
+        (1, ["Ours=ours", "Cohen=cohen"]),
+        (1, ["Ours=ours"]),
+        (0, ["Cohen=cohen"]),  # no epsilon
+        (0, ["ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.25"]),  # one sigma
+        (1, ["ours/PGD_2steps", "cohen/cifar10/resnet110/noise_0.50"]),  # an epsilon, or none
+    ]:
+        assert maps_of(page_of(report, *logs)) == [caption] * number, logs

@@ -24,12 +24,10 @@ def free_choice(monkeypatch) -> None:
 def test_usable_cpus_are_shared(monkeypatch):
     monkeypatch.setattr("joblib.cpu_count", lambda: 8)
     assert usable_cpus() == 8
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert usable_cpus() == 2
-    monkeypatch.setenv("SMOOTHADV_JOBS", "2")
-    assert usable_cpus() == 1
-    monkeypatch.setenv("SMOOTHADV_JOBS", "9")
-    assert usable_cpus() == 1
+    sharing = [("LOCAL_WORLD_SIZE", "3", 2), ("SMOOTHADV_JOBS", "2", 1), ("SMOOTHADV_JOBS", "9", 1)]
+    for name, value, count in sharing:
+        monkeypatch.setenv(name, value)
+        assert usable_cpus() == count
 
 
 def test_threads_suit_images_and_cpus(monkeypatch, free_choice):

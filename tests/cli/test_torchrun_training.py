@@ -46,8 +46,9 @@ TRAINING = [
     *PGD,
     "--epochs",
     2,
+    "--steps-per-epoch",
+    STEPS,
 ]
-TRAINING += ["--steps-per-epoch", STEPS]
 FILES = ["args.json", "checkpoint.pth.tar", "log.txt"]
 
 # Trains as the command does; each process writes down which weights it has after each update, by

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -34,15 +35,13 @@ COLUMNS = [
     "train_loss",
     "train_accuracy",
     "train_unattacked_accuracy",
-]
-COLUMNS += [
     "test_loss",
     "test_accuracy",
     "test_clean_accuracy",
     "test_adversarial_accuracy",
     "test_images",
+    "images_per_second",
 ]
-COLUMNS += ["images_per_second"]
 # Every option that makes an epoch depend on its number: learning rate, epsilon, and the draws.
 SHORT_RUNS = {
     "gaussian": ("train", "--noise 0.25 --lr-step-size 1".split()),
@@ -321,8 +320,15 @@ def test_testing_takes_no_more_memory_than_an_update(workplace, monkeypatch, mic
         return forward(layer, images)
 
     monkeypatch.setattr(torch.nn.Conv2d, "forward", noted)
-    options = ["--warmup", 0, "--num-noise-vec", 4, "--batch", 64]
-    options += [] if micro_batch is None else ["--micro-batch", micro_batch]
+    options = [
+        "--warmup",
+        0,
+        "--num-noise-vec",
+        4,
+        "--batch",
+        64,
+        *([] if micro_batch is None else ["--micro-batch", micro_batch]),
+    ]
     succeed("train_pgd", *DIGITS, "run", *PGD, *options, *SHORT)
     assert max(sizes["update"]) == max(sizes["attack"]) == 4 * (micro_batch or 64)
 
@@ -333,6 +339,7 @@ def test_overwritten_run_keeps_its_arguments_until_it_has_a_successor(workplace,
     before = snapshot(workplace)
     again = [*DIGITS, "run", "--noise", 1, *SHORT, "--overwrite"]
     with pytest.MonkeyPatch.context() as patch:
+        interrupted = mock.Mock(side_effect=KeyboardInterrupt)
         patch.setattr("smoothadv.training.run.Update.__call__", interrupted)
         assert call(capsys, "train", *again).code == 130
     assert snapshot(workplace) == before
@@ -340,10 +347,6 @@ def test_overwritten_run_keeps_its_arguments_until_it_has_a_successor(workplace,
     recipe = json.loads((workplace / "run/args.json").read_text())["recipe"]
     assert recipe == read(workplace / "run")["recipe"] and recipe["objective"]["noise_sd"] == 1
     assert read(workplace / "run")["epoch"] == len(rows(workplace / "run/log.txt")) == 1
-
-
-def interrupted(*arguments: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_resuming_with_another_number_of_processes_is_warned_of(workplace, capsys, monkeypatch):

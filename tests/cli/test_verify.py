@@ -20,23 +20,9 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def logs(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def logs(checkpoint, integers, tmp_path_factory) -> dict[str, Path]:
     """A log of each kind: one that any machine can repeat, and two of a float network."""
     folder = tmp_path_factory.mktemp("logs")
-    integers = folder / "integers.pth.tar"
-    succeed(
-        "quantize",
-        "digits",
-        checkpoint,
-        SIGMA,
-        integers,
-        "--calibration",
-        64,
-        "--held-out",
-        4,
-        "--draws",
-        20,
-    )
     for kind, options in KINDS.items():
         model = {"integers": integers, "ensemble": f"{integers}+{checkpoint}"}.get(kind, checkpoint)
         number = ("--N", 200, "--max", EXAMPLES, "--device", "cpu")

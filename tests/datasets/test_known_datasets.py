@@ -28,17 +28,19 @@ def test_unknown_name_lists_the_known_ones_and_suggests_the_close_one(ask):
     assert all(name in message for name in DATASETS)
 
 
-@pytest.mark.parametrize("name", PLAIN)
-@pytest.mark.parametrize("location", ["foo", ""])
-def test_location_after_a_plain_name_is_refused(name, location):
-    message = refusal(describe_dataset, f"{name}:{location}", names=f"'{name}:{location}'")
-    assert "imagefolder:PATH" in message
-
-
-@pytest.mark.parametrize("name", LOCATED)
-@pytest.mark.parametrize("colon", ["", ":"])
-def test_missing_location_is_asked_for(name, colon):
-    refusal(describe_dataset, name + colon, names=f"{name}:{DATASETS[name].location}")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *((f"{name}:{location}", "imagefolder:PATH") for name in PLAIN for location in ("foo", "")),
+        *(
+            (name + end, f"{name}:{DATASETS[name].location}")
+            for name in LOCATED
+            for end in ("", ":")
+        ),
+    ],
+)
+def test_location_after_a_plain_name_is_refused_and_a_missing_one_asked_for(name, words):
+    assert words in refusal(describe_dataset, name, names=f"'{name}'")
 
 
 @pytest.mark.parametrize("split", ["val", "Train", ""])

@@ -2,6 +2,7 @@
 draws.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -365,13 +366,13 @@ def test_noisy_copies_and_draws_are_the_same_numbers_of_a_stream(kind):
 
 def words_at(noise: Noise, examples, purposes, firsts, draws: int, counters: int) -> torch.Tensor:
     """The four words of every counter of every draw: [number, 4]."""
-    found = []
-    for example in examples:
-        for purpose in purposes:
-            for first in firsts:
-                for _, words in noise.words(cpu, counters, draws, example, first, purpose):
-                    found.append(torch.stack(words, dim=-1).reshape(-1, 4))
-    return torch.cat(found)
+    return torch.cat(
+        [
+            torch.stack(words, dim=-1).reshape(-1, 4)
+            for example, purpose, first in itertools.product(examples, purposes, firsts)
+            for _, words in noise.words(cpu, counters, draws, example, first, purpose)
+        ]
+    )
 
 
 def test_no_two_addresses_share_their_words():

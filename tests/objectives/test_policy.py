@@ -59,8 +59,14 @@ def test_policy_of_acr_weakness_is_the_papers():
     ], "the attack begins with the policy"
 
 
-WRONG = [{"from_epoch": -1}, {"resample_draws": 3}, {"drop_draws": 0}]
-WRONG += [{"drop_below": -1e-9}, {"drop_below": 1 + 1e-9}, {"resample_every": -1}]
+WRONG = [
+    {"from_epoch": -1},
+    {"resample_draws": 3},
+    {"drop_draws": 0},
+    {"drop_below": -1e-9},
+    {"drop_below": 1 + 1e-9},
+    {"resample_every": -1},
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG)

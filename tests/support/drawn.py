@@ -14,9 +14,12 @@ def describe(figure: Figure) -> str:
     """Lines of text: first those of the figure, then those of each of its axes."""
     legends = [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
     names = [[text.get_text() for text in legend.get_texts()] for legend in legends]
-    lines = [figure.get_suptitle(), figure.get_supxlabel()]
-    lines += [f"legend: {' | '.join(some)}" for some in names]
-    lines += [line for axes in figure.axes for line in _of_axes(axes)]
+    lines = [
+        figure.get_suptitle(),
+        figure.get_supxlabel(),
+        *[f"legend: {' | '.join(some)}" for some in names],
+        *[line for axes in figure.axes for line in _of_axes(axes)],
+    ]
     return "".join(line.replace("\n", "\\n") + "\n" for line in lines if line)
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from smoothadv.records.logs import manifest_path
 from support.analyzed_folder import FIVE, ORACLE, SELECTION, certification, fill_folder, log
 from support.procedure_logs import GRID, put, put_one_of_each
@@ -70,3 +72,13 @@ def fill() -> None:
     rows = [f"{header} radius flipped".split(), "0 1 1 1 1 0:00:01 0.1 0.1 0 1 0.4 0".split()]
     against.write_text("".join("\t".join(row) + "\n" for row in rows))
     Path("gap/out/far.npz").write_bytes(b"PK\x03\x04")
+
+
+@pytest.fixture(scope="module")
+def golden_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of these logs."""
+    folder = tmp_path_factory.mktemp("golden")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        fill()
+    return folder

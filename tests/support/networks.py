@@ -29,7 +29,7 @@ class Network(nn.Module):
         return self.end(self.norm(self.first(x)))
 
 
-def _network(
+def network_class(
     name: str, forward: Callable, change: Callable[[Network], object] = lambda net: None
 ) -> type[Network]:
     """A class of networks that ``change`` their layers and then run them by ``forward``."""
@@ -60,64 +60,68 @@ def _weight_read_twice(net, x):
     return net.end(nn.functional.conv2d(net.norm(net.first(x)).relu(), net.first.weight, padding=1))
 
 
-BranchOnData = _network(
+BranchOnData = network_class(
     "BranchOnData", lambda net, x: net.end(net.first(x) if x.mean() > 0.5 else net.second(x))
 )
-BranchOnShape = _network(
+BranchOnShape = network_class(
     "BranchOnShape", lambda net, x: net.end(net.first(x) if x.shape[2] == 8 else net.second(x))
 )
-RangeOverShape = _network(
+RangeOverShape = network_class(
     "RangeOverShape",
     lambda net, x: net.end(sum(net.first(x).roll(shift, 2) * shift for shift in range(x.shape[2]))),
 )
-LengthOfBatch = _network("LengthOfBatch", lambda net, x: net.norm(net.first(x)).reshape(len(x), -1))
-Autocast = _network("Autocast", _autocast)
-FurtherArgument = _network(
+LengthOfBatch = network_class(
+    "LengthOfBatch", lambda net, x: net.norm(net.first(x)).reshape(len(x), -1)
+)
+Autocast = network_class("Autocast", _autocast)
+FurtherArgument = network_class(
     "FurtherArgument", lambda net, x, scale=None: net.end(net.norm(net.first(x)))
 )
-BranchOnType = _network("BranchOnType", _branch_on_type)
+BranchOnType = network_class("BranchOnType", _branch_on_type)
 # A batch normalization that follows no convolution, and one that follows an activation.
-NormAfterSum = _network(
+NormAfterSum = network_class(
     "NormAfterSum", lambda net, x: net.end(net.other_norm(net.norm(net.first(x) + x).relu()))
 )
-NormFirst = _network("NormFirst", lambda net, x: net.end(net.first(net.norm(x))))
+NormFirst = network_class("NormFirst", lambda net, x: net.end(net.first(net.norm(x))))
 # The convolution's output is read before its normalization, too.
-TwoConsumers = _network("TwoConsumers", _two_consumers)
-TwoReadersOfTheImage = _network(
+TwoConsumers = network_class("TwoConsumers", _two_consumers)
+TwoReadersOfTheImage = network_class(
     "TwoReadersOfTheImage", lambda net, x: net.end(net.norm(net.first(x)) + x)
 )
 # One batch normalization after two convolutions.
-NormOfTwo = _network(
+NormOfTwo = network_class(
     "NormOfTwo", lambda net, x: net.end(net.norm(net.second(net.norm(net.first(x)).relu())))
 )
 # One convolution, on the image and on its own output, without normalizations and each time with one
 # of its own.
-FirstUsedTwice = _network("FirstUsedTwice", lambda net, x: net.end(net.first(net.first(x).relu())))
-NormsOfOne = _network(
+FirstUsedTwice = network_class(
+    "FirstUsedTwice", lambda net, x: net.end(net.first(net.first(x).relu()))
+)
+NormsOfOne = network_class(
     "NormsOfOne", lambda net, x: net.end(net.other_norm(net.first(net.norm(net.first(x)).relu())))
 )
 # The first layer's weights are used a second time without the layer.
-WeightReadTwice = _network("WeightReadTwice", _weight_read_twice)
-ReflectedBorder = _network(
+WeightReadTwice = network_class("WeightReadTwice", _weight_read_twice)
+ReflectedBorder = network_class(
     "ReflectedBorder",
     Network.forward,
     lambda net: setattr(net, "first", nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect")),
 )
-Grouped = _network(
+Grouped = network_class(
     "Grouped",
     Network.forward,
     lambda net: setattr(net, "first", nn.Conv2d(3, 3, 3, padding=1, groups=3)),
 )
 # Two convolutions with the same weights.
-TiedWeights = _network(
+TiedWeights = network_class(
     "TiedWeights",
     lambda net, x: net.end(net.second(net.first(x).relu())),
     lambda net: setattr(net.second, "weight", net.first.weight),
 )
 # The first layer's weights are computed from others, at every pass.
-SpectralNorm = _network("SpectralNorm", Network.forward, lambda net: spectral_norm(net.first))
+SpectralNorm = network_class("SpectralNorm", Network.forward, lambda net: spectral_norm(net.first))
 # A hook changes what the first layer returns.
-HookedLayer = _network(
+HookedLayer = network_class(
     "HookedLayer",
     Network.forward,
     lambda net: net.first.register_forward_hook(lambda module, inputs, output: output.square()),

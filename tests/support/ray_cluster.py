@@ -159,8 +159,6 @@ class RayCluster:
             "start",
             "--block",
             "--object-store-memory=80000000",
-        ]
-        command += [
             *arguments,
             f"--node-ip-address={_host(index)}",
             f"--temp-dir={self.short}/{index}",

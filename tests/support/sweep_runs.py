@@ -22,8 +22,9 @@ _FIXED = {
     "arch": "digits_resnet8",
     "epochs": EPOCHS,
     "checkpoint-minutes": 0.005,
+    "lr-schedule": "one-cycle",
+    "lr": 0.2,
 }
-_FIXED |= {"lr-schedule": "one-cycle", "lr": 0.2}
 _SIZES = ("0.25", "0.50")
 NAMES = [
     f"PGD_1step/eps_{epsilon}/digits/digits_resnet8/noise_{noise}"

@@ -36,8 +36,12 @@ CPU = {"--device": "cpu"}
 IMAGES = 359
 """The test images of digits."""
 # What commands find in files, and analyses expect in manifests.
-_READ = {"dataset_fingerprint": "0", "input_layer": "normalize", "num_classes": 10}
-_READ |= {"noise": "GaussianNoise"}
+_READ = {
+    "dataset_fingerprint": "0",
+    "input_layer": "normalize",
+    "num_classes": 10,
+    "noise": "GaussianNoise",
+}
 _TRAINING = ("epoch", "time", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
 Table = Mapping[str, Any]
 
@@ -108,8 +112,12 @@ def fake(stage: Stage, epochs: int | None = None, certified: int = IMAGES) -> No
     stage.prepare()
     paths, mean = stage.classifier.paths, stage.classifier.mean
     digests, recipes = map(digest, paths), [json.loads(path.read_text()) for path in paths]
-    made = {"checkpoint_sha256": {mean: list(digests)} if mean else next(digests)}
-    made |= {"training": recipes if mean else recipes[0], "arch": recipes[0]["arch"], **_READ}
+    made = {
+        "checkpoint_sha256": {mean: list(digests)} if mean else next(digests),
+        "training": recipes if mean else recipes[0],
+        "arch": recipes[0]["arch"],
+        **_READ,
+    }
     selection = {"skip": stage.expected.skip, "max": stage.expected.limit}
     for log, known in zip(stage.logs, stage.expected.settings):
         settings = json.loads(json.dumps({**known, **made}))

@@ -128,8 +128,9 @@ class WarmProcesses:
         """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun; killed
         in the end.
         """
-        places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        places |= {
+        places = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count)),
             "TORCHELASTIC_RUN_ID": "warm",
         }

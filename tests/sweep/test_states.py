@@ -150,27 +150,18 @@ def test_record_says_what_the_files_cannot(what):
         assert kind(job) is WAITING
 
 
-def other_model() -> None:
-    (MODEL / "checkpoint.pth.tar").write_text("{}")
-
-
-def other_seed() -> None:
-    fake(the_job({**FIXED, "seed": 1}).training)
-
-
 def denoised_log() -> None:
     set_field(manifest_path(LOG), "settings", "denoiser", {"sha256": "0"})
-
-
-def pretrained_model() -> None:
-    set_field(MODEL / "args.json", "recipe", "pretrained", True)
 
 
 CONFLICTS = {
     "added denoiser": (None, {}, {"denoiser": "diffusers:x"}, ["denoiser than diffusers:x"]),
     "other denoiser": (denoised_log, {}, {"denoiser": "grid.toml"}, ["denoiser than grid.toml"]),
     "no denoiser": (denoised_log, {}, {}, [str(LOG), "another denoiser than none"]),
-    "pretrained": (pretrained_model, {}, {}, [str(MODEL), "pretrained was True, now False"]),
+    "pretrained": (
+        lambda: set_field(MODEL / "args.json", "recipe", "pretrained", True),
+        *({}, {}, [str(MODEL), "pretrained was True, now False"]),
+    ),
     "N": (None, {}, {"N": 300}, ["N was 200, now 300"]),
     "alpha": (None, {}, {"alpha": 0.01}, ["alpha was 0.001, now 0.01"]),
     "procedure": (None, {}, {"method": "adaptive"}, ["method was 'exact', now 'adaptive'"]),
@@ -184,8 +175,14 @@ CONFLICTS = {
     "input layer": (None, {"input-layer": "center"}, {}, [str(MODEL), "input_layer"]),
     "fewer epochs": (None, {"epochs": 1}, {}, [str(MODEL), "epochs"]),
     "more epochs": (None, {"epochs": 3}, {}, [str(LOG), "of 2 epochs in", "to 3 would replace"]),
-    "retrained with another seed": (other_seed, {}, {}, [str(MODEL), "seed was 1, now 0"]),
-    "another checkpoint": (other_model, {}, {}, [str(LOG), str(MODEL / "checkpoint.pth.tar")]),
+    "retrained with another seed": (
+        lambda: fake(the_job({**FIXED, "seed": 1}).training),
+        *({}, {}, [str(MODEL), "seed was 1, now 0"]),
+    ),
+    "another checkpoint": (
+        lambda: (MODEL / "checkpoint.pth.tar").write_text("{}"),
+        *({}, {}, [str(LOG), str(MODEL / "checkpoint.pth.tar")]),
+    ),
 }
 
 

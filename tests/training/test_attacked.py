@@ -17,25 +17,22 @@ from smoothadv.architectures.input_layers import Normalize
 from smoothadv.attacks import ATTACKS
 from smoothadv.training.execution import FoldedModel, folded_form
 from support import networks
-from support.networks import Network, settle_batch_norms
+from support.networks import Network, network_class, settle_batch_norms
+
+NoStatistics = network_class(
+    "NoStatistics",
+    Network.forward,
+    lambda net: setattr(net, "norm", nn.BatchNorm2d(3, track_running_stats=False)),
+)
+"""Normalizes by the statistics of the batch, also in eval mode."""
 
 
-class NoStatistics(Network):
-    """Normalizes by the statistics of the batch, also in eval mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(3, track_running_stats=False)
-
-
-class NormAfterActivation(Network):
-    def forward(self, x):
-        return self.end(self.norm(self.first(x).relu()))
-
-
-class NormAfterPooling(Network):
-    def forward(self, x):
-        return self.end(self.norm(F.avg_pool2d(self.first(x), 2)))
+NormAfterActivation = network_class(
+    "NormAfterActivation", lambda net, x: net.end(net.norm(net.first(x).relu()))
+)
+NormAfterPooling = network_class(
+    "NormAfterPooling", lambda net, x: net.end(net.norm(F.avg_pool2d(net.first(x), 2)))
+)
 
 
 class Geometry(nn.Module):
@@ -71,14 +68,12 @@ class SumAfterActivation(Network):
         return (F.relu(self.other_norm(self.second(maps))) + maps).mean((2, 3))
 
 
-class SumAfterActivationOfImage(Network):
-    def forward(self, x):
-        return (F.relu(self.norm(self.first(x))) + x).mean((2, 3))
-
-
-class ActivationTwice(Network):
-    def forward(self, x):
-        return self.end(F.relu(F.relu(self.norm(self.first(x)))))
+SumAfterActivationOfImage = network_class(
+    "SumAfterActivationOfImage", lambda net, x: (F.relu(net.norm(net.first(x))) + x).mean((2, 3))
+)
+ActivationTwice = network_class(
+    "ActivationTwice", lambda net, x: net.end(F.relu(F.relu(net.norm(net.first(x)))))
+)
 
 
 class SumAfterSmoothActivation(Network):
@@ -87,9 +82,10 @@ class SumAfterSmoothActivation(Network):
         return self.end(torch.tanh(maps) + self.other_norm(self.second(torch.tanh(maps))))
 
 
-class FunctionalDropout(Network):
-    def forward(self, x):
-        return self.end(F.dropout(self.norm(self.first(x)), 0.5, training=self.training))
+FunctionalDropout = network_class(
+    "FunctionalDropout",
+    lambda net, x: net.end(F.dropout(net.norm(net.first(x)), 0.5, training=net.training)),
+)
 
 
 class BranchOnTraining(Network):
@@ -107,9 +103,10 @@ class FunctionalNorm(Network):
         )
 
 
-class InsistsOnFloat32(Network):
-    def forward(self, x):
-        return self.end(self.norm(F.conv2d(x, self.first.weight.float(), padding=1)))
+InsistsOnFloat32 = network_class(
+    "InsistsOnFloat32",
+    lambda net, x: net.end(net.norm(F.conv2d(x, net.first.weight.float(), padding=1))),
+)
 
 
 def network_with_bottlenecks(**widths: int) -> nn.Module:
@@ -285,8 +282,8 @@ UNTRACEABLE = [
     networks.BranchOnShape,
     networks.RangeOverShape,
     networks.LengthOfBatch,
+    networks.Autocast,
 ]
-UNTRACEABLE += [networks.Autocast]
 SHARING = [networks.FirstUsedTwice, networks.NormsOfOne, networks.NormOfTwo, networks.TiedWeights]
 COMPUTED = [networks.SpectralNorm, networks.HookedLayer]
 MISLED = [networks.BranchOnType, networks.WeightReadTwice, InsistsOnFloat32]

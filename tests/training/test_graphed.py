@@ -38,8 +38,9 @@ UPDATES = [
     (2, 0.1, 0.5, 6),
     (3, 0.1, 1.0, 6),
     (3, 0.1, 1.0, 4),
+    (4, 0.02, 1.0, 6),
+    (5, 0.02, 1.0, 6),
 ]
-UPDATES += [(4, 0.02, 1.0, 6), (5, 0.02, 1.0, 6)]
 
 
 class Two(Processes):
@@ -73,8 +74,12 @@ class Both:
             nn.BatchNorm2d(4),
             nn.ReLU(),
             nn.Conv2d(4, 4, 3, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            layer(),
+            nn.Linear(64, 10),
         ]
-        layers += [nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), layer(), nn.Linear(64, 10)]
         network = nn.Sequential(nn.Identity(), nn.Sequential(*layers))
         execution, example, teacher = (
             Execution(precision),
@@ -276,8 +281,6 @@ def test_runs_are_the_same_with_graphs_and_say_so(tmp_path, monkeypatch, recorde
         1,
         "--device",
         "cpu",
-    ]
-    words += [
         "--batch",
         32,
         "--steps-per-epoch",

@@ -14,7 +14,7 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.exact.layers import Convolution
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.exact.training import TrainedIntegers
-from support.commands import call, refused, rows, succeed, timeless
+from support.commands import call, refused, rows, timeless
 from support.integers import grey_images, quantized
 from support.stopping import after_update, send
 from support.weights import read, same_state
@@ -39,26 +39,6 @@ def network() -> IntegerNetwork:
     torch.manual_seed(0)
     model = get_architecture("digits_resnet8", describe_dataset("digits")).eval()
     return quantized(model, grey_images(48, (1, 8, 8)))
-
-
-@pytest.fixture(scope="module")
-def integers(checkpoint, tmp_path_factory):
-    """A checkpoint of integers, made of the classifier of most tests."""
-    path = tmp_path_factory.mktemp("integers") / "integers.pth.tar"
-    succeed(
-        "quantize",
-        "digits",
-        checkpoint,
-        0.25,
-        path,
-        "--calibration",
-        64,
-        "--held-out",
-        20,
-        "--draws",
-        20,
-    )
-    return path
 
 
 def finetune(capsys, integers, folder, *options, command: str = "train_pgd"):

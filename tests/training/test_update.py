@@ -33,8 +33,11 @@ def network(normalization: type[nn.Module] | None = None) -> nn.Module:
         nn.Conv2d(3, 4, 3, bias=False),
         *([normalization(4)] if normalization else []),
         nn.Softplus(),
+        nn.Conv2d(4, 4, 2, stride=2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(16, 3),
     ]
-    layers += [nn.Conv2d(4, 4, 2, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)]
     return nn.Sequential(nn.Identity(), nn.Sequential(*layers)).double()
 
 
@@ -93,9 +96,13 @@ def state_after(
     return state(model)
 
 
-OBJECTIVES = {"gaussian": Gaussian(SIGMA), "one copy": smoothadv(1), "four copies": smoothadv(4)}
-OBJECTIVES |= {
-    name: KINDS[name](noise_sd=SIGMA) for name in KINDS if name not in ("gaussian", "smoothadv")
+OBJECTIVES = {
+    "gaussian": Gaussian(SIGMA),
+    "one copy": smoothadv(1),
+    "four copies": smoothadv(4),
+    **{
+        name: KINDS[name](noise_sd=SIGMA) for name in KINDS if name not in ("gaussian", "smoothadv")
+    },
 }
 OBJECTIVES["acr-weakness"] = KINDS["acr-weakness"](noise_sd=SIGMA, attack_from_epoch=0)
 OBJECTIVES["first step"] = KINDS["smoothmix"](noise_sd=SIGMA, one_step_adversary=True, warmup=50)
@@ -183,8 +190,10 @@ def usual_network(dropout: float = 0.0) -> nn.Module:
         nn.ReLU(),
         nn.Conv2d(4, 4, 3),
         nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(16, 3),
     ]
-    layers += [nn.Flatten(), nn.Dropout(dropout), nn.Linear(16, 3)]
     return nn.Sequential(nn.Identity(), nn.Sequential(*layers))
 
 
