@@ -134,17 +134,14 @@ def test_script_goes_from_grids_to_a_report(speaking, script):
         assert (each[-2:] == ["--engine", "slurm"]) == (each[1] == "run")
 
 
-def test_failed_jobs_are_no_reason_not_to_report_on_the_others(speaking):
-    done = run_script(speaking, "sweep_imagenet", "fails")
-    assert done.returncode == 1 and [line.split()[1] for line in said(done, "sweep")] == [
-        "run",
-        "report",
-    ]
-
-
-def test_jobs_that_are_left_to_a_queue_are_not_reported_on(speaking):
-    done = run_script(speaking, "sweep_imagenet", "--engine", "slurm", "--detach")
-    assert done.returncode == 0 and [line.split()[1] for line in said(done, "sweep")] == ["run"]
+@pytest.mark.parametrize(
+    ("words", "code", "actions"),
+    [(["fails"], 1, ["run", "report"]), (["--engine", "slurm", "--detach"], 0, ["run"])],
+)
+def test_jobs_are_reported_on_unless_they_are_left_to_a_queue(speaking, words, code, actions):
+    """Failed ones are no reason not to report on the others."""
+    done = run_script(speaking, "sweep_imagenet", *words)
+    assert (done.returncode, [line.split()[1] for line in said(done, "sweep")]) == (code, actions)
 
 
 def test_models_of_the_scripts_are_counted_right(speaking, repository, monkeypatch, capsys):

@@ -343,31 +343,23 @@ def test_models_that_cannot_be_used_are_named_as_such(
         call(function, model, **options)
 
 
-@pytest.mark.parametrize("function", ["predict", "attack"])
-def test_draws_of_noise_are_refused_where_the_base_classifier_is_attacked(function, checkpoints):
-    keywords = {**CLEAN, "attack": PGD(0.5, 1), "base_attack": True, "num_noise_vec": 8}
-    with pytest.raises(UserError, match="num_noise_vec is not read by .*base_attack=True"):
-        getattr(smoothadv, function)(checkpoints["gaussian"], "digits", **keywords)
-
-
-@pytest.mark.parametrize("function", ["attack", "falsify"])
-def test_an_attack_that_is_none_is_refused(function, checkpoints):
-    keywords = {
-        **CLEAN,
-        "attack": None,
-        **({"against": "log.tsv"} if function == "falsify" else {}),
-    }
-    with pytest.raises(UserError, match="attack: found None"):
-        getattr(smoothadv, function)(checkpoints["gaussian"], "digits", **keywords)
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        *(
+            (function, {"base_attack": True, "num_noise_vec": 8}, "num_noise_vec is not read by .*")
+            for function in ("predict", "attack")
+        ),
+        *((function, {"attack": None}, "attack: found None") for function in ("attack", "falsify")),
+        ("train", {"schedule": {"epochs": 1}, "epochs": 2}, "epochs: found it in schedule too"),
+    ],
+)
+def test_keywords_that_contradict_each_other_are_refused(function, options, message):
+    with pytest.raises(UserError, match=message):
+        call(function, **options)
 
 
 def test_epsilons_of_none_are_that_of_the_attack(checkpoints):
     keywords = {**CLEAN, "limit": 1, "num_noise_vec": 1, "epsilons": None}
     found = smoothadv.attack(checkpoints["gaussian"], "digits", attack=PGD(0.5, 1), **keywords)
     assert found.epsilon.tolist() == [0.5]
-
-
-def test_a_keyword_that_the_schedule_has_too_is_refused():
-    words = {"objective": SmoothAdv(PGD(0.5, 1), 0.25), "outdir": "run"}
-    with pytest.raises(UserError, match="epochs: found it in schedule too"):
-        smoothadv.train("digits_resnet8", "digits", schedule={"epochs": 1}, epochs=2, **words)

@@ -44,12 +44,16 @@ def gpu(monkeypatch) -> Gpu:
     monkeypatch.setattr(
         torch, "zeros", lambda *shape, device=None, **options: zeros(*shape, **options)
     )
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: gpu.peak)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (FREE, TOTAL))
+    accounting = {
+        "empty_cache": lambda: None,
+        "synchronize": lambda device: None,
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_allocated": lambda device: 0,
+        "max_memory_allocated": lambda device: gpu.peak,
+        "mem_get_info": lambda device: (FREE, TOTAL),
+    }
+    for name, function in accounting.items():
+        monkeypatch.setattr(torch.cuda, name, function)
     return gpu
 
 

@@ -1,9 +1,10 @@
 """Running the commands: as processes where the process itself matters, otherwise in this one, which
-is far faster.
+is far faster; and what tests read of their logs.
 """
 
 import csv
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -162,6 +163,22 @@ def timeless(log: Path) -> list[dict[str, str]]:
 def header(log: Path) -> list[str]:
     """The column names of a log, in their order."""
     return log.read_text().splitlines()[0].split("\t")
+
+
+def manifest_of(log: Path) -> dict:
+    return json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
+
+
+def settings_of(log: Path) -> dict:
+    return manifest_of(log)["settings"]
+
+
+def assert_same(log: Path, expected: Path) -> None:
+    """All but the times is equal: columns, rows, their order, and what the manifest says of their
+    numbers.
+    """
+    assert header(log) == header(expected) and timeless(log) == timeless(expected)
+    assert settings_of(log) == settings_of(expected)
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:

@@ -152,7 +152,8 @@ def large(name: str) -> tuple[nn.Module, torch.Tensor]:
     """A large network in float64 and train mode, with statistics as if trained; and images."""
     torch.manual_seed(0)
     model = LARGE[name]().double()
-    shape = (1, 8, 8) if name.startswith("digits") else (3, 32, 32)
+    sides = {"digits": 8, "cifar": 32}
+    shape = (1 if "digits" in name else 3, *[sides.get(name.partition("_")[0], 16)] * 2)
     images = torch.rand(6, *shape, dtype=torch.float64)
     settle_batch_norms(model, images)
     return model.train(), images[:4]
