@@ -13,8 +13,7 @@ from smoothadv.checkpoints import load_classifier
 from smoothadv.training import run as loop
 from smoothadv.training import teacher
 from support.commands import Outcome, call, header, refused
-from support.stopping import after_update, send
-from support.weights import read, same_state
+from support.trainings import after_update, read, same_state, send
 
 pytestmark = pytest.mark.usefixtures("workplace")
 SMALL = ["--noise", 0.25, "--device", "cpu", "--batch", 256, "--evaluate-images", 20, "--epochs", 1]

@@ -22,8 +22,7 @@ import torch
 
 from smoothadv.objectives import OBJECTIVES
 from support.commands import call, rows, script, start_process, succeed, timeless, wait_until
-from support.stopping import AT_ONCE, after_update, send
-from support.weights import read, same_state
+from support.trainings import AT_ONCE, after_update, read, same_state, send
 
 TRAINING = ["digits", "digits_resnet8"]
 STEPS = 12

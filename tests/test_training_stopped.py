@@ -21,8 +21,7 @@ from support.commands import (
     timeless,
     wait_until,
 )
-from support.stopping import AT_ONCE, after_update, send
-from support.weights import read, same_state
+from support.trainings import AT_ONCE, after_update, read, same_state, send
 
 TRAINING = ["digits", "digits_resnet8"]
 STEPS = 12

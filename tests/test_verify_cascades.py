@@ -18,7 +18,8 @@ from smoothadv.records.logs import manifest_path
 from smoothadv.records.manifests import row_checks
 from support.commands import header, rows
 from support.models import IntervalClassifier
-from support.verifier import loaded_verifier
+from support.verifier import script as script
+from support.verifier import verdict
 
 GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
 """The first pixel: class 2 of four above 127.5 of 255."""
@@ -48,11 +49,6 @@ ROUTERS = [name for name in LOGS if "router" in name]
 
 
 @pytest.fixture(scope="module")
-def script():
-    return loaded_verifier()
-
-
-@pytest.fixture(scope="module")
 def logs(tmp_path_factory) -> dict[str, Path]:
     folder, found = tmp_path_factory.mktemp("logs"), {}
     images = torch.full((len(GREY), 1, 2, 2), 51 / 255)
@@ -66,14 +62,6 @@ def logs(tmp_path_factory) -> dict[str, Path]:
         smoothadv.certify(images=images, labels=labels, device="cpu", **keywords)
         found[name] = folder / f"{name}.tsv"
     return found
-
-
-def verdict(script, log: Path, capsys) -> tuple[bool, str]:
-    capsys.readouterr()
-    try:
-        return script.verify(log), capsys.readouterr().out
-    except (KeyError, ValueError, TypeError) as error:
-        return False, f"cannot be verified: {error}"
 
 
 def changed(log: Path, target: Path, number: int, fields: dict, settings: dict) -> Path:

@@ -37,7 +37,8 @@ from smoothadv.statistics.bounds import certified_radius
 from smoothadv.statistics.error_spending import look_schedule
 from support.commands import header, rows
 from support.models import IntervalClassifier
-from support.verifier import SCRIPT, loaded_verifier
+from support.verifier import SCRIPT, verdict
+from support.verifier import script as script
 
 SIGMA, N = 0.5, 300
 GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
@@ -71,11 +72,6 @@ LOGS = {
     "label-aware": {"method": "adaptive", "radii": (0.05, 0.1), "label_aware": True},
 }
 Tampering = Callable[[list[dict[str, str]], dict[str, Any]], None]
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return loaded_verifier()
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +111,6 @@ def written(
         log, [Shard(number, shards).path(log) for number in range(shards)]
     ) if shards else certify(spec)
     return log
-
-
-def verdict(script: ModuleType, log: Path, capsys) -> tuple[bool, str]:
-    capsys.readouterr()
-    try:
-        return script.verify(log), capsys.readouterr().out
-    except (KeyError, ValueError, TypeError) as error:
-        return False, f"cannot be verified: {error}"
 
 
 def tampered(log: Path, target: Path, tampering: Tampering) -> Path:

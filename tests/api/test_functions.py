@@ -25,7 +25,7 @@ from smoothadv.noise import GaussianNoise
 from smoothadv.objectives.stability import Stability
 from smoothadv.records.readers import read_examples
 from support.commands import CODE, call, rows, run_process
-from support.sharding import key_of_log
+from support.evaluations import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
 # One batch for all that is compared: another size may round a logit, and decide a vote, in another

@@ -3,6 +3,7 @@ the host.
 """
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -154,10 +155,7 @@ def test_lack_of_memory_is_told_from_other_errors(error):
 
 
 def command_that_raises(error: Exception) -> int:
-    def body(*given):
-        raise error
-
-    return run("certify", lambda: Parser(prog="certify"), body, [])
+    return run("certify", lambda: Parser(prog="certify"), mock.Mock(side_effect=error), [])
 
 
 @pytest.mark.parametrize("error", LACKS, ids=str)
@@ -175,9 +173,7 @@ def test_command_does_not_take_another_error_for_a_lack_of_memory(error):
 
 
 def test_other_errors_of_the_trial_are_not_taken_for_memory(gpu):
-    def broken(images):
-        raise RuntimeError("shapes do not match")
-
+    broken = mock.Mock(side_effect=RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes do not match"):
         batch_that_suits(broken, SHAPE, gpu)
 
@@ -186,9 +182,6 @@ def test_other_errors_of_the_trial_are_not_taken_for_memory(gpu):
     "error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("no")], ids=str
 )
 def test_other_errors_are_not_taken_for_a_lack_of_memory(error):
-    def compute() -> None:
-        raise error
-
     with pytest.raises(type(error)) as caught:
-        within_memory(compute, halve=pytest.fail)
+        within_memory(mock.Mock(side_effect=error), halve=pytest.fail)
     assert caught.value is error

@@ -21,8 +21,7 @@ from support.attack_runs import (
     l2_norms,
     predicted,
 )
-from support.commands import call, header, rows, snapshot, succeed, timeless
-from support.sharding import manifest_of
+from support.commands import call, header, manifest_of, rows, snapshot, succeed, timeless
 
 RELEASED = ["idx", "label", "predict", "basePredict", "correct", "time"]
 OWN = ["attack_norm", "epsilon", "abstain"]

@@ -40,6 +40,7 @@ from support.commands import (
     Outcome,
     call,
     header,
+    manifest_of,
     place_of,
     refused,
     rows,
@@ -48,7 +49,6 @@ from support.commands import (
     timeless,
 )
 from support.refusals import refusal
-from support.sharding import manifest_of
 
 USUAL = ["--device", "cpu", "--N", 100, "--num-steps", 3, "--num-noise-vec", 4]
 COLUMNS = [

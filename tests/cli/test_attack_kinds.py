@@ -19,8 +19,7 @@ from support.attack_runs import (
     l2_norms,
     noisy_logits,
 )
-from support.commands import call, header, refused, rows, snapshot
-from support.sharding import manifest_of
+from support.commands import call, header, manifest_of, refused, rows, snapshot
 
 OWN_COLUMNS = [
     "idx",

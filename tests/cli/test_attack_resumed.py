@@ -15,13 +15,13 @@ from support import fragile_models
 from support.attack_runs import LINEAR, SIGMA, archive, assert_same_attack
 from support.commands import (
     call,
+    manifest_of,
     refused,
     rows,
     snapshot,
     succeed,
 )
 from support.evaluations import stop_at_pass
-from support.sharding import manifest_of
 
 # Images of two draws each: 64 share a pass, so that stopped runs continue in groups of other
 # images.

@@ -12,9 +12,8 @@ import torch
 import smoothadv
 from smoothadv.records.readers import read_certification_log
 from smoothadv.voting.classifier import VotingClassifier
-from support.commands import call, header, refused, rows, snapshot, succeed, timeless
+from support.commands import call, header, manifest_of, refused, rows, snapshot, succeed, timeless
 from support.evaluations import EVALUATIONS, arguments_of
-from support.sharding import manifest_of
 
 RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
 N, ALPHA, SIGMA, EXAMPLES = 100, 0.001, 0.5, 40

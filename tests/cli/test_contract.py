@@ -15,6 +15,7 @@ from smoothadv.base.files import lock
 from support.commands import (
     CODE,
     call,
+    manifest_of,
     refused,
     rows,
     run_process,
@@ -25,7 +26,6 @@ from support.commands import (
 )
 from support.evaluations import EVALUATIONS, IMAGES, arguments_of, assert_equal, stop_at_pass
 from support.patience import HANG_SECONDS
-from support.sharding import manifest_of
 from support.torchrun import launched, needs_proc, torchrun, workers_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")

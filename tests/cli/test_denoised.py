@@ -14,10 +14,8 @@ from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import describe_dataset
 from smoothadv.evaluation.model import load_denoiser
-from support.commands import call, refused, rows, snapshot, succeed, timeless
-from support.sharding import manifest_of
-from support.stopping import AT_ONCE, after_update, send
-from support.weights import read, same_state
+from support.commands import call, manifest_of, refused, rows, snapshot, succeed, timeless
+from support.trainings import AT_ONCE, after_update, read, same_state, send
 
 SMALL = ["--device", "cpu", "--noise", 0.25, "--batch", 64]
 QUICK = ["--device", "cpu", "--N", 200, "--max", 6]

@@ -12,8 +12,7 @@ from smoothadv.analysis.empirical import model_of
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.files import file_digest
 from support.attack_runs import SIGMA
-from support.commands import call, refused, rows, succeed
-from support.sharding import manifest_of
+from support.commands import call, manifest_of, refused, rows, succeed
 
 FEW = ["--device", "cpu", "--N", 400, "--skip", 24]
 

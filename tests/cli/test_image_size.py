@@ -6,7 +6,7 @@ from smoothadv.datasets import imagenet
 from smoothadv.records.logs import recorded_settings
 from support.commands import call, rows, succeed
 from support.image_files import random_image, save_image
-from support.weights import read
+from support.trainings import read
 
 SMOOTHING = ["--N", "20", "--device", "cpu"]
 

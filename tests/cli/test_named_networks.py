@@ -3,7 +3,6 @@ Python.
 """
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from smoothadv.checkpoints import read_checkpoint
 from smoothadv.datasets import describe_dataset
 from smoothadv.evaluation.model import load_model
 from smoothadv.evaluation.specs import CertifySpec
-from support.commands import call, refused, run_process, script, succeed, timeless
+from support.commands import call, refused, run_process, script, settings_of, succeed, timeless
 from support.image_files import random_image, save_image
 from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
 
@@ -59,10 +58,6 @@ def place(workplace: Path) -> Path:
     save_hf(workplace / "hf")
     (workplace / "nets.py").write_text(FUNCTION)
     return workplace
-
-
-def settings_of(log: str) -> dict:
-    return json.loads(Path(f"{log}.manifest.json").read_text())["settings"]
 
 
 def test_folder_of_transformers_is_certified_under_its_own_classes(place, capsys):

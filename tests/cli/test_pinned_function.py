@@ -10,8 +10,7 @@ import pytest
 
 from smoothadv.base.distributed import Processes
 from smoothadv.voting.counter import VoteCounter
-from support.commands import call, place_of, refused, rows, script
-from support.sharding import manifest_of
+from support.commands import call, manifest_of, place_of, refused, rows, script
 
 # The same processor with the kernels of older ones: what another machine would compute.
 OTHER_KERNELS = [{"ONEDNN_MAX_CPU_ISA": "SSE41"}, {"MKL_CBWR": "COMPATIBLE"}]

@@ -13,6 +13,7 @@ from support.commands import (
     call,
     forget_plugins,
     header,
+    manifest_of,
     place_of,
     refused,
     rows,
@@ -20,7 +21,6 @@ from support.commands import (
     timeless,
 )
 from support.plugin_page import COMMANDS, GRID, SHAPES, words
-from support.sharding import manifest_of
 from support.sweeping import jobs_of
 from support.warm import patch_stages
 

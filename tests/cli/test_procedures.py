@@ -14,9 +14,8 @@ import torch
 
 from smoothadv.api import torch_settings_kept
 from smoothadv.datasets import get_dataset
-from support.commands import call, header, refused, rows, run_process, script, timeless
+from support.commands import call, header, manifest_of, refused, rows, run_process, script, timeless
 from support.image_files import save_image
-from support.sharding import manifest_of
 
 COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
 ADAPTIVE = ["samples", "level", "looks"]

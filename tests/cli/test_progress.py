@@ -4,6 +4,7 @@ import io
 import re
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from tqdm import tqdm
@@ -116,9 +117,7 @@ def test_work_of_hours_says_so_before_it_begins(images, lines, recwarn):
 def test_evaluation_of_hours_says_so_before_it_begins(
     module, words, times, checkpoint, workplace, capsys, monkeypatch
 ):
-    def stop(*arguments: object) -> None:
-        raise UserError("begun")
-
+    stop = mock.Mock(side_effect=UserError("begun"))
     monkeypatch.setattr(f"smoothadv.evaluation.{module}.write_log", stop)
     done = call(
         capsys, words[0], "digits", checkpoint, 0.25, *words[1:], "--max", 2, "--device", "cpu"
@@ -162,10 +161,8 @@ def test_terminal_gets_the_bar_of_tqdm(monkeypatch, clock):
 
 
 def test_work_outlives_a_full_disk(clock, monkeypatch):
-    def fail(text: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sys.stderr, "write", fail)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(sys.stderr, "write", mock.Mock(side_effect=full))
     for _ in Progress(range(3)):
         clock.now += 100
 

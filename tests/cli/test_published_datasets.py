@@ -4,9 +4,8 @@ certificates of its classifier.
 
 import pytest
 
-from support.commands import call, refused, rows
+from support.commands import call, manifest_of, refused, rows
 from support.published import DOWNLOADED, arrays_of_images, tiny_imagenet
-from support.sharding import manifest_of
 
 NETWORKS = {
     "mnist": "lenet",

@@ -13,9 +13,8 @@ import smoothadv
 from smoothadv.base.files import digest, file_digest
 from smoothadv.checkpoints import load_classifier
 from smoothadv.exact.network import IntegerNetwork
-from support.commands import Outcome, call, refused, script, succeed, timeless
+from support.commands import Outcome, call, manifest_of, refused, script, succeed, timeless
 from support.hub import READER, WRITER, Hub, served, stand_in
-from support.sharding import manifest_of
 
 FEW = ("--N", 200, "--skip", 40, "--device", "cpu")
 NAME = "hf-hub:me/pgd"

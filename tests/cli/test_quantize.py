@@ -11,9 +11,17 @@ from smoothadv.datasets.images import InMemoryImages
 from smoothadv.exact.layers import LayerGraph
 from smoothadv.exact.network import ByteConvolution
 from support.attack_runs import SMALL, archive, l2_norms
-from support.commands import call, refused, rows, run_process, script, succeed, timeless
+from support.commands import (
+    call,
+    manifest_of,
+    refused,
+    rows,
+    run_process,
+    script,
+    succeed,
+    timeless,
+)
 from support.integers import SHORT, needs_bytes
-from support.sharding import manifest_of
 
 SOUND = ("--sound", "--N0", 20, "--N", 200, "--device", "cpu", "--skip", 40)
 

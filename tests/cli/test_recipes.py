@@ -18,7 +18,7 @@ from smoothadv.training.execution import Execution
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import EvaluationSchedule
 from support.commands import Outcome, call, refused, succeed
-from support.weights import read
+from support.trainings import read
 
 PACKAGED = Path(__file__).parents[2] / "code/smoothadv/recipes"
 DIGITS = ["digits", "digits_resnet8", "run", "--noise", 0.25, "--device", "cpu"]

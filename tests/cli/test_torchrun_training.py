@@ -15,9 +15,8 @@ import pytest
 
 from support.commands import call, refused, rows, run_process, script, succeed, timeless
 from support.patience import HANG_SECONDS
-from support.stopping import AT_ONCE
 from support.torchrun import launched, needs_proc, torchrun, workers_of
-from support.weights import read, same_state
+from support.trainings import AT_ONCE, read, same_state
 
 PGD = [
     "--noise",

@@ -25,7 +25,7 @@ from support.commands import (
     timeless,
 )
 from support.recipes import EPOCHS, RECIPES, train_shortly
-from support.weights import read, same_state
+from support.trainings import read, same_state
 
 COLUMNS = [
     "epoch",

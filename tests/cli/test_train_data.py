@@ -13,7 +13,7 @@ from smoothadv.checkpoints import start_from
 from smoothadv.datasets import describe_dataset
 from support.commands import call, refused, rows, snapshot, succeed
 from support.image_files import random_image, save_image
-from support.weights import read, same_state
+from support.trainings import read, same_state
 
 DIGITS = ["digits", "digits_resnet8"]
 SHORT = [

@@ -28,8 +28,8 @@ from smoothadv.noise import (
     streams,
 )
 from support import slow_noise
-from support.commands import timeless
-from support.sharding import key_of_log, settings_of
+from support.commands import settings_of, timeless
+from support.evaluations import key_of_log
 
 SIGMA, SHAPE, N0, N = 0.25, (1, 8, 8), 50, 400
 IMAGES = np.full((3, *SHAPE), 51 / 255, dtype=np.float32)

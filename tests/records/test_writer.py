@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -147,25 +148,17 @@ class Writers(RuleBasedStateMachine):
 
     @rule(steps=st.integers(0, 12))
     def gathering_that_is_killed(self, steps):
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed):
             stop_after(patch, steps)
-            try:
-                gather(self.log, SETTINGS)
-            except Killed:
-                pass
+            gather(self.log, SETTINGS)
 
     @precondition(lambda self: shards_of(self.log))
     @rule(steps=st.integers(0, 12))
     def merging_that_is_killed(self, steps):
         """Only finished shards of one division are merged."""
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, suppress(UserError, Killed):
             stop_after(patch, steps)
-            try:
-                merge(self.log, shards_of(self.log), overwrite=True)
-            except UserError:
-                pass
-            except Killed:
-                pass
+            merge(self.log, shards_of(self.log), overwrite=True)
 
     @rule(which=st.integers(0, 9), length=st.integers(1, 40))
     def power_fails(self, which, length):

@@ -12,8 +12,7 @@ from scipy import stats
 from smoothadv.datasets import get_dataset
 from smoothadv.evaluation.model import classifier_digest
 from smoothadv.noise import GaussianNoise, NoiseKey, Purpose
-from support.commands import rows, timeless
-from support.sharding import manifest_of
+from support.commands import manifest_of, rows, timeless
 
 SIGMA, DRAWS = 0.25, 4
 # Twelve images, of which some survive an attack of 0.25 and few one of 1. Options given later win.

@@ -165,11 +165,11 @@ def header(log: Path) -> list[str]:
     return log.read_text().splitlines()[0].split("\t")
 
 
-def manifest_of(log: Path) -> dict:
-    return json.loads(log.with_name(f"{log.name}.manifest.json").read_text())
+def manifest_of(log: Path | str) -> dict:
+    return json.loads(Path(f"{log}.manifest.json").read_text())
 
 
-def settings_of(log: Path) -> dict:
+def settings_of(log: Path | str) -> dict:
     return manifest_of(log)["settings"]
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from smoothadv.noise import NoiseKey
 from smoothadv.voting.classifier import VotingClassifier
 from smoothadv.voting.counter import VoteCounter
 from support.attack_runs import archive, assert_same_attack
-from support.commands import rows
-from support.sharding import assert_same
+from support.commands import assert_same, rows, settings_of
 
 _ATTACK = ["--num-steps", 2, "--num-noise-vec", 2, "--N", 50]
 EVALUATIONS: dict[str, tuple[str, list[object], str]] = {
@@ -61,6 +61,14 @@ def assert_equal(folder: Path, expected: Path, kind: str) -> None:
     compare(folder / path, expected / path)
     files = {name.relative_to(folder) for name in folder.rglob("*") if name.is_file()}
     assert files == {name.relative_to(expected) for name in expected.rglob("*") if name.is_file()}
+
+
+def key_of_log(log: Path) -> NoiseKey:
+    """The key of the draws behind a log, from what its manifest records."""
+    settings = settings_of(log)
+    return NoiseKey(
+        *(settings[name] for name in ("classifier_sha256", "dataset_fingerprint", "sigma", "seed"))
+    )
 
 
 def stop_at_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseException) -> None:

@@ -17,11 +17,9 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from support.patience import HANG_SECONDS
+from support.patience import wait_for
 from support.sweeping import processes_with
 
 HEAD = -1  # its index; the worker nodes' are 0, 1, ...
@@ -80,10 +78,10 @@ class RayCluster:
                 "--num-cpus=0",
                 "--num-gpus=0",
             )
-            self._wait(self._up, "the head")
+            wait_for(self._up, said=lambda: f"for the head; see {self.folder}")
             for node in self.nodes[1:]:
                 self._start(node, f"--address={self.address}", *self.share)
-            self._wait(self._up, "the worker nodes")
+            wait_for(self._up, said=lambda: f"for the worker nodes; see {self.folder}")
         except BaseException:
             self.stop()
             raise
@@ -117,7 +115,7 @@ class RayCluster:
                         os.kill(pid, number)
                 signalled |= new
             killed |= signalled
-        self._wait(lambda: not self.processes(index), "the end of what was killed")
+        wait_for(lambda: not self.processes(index))
         return sorted(killed)
 
     def processes(self, index: int) -> list[int]:
@@ -179,13 +177,6 @@ class RayCluster:
         if any(process.poll() is not None for process in self.started.values()):
             raise RuntimeError(f"a node has ended: {outputs}")
         return all("Ray runtime started" in output for output in outputs)
-
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + HANG_SECONDS
-        while not done():
-            if time.monotonic() > end:
-                raise TimeoutError(f"waited in vain for {what}; see {self.folder}")
-            time.sleep(0.05)
 
 
 def _host(index: int) -> str:

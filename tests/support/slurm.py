@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.commands import ENVIRONMENT
-from support.patience import HANG_SECONDS
+from support.patience import HANG_SECONDS, wait_for
 
 NODES = ("n0", "n1")
 _CLIENTS = ("sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
@@ -156,12 +156,7 @@ class Cluster:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return as soon as ``condition`` holds; fail if it never does."""
-        deadline = time.monotonic() + HANG_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, (
-                f"waited in vain; {self.jobs()}\n{self._log('slurmctld')}"
-            )
-            time.sleep(0.1)
+        wait_for(condition, said=lambda: f"{self.jobs()}\n{self._log('slurmctld')}")
 
     def lose(self, node: str) -> None:
         """Let a node die with all that runs on it; Slurm notices within half a minute."""
@@ -225,14 +220,11 @@ class Cluster:
             )
 
     def _wait_for_daemons(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + HANG_SECONDS
-        while not condition():
-            ended = [daemon.args[0] for daemon in self._daemons if daemon.poll() is not None]
-            reason = "waited in vain" if time.monotonic() > deadline else ""
-            if ended:
-                reason = f"{ended[0]} ended"
-            assert not reason, "\n".join([reason, *map(self._log, ("munged", "slurmctld", *NODES))])
-            time.sleep(0.05)
+        wait_for(
+            condition,
+            ended=lambda: any(daemon.poll() is not None for daemon in self._daemons),
+            said=lambda: "\n".join(map(self._log, ("munged", "slurmctld", *NODES))),
+        )
 
     def _log(self, name: str) -> str:
         file = self.folder / f"{name}.log"

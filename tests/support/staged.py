@@ -11,7 +11,7 @@ import torch
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import GaussianNoise, NoiseKey
-from support.sharding import settings_of
+from support.commands import settings_of
 
 StageFile = tuple[object, float]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from support.commands import ENVIRONMENT, rows, script, timeless, without_progress
 from support.patience import HANG_SECONDS, wait_for
 from support.sweeping import is_alive, write_grid
-from support.weights import same_state
+from support.trainings import same_state
 
 GRID = "tiny.toml"
 EPOCHS = 20

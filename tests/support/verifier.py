@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "verify_log.py"
 
 
-def loaded_verifier() -> ModuleType:
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
     """scripts/verify_log.py as a module. It remembers boundaries: two hundred logs share them."""
     spec = importlib.util.spec_from_file_location("verify_log", SCRIPT)
     module = importlib.util.module_from_spec(spec)
@@ -32,3 +35,12 @@ def loaded_verifier() -> ModuleType:
         procedure(*map(json.dumps, content)) if len(content) == 2 else make(*content)
     )
     return module
+
+
+def verdict(script: ModuleType, log: Path, capsys: pytest.CaptureFixture) -> tuple[bool, str]:
+    """Whether it accepts a log, and what it says."""
+    capsys.readouterr()
+    try:
+        return script.verify(log), capsys.readouterr().out
+    except (KeyError, ValueError, TypeError) as error:
+        return False, f"cannot be verified: {error}"

@@ -9,7 +9,7 @@ import pytest
 
 from support.commands import CODE, rows, timeless
 from support.slurm import Cluster, why_not
-from support.weights import read, same_state
+from support.trainings import read, same_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
 CLONE = CODE.parent

@@ -26,7 +26,7 @@ from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from support.commands import succeed
 from support.recorded_graphs import recorded_graphs as recorded_graphs
-from support.weights import same_state
+from support.trainings import same_state
 
 CPU = torch.device("cpu")
 SIGMA = 0.25

@@ -16,8 +16,7 @@ from smoothadv.exact.network import IntegerNetwork
 from smoothadv.exact.training import TrainedIntegers
 from support.commands import call, refused, rows, timeless
 from support.integers import grey_images, quantized
-from support.stopping import after_update, send
-from support.weights import read, same_state
+from support.trainings import after_update, read, same_state, send
 
 DIGITS = ["digits", "digits_resnet8"]
 SHORT = [

@@ -1,5 +1,8 @@
-"""Comparing what two training runs learnt, bit by bit."""
+"""Training runs: what they learnt, bit by bit, and what happens to them at a step of choice."""
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,3 +32,28 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_equal, one, other))
     return one == other
+
+
+AT_ONCE = ["--checkpoint-minutes", 0.0001]
+"""A checkpoint after every step that takes 6 ms: nearly every one."""
+
+
+def after_update(monkeypatch, number: int, act: Callable[[], None], kind=torch.optim.SGD) -> None:
+    """Let ``act`` happen within the ``number``-th update from now on, counted from 1, when its
+    weights are there.
+    """
+    step, count = kind.step, 0
+
+    def stepping(optimizer, *arguments):
+        nonlocal count
+        step(optimizer, *arguments)
+        count += 1
+        if count == number:
+            act()
+
+    monkeypatch.setattr(kind, "step", stepping)
+
+
+def send(number: signal.Signals = signal.SIGTERM) -> None:
+    """A signal to this process, which it has received when this returns."""
+    os.kill(os.getpid(), number)
