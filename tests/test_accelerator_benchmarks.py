@@ -16,20 +16,15 @@ BENCHMARKS = CODE.parent / "benchmarks"
 
 
 @pytest.fixture
-def imported(monkeypatch) -> Callable[[str], ModuleType]:
-    """A benchmark as a module, which finds those beside it."""
+def gpu(monkeypatch) -> ModuleType:
+    """The benchmark as a module, which finds those beside it."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
+    return importlib.import_module("gpu")
 
 
 @pytest.fixture
-def gpu(imported) -> ModuleType:
-    return imported("gpu")
-
-
-@pytest.fixture
-def variants(imported) -> ModuleType:
-    return imported("gpu_variants")
+def variants(gpu) -> ModuleType:
+    return importlib.import_module("gpu_variants")
 
 
 def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):

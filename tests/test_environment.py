@@ -139,21 +139,20 @@ def test_environment_without_pip_is_completed(enter):
     assert asked[0] == "-m ensurepip" and LOCKED in asked[1]
 
 
-def test_why_no_environment_can_be_made_is_said(enter, tmp_path):
-    """Of an interpreter whose path has a space."""
-    (python := tmp_path / "a python").write_text('#!/bin/sh\n[ "$1" != -m ]\n')
-    python.chmod(0o755)
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        ("./a python", "no .venv can be made in {clone} (Debian"),
+        ("no_such_python", "no Python 3.10 or newer found: set PYTHON=/path/to/python\n"),
+    ],
+    ids=["without venv, with a space in its path", "missing or old"],
+)
+def test_interpreter_that_makes_no_environment_is_refused(enter, python, words):
+    (poor := enter.clone / "a python").write_text('#!/bin/sh\n[ "$1" != -m ]\n')
+    poor.chmod(0o755)
     (enter.clone / ".venv/bin/python").unlink()
-    asked, said = enter(code=1, PYTHON=str(python))
-    assert asked == [] and said.startswith(f"error: no .venv can be made in {enter.clone} (Debian")
-
-
-def test_interpreter_that_is_missing_or_old_is_refused(enter):
-    (enter.clone / ".venv/bin/python").unlink()
-    asked, said = enter(code=1, PYTHON="no_such_python")
-    assert asked == [] and said == (
-        "error: no Python 3.10 or newer found: set PYTHON=/path/to/python\n"
-    )
+    asked, said = enter(code=1, PYTHON=python)
+    assert asked == [] and said.startswith(f"error: {words.format(clone=enter.clone)}")
 
 
 @pytest.mark.parametrize("whose", ["the interpreter's", "of a .venv that a person made"])

@@ -304,14 +304,11 @@ def without_last_row(log: Path) -> None:
         "half a log",
     ],
 )
-def test_kill_while_an_epoch_is_saved_is_mended_by_resuming(
-    two_epochs, tmp_path, monkeypatch, epochs, damage
-):
+def test_kill_while_an_epoch_is_saved_is_mended_by_resuming(two_epochs, workplace, epochs, damage):
     """The checkpoint is replaced first and as a whole, then the log: a kill can fall before,
     between or after.
     """
-    monkeypatch.chdir(tmp_path)
-    run = Path(shutil.copytree(two_epochs[epochs - 1], tmp_path / "run"))
+    run = Path(shutil.copytree(two_epochs[epochs - 1], workplace / "run"))
     damage(run)
     succeed("train", *SAVED, 2)
     assert same_state(run, two_epochs[1]) and timeless(run / "log.txt") == timeless(

@@ -21,8 +21,8 @@ from support.models import IntervalClassifier
 from support.verifier import script as script
 from support.verifier import verdict
 
+# The first pixel: class 2 of four above 127.5 of 255.
 GREY = [128, 128, 129, 145, 150, 158, 163, 168, 173, 178, 183, 77, 82, 92, 102]
-"""The first pixel: class 2 of four above 127.5 of 255."""
 LOGS = {
     "exact": {"stages": (0.5, 0.2)},
     "three": {"stages": (0.5, 0.3, 0.2), "threshold": 0.6},
@@ -174,8 +174,8 @@ def test_settings_under_which_the_counts_show_less_are_rejected(
     assert not verdict(script, log, capsys)[0]
 
 
+# A cascade and a router, each also as its sequential form.
 FORGED = ["exact", "sequential", "router", "router, sequential"]
-"""A cascade and a router, each also as its sequential form."""
 
 
 def forgeries(log: Path) -> Iterator[tuple[int, dict, dict]]:

@@ -24,6 +24,8 @@ def log(name: str, radii: list[float], examples: int = 4, **values) -> Log:
     return certified_logs.log(name, [*radii, *[None] * (examples - len(radii))], **values)
 
 
+# By hand, (sigma, epsilon) at radius 0.2: (0.25, none) 75, (0.25, 1) 50 of c, (0.5, 0.25) 25, (0.5,
+# 1) 100; at 0.5: 25, 25 of b, 25, 75. No log has (0.25, 0.25) or (0.5, none).
 ORACLE = Logs(
     [
         log("d", [0.9, 0.9, 0.9, 0.2], sigma=0.5, epsilon=1.0, num_steps=2),
@@ -34,8 +36,6 @@ ORACLE = Logs(
         log("f", [0.1], sigma=0.5, epsilon=0.25, num_steps=2),
     ]
 )
-"""By hand, (sigma, epsilon) at radius 0.2: (0.25, none) 75, (0.25, 1) 50 of c, (0.5, 0.25) 25,
-(0.5, 1) 100; at 0.5: 25, 25 of b, 25, 75. No log has (0.25, 0.25) or (0.5, none)."""
 
 
 def panels_of(figure: Figure) -> list[Axes]:

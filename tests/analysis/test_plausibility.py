@@ -18,10 +18,9 @@ from smoothadv.statistics.bounds import certified_radius, maximum_radius
 from support import refusals
 
 LOG = Path("results/noise_0.50/test/sigma_0.50")
+# The largest radius for n = 100,000 and alpha = 0.001, to the four decimals that released logs
+# have.
 CAPS = {0.12: 0.4574, 0.25: 0.9529, 0.5: 1.9057, 1.0: 3.8115}
-"""The largest radius for n = 100,000 and alpha = 0.001, to the four decimals that released logs
-have.
-"""
 
 
 def facts_of(sigma: float | None = 0.5, source: str = "assumed", **values) -> Facts:

@@ -14,8 +14,8 @@ from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import certified_radius, lower_confidence_bound
 
 SIGMA, N, ALPHA = 0.5, 1000, 0.001
+# The last abstains; the fourth is of a wrong class.
 COUNTS = [1000, 990, 800, 600, 400]
-"""The last abstains; the fourth is of a wrong class."""
 
 
 def log(name: str = "log.tsv", counts: bool = True, table: dict | None = None, **settings) -> Log:

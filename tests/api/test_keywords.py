@@ -169,8 +169,8 @@ USUAL = {
     },
 }
 LISTS = [NO_NUMBERS, *([each] for each in OTHER)]
+# By whether a setting is a switch, and takes several values.
 WRONG = {(True, False): SWITCH, (False, False): OTHER, (False, True): LISTS}
-"""By whether a setting is a switch, and takes several values."""
 FIELDS = [
     *(
         (ScheduleSpec, name, COUNT)
@@ -265,14 +265,11 @@ CASES = {
 
 
 @pytest.mark.parametrize(("make", "keyword", "wrong"), CASES.values(), ids=CASES)
-def test_keywords_take_what_the_options_of_the_commands_take(
-    make, keyword, wrong, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_keywords_take_what_the_options_of_the_commands_take(make, keyword, wrong, workplace):
     for value in wrong:
         with pytest.raises(UserError, match=f"^{keyword}: found [^\n]{{1,400}}$"):
             make(**{keyword: value})
-    assert not list(tmp_path.iterdir())
+    assert not list(workplace.iterdir())
 
 
 def test_numbers_of_other_kinds_become_pythons():
@@ -330,10 +327,7 @@ NAN, INF, CUT = (
         ),
     ],
 )
-def test_models_that_cannot_be_used_are_named_as_such(
-    function, fault, options, error, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_models_that_cannot_be_used_are_named_as_such(function, fault, options, error, workplace):
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
     fault(model)
     with pytest.raises(

@@ -21,8 +21,8 @@ class Plane(torch.nn.Module):
         return torch.cat([-score, score, others], dim=1)
 
 
+# Their sum is 2; an attack of size epsilon changes it by up to 2 epsilon.
 INPUTS = torch.full((3, 1, 2, 2), 0.5)
-"""Their sum is 2; an attack of size epsilon changes it by up to 2 epsilon."""
 ALWAYS_0, ALWAYS_1 = Plane(50.0), Plane(-50.0)
 ZEROS = torch.zeros(3, dtype=torch.int64)
 

@@ -205,15 +205,14 @@ class Numbers:
 """
 
 
-def test_package_has_the_plugins_without_an_import_of_their_own(workplace):
-    written("mine.py")
-    program = "import smoothadv; print(smoothadv.plugins.load('mine.py').name)"
-    done = run_process([sys.executable, "-c", program], workplace, PYTHONPATH=str(CODE))
-    assert (done.returncode, done.stdout) == (0, "mine.py\n"), done.stderr
+NAMING = "import smoothadv; print(smoothadv.plugins.load('images.py').name)"
 
 
-def test_worker_process_that_is_spawned_can_unpickle_what_a_plugin_file_defines(workplace):
+@pytest.mark.parametrize(("program", "said"), [(NAMING, "images.py"), (SPAWNING, "6")])
+def test_package_alone_has_plugins_and_spawned_workers_can_unpickle_theirs(
+    workplace, program, said
+):
     written("images.py", IMAGES)
-    written("program.py", SPAWNING)
+    written("program.py", program)
     done = run_process([sys.executable, "program.py"], workplace, PYTHONPATH=str(CODE))
-    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{said}\n"), done.stderr

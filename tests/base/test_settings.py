@@ -67,14 +67,11 @@ def test_none_is_taken_where_the_type_says_so():
         Whisper(volume=None)
 
 
-@pytest.fixture
-def read():
-    def parse(*words: str) -> ShoutSpec:
-        parser = Parser(prog="shout")
-        add_settings(parser, options_of(ShoutSpec))
-        return ShoutSpec(**given_settings(ShoutSpec, vars(parser.parse_args(words))))
-
-    return parse
+def read(*words: str) -> ShoutSpec:
+    """What the words of a command line describe."""
+    parser = Parser(prog="shout")
+    add_settings(parser, options_of(ShoutSpec))
+    return ShoutSpec(**given_settings(ShoutSpec, vars(parser.parse_args(words))))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +85,7 @@ def read():
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_options_and_keywords_make_the_same_spec(read, words, fields):
+def test_options_and_keywords_make_the_same_spec(words, fields):
     existing = {"existing": "anew"} if "--anew" in words else {}
     assert read("hello", *words) == ShoutSpec(text="hello", **fields, **existing)
 
@@ -111,7 +108,7 @@ def test_a_value_out_of_range_is_refused_with_its_name(field, value, reason):
         ShoutSpec(**{"text": "hello", "echo": True, field: value})
 
 
-def test_help_has_groups_units_defaults_and_metavars(read, capsys):
+def test_help_has_groups_units_defaults_and_metavars(capsys):
     with pytest.raises(SystemExit):
         read("--help")
     text = " ".join(capsys.readouterr().out.split())

@@ -328,31 +328,12 @@ def test_log_without_a_manifest_is_attacked_with_a_warning(attack, certified, wo
     assert outcome.err.startswith("warning: log.tsv has no manifest")
 
 
-@pytest.fixture(scope="module")
-def sound(checkpoint, tmp_path_factory) -> Path:
-    """Certificates for images of 8 bits and the arithmetic of this machine."""
-    log = tmp_path_factory.mktemp("sound") / "sound.tsv"
-    succeed(
-        "certify",
-        "digits",
-        checkpoint,
-        SIGMA,
-        log,
-        "--sound",
-        "--N",
-        300,
-        "--max",
-        8,
-        "--device",
-        "cpu",
-    )
-    return log
-
-
 def test_sound_certificates_are_attacked_by_images_of_8_bits_within_the_radius(
-    attack, sound, workplace
+    attack, checkpoint, workplace
 ):
     """Checked in whole numbers: the squared distance in grey levels is below (255 radius)^2."""
+    sound, few = workplace / "sound.tsv", ["--N", 300, "--max", 8, "--device", "cpu"]
+    succeed("certify", "digits", checkpoint, SIGMA, sound, "--sound", *few)
     outcome = attack(sound)
     assert (outcome.code, outcome.err) == (0, "")
     arrays, claimed = archive(workplace / LOG), claims(sound)

@@ -124,9 +124,8 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_documented_commands_are_valid(document, validate, monkeypatch, tmp_path):
+def test_documented_commands_are_valid(document, validate, workplace):
     """A page's plug-in is its first program, and a file of stages is the one of cascades.md."""
-    monkeypatch.chdir(tmp_path)
     cascades = (REPOSITORY / "docs" / "cascades.md").read_text()
     (stages,) = re.findall(r"^```toml\n(threshold.*?)^```$", cascades, re.DOTALL | re.MULTILINE)
     Path("cascade.toml").write_text(stages)
@@ -139,8 +138,7 @@ def test_documented_commands_are_valid(document, validate, monkeypatch, tmp_path
         validate(line)
 
 
-def test_grid_of_a_new_objective_is_accepted_with_its_plugin(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_grid_of_a_new_objective_is_accepted_with_its_plugin(capsys, workplace):
     text = (REPOSITORY / "docs" / "new_objective.md").read_text()
     for name, language in [("averaged.py", "python"), ("equal_cost.toml", "toml")]:
         Path(name).write_text(

@@ -139,8 +139,8 @@ def eight_bit_images(workplace) -> str:
     digits = get_dataset("digits", "test")
     for split, index in product(("train", "test"), range(10)):
         image, label = digits[index]
-        flat = np.full((8, 8), 20 * label, dtype=np.uint8)
-        save_image(workplace / f"png/{split}/{label}/x.png", flat)
+        flat = np.full((8, 8), 20 * index, dtype=np.uint8)
+        save_image(workplace / f"png/{split}/{index}/x.png", flat)
         levels = (image[0] * 255).numpy().astype(np.uint8)
         save_image(workplace / f"png/{split}/{label}/{index}.png", levels)
     return "imagefolder:png"

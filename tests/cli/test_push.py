@@ -168,13 +168,12 @@ def test_functions_and_commands_take_names_of_the_hub_like_files(
     assert recipe["pretrained_sha256"] == recipe["teacher_sha256"] == sha256
 
 
-def test_integers_and_denoisers_are_pushed_too(checkpoint, stored, workplace):
-    succeed("quantize", "digits", checkpoint, 0.25, "integers.pth.tar")
-    stored.put("me/integers", pushed(Path("integers.pth.tar"), Path("integers")))
+def test_integers_and_denoisers_are_pushed_too(checkpoint, integers, stored, workplace):
+    stored.put("me/integers", pushed(integers, Path("integers")))
     network = load_classifier("hf-hub:me/integers", "digits")
     images = network.probe_images()
     assert isinstance(network, IntegerNetwork)
-    assert torch.equal(network(images), load_classifier("integers.pth.tar", "digits")(images))
+    assert torch.equal(network(images), load_classifier(integers, "digits")(images))
     short = ["--noise", 0.25, "--steps-per-epoch", 1, "--epochs", 1, "--device", "cpu"]
     succeed("train_denoiser", "digits", "digits_dncnn", "run", *short)
     stored.put("me/denoiser", pushed(Path("run/checkpoint.pth.tar"), Path("denoiser")))

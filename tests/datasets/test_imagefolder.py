@@ -347,20 +347,11 @@ def grey(pixels: np.ndarray) -> np.ndarray:
     return np.repeat(pixels[..., None], 3, axis=2)
 
 
-def palette() -> Image.Image:
-    image = Image.new("P", (6, 6))
-    image.putdata((GREY % 4).ravel().tolist())
-    image.putpalette(COLOURS[0, :4].ravel().tolist())
-    return image
-
-
-def turned() -> Image.Exif:
-    """The data of a camera that was held so that the image has to be turned by 90 degrees
-    clockwise.
-    """
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return exif
+PALETTE = Image.fromarray(GREY % 4, "P")
+PALETTE.putpalette(COLOURS[0, :4].ravel().tolist())
+# Of a camera that was held so that the image has to be turned by 90 degrees clockwise.
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
 
 
 # Image, suffix, options of saving; the pixels that must be read.
@@ -369,15 +360,15 @@ LOSSLESS = {
     "16-bit grey": (Image.fromarray(DEEP), ".png", {}, grey((DEEP // 256).astype(np.uint8))),
     "16-bit TIFF": (Image.fromarray(DEEP), ".tif", {}, grey((DEEP // 256).astype(np.uint8))),
     "bilevel": (Image.fromarray(GREY > 99), ".png", {}, grey((GREY > 99) * np.uint8(255))),
-    "palette": (palette(), ".png", {}, COLOURS[0, :4][GREY % 4]),
+    "palette": (PALETTE, ".png", {}, COLOURS[0, :4][GREY % 4]),
     "palette with one transparent colour": (
-        palette(),
+        PALETTE,
         ".png",
         {"transparency": 1},
         COLOURS[0, :4][GREY % 4],
     ),
     "palette with alpha": (
-        palette(),
+        PALETTE,
         ".png",
         {"transparency": bytes([0, 80, 255])},
         COLOURS[0, :4][GREY % 4],
@@ -392,16 +383,16 @@ LOSSLESS = {
     ),
     "WebP": (Image.fromarray(COLOURS), ".webp", {"lossless": True}, COLOURS),
     "first of two in a GIF": (
-        palette(),
+        PALETTE,
         ".gif",
         {"save_all": True, "append_images": [Image.new("P", (6, 6))]},
         COLOURS[0, :4][GREY % 4],
     ),
-    "turned PNG": (Image.fromarray(COLOURS), ".png", {"exif": turned()}, np.rot90(COLOURS, -1)),
+    "turned PNG": (Image.fromarray(COLOURS), ".png", {"exif": TURNED}, np.rot90(COLOURS, -1)),
     "turned WebP": (
         Image.fromarray(COLOURS),
         ".webp",
-        {"lossless": True, "exif": turned()},
+        {"lossless": True, "exif": TURNED},
         np.rot90(COLOURS, -1),
     ),
 }

@@ -3,7 +3,9 @@ memory and in files.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,25 +153,15 @@ def test_fingerprint_changes_with(change):
     assert in_memory(*change(PIXELS, [0, 1, 2])).fingerprint() != before
 
 
-@pytest.fixture
-def streamed(tmp_path):
-    """Makes StreamedImages of two files under a folder; ``edit`` may change the list of (path,
-    label) first.
-    """
-
-    def make(root="one", edit=lambda files: files):
-        paths = [
-            save_image(tmp_path / root / f"class{label}" / "a.png", random_image(label))
-            for label in (0, 1)
-        ]
-        stored = ImageFiles(tmp_path / root, ("class0", "class1"))
-        stored.files = edit([(path, label) for label, path in enumerate(paths)])
-        description = DatasetDescription(
-            "made up", ("0", "1"), (3, 4, 5), (0.5,) * 3, (0.5,) * 3, CIFAR_TRAINING
-        )
-        return StreamedImages(stored, description, Preparation(4))
-
-    return make
+def streamed(root: Path, edit: Callable[[list], list] = list) -> StreamedImages:
+    """Two files under a folder; ``edit`` may change the list of (path, label) first."""
+    paths = [save_image(root / f"class{label}" / "a.png", random_image(label)) for label in (0, 1)]
+    stored = ImageFiles(root, ("class0", "class1"))
+    stored.files = edit([(path, label) for label, path in enumerate(paths)])
+    description = DatasetDescription(
+        "made up", ("0", "1"), (3, 4, 5), (0.5,) * 3, (0.5,) * 3, CIFAR_TRAINING
+    )
+    return StreamedImages(stored, description, Preparation(4))
 
 
 STREAMED_CHANGES = {
@@ -181,10 +173,10 @@ STREAMED_CHANGES = {
 
 
 @pytest.mark.parametrize("change", STREAMED_CHANGES.values(), ids=STREAMED_CHANGES)
-def test_streamed_fingerprint_changes_with(streamed, change):
-    before = streamed("one").fingerprint()
-    assert streamed("two").fingerprint() == before, "wherever the folder lies"
-    assert streamed(edit=change).fingerprint() != before
+def test_streamed_fingerprint_changes_with(tmp_path, change):
+    before = streamed(tmp_path / "one").fingerprint()
+    assert streamed(tmp_path / "two").fingerprint() == before, "wherever the folder lies"
+    assert streamed(tmp_path / "one", change).fingerprint() != before
 
 
 FALSE_ALARM = 1e-6

@@ -301,15 +301,14 @@ def test_evaluation_takes_the_central_224_of_the_image_scaled_to_256(tmp_path, i
 
 
 def test_environment_variable_or_data_dir_names_the_folder_and_a_missing_one_is_named(
-    imagenet, tmp_path, monkeypatch
+    imagenet, workplace, monkeypatch
 ):
-    monkeypatch.setenv("IMAGENET_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("IMAGENET_DIR", str(workplace / "elsewhere"))
     assert len(get_dataset("imagenet", "test", imagenet)) == 1000
     monkeypatch.setenv("IMAGENET_DIR", str(imagenet))
     assert len(get_dataset("imagenet", "test")) == 1000
-    refusal(get_dataset, "imagenet", "test", tmp_path / "elsewhere", names="elsewhere")
+    refusal(get_dataset, "imagenet", "test", workplace / "elsewhere", names="elsewhere")
     monkeypatch.delenv("IMAGENET_DIR")
-    monkeypatch.chdir(tmp_path)
     message = refusal(get_dataset, "imagenet", "test", names="data/imagenet/val")
     assert "IMAGENET_DIR or --data-dir" in message
 

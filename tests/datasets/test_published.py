@@ -17,6 +17,7 @@ from support.published import DOWNLOADED, arrays_of_images, tiny_imagenet
 from support.refusals import refusal
 
 CPU = torch.device("cpu")
+# A published file that the test images need.
 HELD = {
     "cifar10": "cifar-10-python.tar.gz",
     "cifar100": "cifar-100-python.tar.gz",
@@ -24,7 +25,6 @@ HELD = {
     "fashion-mnist": "FashionMNIST/raw/t10k-labels-idx1-ubyte.gz",
     "svhn": "test_32x32.mat",
 }
-"""A published file that the test images need."""
 
 
 @pytest.fixture(autouse=True)

@@ -26,10 +26,7 @@ def rates(monkeypatch):
     def set_rates(compiled: float = 0.0, **known: float) -> list[list[str]]:
         def found(forms, images):
             asked.append([*forms])
-            if "plain" in forms:
-                names = {name for name in forms if name != "plain"}
-                return {"plain": 1.0, **dict.fromkeys(names, compiled)}
-            return {name: known[name] for name in forms}
+            return {name: {"plain": 1.0, **known}.get(name, compiled) for name in forms}
 
         monkeypatch.setattr(module, "_rates", found)
         return asked
@@ -121,10 +118,8 @@ def test_log_keeps_the_choice(checkpoint, rates, workplace, capsys):
     assert refused(call(capsys, *certify, "a.tsv", *number), "precision was 'bf16', now 'fp32'")
 
 
-def test_network_of_integers_stays_what_it_is(checkpoint, rates, workplace):
-    small = ("--calibration", 64, "--held-out", 4, "--draws", 20)
-    succeed("quantize", "digits", checkpoint, 0.25, "integers.pth.tar", *small)
-    network = load_classifier("integers.pth.tar", "digits")
+def test_network_of_integers_stays_what_it_is(integers, rates):
+    network = load_classifier(integers, "digits")
     assert is_exact(network)
     asked = rates(fp32=1e5)
     assert choose(network) == {"precision": "fp32", "compile": False}

@@ -120,6 +120,7 @@ def house_network(arch: str, side: int, is_settled: bool = True) -> IntegerNetwo
     return quantized(classifier, images)
 
 
+# Architecture, side of the images, their number, and whether statistics are those of images.
 HOUSE = [
     ("digits_resnet8", 8, 12, False),
     ("digits_resnet8", 8, 12, True),
@@ -132,7 +133,6 @@ HOUSE = [
     pytest.param("resnet50", 64, 64, False, marks=pytest.mark.slow),
     pytest.param("resnet50", 64, 64, True, marks=pytest.mark.slow),
 ]
-"""Architecture, side of the images, their number, and whether statistics are those of images."""
 
 
 @pytest.mark.parametrize(("arch", "side", "count", "is_settled"), HOUSE)

@@ -140,13 +140,13 @@ def sum_of_rounding_errors(sigma: float) -> mpmath.mpf:
         )
 
 
+# The table in docs/guarantee.md: sigma, for CIFAR-10, for ImageNet; rounded up to two digits.
 DISTANCES = [
     (0.12, 9.8e-14, 4.8e-12),
     (0.25, 2.0e-13, 9.6e-12),
     (0.5, 3.4e-13, 1.7e-11),
     (1.0, 5.9e-13, 2.9e-11),
 ]
-"""The table in docs/guarantee.md: sigma, for CIFAR-10, for ImageNet; rounded up to two digits."""
 
 
 @pytest.mark.parametrize("sigma, cifar, imagenet", DISTANCES)

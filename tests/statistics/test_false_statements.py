@@ -18,6 +18,7 @@ from support.false_statements import claims, exactly_false, whole_run
 from support.statistical_checks import too_many
 
 ALPHA = 0.05
+# The largest number of draws, and settings.
 SETTINGS = {
     "exact": (60, {}),
     "two-sided": (60, {}),
@@ -25,7 +26,6 @@ SETTINGS = {
     "adaptive": (150, {"radii": (0.25, 0.5), "ladder": True}),
     "sequential": (150, {"radii": (0.25, 0.5)}),
 }
-"""The largest number of draws, and settings."""
 
 
 def certified(procedure: Procedure, votes: np.ndarray, look: int) -> float:

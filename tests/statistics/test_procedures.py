@@ -16,8 +16,8 @@ from smoothadv.statistics.exact import Exact
 from support.exact_tails import DIGITS, probability_of_at_most
 from support.votes import ListedVotes, certify, listed
 
+# A router needs two classifiers.
 OF_ONE = [name for name in PROCEDURES if "router" not in name]
-"""A router needs two classifiers."""
 every_procedure = pytest.mark.parametrize("name", OF_ONE)
 SMOOTHING = Smoothing(0.25, 100, 20_000, 1e-3)
 
@@ -100,6 +100,7 @@ def runs(draw) -> tuple[Smoothing, np.ndarray]:
     return smoothing, listed(p, smoothing.n0 + smoothing.n, generator)
 
 
+# The radius of each fixed sample: of successes, rivals, trials, sigma, alpha, share, distance.
 PLAIN = {
     "exact": lambda successes, rivals, trials, *levels: certified_radius(
         successes, trials, levels[0], levels[1], levels[3]
@@ -107,7 +108,6 @@ PLAIN = {
     "two-sided": lambda successes, rivals, *more: two_sided_radius(successes, rivals[0], *more),
     "top-k": top_k_radius,
 }
-"""The radius of each fixed sample: of successes, rivals, trials, sigma, alpha, share, distance."""
 
 
 def test_the_plain_radii_are_of_all_fixed_samples():

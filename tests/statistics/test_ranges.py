@@ -94,6 +94,7 @@ FUNCTIONS: dict[str, Callable] = {
     and function.__module__ == module.__name__
     and not name.startswith("_")
 }
+# What does not fit the other usual arguments.
 TOGETHER = [
     ("bounds.lower_confidence_bound", "successes", 101),
     ("bounds.failure_upper_bound", "successes", 101),
@@ -110,7 +111,6 @@ TOGETHER = [
     ("top_k.check_top_k", "top_k", 3),
     ("top_k.check_top_k", "classes", 2),
 ]
-"""What does not fit the other usual arguments."""
 CASES = [
     (name, argument, value)
     for name, function in FUNCTIONS.items()

@@ -35,8 +35,8 @@ from support.statistical_checks import too_many
 from support.votes import answered
 
 ALPHA = 0.05
+# Of two stages, and of the router.
 SIGMAS = (1.0, 0.5, 0.8)
-"""Of two stages, and of the router."""
 both_forms = pytest.mark.parametrize("kind", [Router, SequentialRouter])
 
 

@@ -29,6 +29,7 @@ AGAINST = [*ONE_STEP, "--max", "4", "--against", "certified.tsv", "--num-noise-v
 BASE = [*ONE_STEP, "--epsilon", "0.5", "--gradient", "base"]
 ONLY = [*ATTACK, "--epsilon", "0.5", "--only"]
 ONLY_AGAINST = [*ATTACK, "--against", "certified.tsv", "--only"]
+# The commands that the bad ones are made from.
 GOOD = [
     *(CERTIFY, [*CERTIFY[:3], "64/255", *CERTIFY[4:]], PREDICT),
     [*PREDICT, *PGD, "--seed", str(2**128 - 1)],
@@ -36,7 +37,6 @@ GOOD = [
     *([*TRAIN_PGD, *PGD], [*TRAIN_PGD, *DDN]),
     *(SIZED, AGAINST, BASE, [*ONLY, "0"], [*ONLY_AGAINST, "3"]),
 ]
-"""The commands that the bad ones are made from."""
 MANY = "1" + "0" * 25
 POSITIONS = {
     **dict.fromkeys(("certify", "predict"), ("dataset", "checkpoint", "sigma", "outfile")),

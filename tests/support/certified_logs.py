@@ -10,6 +10,7 @@ from matplotlib.text import Text
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log
 
+# What the manifest of a log must have, of ``exact``.
 MANIFEST = {
     "settings": {
         **{
@@ -31,9 +32,8 @@ MANIFEST = {
     },
     "runs": [{"images": 1797, "skip": 1, "max": None, "image_shape": [1, 8, 8]}],
 }
-"""What the manifest of a log must have, of ``exact``."""
+# What an image of class 1 is taken for: it is right, wrong, or an abstention.
 LETTERS = {"R": 1, "W": 0, "A": -1}
-"""What an image of class 1 is taken for: it is right, wrong, or an abstention."""
 
 
 def log_of(

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 
+# Fields of a table that a lenient parser would take for numbers, and others that it would not
+# expect.
 ODD_FIELDS = (
     [
         "",
@@ -51,9 +53,6 @@ ODD_FIELDS = (
     + ["\ufeff3", "\xa03", "3\u2028", "3\x0b", "3\x0c", "3\x1c", "3\x85", "3\x1b[2J", "x" * 100_000]
     + ["idx", "radius", "correct", "#", "2", "99"]
 )
-"""Fields of a table that a lenient parser would take for numbers, and others that it would not
-expect.
-"""
 _LINE_ENDS, _ODD_ENDS = (
     ["\n", "\n", "\n", "\r\n", "\r"],
     ["\n\n", "\r\r\n", "", " \n", "\t\n", "\x0b", "\u2028"],

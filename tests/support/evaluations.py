@@ -1,7 +1,5 @@
 """Small runs of all evaluations, whose logs are compared to the last bit but for times."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ from support.attack_runs import archive, assert_same_attack
 from support.commands import assert_same, rows, settings_of
 
 _ATTACK = ["--num-steps", 2, "--num-noise-vec", 2, "--N", 50]
+# The command, its options, and its log; ``falsify`` needs --against as well.
 EVALUATIONS: dict[str, tuple[str, list[object], str]] = {
     "exact": ("certify", ["--N", 300], "log.tsv"),
     "adaptive": ("certify", ["--method", "adaptive", "--N", 800, "--radii", 0, 0.25], "log.tsv"),
@@ -37,7 +36,6 @@ EVALUATIONS: dict[str, tuple[str, list[object], str]] = {
     "ddn": ("attack", [*_ATTACK, "--attack", "DDN", "--epsilon", 0.5], "out/epsilon_0.5.tsv"),
     "falsify": ("attack", _ATTACK, "out/against.tsv"),
 }
-"""The command, its options, and its log; ``falsify`` needs --against as well."""
 IMAGES = 21
 
 

@@ -15,8 +15,8 @@ from smoothadv.exact.network import IntegerNetwork
 from support import slow_integers
 
 CLIP = 383
+# Options of ``quantize`` with which it takes a second.
 SHORT = ("--calibration", 64, "--held-out", 20, "--draws", 50)
-"""Options of ``quantize`` with which it takes a second."""
 
 
 def grey_images(

@@ -1,7 +1,5 @@
 """Small logs of attacks, written row by row, whose rows and images are known by their index."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path

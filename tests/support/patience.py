@@ -5,10 +5,9 @@ is.
 import time
 from collections.abc import Callable
 
+# After so long, what is waited for hangs: ten times what the slowest has taken on two slow, busy
+# cores.
 HANG_SECONDS = 1800
-"""After so long, what is waited for hangs: ten times what the slowest has taken on two slow, busy
-cores.
-"""
 
 
 def wait_for(

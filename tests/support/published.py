@@ -14,8 +14,8 @@ from torchvision import datasets
 
 from smoothadv.datasets.imagenet import OF_TINY
 
+# By split: images uint8 [N, C, H, W], and labels [N].
 Splits = dict[str, tuple[np.ndarray, np.ndarray]]
-"""By split: images uint8 [N, C, H, W], and labels [N]."""
 COUNTS = {"train": 40, "test": 12}
 
 

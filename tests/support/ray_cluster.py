@@ -26,10 +26,10 @@ HEAD = -1  # its index; the worker nodes' are 0, 1, ...
 # a variable that names the node of a process, even if its parents have died
 MARK = "SMOOTHADV_TEST_RAY_NODE"
 
+# Settings with which the head notices a killed node within 6 s instead of 15.
 FAST = dict.fromkeys(
     (f"RAY_health_check_{name}_ms" for name in ("initial_delay", "period", "timeout")), "1000"
 )
-"""Settings with which the head notices a killed node within 6 s instead of 15."""
 
 
 def why_not() -> str:

@@ -5,8 +5,6 @@ As on a GPU, recording changes no values, numbers of the host stay what they wer
 wait for a value.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ Takes what a checkpoint holds: the record, and the tensors as arrays. No torch, 
 size of a sum.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any

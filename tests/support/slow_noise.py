@@ -11,8 +11,8 @@ import mpmath
 import numpy as np
 
 WORD = 2**32
+# The noise levels of the published models.
 SIGMAS = (0.12, 0.25, 0.5, 1.0)
-"""The noise levels of the published models."""
 _DIGITS = 60
 
 

@@ -106,8 +106,8 @@ class Cluster:
             if not name.startswith(("SLURM", "SBATCH", "SRUN"))
         }
         self._mark = {"SLURM_CONF": str(self._settings)}
+        # The variables that make Slurm's commands use this cluster.
         self.environment = {**mine, "PATH": _PATH, **self._mark}
-        """The variables that make Slurm's commands use this cluster."""
 
     def __enter__(self) -> Cluster:
         try:

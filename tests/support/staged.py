@@ -1,7 +1,5 @@
 """Files of stages, and the votes of a stage, counted in an obvious way."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -26,12 +26,12 @@ _FIXED = {
     "lr": 0.2,
 }
 _SIZES = ("0.25", "0.50")
+# The folders of the jobs, in the order of the grid.
 NAMES = [
     f"PGD_1step/eps_{epsilon}/digits/digits_resnet8/noise_{noise}"
     for noise in _SIZES
     for epsilon in _SIZES
 ]
-"""The folders of the jobs, in the order of the grid."""
 
 
 def lay_out(folder: Path, **fixed: object) -> Path:

@@ -33,8 +33,8 @@ from support.commands import CODE, ENVIRONMENT, finding, succeed
 FIXED = {"dataset": "digits", "arch": "digits_resnet8", "recipe": "smoke"}
 CERTIFY = {"max": 5, "N": 200}
 CPU = {"--device": "cpu"}
+# The test images of digits.
 IMAGES = 359
-"""The test images of digits."""
 # What commands find in files, and analyses expect in manifests.
 _READ = {
     "dataset_fingerprint": "0",

@@ -34,8 +34,8 @@ def _equal(one: Any, other: Any) -> bool:
     return one == other
 
 
+# A checkpoint after every step that takes 6 ms: nearly every one.
 AT_ONCE = ["--checkpoint-minutes", 0.0001]
-"""A checkpoint after every step that takes 6 ms: nearly every one."""
 
 
 def after_update(monkeypatch, number: int, act: Callable[[], None], kind=torch.optim.SGD) -> None:

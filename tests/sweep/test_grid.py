@@ -197,20 +197,18 @@ def test_what_is_no_grid_is_refused_in_one_line_naming_file_and_key(tmp_path, wh
 
 
 @pytest.mark.parametrize("action", ["plan", "run", "status", "retry", "report"])
-def test_every_action_refuses_with_the_same_message(tmp_path, capsys, monkeypatch, action):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\0")
+def test_every_action_refuses_with_the_same_message(workplace, capsys, action):
+    (workplace / "binary.toml").write_bytes(b"\xff\xfe\0")
     for name, words in {"none.toml": "does not exist", "binary.toml": "no TOML"}.items():
         outcome = call(capsys, "sweep", action, name)
         assert refused(outcome, name, words) and outcome.out == "", outcome
     assert call(capsys, "sweep", action).code == 2, "a grid is needed"
-    assert [path.name for path in tmp_path.iterdir()] == ["binary.toml"]
+    assert [path.name for path in workplace.iterdir()] == ["binary.toml"]
 
 
-def test_grid_of_this_project_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_grid_of_this_project_is_found_by_its_name_unless_a_file_has_it(workplace):
     assert read_grid(Path("digits-smoke")) == read_grid(GRIDS["digits-smoke"])
-    write_grid(tmp_path / "digits-smoke", {"noise": 0.5})
+    write_grid(workplace / "digits-smoke", {"noise": 0.5})
     assert read_grid(Path("digits-smoke")).path == Path("digits-smoke")
     with pytest.raises(
         UserError,

@@ -343,16 +343,12 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_option_is_a_usage_error_that_says_where_in_the_grid(capsys, what):
-    text, table, flag = BAD[what]
-    message = refused(capsys, text)
-    assert message.startswith("2 ") and f"grid grid.toml, {table}" in message and flag in message, (
-        message
-    )
-
-
-OTHERWISE = {
+# Usage errors say where in the grid they are.
+REFUSED = {
+    **{
+        what: (text, ["2 error: ", f"grid grid.toml, {table}", flag])
+        for what, (text, table, flag) in BAD.items()
+    },
     "no such recipe": (grid_text({"noise": 0.25, "recipe": "none"}), ["none"]),
     "true for a number": (grid_text({"noise": True}), ["[[sweep]] 1", "noise"]),
     "false for a number": (grid_text({"noise": 0.25, "lr": False}), ["[[sweep]] 1", "lr"]),
@@ -380,9 +376,9 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERWISE)
+@pytest.mark.parametrize("what", REFUSED)
 def test_impossible_grid_is_refused_saying_why(capsys, what):
-    text, words = OTHERWISE[what]
+    text, words = REFUSED[what]
     message = refused(capsys, text)
     assert [word for word in words if word not in message] == [], message
 

@@ -260,15 +260,6 @@ def test_checkpoint_beside_arguments_of_others_can_be_used(epochs):
     assert unmet_need(checkpoint) == ""
 
 
-@pytest.fixture
-def begun() -> SweepJob:
-    """A job with a lock file and a record that says that another process works on it."""
-    job = the_job()
-    with job.record.claim(0):
-        job.record.write("running", stage="train")
-    return job
-
-
 def assert_busy(job: SweepJob) -> None:
     with pytest.raises(BusyError, match="is being worked on"), job.record.claim(0):
         pass
@@ -286,7 +277,10 @@ def test_holder_of_the_lock_works_on_the_job_whatever_the_record_says(state):
     assert job.record.holder() == "" and kind(job) is not RUNNING
 
 
-def test_readers_of_the_lock_do_not_see_each_other(begun):
+def test_readers_of_the_lock_do_not_see_each_other():
+    begun = the_job()
+    with begun.record.claim(0):
+        begun.record.write("running", stage="train")
     lock = begun.record.folder / "job.lock"
     assert not is_locked(lock) and kind(begun) is STOPPED
     with begun.record.claim(0):

@@ -19,12 +19,12 @@ from smoothadv.training.execution import FoldedModel, folded_form
 from support import networks
 from support.networks import Network, network_class, settle_batch_norms
 
+# Normalizes by the statistics of the batch, also in eval mode.
 NoStatistics = network_class(
     "NoStatistics",
     Network.forward,
     lambda net: setattr(net, "norm", nn.BatchNorm2d(3, track_running_stats=False)),
 )
-"""Normalizes by the statistics of the batch, also in eval mode."""
 
 
 NormAfterActivation = network_class(

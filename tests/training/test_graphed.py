@@ -263,11 +263,10 @@ def test_learning_rate_on_the_device_makes_the_usual_steps(recorded_graphs):
     torch.testing.assert_close(ours.weight, usual.weight, rtol=1e-12, atol=1e-12)
 
 
-def test_runs_are_the_same_with_graphs_and_say_so(tmp_path, monkeypatch, recorded_graphs):
+def test_runs_are_the_same_with_graphs_and_say_so(workplace, recorded_graphs):
     """Of two runs of two epochs, one after the other, one has graphs in the first epoch and one in
     the second.
     """
-    monkeypatch.chdir(tmp_path)
     words = [
         "--noise",
         0.25,

@@ -31,9 +31,12 @@ from smoothadv.training.update import Address, Update
 
 CPU = torch.device("cpu")
 ATTACK = ATTACKS["PGD"](0.5, 3)
-OBJECTIVES = {"gaussian": Gaussian(0.25), "smoothadv": SmoothAdv(ATTACK, 0.25, 2, warmup=0)}
-OBJECTIVES |= {name: KINDS[name](noise_sd=0.25) for name in KINDS if name not in OBJECTIVES}
-OBJECTIVES["acr-weakness"] = KINDS["acr-weakness"](noise_sd=0.25, attack_from_epoch=0)
+FIRST = {"gaussian": Gaussian(0.25), "smoothadv": SmoothAdv(ATTACK, 0.25, 2, warmup=0)}
+OBJECTIVES = {
+    **FIRST,
+    **{name: KINDS[name](noise_sd=0.25) for name in KINDS if name not in FIRST},
+    "acr-weakness": KINDS["acr-weakness"](noise_sd=0.25, attack_from_epoch=0),
+}
 # (images in the batch of all processes, weight of the loss) of each update.
 UPDATES = [(7, 1.0), (2, 1.0), (7, 0.5), (5, 1.0), (8, 1.0)]
 
@@ -68,7 +71,7 @@ RUNS: dict[str, tuple[str, int, Callable[[], nn.Module]]] = {
     "smoothadv": ("smoothadv", 8, network),
     "smoothadv by 1": ("smoothadv", 1, network),
     "smoothadv by 2": ("smoothadv", 2, network),
-    **{name: (name, 3, network) for name in OBJECTIVES if name not in ("gaussian", "smoothadv")},
+    **{name: (name, 3, network) for name in OBJECTIVES if name not in FIRST},
     "smoothadv of an opaque network": ("smoothadv", 2, lambda: Opaque(network())),
 }
 

@@ -12,7 +12,7 @@ import pytest
 
 from smoothadv.training.trackers import TRACKERS, Tracker
 from support.commands import call, refused, succeed, timeless
-from support.trainings import after_update, send
+from support.trainings import after_update, same_state, send
 
 DIGITS = ("digits", "digits_resnet8")
 SHORT = ("--noise", 0.25, "--device", "cpu", "--steps-per-epoch", 2, "--evaluate-images", 20)
@@ -197,7 +197,6 @@ def test_tracker_that_fails_is_left_out_and_the_training_goes_on(tmp_path, monke
 
 
 def test_weights_are_the_same_with_and_without(tmp_path):
-    from support.trainings import same_state
 
     for folder, options in (("plain", ()), ("tracked", ("--track", "tensorboard"))):
         succeed("train", *DIGITS, tmp_path / folder, *SHORT, "--epochs", 1, *options)

@@ -103,12 +103,12 @@ OBJECTIVES = {
     **{
         name: KINDS[name](noise_sd=SIGMA) for name in KINDS if name not in ("gaussian", "smoothadv")
     },
+    "acr-weakness": KINDS["acr-weakness"](noise_sd=SIGMA, attack_from_epoch=0),
+    "first step": KINDS["smoothmix"](noise_sd=SIGMA, one_step_adversary=True, warmup=50),
+    "attacked": KINDS["consistency"](
+        noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, 3), regularization=2
+    ),
 }
-OBJECTIVES["acr-weakness"] = KINDS["acr-weakness"](noise_sd=SIGMA, attack_from_epoch=0)
-OBJECTIVES["first step"] = KINDS["smoothmix"](noise_sd=SIGMA, one_step_adversary=True, warmup=50)
-OBJECTIVES["attacked"] = KINDS["consistency"](
-    noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, 3), regularization=2
-)
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 
 
