@@ -257,13 +257,10 @@ def test_everything_can_be_read(size, measure, panels):
     assert width / size[1] >= 0.4 and height / size[0] >= 0.3, "inches of a cell"
 
 
-LONG = "SmoothAdv-DDN + pre-training + self-training"
-
-
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("panels", [1, 4])
 def test_long_names_can_be_read(panels, swap):
-    trainings = [LONG, "Gaussian", "vanilla PGD"]
+    trainings = ["SmoothAdv-DDN + pre-training + self-training", "Gaussian", "vanilla PGD"]
     pairs = product(trainings, (100, 10_000, 1_000_000))
     logs = [log(f"{name}{N}", [0.5], sigma=0.5, training=name, N=N) for name, N in pairs]
     names = ["training", "N"][:: -1 if swap else 1]

@@ -26,7 +26,6 @@ BY_PGD, BY_DDN = SmoothAdv(PGD_2, 0.25), SmoothAdv(DDN_4, 0.25)
 PRETRAINED = {"pretrained_sha256": "0" * 64}
 SELF_TRAINED = {"pseudo_labelled_fingerprint": "1" * 64, "pseudo_weight": 0.5}
 BOTH, ON_BASE = {**SELF_TRAINED, **PRETRAINED}, SmoothAdv(PGD_2, 0.0, base_attack=True)
-WITH_PGD = Consistency(0.25, regularization=2.0, attack=PGD_2)
 FINETUNED = "cifar10/finetune_cifar_from_imagenetPGD2steps"
 WITHOUT_NOISE = "cifar10/PGD_2steps_baseAttackExp/without_noise"
 END = "cifar10/resnet110/noise_{noise}/test/sigma_0.25"
@@ -56,7 +55,7 @@ TRAININGS = {
     "Gaussian + self-training": (Gaussian(0.25), SELF_TRAINED, f"self_training/{END}"),
     "Consistency": (Consistency(0.25), {}, f"consistency/2-multitrain/{END}"),
     "Consistency-PGD": (
-        WITH_PGD,
+        Consistency(0.25, regularization=2.0, attack=PGD_2),
         {},
         f"consistency/PGD_2steps_multiNoiseSamples/2-multitrain/{EPS}",
     ),

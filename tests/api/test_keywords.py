@@ -54,7 +54,6 @@ NAME = [True, math.nan, -1, 10**6000, b"x", [1], {}, object()]
 CHOICE = [*NAME, "x", "", None]
 SWITCH = [*NO_NUMBERS[1:-2], 0, 1, None]
 FOLDER = [*NAME, ""]
-PATH = [*FOLDER, "/"]
 SHARED = {
     **{
         "sigma": [*POSITIVE, 10.1],
@@ -88,7 +87,7 @@ KEYWORDS = {
         "method": NAME,
         "settings": [5, [], "x", True],
         "sound": SWITCH,
-        "log": PATH,
+        "log": [*FOLDER, "/"],
     },
     "predict": {**SHARED, **ATTACKED, "base_attack": SWITCH, "top_k": [*COUNT[:-1], None]},
     "predict clean": {

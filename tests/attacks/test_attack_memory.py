@@ -23,7 +23,6 @@ ATTACKS = {
     "Stein": PGD(0.4, 2, estimator=Stein(SIGMA)),
     "DDN": DDN(0.4, 4, initial_norm=0.3),
 }
-each_attack = pytest.mark.parametrize("name", ATTACKS)
 
 
 def problem(examples: int = 7) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
@@ -89,7 +88,7 @@ def test_one_copy_that_does_not_fit_is_told_in_one_line(error):
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
 
 
-@each_attack
+@pytest.mark.parametrize("name", ATTACKS)
 @every_error
 @pytest.mark.parametrize("fails", [1, 2, 4])
 def test_nothing_of_a_failed_attempt_is_kept_when_the_next_begins(name, error, fails):

@@ -20,7 +20,6 @@ from support.models import ConstantClassifier
 from support.slow_attacks import smooth_network
 
 CLASSES = 3
-DTYPES = [torch.float32, torch.float64]
 
 
 def faults(result: torch.Tensor, inputs: torch.Tensor, epsilon: torch.Tensor) -> list[str]:
@@ -57,7 +56,7 @@ def classifier(kind: str, dimension: int, dtype: torch.dtype) -> torch.nn.Module
 def situations(draw):
     """Images of several shapes, also black, white and grey ones; labels; radii; a classifier."""
     shape = draw(st.sampled_from([(1,), (7,), (1, 1, 2), (3, 4, 4), (1, 5, 3), (2, 2, 2, 2)]))
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
     source = torch.Generator().manual_seed(draw(st.integers(0, 1_000)))
     examples = draw(st.integers(1, 4))
     inputs = torch.rand(examples, *shape, generator=source).to(dtype)

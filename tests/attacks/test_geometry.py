@@ -17,16 +17,12 @@ from smoothadv.attacks.geometry import (
 )
 from support.models import linear_classifier
 
-every_attack = pytest.mark.parametrize(
-    "attack", [ATTACKS[name] for name in ATTACKS], ids=list(ATTACKS)
-)
-
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@every_attack
+@pytest.mark.parametrize("attack", [ATTACKS[name] for name in ATTACKS], ids=list(ATTACKS))
 @pytest.mark.parametrize("targeted, sign", [(False, -1), (True, 1)])
 @pytest.mark.parametrize("label", [0, 1])
 def test_labels_are_left_or_where_targeted_approached(attack, targeted, sign, label):
@@ -44,10 +40,9 @@ def test_labels_are_left_or_where_targeted_approached(attack, targeted, sign, la
 vectors = st.lists(st.floats(-1, 1, width=32), min_size=3, max_size=3).map(
     lambda values: torch.tensor([values])
 )
-scales = st.sampled_from([1e-30, 1e-20, 1.0, 1e20, 1e30])
 
 
-@given(vectors, scales)
+@given(vectors, st.sampled_from([1e-30, 1e-20, 1.0, 1e20, 1e30]))
 def test_unit_has_norm_one_at_every_scale_and_leaves_zero_alone(v, scale):
     v = v * scale
     length = v.double().norm().item()

@@ -167,10 +167,7 @@ def test_model_sees_one_shape_within_the_budget(copies, batch, options, attack):
     assert len(unnamed.batches[0]) <= min(batch, 5 * copies), "no padding beyond what there is"
 
 
-INDICES = st.lists(st.integers(0, 2**40), min_size=1, max_size=40, unique=True)
-
-
-@given(INDICES, st.integers(1, 70))
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=40, unique=True), st.integers(1, 70))
 def test_place_in_a_pass_is_a_function_of_the_index(indices, places):
     placed = places_in_pass(dict(enumerate(indices)), places)
     assert len(placed) == places and placed.count(0) == 1, "the first in line is never left out"

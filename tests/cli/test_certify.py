@@ -15,7 +15,6 @@ from smoothadv.voting.classifier import VotingClassifier
 from support.commands import call, header, manifest_of, refused, rows, snapshot, succeed, timeless
 from support.evaluations import EVALUATIONS, arguments_of
 
-RELEASED_COLUMNS = ["idx", "label", "predict", "radius", "correct", "time"]
 N, ALPHA, SIGMA, EXAMPLES = 100, 0.001, 0.5, 40
 
 
@@ -100,7 +99,7 @@ def test_manifest_says_what_made_the_log(log, checkpoint):
 @pytest.mark.parametrize("name", ["sigma_0.25", "log.tsv.gz", "deep/er/log.tar"])
 def test_log_may_have_any_name(certify, workplace, name):
     assert certify(name, "--max", 1).code == 0
-    assert header(workplace / name)[:6] == RELEASED_COLUMNS
+    assert header(workplace / name)[:6] == ["idx", "label", "predict", "radius", "correct", "time"]
 
 
 def test_released_checkpoint_certifies_like_ours_once_its_input_layer_is_told(

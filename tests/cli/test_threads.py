@@ -11,8 +11,6 @@ import torch
 from smoothadv.base.cpus import suitable_threads, usable_cpus
 from support.commands import CODE, run_process, succeed
 
-ACTIVE = {"OMP_WAIT_POLICY": "active"}
-
 
 @pytest.fixture
 def free_choice(monkeypatch) -> None:
@@ -125,7 +123,8 @@ def test_training_goes_on_with_its_threads(used, workplace):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), (ACTIVE, "None")]
+    ("given", "expected"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
 )
 def test_threads_that_wait_sleep_soon_unless_told_otherwise(given, expected, tmp_path):
     """Set before torch is loaded, whose libraries read it."""

@@ -397,17 +397,17 @@ def test_full_disk_is_named_and_the_old_checkpoint_stays(workplace, warm):
     assert [name for name in after if name.endswith(".tmp")] == []
 
 
-HELP = [
-    ("train", [], ["--noise"], ["--warmup", "--attack", "--mix-steps", "--teacher"]),
-    ("train_pgd", [], ["--warmup", "--attack", "--beta"], ["--lambda", "--gamma-DDN"]),
-    ("train_pgd", ["--attack", "DDN"], ["--gamma-DDN", "--epsilon"], ["--random-start"]),
-    ("train", ["--objective", "smoothmix"], ["--mix-steps", "--warmup"], ["--attack"]),
-    ("train", ["--objective=cat-rs"], ["--teacher-draws", "--confidence"], ["--transfer"]),
-    ("train", ["--objective=acr-weakness"], ["--teacher-noise"], ["--confidence"]),
-]
-
-
-@pytest.mark.parametrize(("command", "options", "shown", "hidden"), HELP)
+@pytest.mark.parametrize(
+    ("command", "options", "shown", "hidden"),
+    [
+        ("train", [], ["--noise"], ["--warmup", "--attack", "--mix-steps", "--teacher"]),
+        ("train_pgd", [], ["--warmup", "--attack", "--beta"], ["--lambda", "--gamma-DDN"]),
+        ("train_pgd", ["--attack", "DDN"], ["--gamma-DDN", "--epsilon"], ["--random-start"]),
+        ("train", ["--objective", "smoothmix"], ["--mix-steps", "--warmup"], ["--attack"]),
+        ("train", ["--objective=cat-rs"], ["--teacher-draws", "--confidence"], ["--transfer"]),
+        ("train", ["--objective=acr-weakness"], ["--teacher-noise"], ["--confidence"]),
+    ],
+)
 def test_help_shows_the_options_of_the_objective_alone(capsys, command, options, shown, hidden):
     outcome = call(capsys, command, *options, "--help")
     flags = {*re.findall("^  (--[-A-Za-z]+)", outcome.out, re.MULTILINE)}

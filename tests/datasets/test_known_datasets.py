@@ -18,7 +18,6 @@ from support.refusals import refusal
 
 SYNSETS = ImageNetInfo().label_names()
 PLAIN = [name for name in DATASETS if not DATASETS[name].takes_location]
-LOCATED = [name for name in DATASETS if DATASETS[name].takes_location]
 
 
 @pytest.mark.parametrize("ask", [describe_dataset, lambda name: get_dataset(name, "test")])
@@ -34,7 +33,7 @@ def test_unknown_name_lists_the_known_ones_and_suggests_the_close_one(ask):
         *((f"{name}:{location}", "imagefolder:PATH") for name in PLAIN for location in ("foo", "")),
         *(
             (name + end, f"{name}:{DATASETS[name].location}")
-            for name in LOCATED
+            for name in [name for name in DATASETS if DATASETS[name].takes_location]
             for end in ("", ":")
         ),
     ],

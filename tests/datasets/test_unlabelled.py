@@ -196,10 +196,7 @@ def trapped_contents(marker: Path) -> dict[str, object]:
     }
 
 
-TRAPS = list(trapped_contents(Path("unused")))
-
-
-@pytest.mark.parametrize("place", TRAPS)
+@pytest.mark.parametrize("place", list(trapped_contents(Path("unused"))))
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_pickle_that_would_run_a_command_is_refused_and_does_not(tmp_path, place, protocol):
     marker = tmp_path / "sprung"

@@ -16,8 +16,7 @@ from support.integers import grey_images, quantized, slow_logits, with_entrance
 from support.networks import TwoReadersOfTheImage
 from support.refusals import refusal
 
-SHAPE = (3, 8, 8)
-IMAGES = grey_images(48, SHAPE)
+IMAGES = grey_images(48, (3, 8, 8))
 
 
 class Small(nn.Module):

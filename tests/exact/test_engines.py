@@ -21,8 +21,6 @@ from smoothadv.exact.network import IntegerNetwork, byte_form
 from support.commands import call, rows, script, succeed
 from support.integers import needs_bytes, slow_logits
 
-MODULE = [sys.executable, "-m", "smoothadv"]
-
 
 @pytest.fixture(scope="module")
 def log(integers, tmp_path_factory) -> Path:
@@ -118,7 +116,7 @@ def test_tritons_kernels_repeat_the_log(log):
 
 @pytest.mark.parametrize("instructions", ["SSE41", "AVX2"])
 def test_older_processors_repeat_the_log(instructions, log, warm):
-    words = [*MODULE, "certify", "verify", str(log), "--rows", "9"]
+    words = [sys.executable, "-m", "smoothadv", "certify", "verify", str(log), "--rows", "9"]
     process = warm.start(
         words, log.parent, ONEDNN_MAX_CPU_ISA=instructions, ATEN_CPU_CAPABILITY="default"
     )

@@ -21,7 +21,6 @@ from smoothadv.noise.rounded import _Ranks
 from support import slow_noise
 from support.slow_noise import SIGMAS, clip_of, noisy_grey, thresholds
 
-many = settings(max_examples=25)
 CIFAR, IMAGENET = 3 * 32 * 32, 3 * 224 * 224
 EVERY_GREY = torch.arange(256, dtype=torch.float32).view(1, 16, 16) / 255
 
@@ -102,7 +101,7 @@ def test_noisy_pixels_reach_six_sigma_beyond_black_and_white(sigma, clip):
     assert RoundedGaussianNoise(sigma, 0).clip == clip == math.ceil(6 * 255 * sigma)
 
 
-@many
+@settings(max_examples=25)
 @given(
     st.sampled_from([0.03, 0.1, 0.12, 0.25]),
     st.integers(0, 2**40),

@@ -217,7 +217,6 @@ COUNTED = torch.tensor([1, 2, 3, 4, 4, 1])
 TARGETS = torch.tensor(
     [[0.9, 0.1, 0], [0, 1, 0], [0.2, 0.3, 0.5], [0, 0.7, 0.3], [1, 0, 0], [0.4, 0.1, 0.5]]
 ).double()
-COUNTED_AND_TARGETS = [*zip(COUNTED.tolist(), TARGETS.tolist())]
 
 
 def divergence(shares: list[float], row: list[float]) -> float:
@@ -254,7 +253,7 @@ PAIRS = {
     "cat-rs": (
         lambda w: CatRS(SIGMA, regularization=w),
         slow_cat_rs,
-        COUNTED_AND_TARGETS,
+        [*zip(COUNTED.tolist(), TARGETS.tolist())],
         (TARGETS, COUNTED),
     ),
 }

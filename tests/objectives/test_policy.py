@@ -59,17 +59,17 @@ def test_policy_of_acr_weakness_is_the_papers():
     ], "the attack begins with the policy"
 
 
-WRONG = [
-    {"from_epoch": -1},
-    {"resample_draws": 3},
-    {"drop_draws": 0},
-    {"drop_below": -1e-9},
-    {"drop_below": 1 + 1e-9},
-    {"resample_every": -1},
-]
-
-
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"from_epoch": -1},
+        {"resample_draws": 3},
+        {"drop_draws": 0},
+        {"drop_below": -1e-9},
+        {"drop_below": 1 + 1e-9},
+        {"resample_every": -1},
+    ],
+)
 def test_policy_that_makes_no_sense_is_refused(wrong):
     """With 3 draws a bound of 2 votes is below a half, and its quantile is no weight."""
     with pytest.raises(ValueError):

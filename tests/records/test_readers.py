@@ -207,24 +207,23 @@ TRAINING_FAULTS = {
     "other digits in a loss": ("1 11 0.1 0 ٣ 0.5 1 0.5", "not a number"),
     "other digits in an epoch": ("٣ 11 0.1 0 1 0.5 1 0.5", "not a number"),
 }
-FAULTS = [
-    (read_certification_log, RELEASED_HEADER, GOOD, CERTIFICATION_FAULTS),
-    (read_prediction_log, PREDICTION_HEADER, "20 7 7 7 1 0:00:01", PREDICTION_FAULTS),
-    (
-        read_certification_log,
-        f"{RELEASED_HEADER} successes trials",
-        f"{GOOD} 10 10",
-        COUNT_FAULTS,
-    ),
-    (read_training_log, TRAINING_HEADER, EPOCH, TRAINING_FAULTS),
-]
 
 
 @pytest.mark.parametrize(
     "read, header, good, row, words",
     [
         pytest.param(*of, *fault, id=name)
-        for *of, faults in FAULTS
+        for *of, faults in [
+            (read_certification_log, RELEASED_HEADER, GOOD, CERTIFICATION_FAULTS),
+            (read_prediction_log, PREDICTION_HEADER, "20 7 7 7 1 0:00:01", PREDICTION_FAULTS),
+            (
+                read_certification_log,
+                f"{RELEASED_HEADER} successes trials",
+                f"{GOOD} 10 10",
+                COUNT_FAULTS,
+            ),
+            (read_training_log, TRAINING_HEADER, EPOCH, TRAINING_FAULTS),
+        ]
         for name, fault in faults.items()
     ],
 )

@@ -18,9 +18,6 @@ from smoothadv.statistics.bounds import (
 )
 from support.exact_tails import DIGITS, probability_of_at_most
 
-few = settings(max_examples=40)
-levels = st.floats(1e-12, 1 - 1e-6)
-
 
 def more_than(k: int, statements: int, probability: Fraction) -> Fraction:
     """P[Binomial(statements, probability) > k], exactly."""
@@ -33,7 +30,7 @@ def more_than(k: int, statements: int, probability: Fraction) -> Fraction:
     )
 
 
-@given(st.integers(0, 40), st.floats(0, 0.999), levels)
+@given(st.integers(0, 40), st.floats(0, 0.999), st.floats(1e-12, 1 - 1e-6))
 @example(1, 0.002, 0.001)
 @example(1, 0.001, 0.001)  # a tie, in floats
 @example(40, 0.5, 0.5)
@@ -52,7 +49,7 @@ def test_tolerated_number_is_the_smallest_that_exact_tails_allow(
     assert 0 <= k <= statements
 
 
-@few
+@settings(max_examples=40)
 @given(st.integers(1000, 200_000), st.floats(1e-6, 0.05), st.floats(1e-9, 0.1))
 @example(50_000, 0.002, 0.001)
 @example(10_000, 0.002, 0.001)

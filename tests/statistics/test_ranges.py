@@ -24,8 +24,6 @@ from smoothadv.statistics import (
 )
 from support.refusals import refusal
 
-MODULES = (accuracy, bounds, cascade, error_spending, prediction, router, top_k, two_sided)
-LOOKS = np.array([100, 200])
 USUAL = {
     **dict.fromkeys("successes top ahead n".split(), 60),
     **dict.fromkeys("rival runner_up behind statements step".split(), 5),
@@ -46,7 +44,7 @@ USUAL = {
     "z_rival": 0.2,
     "nulls": [0.5, 0.6],
     "allowance": [0.01, 0.02],
-    "looks": LOOKS,
+    "looks": np.array([100, 200]),
     "last_boundaries": np.array([150, 160]),
     "accuracies": np.array([0.4, 0.2]),
     "values": np.array([0.1, 0.2]),
@@ -88,7 +86,7 @@ BAD = {
 }
 FUNCTIONS: dict[str, Callable] = {
     f"{module.__name__.rpartition('.')[2]}.{name}": function
-    for module in MODULES
+    for module in (accuracy, bounds, cascade, error_spending, prediction, router, top_k, two_sided)
     for name, function in vars(module).items()
     if isinstance(function, types.FunctionType)
     and function.__module__ == module.__name__

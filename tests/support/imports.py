@@ -5,8 +5,6 @@ import functools
 import graphlib
 from pathlib import Path
 
-PACKAGE = "smoothadv"
-
 
 def modules(code: Path) -> dict[str, str]:
     """The source of every module below ``code``, by dotted name; the scripts directly in it by
@@ -73,7 +71,7 @@ def part(module: str) -> str:
     A script directly in code/ is "scripts".
     """
     first, *rest = module.split(".")
-    if first != PACKAGE:
+    if first != "smoothadv":
         return "scripts"
     return rest[0] if rest else ""
 

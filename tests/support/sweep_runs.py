@@ -17,14 +17,6 @@ from support.trainings import same_state
 GRID = "tiny.toml"
 EPOCHS = 20
 EXAMPLES = 24  # every 15th of 359
-_FIXED = {
-    "dataset": "digits",
-    "arch": "digits_resnet8",
-    "epochs": EPOCHS,
-    "checkpoint-minutes": 0.005,
-    "lr-schedule": "one-cycle",
-    "lr": 0.2,
-}
 _SIZES = ("0.25", "0.50")
 # The folders of the jobs, in the order of the grid.
 NAMES = [
@@ -47,7 +39,15 @@ def lay_out(folder: Path, **fixed: object) -> Path:
     write_grid(
         folder / GRID,
         sweep,
-        fixed={**_FIXED, **fixed},
+        fixed={
+            "dataset": "digits",
+            "arch": "digits_resnet8",
+            "epochs": EPOCHS,
+            "checkpoint-minutes": 0.005,
+            "lr-schedule": "one-cycle",
+            "lr": 0.2,
+            **fixed,
+        },
         certify=[{"skip": 15, "N": 1000}],
         threads=1,
     )

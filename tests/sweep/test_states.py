@@ -38,7 +38,6 @@ from support.sweeping import (
 )
 
 pytestmark = pytest.mark.usefixtures("workplace")
-NOISE = {"noise": 0.25}
 ATTACK = {"max": 3, "N": 100, "num-steps": 1, "num-noise-vec": 2, "epsilon": [0.25, 0.5]}
 FOLDER = Path("gaussian/digits/digits_resnet8/noise_0.25")
 LOG = Path("logs/grid", FOLDER, "test/sigma_0.25.tsv")
@@ -50,7 +49,7 @@ PRETRAINED = {**FIXED, "pretrained-model": str(OTHER)}
 def the_job(fixed: dict = FIXED, certify: dict = CERTIFY, **further) -> SweepJob:
     """The job of a grid of one model, in the working folder."""
     (job,) = jobs_of(
-        write_grid(Path("grid.toml"), NOISE, fixed=fixed, certify=[certify], **further)
+        write_grid(Path("grid.toml"), {"noise": 0.25}, fixed=fixed, certify=[certify], **further)
     )
     return job
 

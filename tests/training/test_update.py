@@ -109,10 +109,9 @@ OBJECTIVES = {
         noise_sd=SIGMA, attack=ATTACKS["PGD"](EPSILON, 3), regularization=2
     ),
 }
-every_objective = pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 
 
-@every_objective
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
 @pytest.mark.parametrize("micro_batch", [1, 3, 100])
 def test_micro_batches_give_the_gradients_of_one_batch(objective, micro_batch):
     """Seven images in micro-batches of three are two of them and one of one."""
