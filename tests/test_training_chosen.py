@@ -134,7 +134,7 @@ def test_a_stop_with_votes_or_without_them_leaves_no_trace(checkpoint, own_cache
         "--teacher",
         checkpoint,
         "--teacher-draws",
-        60,
+        20,
         "--epochs",
         2,
         "--steps-per-epoch",
@@ -152,7 +152,7 @@ def test_a_stop_with_votes_or_without_them_leaves_no_trace(checkpoint, own_cache
                 shutil.rmtree(own_cache / "teacher_votes")
             assert train(capsys, folder, *options).code == 0
         images = sum(count for count, _ in looks)
-        assert (1438 < images) == loses and looks[:4] == [(256, 60)] * 4
+        assert (1438 < images) == loses and looks[:4] == [(256, 20)] * 4
         assert same_state(Path(folder), Path("whole"))
 
 
