@@ -117,13 +117,13 @@ class Smooth:
         if isinstance(self.base_classifier, torch.nn.Module):
             self.base_classifier.eval()
         counter = VoteCounter(
-            lambda images: logits_in(self.base_classifier(images)),
-            self.num_classes,
+            [lambda images: logits_in(self.base_classifier(images))],
+            [self.num_classes],
             batch_size,
             stream.device,
         )
         with explained(self.base_classifier, x):
-            (result,) = counter.run([Poll(x, stream, voting)])
+            (result,) = counter.run([Poll(x, (stream,), voting)])
         return result.outcome
 
     def _stream(self, stream: NoiseStream | None, x: torch.Tensor) -> NoiseStream:

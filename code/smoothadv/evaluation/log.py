@@ -211,10 +211,10 @@ def _write_rows(
 
     def vote_in_smaller_batches(batch: int) -> None:
         log.amend({"batch": batch})
-        # Other kernels may be chosen for them.
-        evaluation.voter.use_fast_form(partial(check_exact, counter))
+        for stage, part in enumerate(evaluation.parts):  # other kernels may be chosen for them
+            part.voter.use_fast_form(partial(check_exact, counter, stage=stage))
 
-    counter.watch(say_how_fast, vote_in_smaller_batches)
+    counter.on_batch, counter.on_smaller_batch = say_how_fast, vote_in_smaller_batches
     if content.attack is not None:  # it may have to halve its batch, too
         content.attack.watch(lambda batch: log.amend({"attack_batch": batch}))
     missing = (index for index in examples if index not in log.done)

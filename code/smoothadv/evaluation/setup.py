@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from smoothadv.base.cpus import MOST_THREADS
@@ -42,6 +43,7 @@ from smoothadv.noise import (
 )
 from smoothadv.records import logs as records
 from smoothadv.records.logs import CLASSIFIER, DENOISER, LOGITS, shards_of
+from smoothadv.statistics import Draws
 from smoothadv.statistics.prediction import least_draws
 from smoothadv.voting.classifier import (
     CompiledClassifier,
@@ -51,7 +53,6 @@ from smoothadv.voting.classifier import (
     optimized_for_inference,
 )
 from smoothadv.voting.counter import Poll, VoteCounter, check_exact, check_repeatable
-from smoothadv.voting.stages import StagedCounter, StagedPoll
 
 # Logits of an image that differ by more than this share of the largest one differ by more than
 # rounding, also in bf16.
@@ -115,26 +116,25 @@ class Evaluation:
         return [stage.victim for stage in self.stages] or self.victim
 
     def poll(
-        self, index: int, image: torch.Tensor, voting: Any, purpose: int = Purpose.VOTES
-    ) -> Any:
+        self,
+        index: int,
+        image: torch.Tensor,
+        voting: Generator[Draws, np.ndarray, Any],
+        purpose: int = Purpose.VOTES,
+    ) -> Poll:
         """A poll, for ``counter``, of an image [C, H, W] with this index, with new streams."""
         streams = tuple(one.noise.stream(index, self.device, purpose) for one in self.parts)
-        if self.stages:
-            return StagedPoll(image, streams, voting)
-        return Poll(image, streams[0], voting)
+        return Poll(image, streams, voting)
 
-    def counter(self, batch: int | None = None, consensus: bool = True) -> Any:
-        """A new ``VoteCounter`` of ``voter.scores``, in batches of this size (None: the usual
-        one); of a cascade, a ``StagedCounter``.
-        """
-        if self.stages:
-            return StagedCounter([stage.counter(batch, consensus) for stage in self.stages])
+    def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:
+        """A new counter of votes, in batches of this size (None: the usual one)."""
+        are_integers = all(one.voter.integers is not None for one in self.parts)
         return VoteCounter(
-            partial(self.voter.scores, consensus=consensus),
-            self.dataset.description.num_classes,
+            [partial(one.voter.scores, consensus=consensus) for one in self.parts],
+            [one.dataset.description.num_classes for one in self.parts],
             batch or self.batch,
             self.device,
-            keep_batch=self.noise.is_sound and self.voter.integers is None,
+            keep_batch=self.noise.is_sound and not are_integers,
             dtype=self.voter.dtype,
         )
 
