@@ -60,9 +60,9 @@ VOTINGS = {
 }
 many = settings(max_examples=50)
 specifications = st.tuples(st.sampled_from(list(NOISES)), st.integers(1, 3)).flatmap(
-    lambda common: st.lists(
+    lambda of_all: st.lists(
         st.tuples(
-            st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), *map(st.just, common)
+            st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), *map(st.just, of_all)
         ),
         max_size=10,
     )
