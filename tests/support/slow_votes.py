@@ -2,7 +2,8 @@
 classifiers to put to it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -85,6 +86,17 @@ def ask(requests: Iterable[Draws]):
     for request in requests:
         answers.append((yield request).tolist())
     return answers
+
+
+def on_stages(voting: Generator, stages: int, number: int) -> Generator:
+    """The same voting, with each request at some stage of so many."""
+    generator, answer = np.random.default_rng(number), None
+    while True:
+        try:
+            request = voting.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = yield replace(request, stage=int(generator.integers(stages)))
 
 
 def image_of(number: int) -> torch.Tensor:
