@@ -63,7 +63,7 @@ def counting(
         return (yield Draws(draws))
 
     def run() -> None:
-        for _ in counter.run([Poll(image, noise.stream(0, counter.device), voting())]):
+        for _ in counter.run([Poll(image, (noise.stream(0, counter.device),), voting())]):
             pass
 
     return run
@@ -123,7 +123,7 @@ def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
         voter = voter_of(network, kind, description.image_shape, device)
         voter = CompiledClassifier(voter) if compiled else voter
         batch = options.batch or default_batch(voter, description.image_shape, device)
-        counter = VoteCounter(voter, classes, batch, device)
+        counter = VoteCounter([voter], [classes], batch, device)
         voter.use_fast_form(partial(check_exact, counter))
         name = f"{kind}{', compiled' if compiled else ''}, batch {batch}"
         noise = rounded if kind == INTEGERS else gauss

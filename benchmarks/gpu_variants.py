@@ -147,7 +147,7 @@ def certifications(
             )
             voter = Replayed(voter, example)
         # With a smaller batch the figures would be those of another variant.
-        counter = VoteCounter(voter, classes, batch, device, keep_batch=True)
+        counter = VoteCounter([voter], [classes], batch, device, keep_batch=True)
         return counting(counter, GaussianNoise(SIGMA, 0), image, draws)
 
     variants = []

@@ -55,7 +55,7 @@ def forms(
     floats, integers, in_bytes = (
         optimized_for_inference(network, CPU) for network in (classifier, made, made)
     )
-    in_bytes.use_fast_form(partial(check_exact, VoteCounter(in_bytes, 10, batch, CPU)))
+    in_bytes.use_fast_form(partial(check_exact, VoteCounter([in_bytes], [10], batch, CPU)))
     eager = {
         "floats": floats,
         "integers": integers,

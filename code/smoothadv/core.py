@@ -55,10 +55,18 @@ class Smooth:
         """The class at ``x`` [C, H, W] and the radius of the closed l2 ball where it is certified;
         else (ABSTAIN, 0.0).
 
+        This is CERTIFY of Cohen et al., section 3.2.2, with abstention where p_lower < 1/2:
+
+            candidate = votes(n0).argmax()                         # select
+            successes = votes(n)[candidate]                        # estimate
+            p_lower = lower_confidence_bound(successes, n, alpha)  # bound
+            radius = sigma * norm.ppf(p_lower)                     # radius
+
         ``n0`` draws select the class, ``n`` fresh ones estimate its probability, ``alpha`` is the
         probability of a false statement, ``batch_size`` the draws per forward pass. ``stream``
         supplies the noise: by default a new one seeded by torch's global generator, so that every
-        call draws new noise. The guarantee is that of ``statistics.exact``.
+        call draws new noise. ``statistics.FixedSample`` has the steps, ``statistics.exact`` the
+        guarantee.
         """
         certificate = self.certificate(x, n0, n, alpha, batch_size, stream=stream)
         return certificate.prediction, certificate.radius
@@ -117,13 +125,13 @@ class Smooth:
         if isinstance(self.base_classifier, torch.nn.Module):
             self.base_classifier.eval()
         counter = VoteCounter(
-            lambda images: logits_in(self.base_classifier(images)),
-            self.num_classes,
+            [lambda images: logits_in(self.base_classifier(images))],
+            [self.num_classes],
             batch_size,
             stream.device,
         )
         with explained(self.base_classifier, x):
-            (result,) = counter.run([Poll(x, stream, voting)])
+            (result,) = counter.run([Poll(x, (stream,), voting)])
         return result.outcome
 
     def _stream(self, stream: NoiseStream | None, x: torch.Tensor) -> NoiseStream:

@@ -5,7 +5,7 @@ import torch
 
 from smoothadv.attacks import CascadeAttack, RouterAttack, SmoothedAttack
 from smoothadv.attacks.pgd import PGD
-from smoothadv.attacks.staged_attacks import _Given
+from smoothadv.attacks.smoothed_attack import Examples
 
 
 class Plane(torch.nn.Module):
@@ -41,7 +41,7 @@ def test_a_router_is_attacked_where_its_stages_cannot_be(sign):
     """Both stages are constant, of other classes: only the router can be moved."""
     router = Plane(2 + 0.4 * sign)
     stages = (ALWAYS_0, ALWAYS_1) if sign > 0 else (ALWAYS_1, ALWAYS_0)
-    attack = RouterAttack(attacks(2), attacks(1)[0])
+    attack = RouterAttack([*attacks(2), *attacks(1)])
     found = attack((*stages, router), INPUTS, ZEROS)
     assert all(sign * (each - 2) > 0.4 for each in sums(found))
     assert (found - INPUTS).flatten(1).norm(dim=1).max() <= 0.4 + 1e-5
@@ -49,14 +49,14 @@ def test_a_router_is_attacked_where_its_stages_cannot_be(sign):
 
 def test_a_stage_is_attacked_where_the_router_stays():
     stage, router = Plane(2.4), Plane(50.0)  # which always chooses the first stage
-    found = RouterAttack(attacks(2), attacks(1)[0])((stage, ALWAYS_1, router), INPUTS, ZEROS)
+    found = RouterAttack([*attacks(2), *attacks(1)])((stage, ALWAYS_1, router), INPUTS, ZEROS)
     assert min(sums(found)) > 2.4
 
 
 def test_targets_of_a_routers_attack_are_classes_of_the_stages():
     """Class 2 is none of the router's."""
     stages, router = (Plane(50.0, classes=3), Plane(-50.0, classes=3)), Plane(2.4)
-    targeted = RouterAttack(attacks(2, target=1), attacks(1)[0])
+    targeted = RouterAttack([*attacks(2, target=1), *attacks(1)])
     targets = targeted.choose_targets((*stages, router), INPUTS, ZEROS)
     assert targets.tolist() == [1, 1, 1]
     assert min(sums(targeted((*stages, router), INPUTS, ZEROS, targets=targets))) > 2.4
@@ -81,17 +81,17 @@ def test_no_examples_have_no_adversarial_examples(kind, targets):
     models = (Plane(2.4), ALWAYS_1, Plane(1.0))
     attack = CascadeAttack(attacks(3), 0.7)
     if kind == "router":
-        attack = RouterAttack(attacks(2), attacks(1)[0])
+        attack = RouterAttack([*attacks(2), *attacks(1)])
     for indices in (None, []):
         found = attack(models, INPUTS[:0], ZEROS[:0], indices, targets=targets)
         assert found.shape == INPUTS[:0].shape and found.dtype == INPUTS.dtype
 
 
 def test_memory_and_batches_are_those_of_all_parts():
-    parts, router, smaller = attacks(2, batch=64), attacks(1, batch=64)[0], []
-    attack = RouterAttack(parts, router)
+    parts, smaller = attacks(3, batch=64), []
+    attack = RouterAttack(parts)
     attack.watch(smaller.append)
-    for each in (*parts, router):
+    for each in parts:
         each.on_smaller_batch(7)
     parts[1].batch = 16
     assert smaller == [7, 7, 7] and attack.batch == 16 and attack.examples_per_pass == 4
@@ -112,5 +112,4 @@ def test_an_undecided_stage_of_a_cascade_asks_the_next_one(threshold, moved):
     models = (Undecided(0.0), Plane(2.4))
     attack = CascadeAttack(attacks(2), threshold)
     found = attack(models, INPUTS, ZEROS)
-    given = _Given(models, INPUTS, ZEROS, None, None, None)
-    assert (attack.lead(given, found) < 0).all() == moved
+    assert (attack.lead(models, Examples(found, ZEROS, None)) < 0).all() == moved

@@ -69,7 +69,7 @@ def at(checkpoint, workplace, capsys, monkeypatch) -> Callable:
     """
 
     def run(place: str, command: str, *options: object):
-        def digest(counter: VoteCounter, shape: tuple[int, ...]) -> str:
+        def digest(counter: VoteCounter, shape: tuple[int, ...], stage: int) -> str:
             counter.batch //= 1 + (place == TOO_SMALL)
             return place
 

@@ -25,12 +25,12 @@ def ours(voter: torch.nn.Module, images: list[torch.Tensor], seed: int) -> np.nd
 
     noise = GaussianNoise(SIGMA, seed)
     polls = [
-        Poll(image, noise.stream(index, "cpu"), voting()) for index, image in enumerate(images)
+        Poll(image, (noise.stream(index, "cpu"),), voting()) for index, image in enumerate(images)
     ]
     return np.stack(
         [
             result.outcome
-            for result in VoteCounter(voter, CLASSES, 70, torch.device("cpu")).run(polls)
+            for result in VoteCounter([voter], [CLASSES], 70, torch.device("cpu")).run(polls)
         ]
     )
 

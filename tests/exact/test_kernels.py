@@ -139,7 +139,7 @@ def test_kernels_that_compute_something_else_do_not_vote(monkeypatch):
     monkeypatch.setattr(IntegerNetwork, "fast_form", lambda network, device: Constant())
     voter = optimized_for_inference(odd_network(), torch.device("cpu"))
     with pytest.warns(DoubtfulWarning, match="slower ones vote"):
-        voter.use_fast_form(partial(check_exact, VoteCounter(voter, 5, 4, torch.device("cpu"))))
+        voter.use_fast_form(partial(check_exact, VoteCounter([voter], [5], 4, torch.device("cpu"))))
     assert voter.fast is None
 
 

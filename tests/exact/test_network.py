@@ -374,7 +374,7 @@ def digits() -> IntegerNetwork:
 
 @pytest.mark.parametrize("batch", [1, 3, 20])
 def test_probe_accepts_exact_kernels_at_any_batch(digits, batch):
-    check_exact(VoteCounter(digits, 10, batch, CPU), digits)
+    check_exact(VoteCounter([digits], [10], batch, CPU), digits)
     assert digits.probe == digest_of_logits(
         torch.from_numpy(slow_logits(digits, digits.probe_images()))
     )
@@ -391,7 +391,7 @@ def test_probe_accepts_exact_kernels_at_any_batch(digits, batch):
     ],
 )
 def test_probe_refuses_another_function(digits, fault, monkeypatch):
-    counter = VoteCounter(lambda images: fault(digits, images, monkeypatch), 10, 20, CPU)
+    counter = VoteCounter([lambda images: fault(digits, images, monkeypatch)], [10], 20, CPU)
     assert "--batch than 20" in refusal(check_exact, counter, digits)
 
 
@@ -406,7 +406,7 @@ def digits_voter(weight_bits: int = 7) -> VotingClassifier:
 
 
 def choose_form(voter: VotingClassifier) -> None:
-    voter.use_fast_form(partial(check_exact, VoteCounter(voter, 10, len(IMAGES), CPU)))
+    voter.use_fast_form(partial(check_exact, VoteCounter([voter], [10], len(IMAGES), CPU)))
 
 
 def with_rounded_large_sums(

@@ -81,10 +81,10 @@ def stop_at_pass(monkeypatch: pytest.MonkeyPatch, number: int, error: BaseExcept
             raise error
         return forward(self, images)
 
-    def undisturbed(self: VoteCounter, shape: tuple[int, ...]) -> str | None:
+    def undisturbed(self: VoteCounter, shape: tuple[int, ...], stage: int) -> str:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(VotingClassifier, "forward", forward)
-            return digest(self, shape)
+            return digest(self, shape, stage)
 
     monkeypatch.setattr(VotingClassifier, "forward", stopping)
     monkeypatch.setattr(VoteCounter, "logits_digest", undisturbed)

@@ -208,7 +208,7 @@ def whole(network: IntegerNetwork) -> dict:
         images[2, 0, 1, 1] = torch.nan
         result["rows of NaN"] = form(images).isnan().all(1).nonzero().flatten().tolist()
     try:
-        check_exact(VoteCounter(form, len(network.layers[-1].weight), 5, CPU), network, form)
+        check_exact(VoteCounter([form], [len(network.layers[-1].weight)], 5, CPU), network, form)
     except UserError:
         result["is refused"] = True
     return result

@@ -2,7 +2,8 @@
 classifiers to put to it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -41,30 +42,34 @@ class WholeNumbers(nn.Module):
         return self.last(self.layers((images > 0.5).float()))
 
 
-def counter_of(classifier: Callable, batch: int, depth: int = 1, **options) -> VoteCounter:
+def counter_of(
+    classifiers: Callable | list[Callable], batch: int, depth: int = 1, **options
+) -> VoteCounter:
     """``depth`` = 2 is how an accelerator is kept busy: the next batch starts before this one's
     votes are counted.
     """
-    counter = VoteCounter(classifier, CLASSES, batch, torch.device("cpu"), **options)
+    stages = classifiers if isinstance(classifiers, list) else [classifiers]
+    counter = VoteCounter(stages, [CLASSES] * len(stages), batch, torch.device("cpu"), **options)
     counter._depth = depth
     return counter
 
 
 def votes_one_by_one(
-    classifier: Callable[[torch.Tensor], torch.Tensor], poll: Poll, request: Draws
-) -> tuple[np.ndarray, int]:
-    """The answer to a request, and how many draws it took."""
-    counts, first = np.zeros(CLASSES, dtype=np.int64), poll.stream.reserve(request.count)
+    classifiers: Sequence[Callable[[torch.Tensor], torch.Tensor]], poll: Poll, request: Draws
+) -> np.ndarray:
+    """The answer to a request."""
+    stream, classifier = poll.streams[request.stage], classifiers[request.stage]
+    counts, first = np.zeros(CLASSES, dtype=np.int64), stream.reserve(request.count)
     for draw in range(first, first + request.count):
         noisy = torch.empty(1, *poll.image.shape)
-        poll.stream.fill(noisy, poll.image, draw)
+        stream.fill(noisy, poll.image, draw)
         counts[int(classifier(noisy)[0].argmax())] += 1
         if request.is_settled is not None and request.is_settled(counts):
             break
-    return counts, int(counts.sum())
+    return counts
 
 
-def outcome_one_by_one(classifier: Callable[[torch.Tensor], torch.Tensor], poll: Poll):
+def outcome_one_by_one(classifiers: Sequence[Callable[[torch.Tensor], torch.Tensor]], poll: Poll):
     """What a poll's voting returns in the end."""
     answer = None
     while True:
@@ -72,7 +77,7 @@ def outcome_one_by_one(classifier: Callable[[torch.Tensor], torch.Tensor], poll:
             request = poll.voting.send(answer)
         except StopIteration as end:
             return end.value
-        answer, _ = votes_one_by_one(classifier, poll, request)
+        answer = votes_one_by_one(classifiers, poll, request)
 
 
 def ask(requests: Iterable[Draws]):
@@ -81,6 +86,17 @@ def ask(requests: Iterable[Draws]):
     for request in requests:
         answers.append((yield request).tolist())
     return answers
+
+
+def on_stages(voting: Generator, stages: int, number: int) -> Generator:
+    """The same voting, with each request at some stage of so many."""
+    generator, answer = np.random.default_rng(number), None
+    while True:
+        try:
+            request = voting.send(answer)
+        except StopIteration as end:
+            return end.value
+        answer = yield replace(request, stage=int(generator.integers(stages)))
 
 
 def image_of(number: int) -> torch.Tensor:

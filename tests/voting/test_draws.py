@@ -97,10 +97,10 @@ def check_votings(votings: list[Generator], rarity: int, batch: int) -> None:
     noise = NumberedNoise(0.25, 0)
     logs: list[list[tuple[Draws, np.ndarray]]] = [[] for _ in votings]
     polls = [
-        Poll(IMAGE, noise.stream(i, CPU), watched(voting, logs[i]))
+        Poll(IMAGE, (noise.stream(i, CPU),), watched(voting, logs[i]))
         for i, voting in enumerate(votings)
     ]
-    assert len(list(VoteCounter(classifier, CLASSES, batch, CPU).run(polls))) == len(votings)
+    assert len(list(VoteCounter([classifier], [CLASSES], batch, CPU).run(polls))) == len(votings)
     for i, log in enumerate(logs):
         times, first = np.bincount(noise.handed_out(i)), 0
         assert times.max() == 1, "a draw was handed out twice"

@@ -189,9 +189,9 @@ def test_members_are_folded_and_fewer_are_asked_in_passes_of_one_shape(voter):
 def test_votes_are_those_of_the_whole_sum_however_draws_are_packed(voter):
     """The spot check of --sound passes, and the digest of the logits needs all members."""
     noise, image = GaussianNoise(0.25, 0), torch.rand(1, 8, 8)
-    counter = VoteCounter(voter.scores, 10, 64, CPU)
+    counter = VoteCounter([voter.scores], [10], 64, CPU)
     check_repeatable(counter, image, noise.stream(0, CPU))
-    full = VoteCounter(lambda images: voter.scores(images, consensus=False), 10, 64, CPU)
+    full = VoteCounter([lambda images: voter.scores(images, consensus=False)], [10], 64, CPU)
     assert full.logits_digest((1, 8, 8)) != counter.logits_digest((1, 8, 8))
 
 

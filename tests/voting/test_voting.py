@@ -1,5 +1,5 @@
-"""Counting votes: packing, batch and depth change no vote, compared with a slow counter of one draw
-at a time; what happens where memory runs out or a classifier is broken.
+"""Counting votes: stages, packing, batch and depth change no vote, compared with a slow counter of
+one draw at a time; what happens where memory runs out or a classifier is broken.
 
 The classifiers compute in whole numbers, so that equal means equal.
 """
@@ -21,7 +21,7 @@ from torch import nn
 from smoothadv.architectures import get_architecture
 from smoothadv.base import devices
 from smoothadv.base.errors import NonFiniteError, UserError
-from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
+from smoothadv.noise import GaussianNoise, NoiseStream, RoundedGaussianNoise
 from smoothadv.statistics import ABSTAIN, Draws, Smoothing
 from smoothadv.statistics.adaptive import Adaptive
 from smoothadv.statistics.exact import Exact
@@ -31,12 +31,24 @@ from smoothadv.voting.classifier import optimized_for_inference
 from smoothadv.voting.counter import Poll, VoteCounter, check_repeatable
 from support.fragile_models import OUT_OF_MEMORY, Forgetful
 from support.models import ConstantClassifier, Recorder
-from support.slow_votes import CLASSES, WholeNumbers, ask, counter_of, image_of, outcome_one_by_one
+from support.slow_votes import (
+    CLASSES,
+    WholeNumbers,
+    ask,
+    counter_of,
+    image_of,
+    on_stages,
+    outcome_one_by_one,
+)
 from support.votes import more_misses
 
 CPU = torch.device("cpu")
 CLASSIFIER = WholeNumbers(seed=38)  # the leading class has 41 % of one image and 76 % of another
-NOISES = {kind.__name__: kind(0.25, 7) for kind in (GaussianNoise, RoundedGaussianNoise)}
+STAGES = [CLASSIFIER, WholeNumbers(seed=0), WholeNumbers(seed=1)]
+NOISES = {
+    kind.__name__: [kind(sigma, 7) for sigma in (0.25, 0.5, 1.0)]
+    for kind in (GaussianNoise, RoundedGaussianNoise)
+}
 IMAGES = 6
 # A voting is spent when it returns: each poll makes its own.
 VOTINGS = {
@@ -54,9 +66,11 @@ VOTINGS = {
     ),
 }
 many = settings(max_examples=50)
-specifications = st.sampled_from(list(NOISES)).flatmap(
-    lambda noise: st.lists(
-        st.tuples(st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), st.just(noise)),
+specifications = st.tuples(st.sampled_from(list(NOISES)), st.integers(1, 3)).flatmap(
+    lambda of_all: st.lists(
+        st.tuples(
+            st.sampled_from(list(VOTINGS)), st.integers(0, IMAGES - 1), *map(st.just, of_all)
+        ),
         max_size=10,
     )
 )
@@ -70,58 +84,57 @@ def own_cache(tmp_path_factory) -> Iterator[None]:
         yield
 
 
-def poll_of(voting: str, number: int, noise: str = "GaussianNoise") -> Poll:
-    """With a separate stream and voting, and a tag to recognize it by."""
-    return Poll(
-        image_of(number),
-        NOISES[noise].stream(number, CPU),
-        VOTINGS[voting](),
-        (voting, number, noise),
-    )
+def streams_of(number: int, noise: str = "GaussianNoise") -> tuple[NoiseStream, ...]:
+    return tuple(each.stream(number, CPU) for each in NOISES[noise])
+
+
+def poll_of(voting: str, number: int, noise: str = "GaussianNoise", stages: int = 1) -> Poll:
+    """With separate streams and voting, and a tag to recognize it by."""
+    asked = on_stages(VOTINGS[voting](), stages, number)
+    return Poll(image_of(number), streams_of(number, noise), asked, (voting, number, noise, stages))
 
 
 @cache
 def expected(*specification):
-    return outcome_one_by_one(CLASSIFIER, poll_of(*specification))
+    return outcome_one_by_one(STAGES, poll_of(*specification))
 
 
 def asking(number: int, *requests: Draws, tag: object = None) -> Poll:
     """A poll on one of the images that makes these requests whatever the answers."""
-    return Poll(image_of(number), NOISES["GaussianNoise"].stream(number, CPU), ask(requests), tag)
+    return Poll(image_of(number), streams_of(number), ask(requests), tag)
 
 
 @many
 @given(specifications, st.integers(2, 150), st.sampled_from([1, 2]))
 def test_outcomes_are_those_of_a_slow_counter_in_the_order_of_the_polls(chosen, batch, depth):
-    results = list(counter_of(CLASSIFIER, batch, depth).run(poll_of(*each) for each in chosen))
+    stages = STAGES[: chosen[0][-1] if chosen else 1]
+    results = list(counter_of(stages, batch, depth).run(poll_of(*each) for each in chosen))
     assert [result.tag for result in results] == chosen
     assert [result.outcome for result in results] == [expected(*each) for each in chosen]
 
 
-@pytest.mark.parametrize(("batch", "depth"), [(1, 2), (3, 1), (16, 2), (64, 1), (999, 2)])
-def test_outcomes_are_the_same_at_every_batch(batch, depth):
+@pytest.mark.parametrize(
+    ("batch", "depth", "stages"), [(1, 2, 3), (3, 1, 1), (16, 2, 2), (64, 1, 3), (999, 2, 1)]
+)
+def test_outcomes_are_the_same_at_every_batch(batch, depth, stages):
     """Of two images where a batch is one draw, which takes longer than all others together."""
     images = range(IMAGES if batch > 1 else 2)
-    chosen = [(voting, number, "GaussianNoise") for number in images for voting in VOTINGS]
-    results = counter_of(CLASSIFIER, batch, depth).run([poll_of(*each) for each in chosen])
+    chosen = [(name, number, "GaussianNoise", stages) for number in images for name in VOTINGS]
+    results = counter_of(STAGES[:stages], batch, depth).run([poll_of(*each) for each in chosen])
     assert [result.outcome for result in results] == [expected(*each) for each in chosen]
 
 
 def test_the_comparison_covers_certificates_and_abstentions_cut_short():
-    exact = [
-        expected("exact, of which few are needed", number, "GaussianNoise")
-        for number in range(IMAGES)
-    ]
+    exact = [expected("exact, of which few are needed", number) for number in range(IMAGES)]
     assert any(certificate.radius > 0 for certificate in exact)
     assert any(
         certificate.prediction == ABSTAIN and 0 < certificate.trials < 250 for certificate in exact
     )
-    adaptive = [expected("adaptive", number, "GaussianNoise") for number in range(IMAGES)]
+    adaptive = [expected("adaptive", number) for number in range(IMAGES)]
     assert len({certificate.trials for certificate in adaptive}) >= 3
-    answers = expected("some misses allowed", 0, "GaussianNoise")
-    assert any(sum(answer) < 40 for answer in answers) and any(
-        sum(answer) == 40 for answer in answers
-    )
+    answers = expected("some misses allowed", 0)
+    counted = [sum(answer) for answer in answers]
+    assert min(counted) < 40 == max(counted)
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
@@ -137,7 +150,7 @@ def draws_seen(recorder: Recorder) -> set[bytes]:
 
 def draws_of(number: int, draws: int) -> set[bytes]:
     """The first noisy images of a stream, straight from it."""
-    return {row.numpy().tobytes() for row in asking(number).stream.noisy(draws, image_of(number))}
+    return {row.numpy().tobytes() for row in streams_of(number)[0].noisy(draws, image_of(number))}
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -169,12 +182,12 @@ def test_draws_of_a_round_cut_short_are_not_used_in_the_next():
 )
 def test_every_forward_pass_has_the_one_shape_and_there_are_as_few_as_possible(sizes, batch, depth):
     recorder = Recorder(ConstantClassifier(3, CLASSES))
-    polls = [asking(number, Draws(size)) for number, size in enumerate(sizes)]
-    counted, counter = [], counter_of(recorder, batch, depth)
+    polls = [asking(number, Draws(size, stage=number % 3)) for number, size in enumerate(sizes)]
+    counted, counter = [], counter_of([recorder] * 3, batch, depth)
     counter.on_batch = counted.append
     results = list(counter.run(polls))
     assert {tuple(each.shape) for each in recorder.batches} == {(batch, 1, 4, 4)}
-    assert len(recorder.batches) == -(-sum(sizes) // batch)
+    assert len(recorder.batches) == sum(-(-sum(sizes[stage::3]) // batch) for stage in range(3))
     # Rows that only fill up cast no vote, and are not counted as draws.
     assert [result.outcome for result in results] == [[[0, 0, 0, size]] for size in sizes]
     assert sum(counted) == sum(sizes) and max(counted) <= batch
@@ -215,6 +228,21 @@ def test_polls_are_asked_for_only_when_there_is_room(batch, draws, depth):
     assert len(at_passes) <= -(-(20 * draws) // batch) + depth - 1
 
 
+def test_an_image_at_a_rare_stage_waits_for_few_others():
+    """And none is lost among many that ask for nothing."""
+    taken = []
+
+    def polls() -> Iterator[Poll]:
+        for number in range(300):
+            taken.append(number)
+            requests = [[Draws(1, stage=1)], *[[Draws(10)]] * 99, *[[]] * 200][number]
+            yield asking(number, *requests, tag=number)
+
+    results = counter_of(STAGES, 40).run(polls())
+    assert next(results).tag == 0 and len(taken) <= 64
+    assert [result.tag for result in results] == list(range(1, 300))
+
+
 def test_images_of_several_shapes_are_refused():
     other = replace(asking(1, Draws(3)), image=torch.zeros(1, 4, 1))
     with pytest.raises(ValueError, match="images of shapes"):
@@ -232,7 +260,7 @@ def test_a_counter_can_be_used_again():
     counter = counter_of(CLASSIFIER, 16)
     for _ in range(2):
         (result,) = counter.run([poll_of("exact", 2)])
-        assert result.outcome == expected("exact", 2, "GaussianNoise")
+        assert result.outcome == expected("exact", 2)
 
 
 class Clock:
@@ -267,7 +295,7 @@ def test_times_add_up_to_all_that_passed(monkeypatch, batch):
 
 
 def digest_of(classifier, batch: int = 100, shape: tuple[int, ...] = (1, 8, 8)) -> str:
-    return VoteCounter(classifier, 2, batch, torch.device("cpu")).logits_digest(shape)
+    return VoteCounter([classifier], [2], batch, torch.device("cpu")).logits_digest(shape)
 
 
 def test_digest_of_logits_tells_functions_batches_and_shapes_apart():
@@ -369,7 +397,7 @@ NOISE = GaussianNoise(0.25, 7)
 
 
 def polls() -> list[Poll]:
-    """Polls of all kinds, some with rounds that end early."""
+    """Polls of all kinds, some with rounds that end early, of two stages."""
     votings = [
         Exact(Smoothing(0.25, 10, 100, 0.01)).votes(0),
         ask([Draws(40, more_misses(1, 5)), Draws(40)]),
@@ -377,7 +405,7 @@ def polls() -> list[Poll]:
         Exact(Smoothing(0.25, 5, 90, 0.2)).votes(0),
     ]
     return [
-        Poll(image_of(number), NOISE.stream(number, CPU), voting)
+        Poll(image_of(number), streams_of(number), on_stages(voting, 2, number))
         for number, voting in enumerate(votings)
     ]
 
@@ -386,7 +414,7 @@ def outcomes(counter: VoteCounter) -> list:
     return [result.outcome for result in counter.run(polls())]
 
 
-UNDISTURBED = outcomes(counter_of(CLASSIFIER, 64))
+UNDISTURBED = outcomes(counter_of(STAGES[:2], 64))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -394,7 +422,7 @@ UNDISTURBED = outcomes(counter_of(CLASSIFIER, 64))
 def test_the_batch_is_halved_until_it_fits_and_no_count_changes(error, depth):
     batches = []
     counter = counter_of(
-        Forgetful(CLASSIFIER, 10, error), 100, depth, on_smaller_batch=batches.append
+        [STAGES[0], Forgetful(STAGES[1], 10, error)], 100, depth, on_smaller_batch=batches.append
     )
     assert outcomes(counter) == UNDISTURBED
     assert batches == [50, 25, 12, 6] and counter.batch == 6
@@ -405,7 +433,8 @@ def test_the_batch_is_halved_until_it_fits_and_no_count_changes(error, depth):
 def test_memory_that_runs_out_at_any_time_changes_no_count(batch, fails, depth):
     batches = []
     classifier = Forgetful(CLASSIFIER, fails=fails if batch >= 16 else set())
-    counter = counter_of(classifier, batch, depth, on_smaller_batch=batches.append)
+    stages = [classifier, STAGES[1]]
+    counter = counter_of(stages, batch, depth, on_smaller_batch=batches.append)
     assert outcomes(counter) == UNDISTURBED
     assert batches == [batch >> halving for halving in range(1, len(batches) + 1)]
 
@@ -413,7 +442,7 @@ def test_memory_that_runs_out_at_any_time_changes_no_count(batch, fails, depth):
 def test_no_draw_is_lost_or_repeated_where_memory_runs_out():
     recorder = Recorder(ConstantClassifier(2, CLASSES))
     counter = counter_of(Forgetful(recorder, 16), 100)
-    list(counter.run([Poll(image_of(0), NOISE.stream(0, CPU), ask([Draws(96), Draws(160)]))]))
+    list(counter.run([asking(0, Draws(96), Draws(160))]))
     seen = Counter(
         row.numpy().tobytes() for batch in recorder.batches for row in batch.contiguous()
     )
@@ -430,7 +459,7 @@ def test_a_batch_that_must_be_kept_is_an_error_instead():
     """Certificates for the executed arithmetic are of one shape."""
     batches = []
     counter = counter_of(
-        Forgetful(CLASSIFIER, 10), 64, keep_batch=True, on_smaller_batch=batches.append
+        [Forgetful(CLASSIFIER, 10)] * 2, 64, keep_batch=True, on_smaller_batch=batches.append
     )
     with pytest.raises(
         UserError, match="out of memory with --batch 64: give a smaller one .*CUDA out of memory"
@@ -443,13 +472,13 @@ def test_a_batch_that_must_be_kept_is_an_error_instead():
 def test_no_memory_for_a_single_image_is_an_error(error):
     batches = []
     with pytest.raises(UserError, match="out of memory with --batch 1:"):
-        outcomes(counter_of(Forgetful(CLASSIFIER, 0, error), 5, on_smaller_batch=batches.append))
+        counter = counter_of(Forgetful(CLASSIFIER, 0, error), 5, on_smaller_batch=batches.append)
+        list(counter.run([asking(0, Draws(9))]))
     assert batches == [2, 1]
 
 
 def one_vote(classifier: Callable, batch: int = 10, draws: int = 25) -> list:
-    poll = Poll(image_of(0), NOISE.stream(0, CPU), ask([Draws(draws)]))
-    return list(counter_of(classifier, batch).run([poll]))
+    return list(counter_of(classifier, batch).run([asking(0, Draws(draws))]))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -486,7 +515,7 @@ def test_logits_of_another_shape_are_an_error(shape):
 @pytest.mark.parametrize("batch", [0, -1])
 def test_a_batch_of_no_images_is_refused(batch):
     with pytest.raises(ValueError, match="batch"):
-        VoteCounter(CLASSIFIER, CLASSES, batch, CPU)
+        VoteCounter([CLASSIFIER], [CLASSES], batch, CPU)
 
 
 def check(classifier: Callable, batch: int = 16, shape: tuple[int, ...] = (1, 4, 4)) -> None:

@@ -69,8 +69,8 @@ KNOWN_TARGETS = (*TARGET_RULES, EVERY)
 
 
 @dataclass(frozen=True)
-class _Examples:
-    """What an attack gets of each example: the arguments of ``SmoothedAttack``."""
+class Examples:
+    """What an attack gets of each example: the arguments of ``SmoothedAttack``, but the model."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
@@ -83,7 +83,7 @@ class _Examples:
         """The indices, by default 0 to B - 1."""
         return range(len(self.inputs)) if self.indices is None else self.indices
 
-    def checked(self) -> _Examples:
+    def checked(self) -> Examples:
         """ValueError unless inputs are floats in [0, 1], labels whole numbers of at least 0, and
         there is one value per example.
         """
@@ -104,12 +104,12 @@ class _Examples:
             )
         return self
 
-    def of(self, rows: list[int]) -> _Examples:
+    def of(self, rows: list[int]) -> Examples:
         """The examples with these numbers alone."""
         epsilon, targets = (
             None if values is None else values[rows] for values in (self.epsilon, self.targets)
         )
-        return _Examples(
+        return Examples(
             self.inputs[rows],
             self.labels[rows],
             [self.numbers[row] for row in rows],
@@ -177,10 +177,6 @@ class SmoothedAttack:
         self.restarts, self.target, self.batch = restarts, target, batch
         self.on_smaller_batch = on_smaller_batch
 
-    def watch(self, on_smaller: Callable[[int], None]) -> None:
-        """Set ``on_smaller_batch``."""
-        self.on_smaller_batch = on_smaller
-
     @property
     def examples_per_pass(self) -> int:
         """The number of examples that share a pass over the model.
@@ -211,7 +207,7 @@ class SmoothedAttack:
         if epsilon is not None:
             epsilon = torch.atleast_1d(torch.as_tensor(epsilon, dtype=torch.float64))
         found = self._in_groups(
-            self._attack, model, _Examples(inputs, labels, indices, epsilon, targets).checked()
+            self._attack, model, Examples(inputs, labels, indices, epsilon, targets).checked()
         )
         if not bool(found.isfinite().all()):
             raise NonFiniteError(
@@ -232,9 +228,9 @@ class SmoothedAttack:
         """
         if self.target is None or self.target == EVERY:
             return None
-        examples = _Examples(inputs, labels, indices).checked()
+        examples = Examples(inputs, labels, indices).checked()
 
-        def choose(seen: FixedShape, group: _Examples) -> torch.Tensor:
+        def choose(seen: FixedShape, group: Examples) -> torch.Tensor:
             return self._chosen(seen, group, self._noise(group.inputs, group.numbers))
 
         return self._in_groups(choose, model, examples) if len(inputs) else labels.clone()
@@ -249,17 +245,17 @@ class SmoothedAttack:
     ) -> torch.Tensor:
         """The shares of the votes for each class, float [B, K], on the draws of the attack."""
 
-        def count(seen: FixedShape, group: _Examples) -> torch.Tensor:
+        def count(seen: FixedShape, group: Examples) -> torch.Tensor:
             logits = noisy_logits(seen, group.inputs, self._noise(group.inputs, group.numbers))
             return F.one_hot(logits.argmax(-1), logits.shape[-1]).float().mean(1)
 
-        return self._in_groups(count, model, _Examples(inputs, labels, indices))
+        return self._in_groups(count, model, Examples(inputs, labels, indices))
 
     def _in_groups(
         self,
-        work: Callable[[FixedShape, _Examples], torch.Tensor],
+        work: Callable[[FixedShape, Examples], torch.Tensor],
         model: Model,
-        examples: _Examples,
+        examples: Examples,
     ) -> torch.Tensor:
         """Calls ``work`` for as many examples at a time as share a pass, and for fewer once memory
         has run out.
@@ -309,7 +305,7 @@ class SmoothedAttack:
         self.batch //= 2
         self.on_smaller_batch(self.batch)
 
-    def _attack(self, model: FixedShape, group: _Examples) -> torch.Tensor:
+    def _attack(self, model: FixedShape, group: Examples) -> torch.Tensor:
         inputs, labels, indices = group.inputs, group.labels, group.numbers
         noise = self._noise(inputs, indices)
         epsilon, targets = group.epsilon, group.targets
@@ -393,7 +389,7 @@ class SmoothedAttack:
         return [derive_generator("cpu", self.seed, int(index), *purpose) for index in indices]
 
     @torch.no_grad()
-    def _chosen(self, model: Model, group: _Examples, noise: torch.Tensor) -> torch.Tensor:
+    def _chosen(self, model: Model, group: Examples, noise: torch.Tensor) -> torch.Tensor:
         """The targets int64 [B]: the one class, or those that the rule chooses."""
         if isinstance(self.target, int):
             return torch.full_like(group.labels, self.target)

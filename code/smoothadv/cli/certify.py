@@ -18,8 +18,7 @@ from smoothadv.cli.runner import (
     refuse_foreign_settings,
     run,
 )
-from smoothadv.evaluation.model_spec import procedure_name
-from smoothadv.evaluation.specs import CertifySpec, VerifySpec
+from smoothadv.evaluation.specs import CertifySpec, VerifySpec, procedure_name
 from smoothadv.records.readers import read_certification_log
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import PROCEDURES

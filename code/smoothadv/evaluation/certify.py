@@ -9,9 +9,8 @@ import numpy as np
 
 from smoothadv.base.errors import warn
 from smoothadv.base.progress import Progress
-from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, LogContent, begun, write_log
-from smoothadv.evaluation.setup import Evaluation
+from smoothadv.evaluation.setup import Evaluation, prepare
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.records.logs import CERTIFICATION_COLUMNS, format_radius
 from smoothadv.records.writer import WrittenLog
@@ -34,9 +33,9 @@ def certify(spec: CertifySpec) -> tuple[WrittenLog, Procedure]:
 def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, LogContent]:
     """All that certifying needs, the procedure, and how the log is made."""
     evaluation = prepare(spec, spec.log, spec.sound)
-    noise, description = evaluation.noise, evaluation.dataset.description
+    is_sound, description = evaluation.is_sound, evaluation.dataset.description
     dimension = math.prod(description.image_shape)
-    distances = tuple(one.noise.distance(dimension) for one in evaluation.parts)
+    distances = tuple(voter.noise.distance(dimension) for voter in evaluation.voters)
     procedure = spec.procedure(description, distances)
     watched.set(lambda rows: Progress(rows, "tables", delay=2, leave=False))
     if procedure.largest_radius is None:
@@ -49,13 +48,12 @@ def prepare_certification(spec: CertifySpec) -> tuple[Evaluation, Procedure, Log
 
     def polls(examples: list[Example]) -> Iterator[Poll]:
         for example in examples:
-            if noise.is_sound:
-                evaluation.check_image(example.index, example.image)
-            voting = _row(procedure, example.label, noise.is_sound)
-            yield evaluation.poll(example.index, example.image, voting)
+            voting = _row(procedure, example.label, is_sound)
+            streams = evaluation.streams(example.index, example.image)
+            yield Poll(example.image, streams, voting)
 
     content = LogContent(
-        columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *[_SOUND_COLUMN] * noise.is_sound),
+        columns=(*CERTIFICATION_COLUMNS, *procedure.columns, *[_SOUND_COLUMN] * is_sound),
         settings=procedure.record(),
         make_polls=polls,
         activity="certifying",
@@ -84,7 +82,7 @@ def rehearse(spec: CertifySpec) -> str:
     evaluation, _, content = prepare_certification(spec)
     path, _, indices, done = begun(evaluation, content)
     missing = [index for index in indices if index not in done]
-    voters = len(spec.classifiers) if spec.router is None else 2
+    voters = spec.most_voters
     draws = len(missing) * voters * (spec.n0 + spec.n)
     each = f"{voters} times " * (voters > 1) + f"{spec.n0:,} + {spec.n:,}"
     most = "" if spec.procedure_type.fixed_sample and voters == 1 else "at most "
@@ -110,7 +108,7 @@ def _draws_per_second(evaluation: Evaluation, index: int) -> float:
         yield Draws(count)
 
     def seconds(count: int) -> float:
-        (result,) = counter.run([evaluation.poll(index, image, voting(count))])
+        (result,) = counter.run([Poll(image, evaluation.streams(index, image), voting(count))])
         return result.seconds
 
     seconds(batch)  # the first batch takes longer

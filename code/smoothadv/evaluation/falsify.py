@@ -26,11 +26,11 @@ from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import file_digest
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, begun, write_log
 from smoothadv.evaluation.predict import PredictionPolls, chosen_images, with_attack_batch
 from smoothadv.evaluation.setup import (
     Evaluation,
+    prepare,
     settings_to_continue,
     warn_of_few_draws,
 )

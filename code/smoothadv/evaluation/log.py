@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.attacks import SmoothedAttack, StagedAttack
+from smoothadv.attacks import StagedAttack
 from smoothadv.base.devices import to_host
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import refuse_to_replace, reserved
@@ -66,7 +66,7 @@ class LogContent:
     activity: str
     title: str = "correct"
     scores: Callable[[Row], bool] = lambda row: bool(row["correct"])
-    attack: SmoothedAttack | StagedAttack | None = None
+    attack: StagedAttack | None = None
     keeps_images: bool = False
 
     @property
@@ -211,10 +211,10 @@ def _write_rows(
 
     def vote_in_smaller_batches(batch: int) -> None:
         log.amend({"batch": batch})
-        # Other kernels may be chosen for them.
-        evaluation.voter.use_fast_form(partial(check_exact, counter))
+        for stage, voter in enumerate(evaluation.voters):  # other kernels may be chosen for them
+            voter.form.use_fast_form(partial(check_exact, counter, stage=stage))
 
-    counter.watch(say_how_fast, vote_in_smaller_batches)
+    counter.on_batch, counter.on_smaller_batch = say_how_fast, vote_in_smaller_batches
     if content.attack is not None:  # it may have to halve its batch, too
         content.attack.watch(lambda batch: log.amend({"attack_batch": batch}))
     missing = (index for index in examples if index not in log.done)

@@ -32,22 +32,6 @@ def sigma_or_stages(text: str) -> float | str:
     return text if text == STAGES else positive_noise_level(text)
 
 
-def procedure_name(method: str, kind: str) -> str:
-    """The procedure that --method names, for a model of this kind: "cascade", "router" or "", a
-    single classifier; UsageError where it is for another kind.
-    """
-    usual = ("exact", "sequential")
-    names = {each: dict(zip(usual, (each, f"sequential-{each}"))) for each in ("cascade", "router")}
-    own = names.pop(kind, {})
-    for other, foreign in names.items():
-        if method in foreign.values():
-            hint = "" if kind else f": write {STAGES} in place of sigma"
-            raise UsageError(f"--method {method} is for {other}s{hint}")
-    if kind and method not in {*own, *own.values()}:
-        raise UsageError(f"--method {method} is not for {kind}s: take one of {', '.join(usual)}")
-    return own.get(method, method)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(RunSpec):
     """The settings that say what is smoothed.
@@ -175,8 +159,15 @@ class ModelSpec(RunSpec):
         stages = self.stages or (Stage(self.model, self.sigma),)
         return stages if self.router is None else (*stages, self.router)
 
+    @property
+    def most_voters(self) -> int:
+        """How many of the classifiers vote about an image, at most: a router chooses one stage."""
+        return len(self.classifiers) if self.router is None else 2
+
     def of_stage(self: Spec, stage: Stage) -> Spec:
-        """The spec of one of several classifiers."""
+        """The spec of one of the classifiers; this one if there is no other."""
+        if self.stages is None:
+            return self
         alone = {**self._OF_ONE_STAGE, "model": stage.model, "sigma": stage.sigma}
         return dataclasses.replace(self, stages=None, router=None, threshold=None, **alone)
 

@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from smoothadv.architectures.libraries.onnx import OnnxNetwork
-from smoothadv.attacks import SmoothedAttack, StagedAttack
+from smoothadv.attacks import StagedAttack
 from smoothadv.attacks.estimators import Stein
 from smoothadv.attacks.geometry import in_grey_levels, l2_norm
 from smoothadv.attacks.smoothed_attack import EVERY
 from smoothadv.base.devices import to_device, to_host
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import settings_record
-from smoothadv.evaluation.cascade import prepare
 from smoothadv.evaluation.log import Example, LogContent, write_log
 from smoothadv.evaluation.setup import (
     Evaluation,
+    prepare,
     settings_to_continue,
     warn_of_few_draws,
 )
@@ -37,14 +37,11 @@ from smoothadv.voting.classifier import default_attack_batch
 from smoothadv.voting.counter import Poll
 
 
-def with_attack_batch(
-    evaluation: Evaluation, usual_batch: int | None = None
-) -> tuple[Evaluation, SmoothedAttack | StagedAttack | None]:
+def with_attack_batch(evaluation: Evaluation) -> tuple[Evaluation, StagedAttack | None]:
     """The evaluation with the batch of its attack, and that attack; None without one.
 
-    The batch is that of the spec, else that of the log to be continued, else ``usual_batch``, by
-    default one which suits the device. UsageError where the attack's target is no class of the
-    images.
+    The batch is that of the spec, else that of the log to be continued, else the one that it has,
+    else one which suits the device. UsageError where the attack's target is no class of the images.
     """
     spec, description = evaluation.spec, evaluation.dataset.description
     assert isinstance(spec, AttackedSpec)
@@ -57,14 +54,15 @@ def with_attack_batch(
     if target is not None and classes < 2:
         raise UsageError(f"--target {target}: {dataset} has only one class")
     if not isinstance(spec.attack.estimator, Stein):
-        for part in evaluation.classifier.modules():
+        modules = [part for voter in evaluation.voters for part in voter.base.module.modules()]
+        for part in modules:
             if isinstance(part, OnnxNetwork):
                 part.refuse_gradients()
     recorded = settings_to_continue(spec, evaluation.log).get("attack_batch")
-    batch = spec.attack_batch or recorded or usual_batch
+    batch = spec.attack_batch or recorded or evaluation.settings.get("attack_batch")
     if batch is None:
         batch = default_attack_batch(
-            evaluation.victim,
+            evaluation.last.victim,
             description.image_shape,
             evaluation.device,
             spec.num_noise_vec,
@@ -73,7 +71,7 @@ def with_attack_batch(
     batch = evaluation.processes.received(batch)
     record = {"attack": settings_record(spec.attack), "attack_batch": batch}
     evaluation = dataclasses.replace(evaluation, settings={**evaluation.settings, **record})
-    return evaluation, spec.smoothed_attack(evaluation.key.attack_seed, batch)
+    return evaluation, spec.smoothed_attack(evaluation.last.key.attack_seed, batch)
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class PredictionPolls:
     """
 
     evaluation: Evaluation
-    attack: SmoothedAttack | StagedAttack | None
+    attack: StagedAttack | None
     top_k: int = 1
     votes: ClassVar[Purpose] = Purpose.VOTES
 
@@ -99,7 +97,7 @@ class PredictionPolls:
         """
         if self.attack is None:
             return (*PREDICTION_COLUMNS, *class_columns(self.top_k))
-        target = ("target",) if self.attack.target not in (None, EVERY) else ()
+        target = ("target",) if self.attack.attacks[0].target not in (None, EVERY) else ()
         return (*ATTACK_COLUMNS, *target, *class_columns(self.top_k))
 
     def __call__(self, examples: list[Example]) -> Iterator[Poll]:
@@ -113,11 +111,10 @@ class PredictionPolls:
         aims = [self.aim(example) for example in examples]
         labels = torch.tensor([label for label, _ in aims], device=evaluation.device)
         epsilon = torch.tensor([epsilon for _, epsilon in aims], dtype=torch.float64)
-        targets = attack.choose_targets(evaluation.attacked, images, labels, indices)
-        adversarial = attack(
-            evaluation.attacked, images, labels, indices, epsilon=epsilon, targets=targets
-        )
-        if evaluation.noise.is_sound:
+        victims = [voter.victim for voter in evaluation.voters]
+        targets = attack.choose_targets(victims, images, labels, indices)
+        adversarial = attack(victims, images, labels, indices, epsilon=epsilon, targets=targets)
+        if evaluation.is_sound:
             adversarial = in_grey_levels(images, adversarial, epsilon)
         norms = l2_norm(adversarial.double() - images.double()).tolist()
         for row, example in enumerate(examples):
@@ -130,7 +127,7 @@ class PredictionPolls:
         """What the attack on an example wants: to leave this label, by a perturbation of at most
         this l2 norm.
         """
-        return example.label, 0.0 if self.attack is None else self.attack.attack.epsilon
+        return example.label, 0.0 if self.attack is None else self.evaluation.spec.attack.epsilon
 
     def judged(self, example: Example, predicted: int, attack_norm: float) -> dict[str, Any]:
         """Further columns of the row of an example for which this class was predicted."""
@@ -142,9 +139,9 @@ class PredictionPolls:
         noise.
         """
         evaluation = self.evaluation
-        base = to_host(evaluation.classifier(image.unsqueeze(0).clone()).argmax())
+        base = to_host(evaluation.last.base.module(image.unsqueeze(0).clone()).argmax())
         voting = self._voting(example, columns, base)
-        return evaluation.poll(example.index, image, voting, self.votes)
+        return Poll(image, evaluation.streams(example.index, image, self.votes), voting)
 
     def _voting(
         self, example: Example, columns: dict[str, Any], base: Callable[[], torch.Tensor]
@@ -194,12 +191,11 @@ def attack(spec: AttackSpec) -> Iterator[WrittenLog]:
         complaint = f"{evaluation.settings['dataset']} has no image"
         indices = chosen_images(spec.only, range(len(evaluation.dataset)), complaint)
         evaluation = dataclasses.replace(evaluation, indices=indices)
-    _, usual_attack = with_attack_batch(evaluation)
-    usual_batch = None if usual_attack is None else usual_attack.batch
+    evaluation, _ = with_attack_batch(evaluation)
     for path, one in specs.items():
         log = None if spec.outdir is None else path
         continued = dataclasses.replace(evaluation, spec=one).continuing(log)
-        polls = PredictionPolls(*with_attack_batch(continued, usual_batch))
+        polls = PredictionPolls(*with_attack_batch(continued))
         content = polls.content(f"attacking, epsilon {one.attack.epsilon:g}", keeps_images=True)
         yield write_log(polls.evaluation, content)
 

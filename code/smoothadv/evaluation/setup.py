@@ -6,7 +6,6 @@ The identity is all that decides the numbers in a log; a log is continued only w
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,39 +22,27 @@ from smoothadv.base.devices import (
     device_of_process,
 )
 from smoothadv.base.distributed import Processes, join_processes
-from smoothadv.base.errors import NonFiniteError, UserError, first_line, warn
+from smoothadv.base.errors import NonFiniteError, UserError, warn
 from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
 from smoothadv.checkpoints.hub import pinned
 from smoothadv.datasets import ImageDataset
 from smoothadv.datasets.images import changing_image
-from smoothadv.evaluation.model import BaseClassifier, classifier_digest, load_model
-from smoothadv.evaluation.specs import EvaluationSpec
-from smoothadv.noise import (
-    GaussianNoise,
-    Noise,
-    NoiseKey,
-    Purpose,
-    RoundedGaussianNoise,
-    kernels_on,
-)
+from smoothadv.evaluation.model import BaseClassifier
+from smoothadv.evaluation.specs import AttackedSpec, CertifySpec, EvaluationSpec
+from smoothadv.evaluation.voters import Voter, joined, load_models, noise_keys, voter_of
+from smoothadv.noise import NoiseStream, Purpose, kernels_on
 from smoothadv.records import logs as records
 from smoothadv.records.logs import CLASSIFIER, DENOISER, LOGITS, shards_of
 from smoothadv.statistics.prediction import least_draws
 from smoothadv.voting.classifier import (
     CompiledClassifier,
-    VotingClassifier,
     default_batch,
     make_deterministic,
-    optimized_for_inference,
 )
-from smoothadv.voting.counter import Poll, VoteCounter, check_exact, check_repeatable
-from smoothadv.voting.stages import StagedCounter, StagedPoll
+from smoothadv.voting.counter import VoteCounter, check_exact, check_repeatable
 
-# Logits of an image that differ by more than this share of the largest one differ by more than
-# rounding, also in bf16.
-_FUNCTION = 0.02
 _GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpose, draw)"
 # A log of a network of integers with --sound does not record these: its votes are the same on all
 # machines.
@@ -77,23 +64,15 @@ class Evaluation:
     """An evaluation ``spec`` with all that it needs, to write ``log``; None keeps the rows in
     memory.
 
-    ``classifier`` is the base classifier as trained, ``voter`` the form that votes, ``victim`` the
-    form that is attacked. ``noise`` makes the noise of each image, keyed by ``key``; ``indices``
-    select the images to evaluate. ``settings`` decide the numbers in the log, ``run_record`` is
-    what the manifest says of this process. ``processes`` share the work. ``digests`` are those of
-    the logits, by batch, as far as they were computed.
-
-    Of a cascade, ``stages`` are the evaluations of its stages, and last that of its router, if it
-    has one; the classifier, its forms and the noise are those of the last stage.
+    ``voters`` are the classifier, the stages of a cascade, or the stages of a router and last the
+    router. ``indices`` select the images to evaluate. ``settings`` decide the numbers in the log,
+    ``run_record`` is what the manifest says of this process. ``processes`` share the work.
+    ``digests`` are those of the logits, by batch, as far as they were computed.
     """
 
     spec: EvaluationSpec
     log: Path | None
-    classifier: torch.nn.Module
-    voter: VotingClassifier
-    victim: VotingClassifier
-    noise: Noise
-    key: NoiseKey
+    voters: tuple[Voter, ...]
     dataset: ImageDataset
     indices: Sequence[int]
     device: torch.device
@@ -102,75 +81,69 @@ class Evaluation:
     run_record: dict[str, Any]
     processes: Processes
     digests: dict[int, str | None] = field(default_factory=dict)
-    stages: tuple[Evaluation, ...] = ()
 
     @property
-    def parts(self) -> tuple[Evaluation, ...]:
-        """The evaluations of single classifiers: this one, or those of the stages."""
-        return self.stages or (self,)
+    def last(self) -> Voter:
+        """The classifier, or the last stage."""
+        return self.voters[-1 if self.spec.router is None else -2]
 
     @property
-    def attacked(self) -> Any:
-        """The model that an attack gets; of a cascade, those of its stages."""
-        return [stage.victim for stage in self.stages] or self.victim
+    def is_sound(self) -> bool:
+        """Whether certificates hold for the executed arithmetic."""
+        return self.voters[0].noise.is_sound
 
-    def poll(
-        self, index: int, image: torch.Tensor, voting: Any, purpose: int = Purpose.VOTES
-    ) -> Any:
-        """A poll, for ``counter``, of an image [C, H, W] with this index, with new streams."""
-        streams = tuple(one.noise.stream(index, self.device, purpose) for one in self.parts)
-        if self.stages:
-            return StagedPoll(image, streams, voting)
-        return Poll(image, streams[0], voting)
+    @property
+    def are_integers(self) -> bool:
+        """Whether all classifiers are networks of integers."""
+        return all(voter.form.integers is not None for voter in self.voters)
 
-    def counter(self, batch: int | None = None, consensus: bool = True) -> Any:
-        """A new ``VoteCounter`` of ``voter.scores``, in batches of this size (None: the usual
-        one); of a cascade, a ``StagedCounter``.
-        """
-        if self.stages:
-            return StagedCounter([stage.counter(batch, consensus) for stage in self.stages])
-        return VoteCounter(
-            partial(self.voter.scores, consensus=consensus),
-            self.dataset.description.num_classes,
-            batch or self.batch,
-            self.device,
-            keep_batch=self.noise.is_sound and self.voter.integers is None,
-            dtype=self.voter.dtype,
-        )
+    def streams(
+        self, index: int, image: torch.Tensor, purpose: int = Purpose.VOTES
+    ) -> tuple[NoiseStream, ...]:
+        """New streams of noise of each voter, for an image [C, H, W] with this index.
 
-    def check_image(self, index: int, image: torch.Tensor) -> None:
-        """UserError if the noise cannot be used for this image: that of --sound needs images of 8
-        bits.
+        UserError where the noise cannot be used for it: that of --sound needs images of 8 bits.
         """
         try:
-            self.noise.check_image(image)
+            self.voters[0].noise.check_image(image)
         except ValueError as error:
             raise UserError(
                 f"--sound certifies 8-bit images only; of {self.settings['dataset']}, example "
                 f"{index}: {error}"
             ) from error
+        return tuple(voter.noise.stream(index, self.device, purpose) for voter in self.voters)
+
+    def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:
+        """A new counter of votes, in batches of this size (None: the usual one)."""
+        return VoteCounter(
+            [partial(voter.form.scores, consensus=consensus) for voter in self.voters],
+            [voter.num_classes for voter in self.voters],
+            batch or self.batch,
+            self.device,
+            keep_batch=self.is_sound and not self.are_integers,
+            dtype=self.voters[0].form.dtype,
+        )
 
     def logits_digest(self, batch: int) -> str | None:
-        """As ``VoteCounter.logits_digest``, of all members of ``voter``; None if memory is too
+        """As ``VoteCounter.logits_digest``, of all members of all voters; None if memory is too
         small for the batch.
 
         Of a network of integers it is that of its probe, whatever the batch.
         """
-        if batch not in self.digests:
-            self.digests[batch] = self._computed_digest(batch)
-        return self.digests[batch]
-
-    def _computed_digest(self, batch: int) -> str | None:
-        if self.stages:
-            digests = [stage.logits_digest(batch) for stage in self.stages]
-            return None if None in digests else digest([" ".join(map(str, digests))])
-        if self.device.type == "cpu" and self.spec.batch is not None:
+        if batch in self.digests:
+            return self.digests[batch]
+        if self.device.type == "cpu" and (self.spec.batch is not None or len(self.voters) > 1):
             self._check_memory(batch)
-        if self.voter.integers is not None:
-            return self.voter.integers.probe
-        counter = self.counter(batch, consensus=False)
-        found = counter.logits_digest(self.dataset.description.image_shape)
-        return found if counter.batch == batch else None
+        counter, shape = self.counter(batch, consensus=False), self.dataset.description.image_shape
+        digests = [
+            counter.logits_digest(shape, stage)
+            if voter.form.integers is None
+            else voter.form.integers.probe
+            for stage, voter in enumerate(self.voters)
+        ]
+        found = digests[0] if len(digests) == 1 else digest([" ".join(digests)])
+        self.digests[batch] = found if counter.batch == batch else None
+        return self.digests[batch]
 
     @torch.inference_mode()
     def _check_memory(self, batch: int) -> None:
@@ -179,9 +152,10 @@ class Evaluation:
         """
         image = torch.zeros(1, *self.dataset.description.image_shape)
         with LargestTensor() as largest:
-            self.victim.scores(image)
+            for voter in self.voters:
+                voter.victim.scores(image)
         # Of all that a pass holds at once, this is the least.
-        each = self.voter.dtype.itemsize * (image.numel() + largest.elements)
+        each = self.voters[0].form.dtype.itemsize * (image.numel() + largest.elements)
         most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if batch * each > most:
             raise UserError(
@@ -195,14 +169,12 @@ class Evaluation:
         Its digest of the logits is None until ``probed``: no pass is made for other settings.
         """
         recorded = settings_to_continue(self.spec, log)
-        images = 0 if self.noise.is_sound else len(self.indices)
+        images = 0 if self.is_sound else len(self.indices)
         batch = _batch_of(self.spec, recorded, images) or self.batch
         settings = {**self.settings, "batch": batch, LOGITS: None}
-        # The gradients of an attack are float32.
-        is_attacked = getattr(self.spec, "attack", None) is not None
-        # A network of integers has the same votes on all machines.
-        are_integers = all(one.voter.integers is not None for one in self.parts)
-        if self.noise.is_sound and are_integers and not is_attacked:
+        # A network of integers has the same votes on all machines; the gradients of an attack are
+        # float32.
+        if self.is_sound and self.are_integers and self.spec.attack is None:
             settings = {name: value for name, value in settings.items() if name not in _MACHINE}
         return replace(self, log=log, batch=batch, settings=settings)
 
@@ -212,8 +184,8 @@ class Evaluation:
         """
         is_new = self.batch not in self.digests
         found = {LOGITS: self.logits_digest(self.batch)}
-        for one in self.parts if is_new else ():
-            _check_classifier(one)
+        if is_new:
+            _check_voters(self)
         settings, run_record = {**self.settings, **found}, {**self.run_record, **found}
         return replace(self, settings=settings, run_record=run_record)
 
@@ -237,8 +209,9 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     """
     recorded, processes = settings_to_continue(spec, log), join_processes()
     device = _configured_device(spec, sound, recorded, processes)
-    spec, dataset, base = load_model(spec)
-    doubts = dataset.description.doubts()
+    loaded = load_models(spec)
+    own, dataset, base = loaded[0]
+    spec = own if spec.stages is None else spec
     if (index := changing_image(dataset)) is not None:
         raise UserError(
             f"image {index} of '{dataset.description.name}' is another one each time it is read: "
@@ -246,47 +219,47 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
         )
     processes, indices = processes.connect(), spec.chosen_indices(len(dataset))
     if processes.is_first:
-        each = spec.n + getattr(spec, "n0", 0)
-        if (attack := getattr(spec, "attack", None)) is not None:
-            repeats = spec.num_noise_vec * spec.restarts  # type: ignore[attr-defined]
-            each += attack.num_steps * repeats
+        each = spec.most_voters * (spec.n0 + spec.n)
+        if isinstance(spec, AttackedSpec) and spec.attack is not None:
+            repeats = spec.num_noise_vec * spec.restarts * len(spec.classifiers)
+            each += spec.attack.num_steps * repeats
         work = f"{len(indices):,} images, each {each:,} times with noise"
         warn_of_hours(work, each * len(indices))
-        for doubt in (*base.doubts, *doubts, *_few_classes(spec, dataset, indices)):
+        doubts = [doubt for *_, model in loaded for doubt in model.doubts]
+        doubts += [*dataset.description.doubts(), *_few_classes(spec, dataset, indices)]
+        for doubt in doubts:
             warn(doubt)
-    key = NoiseKey(
-        classifier_digest(base.module, {**base.settings, **spec.plugins(*base.architectures)}),
-        dataset.fingerprint(),
-        spec.sigma,
-        spec.seed,
-    )
-    if getattr(spec, "fast", False):
+    classifier, keys = noise_keys(loaded)
+    if isinstance(spec, CertifySpec) and spec.fast:
         spec = _fast(spec, base, dataset, device, recorded, processes)
-    noise = (RoundedGaussianNoise if sound else GaussianNoise)(spec.sigma, spec.seed, key=key)
-    voter, victim = _forms(spec, base, dataset, device, processes.is_first)
+    voters = [
+        voter_of(spec, each, key, device, sound, processes.is_first)
+        for each, key in zip(loaded, keys)
+    ]
     batch = _batch_of(spec, recorded, 0 if sound else len(indices))
     if batch is None:
-        shape, is_shard = dataset.description.image_shape, spec.shard is not None
-        batch = default_batch(voter, shape, device, of_total=is_shard, noise=noise)
+        batch = default_batch(
+            voters[0].form,
+            dataset.description.image_shape,
+            device,
+            of_total=spec.shard is not None,
+            noise=voters[0].noise,
+        )
     if spec.compile:
-        voter = CompiledClassifier(voter)
+        voters = [replace(voter, form=CompiledClassifier(voter.form)) for voter in voters]
     evaluation = Evaluation(
         spec=spec,
         log=log,
-        classifier=base.module,
-        voter=voter,
-        victim=victim,
-        noise=noise,
-        key=key,
+        voters=tuple(voters),
         dataset=dataset,
         indices=indices,
         device=device,
         batch=processes.received(batch),
-        settings={},
+        settings={CLASSIFIER: classifier},
         run_record={},
         processes=processes,
     )
-    settings, run_record = _record(base, evaluation)
+    settings, run_record = _record(evaluation)
     return replace(evaluation, settings=settings, run_record=run_record).continuing(log)
 
 
@@ -297,7 +270,7 @@ def _batch_of(spec: EvaluationSpec, recorded: dict[str, Any], images: int) -> in
     A log whose batch was cut for fewer images keeps that one.
     """
     asked, before = spec.batch, recorded.get("batch")
-    each = recorded.get("N", spec.n) + recorded.get("N0", getattr(spec, "n0", 0))
+    each = recorded.get("N", spec.n) + recorded.get("N0", spec.n0)
     was_cut = bool(before and asked and before < asked) and before == _room(before // each * each)
     if was_cut or asked in (None, before):
         return before
@@ -344,7 +317,7 @@ def _configured_device(
     threads = recorded.get("threads")
     if threads is not None and threads <= MOST_THREADS and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads)
-    if getattr(spec, "attack", None) is not None:  # before the digest of the logits
+    if spec.attack is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
     device = device_of_process(spec.device or default_device(), processes.local_rank)
     if sound and spec.compile and device.type != "cpu":
@@ -355,13 +328,13 @@ def _configured_device(
 
 
 def _fast(
-    spec: Any,
+    spec: CertifySpec,
     base: BaseClassifier,
     dataset: ImageDataset,
     device: torch.device,
     recorded: dict[str, Any],
     processes: Processes,
-) -> Any:
+) -> CertifySpec:
     """The spec with what --fast chooses: that of the log to be continued, if there is one."""
     chosen = {"precision": recorded.get("precision"), "compile": recorded.get("compiled")}
     draws = len(spec.chosen_indices(len(dataset))) * (spec.n0 + spec.n)
@@ -375,88 +348,42 @@ def _fast(
     return replace(spec, fast=False, **known)
 
 
-def _forms(
-    spec: EvaluationSpec,
-    base: BaseClassifier,
-    dataset: ImageDataset,
-    device: torch.device,
-    warns: bool,
-) -> tuple[VotingClassifier, VotingClassifier]:
-    """The forms of a classifier, which is moved to the device, that vote and that are attacked."""
-    classifier = base.module.to(device)
-    example = dataset[0][0] if len(dataset) else None
-    voter = optimized_for_inference(classifier, device, example, spec.precision)
-    if example is not None and "checkpoint_sha256" not in base.settings:
-        _check_module(voter, example, base.name or type(spec.model).__name__, warns)
-    if spec.compile and warns:
-        print("compiling the classifier first, which may take a minute", file=sys.stderr)
-    if spec.precision != "fp16":
-        return voter, voter
-    # The gradients of confident predictions underflow in fp16.
-    return voter, optimized_for_inference(classifier, device, example)
-
-
-@torch.inference_mode()
-def _check_module(voter: VotingClassifier, image: torch.Tensor, name: str, warns: bool) -> None:
-    """UserError where a module of the user's own does not run in the form that votes; a warning if
-    it is no function.
-
-    An architecture of a checkpoint needs no such check.
-    """
-    device = next((weight.device for weight in voter.parameters()), torch.device("cpu"))
-    first = image.to(device)
-    try:
-        logits = voter(torch.stack([first, 1 - first, first]))[0]
-        again = voter(torch.stack([first, first / 2, 1 - first]))[0]
-    except (RuntimeError, ValueError, TypeError) as error:
-        message = (
-            f"{name} does not run with weights and images of {voter.dtype}, batch 3: "
-            f"{first_line(error)}"
-        )
-        raise UserError(message) from error
-    scale = float(logits.abs().max())  # NaN: the votes will tell
-    if (
-        warns
-        and scale == scale
-        and not torch.allclose(logits, again, rtol=_FUNCTION, atol=_FUNCTION * scale)
-    ):
-        warn(
-            f"the logits of {name} for an image depend on the other images in a batch, or on "
-            "chance, in eval mode too: certificates are about a function of one image"
-        )
-
-
-def _record(base: BaseClassifier, evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
+def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings that decide the numbers, to which ``continuing`` adds the batch and the logits;
     and what a manifest says of this process besides.
     """
-    spec, device, noise = evaluation.spec, evaluation.device, evaluation.noise
-    description = evaluation.dataset.description
+    spec, device, voters = evaluation.spec, evaluation.device, evaluation.voters
+    bases, description = [voter.base for voter in voters], evaluation.dataset.description
     settings = {
-        **spec.identity(*base.architectures),
-        "dataset_fingerprint": evaluation.key.dataset,
-        **base.settings,
+        **spec.identity(*[arch for base in bases for arch in base.architectures]),
+        "dataset_fingerprint": voters[0].key.dataset,
+        **joined([base.settings for base in bases]),
         "num_classes": description.num_classes,
-        "noise": type(noise).__name__,
+        "noise": type(voters[0].noise).__name__,
         "generator": _GENERATOR,
-        CLASSIFIER: evaluation.key.classifier,
-        "folded": evaluation.voter.is_folded,
+        **evaluation.settings,
+        "folded": all(voter.form.is_folded for voter in voters),
         "device": device_name(device),
         "torch": torch.__version__,
     }
-    if evaluation.voter.is_fused and not spec.compile:
+    if len(voters) > 1:
+        settings["sigmas"] = [voter.key.sigma for voter in voters]
+    if all(voter.form.is_fused for voter in voters) and not spec.compile:
         settings["fused"] = True
     if device.type == "cuda" and spec.precision == "fp32":
         settings["tf32"] = torch.backends.cudnn.allow_tf32
-    kernels, is_attacked = kernels_on(device), getattr(spec, "attack", None) is not None
-    if kernels is not None and (not noise.is_sound or is_attacked):
+    kernels = kernels_on(device)
+    if kernels is not None and (not evaluation.is_sound or spec.attack is not None):
         settings["noise_kernel"] = kernels.VERSION
-    if noise.is_sound and device.type == "cpu":
+    if evaluation.is_sound and device.type == "cpu":
         # --sound certifies the executed program, whose rounding these may change.
         settings["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
         settings["threads"] = torch.get_num_threads()
+    name = bases[0].name
+    if spec.stages is not None:
+        name = None if spec.model is None else str(spec.model)
     run = {
-        "checkpoint": base.name,
+        "checkpoint": name,
         **({} if spec.denoiser is None else {DENOISER: pinned(spec.denoiser)}),
         "skip": spec.skip,
         "max": spec.limit,
@@ -477,9 +404,9 @@ def settings_to_continue(spec: EvaluationSpec, log: Path | None) -> dict[str, An
     return settings
 
 
-def _check_classifier(evaluation: Evaluation) -> None:
+def _check_voters(evaluation: Evaluation) -> None:
     found, processes = evaluation.logits_digest(evaluation.batch), evaluation.processes
-    sound = evaluation.noise.is_sound
+    sound = evaluation.is_sound
     if processes.received(found) != found:
         difference = (
             f"process {processes.rank} rounds the logits differently than process 0: {LOGITS} is "
@@ -492,18 +419,16 @@ def _check_classifier(evaluation: Evaluation) -> None:
         warn(f"{difference}; the manifest has the digest of each process")
     if not len(evaluation.indices):
         return
-    if evaluation.voter.integers is not None:
-        evaluation.voter.use_fast_form(partial(check_exact, evaluation.counter()))
-        return
-    if evaluation.device.type == "cpu" and not sound:
-        return  # a CPU's kernels pass this check, and several passes of a large network take long
-    first = evaluation.indices[0]
+    counter, first = evaluation.counter(), evaluation.indices[0]
     image, _ = evaluation.dataset[first]
-    evaluation.check_image(first, image)
-    stream = evaluation.noise.stream(first, evaluation.device, Purpose.SELF_CHECK)
-    try:
-        check_repeatable(evaluation.counter(), image, stream)
-    except UserError as error:
-        if sound or isinstance(error, NonFiniteError):
-            raise
-        warn(f"{error}; a log may then depend on how its draws were packed")
+    streams = evaluation.streams(first, image, Purpose.SELF_CHECK)
+    for stage, voter in enumerate(evaluation.voters):
+        voter.form.use_fast_form(partial(check_exact, counter, stage=stage))  # of integers
+        if voter.form.integers is not None or (evaluation.device.type == "cpu" and not sound):
+            continue  # a CPU's kernels pass this check, which takes long for a large network
+        try:
+            check_repeatable(counter, image, streams[stage], stage)
+        except UserError as error:
+            if sound or isinstance(error, NonFiniteError):
+                raise
+            warn(f"{error}; a log may then depend on how its draws were packed")

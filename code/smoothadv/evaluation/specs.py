@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.members import STAGES
 from smoothadv.base.settings import (
     PRECISION_NAMES,
     SettingError,
@@ -35,18 +36,41 @@ from smoothadv.base.settings import (
 )
 from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
-from smoothadv.evaluation.model_spec import ModelSpec, procedure_name
+from smoothadv.evaluation.model_spec import ModelSpec
 from smoothadv.evaluation.shards import Shard
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 
 if TYPE_CHECKING:
-    from smoothadv.attacks import SmoothedAttack, StagedAttack
+    from smoothadv.attacks import StagedAttack
 
 OF_STAGES = ("sigmas", "noise_distances", "threshold")
 """Settings of procedures that the stages decide, and no ``settings``."""
 PREDICTION_DRAWS = 100_000
 """The draws of PREDICT per image, by default."""
 a_fraction = number(float, "a number above 0 and below 1, like 0.999", lambda v: 0 < v < 1)
+
+
+_PROCEDURES = {
+    ("exact", "cascade"): "cascade",
+    ("sequential", "cascade"): "sequential-cascade",
+    ("exact", "router"): "router",
+    ("sequential", "router"): "sequential-router",
+}
+"""The procedures for several classifiers, by --method and by kind of model."""
+
+
+def procedure_name(method: str, kind: str) -> str:
+    """The procedure that --method names, for a model of this kind: "cascade", "router" or "", a
+    single classifier; UsageError where it is for another kind.
+    """
+    name = _PROCEDURES.get((method, kind), method)
+    kinds = {name: kind for (_, kind), name in _PROCEDURES.items()}
+    if kinds.get(name, "") == kind:
+        return name
+    if name in kinds:
+        hint = "" if kind else f": write {STAGES} in place of sigma"
+        raise UsageError(f"--method {method} is for {kinds[name]}s{hint}")
+    raise UsageError(f"--method {method} is not for {kind}s: take one of exact, sequential")
 
 
 def a_shard(text: str) -> Shard:
@@ -82,7 +106,8 @@ def a_target(text: str) -> int | str:
 class EvaluationSpec(ModelSpec):
     """The settings that all evaluations of a smoothed classifier share.
 
-    ``command`` is the command line that the manifest records (None: that of this process).
+    ``command`` is the command line that the manifest records (None: that of this process). ``n0``
+    and ``attack`` are those of commands that have them.
     """
 
     n: int = setting(
@@ -140,6 +165,8 @@ class EvaluationSpec(ModelSpec):
         help="evaluate the K-th of N shares of the images; `merge` joins the shares",
     )
     command: Sequence[str] | None = None
+    n0: int = 0
+    attack: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,7 +186,7 @@ class EvaluationSpec(ModelSpec):
             {"dataset": self.dataset_name, "architecture": arch, "denoiser": arch}
             for arch in architectures
         ]
-        components = [getattr(self, name, None) for name in ("procedure_type", "attack")]
+        components = [getattr(self, "procedure_type", None), self.attack]
         return plugins.digests(one for names in kinds for one in plugins.used(names, components))
 
     def identity(self, *architectures: str) -> dict[str, Any]:
@@ -239,10 +266,9 @@ class CertifySpec(EvaluationSpec):
     def __post_init__(self) -> None:
         asked = self.n
         super().__post_init__()
-        kind = self.procedure_type
-        if asked is None:
-            self._set(n=kind.default_n)
         self._set(method=procedure_name(self.method, self.kind))
+        if asked is None:
+            self._set(n=self.procedure_type.default_n)
         if self.fast and (self.compile or self.precision != "fp32" or self.stages is not None):
             chosen = "a cascade or a router" if self.stages else "--precision or --compile"
             raise UsageError(f"--fast chooses for one classifier: it is not for {chosen}")
@@ -256,7 +282,7 @@ class CertifySpec(EvaluationSpec):
     @property
     def procedure_type(self) -> type[Procedure]:
         """The class of the certification procedure."""
-        return PROCEDURES[procedure_name(self.method, self.kind)]
+        return PROCEDURES[self.method]
 
     def procedure(
         self,
@@ -369,8 +395,8 @@ class AttackedSpec(EvaluationSpec):
         except ValueError as error:
             raise UserError(str(error)) from error
 
-    def smoothed_attack(self, seed: int, batch: int = 256) -> SmoothedAttack | StagedAttack:
-        """The attack on the smoothed classifier, or on all, with this seed and batch."""
+    def smoothed_attack(self, seed: int, batch: int = 256) -> StagedAttack:
+        """The attack on the smoothed classifiers, with this seed and batch."""
         from smoothadv.attacks import CascadeAttack, RouterAttack, SmoothedAttack
 
         attacks = [
@@ -387,8 +413,8 @@ class AttackedSpec(EvaluationSpec):
         ]
         if self.router is not None:
             attacks[-1].target = None  # it has other classes
-            return RouterAttack(attacks[:-1], attacks[-1])
-        return CascadeAttack(attacks, self.threshold) if self.threshold else attacks[0]
+            return RouterAttack(attacks)
+        return CascadeAttack(attacks, self.threshold or 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,7 +189,7 @@ def count_votes(
     classes = images.description.num_classes
     votes = torch.zeros(len(indices), 1 if for_labels else classes, dtype=torch.int64)
     own, part = processes.share(torch.from_numpy(indices))
-    counter = VoteCounter(classifier, classes, batch, device)
+    counter = VoteCounter([classifier], [classes], batch, device)
 
     def polls() -> Iterator[Poll]:
         parts = own.split(_IMAGES_AT_A_TIME)
@@ -198,7 +198,7 @@ def count_votes(
             for index, image, label in zip(some.tolist(), loaded, labels.tolist()):
                 chosen = slice(label, label + 1) if for_labels else slice(None)
                 stream = noise.stream(index, device, Purpose.TRAINING_VOTES)
-                yield Poll(image, stream, (until_precise if early else _all)(draws), chosen)
+                yield Poll(image, (stream,), (until_precise if early else _all)(draws), chosen)
 
     quiet = not doing or not processes.is_first
     progress = Progress(total=len(own), desc=doing, unit=" images", quiet=quiet, leave=False)

@@ -1,14 +1,16 @@
-"""Counts votes: the draws of several images share batches of one fixed shape.
+"""Counts votes: the draws of several images share batches of one fixed shape, each batch for one of
+the classifiers that vote.
 
 Kernels may round differently for another shape, so every forward pass has the same shape, with
 padding where there are too few draws. Then it does not matter which draws share a batch: an image's
 votes are a function of its noise stream.
 """
 
+import sys
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,18 +27,22 @@ from smoothadv.statistics import Draws
 
 _PROBED_AT_ONCE = 64
 _ONE = (1, 1, 1)
+_NO_VOTE = -1
+# So many images are open at a time where several classifiers vote: without a limit, an image could
+# wait for as long as there are others whose requests fill batches of another stage.
+_MOST_OPEN = 64
 
 
 @dataclass(frozen=True)
 class Poll:
     """An image [C, H, W] whose votes are counted: ``voting`` requests votes until it returns,
-    ``stream`` makes noise.
+    ``streams`` make the noise of each stage.
 
     The caller recognizes the poll's result by ``tag``.
     """
 
     image: torch.Tensor
-    stream: NoiseStream
+    streams: tuple[NoiseStream, ...]
     voting: Generator[Draws, np.ndarray, Any]
     tag: Any = None
 
@@ -57,12 +63,13 @@ class _OpenPoll:
     into batches.
     """
 
-    def __init__(self, poll: Poll, num_classes: int) -> None:
+    def __init__(self, poll: Poll, num_classes: Sequence[int]) -> None:
         self.poll, self.num_classes = poll, num_classes
-        poll.stream.noise.check_image(poll.image)
-        self.image = to_device(poll.image, poll.stream.device).contiguous()
+        for stream in poll.streams:
+            stream.noise.check_image(poll.image)
+        self.image = to_device(poll.image, poll.streams[0].device).contiguous()
         self.seconds, self.closed, self.outcome = 0.0, False, None
-        self.round, self.next_draw = -1, 0
+        self.round, self.stage, self.next_draw = -1, 0, 0
         self._proceed(None)
 
     def _proceed(self, answer: np.ndarray | None) -> None:
@@ -71,7 +78,6 @@ class _OpenPoll:
         """
         self.round += 1
         self.wanted = 0
-        self.counts = np.zeros(self.num_classes, dtype=np.int64)
         try:
             self.request = (
                 next(self.poll.voting) if answer is None else self.poll.voting.send(answer)
@@ -79,8 +85,9 @@ class _OpenPoll:
         except StopIteration as end:
             self.closed, self.outcome = True, end.value
             return
-        self.wanted = self.request.count
-        self.next_draw = self.poll.stream.reserve(self.wanted)
+        self.wanted, self.stage = self.request.count, self.request.stage
+        self.counts = np.zeros(self.num_classes[self.stage], dtype=np.int64)
+        self.next_draw = self.poll.streams[self.stage].reserve(self.wanted)
         if self.wanted == 0:
             self._proceed(self.counts)
 
@@ -93,7 +100,7 @@ class _OpenPoll:
         is_settled = self.request.is_settled or (lambda counts: False)
 
         def counts_after(number: int) -> np.ndarray:
-            return self.counts + np.bincount(votes[:number], minlength=self.num_classes)
+            return self.counts + np.bincount(votes[:number], minlength=len(self.counts))
 
         decided = is_settled(counts_after(len(votes)))
         if decided:
@@ -119,8 +126,8 @@ class _Share:
 
 
 class VoteCounter:
-    """Counts the votes of ``classifier``, which maps noisy images [B, C, H, W] to logits [B,
-    num_classes].
+    """Counts the votes of ``classifiers``, which map noisy images [B, C, H, W] to logits [B, K];
+    ``num_classes`` has the K of each. The stage of a request says which of them votes.
 
     ``batch`` is the number of noisy images per forward pass, ``dtype`` the float type to which the
     sums of image and noise are rounded. When memory runs out, the batch is halved and
@@ -130,8 +137,8 @@ class VoteCounter:
 
     def __init__(
         self,
-        classifier: Callable[[torch.Tensor], torch.Tensor],
-        num_classes: int,
+        classifiers: Sequence[Callable[[torch.Tensor], torch.Tensor]],
+        num_classes: Sequence[int],
         batch: int,
         device: torch.device,
         keep_batch: bool = False,
@@ -140,24 +147,21 @@ class VoteCounter:
     ) -> None:
         if batch < 1:
             raise ValueError(f"the batch must be at least 1, got {batch}")
-        self.classifier, self.num_classes, self.batch = classifier, num_classes, batch
+        self.classifiers, self.num_classes, self.batch = classifiers, num_classes, batch
         self.keep_batch, self.on_smaller_batch = keep_batch, on_smaller_batch
         self.device, self.dtype = device, dtype
         self.on_batch: Callable[[int], None] = lambda draws: None
         self._buffer: torch.Tensor | None = None
         # An accelerator works on the next batch while the votes of this one are counted.
         self._depth = 1 if device.type == "cpu" else 2
-
-    def watch(self, on_batch: Callable[[int], None], on_smaller: Callable[[int], None]) -> None:
-        """Set ``on_batch`` and ``on_smaller_batch``."""
-        self.on_batch, self.on_smaller_batch = on_batch, on_smaller
+        self._most_open = _MOST_OPEN if len(classifiers) > 1 else sys.maxsize
 
     def run(self, polls: Iterable[Poll]) -> Iterator[Result]:
         """The results of ``polls``, in their order. A batch takes draws of earlier polls first,
         then of later ones.
 
-        NonFiniteError if a logit is NaN or infinite; ValueError if the classifier has other than
-        num_classes classes.
+        NonFiniteError if a logit is NaN or infinite; ValueError if a classifier has other than
+        ``num_classes`` classes.
         """
         waiting: Iterator[Poll] = iter(polls)
         open_polls: deque[_OpenPoll] = deque()
@@ -167,11 +171,12 @@ class VoteCounter:
             while len(in_flight) < self._depth and (shares := self._plan(open_polls, waiting)):
                 votes = within_memory(partial(self._forward, shares), self._halve)
                 in_flight.append((shares, to_host(votes)))
-            idle = not in_flight
+            if not (in_flight or open_polls):
+                return
             if in_flight:
                 shares, waited = in_flight.popleft()
                 counted = waited().numpy()  # waits for this batch, not for the next
-                if invalid := int((counted == self.num_classes).sum()):
+                if invalid := int((counted == _NO_VOTE).sum()):
                     raise _not_finite(invalid, len(counted))
                 now = time.perf_counter()
                 each, last = (now - last) / len(counted), now
@@ -182,23 +187,24 @@ class VoteCounter:
             while open_polls and open_polls[0].closed:
                 done = open_polls.popleft()
                 yield Result(done.poll.tag, done.outcome, done.seconds)
-            if idle:
-                return
 
     def _plan(self, open_polls: deque[_OpenPoll], waiting: Iterator[Poll]) -> list[_Share]:
-        """Choose the draws of the next batch; starts further polls if the batch has room for
-        them.
+        """Choose the draws of the next batch, all of the stage of which most are wanted; starts
+        further polls if the batch has room for them.
         """
-        shares: list[_Share] = []
-        filled, owners = 0, iter([*open_polls])
-        while filled < self.batch:
-            owner = next(owners, None)
-            if owner is None:
-                if (poll := next(waiting, None)) is None:
-                    break
-                owner = _OpenPoll(poll, self.num_classes)
-                open_polls.append(owner)
-            if count := min(self.batch - filled, owner.wanted):
+        wanted = [0] * len(self.classifiers)
+        for owner in open_polls:
+            wanted[owner.stage] += owner.wanted
+        while max(wanted) < self.batch and len(open_polls) < self._most_open:
+            if (poll := next(waiting, None)) is None:
+                break
+            owner = _OpenPoll(poll, self.num_classes)
+            open_polls.append(owner)
+            wanted[owner.stage] += owner.wanted
+        stage, shares, filled = wanted.index(max(wanted)), list[_Share](), 0
+        for owner in open_polls:
+            count = min(self.batch - filled, owner.wanted)
+            if count and owner.stage == stage:
                 shares.append(_Share(owner, owner.round, owner.next_draw, filled, filled + count))
                 owner.next_draw += count
                 owner.wanted -= count
@@ -206,9 +212,9 @@ class VoteCounter:
         return shares
 
     @torch.inference_mode()
-    def logits_digest(self, image_shape: tuple[int, ...]) -> str:
-        """A SHA-256, in hexadecimal, of the logits for a fixed batch of images [C, H, W] of random
-        grey levels.
+    def logits_digest(self, image_shape: tuple[int, ...], stage: int = 0) -> str:
+        """A SHA-256, in hexadecimal, of the logits of a stage for a fixed batch of images [C, H, W]
+        of random grey levels.
 
         Different digests show that two processes vote with different functions. It depends on the
         batch, which is halved where memory runs out.
@@ -221,16 +227,16 @@ class VoteCounter:
             for rows in buffer.split(_PROBED_AT_ONCE):
                 grey = torch.randint(0, 256, rows.shape, generator=generator, dtype=torch.uint8)
                 rows.copy_(grey.float().div_(255))
-            return self.classifier(buffer).float().cpu().contiguous()
+            return self.classifiers[stage](buffer).float().cpu().contiguous()
 
         return digest([within_memory(logits, self._halve).numpy()])
 
     @torch.inference_mode()
     def _forward(self, shares: list[_Share]) -> torch.Tensor:
-        """The votes of a plan, int32 [draws]; num_classes marks no vote. The last batch is padded;
-        there are several where the batch was halved.
+        """The votes of a plan, int32 [draws]; _NO_VOTE where logits are not finite. The last batch
+        is padded; there are several where the batch was halved.
         """
-        image, votes = shares[0].owner.image, []
+        image, stage, votes = shares[0].owner.image, shares[0].owner.stage, []
         buffer = self._batch_buffer(image.shape)
         for start in range(0, shares[-1].stop, self.batch):
             batch = []
@@ -242,15 +248,15 @@ class VoteCounter:
                         f"images of shapes {tuple(image.shape)} and {tuple(owner.image.shape)}"
                     )
                 if low < high:
-                    batch.append(Rows(owner.poll.stream, owner.image, first, high - low))
-            shares[0].owner.poll.stream.noise.fill(buffer, batch)
-            logits = self.classifier(buffer)
-            if logits.shape != (len(buffer), self.num_classes):
+                    batch.append(Rows(owner.poll.streams[stage], owner.image, first, high - low))
+            shares[0].owner.poll.streams[stage].noise.fill(buffer, batch)
+            logits = self.classifiers[stage](buffer)
+            if logits.shape != (len(buffer), self.num_classes[stage]):
                 raise ValueError(
                     f"the base classifier returned shape {tuple(logits.shape)} for {len(buffer)} "
-                    f"images and {self.num_classes} classes"
+                    f"images and {self.num_classes[stage]} classes"
                 )
-            votes.append(logits.argmax(1).where(logits.isfinite().all(1), self.num_classes))
+            votes.append(logits.argmax(1).where(logits.isfinite().all(1), _NO_VOTE))
         return torch.cat(votes)[: shares[-1].stop].int()
 
     def _batch_buffer(self, image_shape: tuple[int, ...]) -> torch.Tensor:
@@ -280,22 +286,25 @@ def _not_finite(invalid: int, images: int) -> NonFiniteError:
 
 
 @torch.inference_mode()
-def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStream) -> None:
-    """Spot check: UserError unless noisy images get the same logits again, also in other rows,
-    beside other images.
+def check_repeatable(
+    counter: VoteCounter, image: torch.Tensor, stream: NoiseStream, stage: int = 0
+) -> None:
+    """Spot check: UserError unless noisy images get the same logits of a stage again, also in other
+    rows, beside other images.
 
     NonFiniteError where a logit is NaN or infinite: NaN is not even equal to itself. Certificates
     for the executed arithmetic need a classifier whose logits depend on one image only. One batch
     of noisy copies of ``image`` [C, H, W] can show that they depend on more, and cannot show that
     they never do.
     """
+    classifier = counter.classifiers[stage]
     draws = (stream.noisy(counter.batch, image) for _ in range(2))
     images, others = (noisy.to(counter.dtype, memory_format=torch.channels_last) for noisy in draws)
-    logits = counter.classifier(images)
+    logits = classifier(images)
     # CUDA's roll returns channels first, and for another layout a compiler would make another
     # classifier.
     rolled_images = images.roll(1, 0).to(memory_format=torch.channels_last)
-    again, rolled = counter.classifier(images), counter.classifier(rolled_images)
+    again, rolled = classifier(images), classifier(rolled_images)
     others[::2] = images[::2]
     if invalid := len(logits) - int(logits.isfinite().all(1).sum()):
         raise _not_finite(invalid, len(logits))
@@ -304,7 +313,7 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
             "the base classifier gives different logits for the same batch: on this device it is "
             "not deterministic"
         )
-    if not torch.equal(logits[::2], counter.classifier(others)[::2]):
+    if not torch.equal(logits[::2], classifier(others)[::2]):
         raise UserError(
             "the base classifier's logits for an image depend on the other images in a batch"
         )
@@ -316,20 +325,23 @@ def check_repeatable(counter: VoteCounter, image: torch.Tensor, stream: NoiseStr
 
 
 @torch.inference_mode()
-def check_exact(counter: VoteCounter, network: ExactNetwork, form: Any = None) -> None:
-    """UserError unless, on the network's probe images, the counter's batches have the logits of
-    ``network`` as computed in float64.
+def check_exact(
+    counter: VoteCounter, network: ExactNetwork, form: Any = None, stage: int = 0
+) -> None:
+    """UserError unless, on the network's probe images, the counter's batches of a stage have the
+    logits of ``network`` as computed in float64.
 
     ``form`` votes (None: the network itself) and is compared layer by layer. A compiled form has
     nothing but its logits, so that a second batch must have the logits of the network, too.
     """
+    classifier = counter.classifiers[stage]
     images = network.probe_images().to(
         counter.device, counter.dtype, memory_format=torch.channels_last
     )
     rows = torch.arange(
         -(-len(images) // counter.batch) * counter.batch, device=counter.device
     ) % len(images)
-    logits = torch.cat([counter.classifier(images[some]) for some in rows.split(counter.batch)])
+    logits = torch.cat([classifier(images[some]) for some in rows.split(counter.batch)])
     first, batch = logits[: len(images)], images[rows[: counter.batch]]
     generator = torch.Generator().manual_seed(0)
     grey, contrast, noise = (
@@ -340,7 +352,7 @@ def check_exact(counter: VoteCounter, network: ExactNetwork, form: Any = None) -
         not torch.equal(logits, first[rows])
         or digest_of_logits(first) != network.probe
         or (form or network).inexact_layer(batch) is not None
-        or not torch.equal(counter.classifier(varied), network(varied))
+        or not torch.equal(classifier(varied), network(varied))
     ):
         raise UserError(
             "the kernels of this machine do not compute this network of integers exactly, so that "
