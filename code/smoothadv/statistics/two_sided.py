@@ -71,5 +71,12 @@ class TwoSided(FixedSample):
         levels = settings["alpha"], settings["alpha_share"], settings.get("noise_distance", 0.0)
         return two_sided_radius(successes, rival, trials, settings["sigma"], *levels)
 
+    def certified_by(self, own: int, rival: int, trials: int) -> float:
+        """The radius that these counts of a class and its strongest rival certify; negative if they
+        certify none.
+        """
+        radius = self.shown({"successes": own, RIVAL: rival, "trials": trials})
+        return -1.0 if radius is None else radius
+
     def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
         return [strongest_rival(votes, candidate)]
