@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smoothadv.analysis.envelope import Envelope
+from smoothadv.analysis.best import Envelope
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.radii import AtRadii, ErrorProbability, Radius
 from smoothadv.analysis.selection import (

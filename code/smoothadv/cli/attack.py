@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from smoothadv.analysis.examples import write_pictures
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Setting, options_of, positive_int
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
 from smoothadv.cli.runner import Options, Parser, command_line_of
-from smoothadv.evaluation.pictures import write_pictures
 from smoothadv.evaluation.predict import attack
 from smoothadv.evaluation.specs import AttackSpec, FalsifySpec
 from smoothadv.records.logs import CLASS, examples_path, numbered, pictures_folder
