@@ -58,7 +58,14 @@ from smoothadv.base.settings import (
     probability,
     setting,
 )
-from smoothadv.records.logs import COUNT_COLUMNS, MODEL, flat, manifest_path, read_manifest_file
+from smoothadv.records.logs import (
+    COUNT_COLUMNS,
+    MODEL,
+    differing_fields,
+    flat,
+    manifest_path,
+    read_manifest_file,
+)
 from smoothadv.records.manifests import METHODS, SETTINGS, WORDS, fits
 from smoothadv.records.readers import read_fields, read_prediction_log
 from smoothadv.statistics.accuracy import abstention_rate
@@ -550,10 +557,6 @@ def _run_verifier(path: Path) -> None:
 def _refuse_other(path: Path, card: dict[str, Any], log: Path, made: dict[str, Any]) -> None:
     """UserError, with the first difference, unless a card is the one that was made of a log."""
     # Another zlib may pack the same radii otherwise.
-    packed = [_unpacked(one) for one in (card, made)]
-    before, now = ({**flat(one), "radii": "radii"} for one in (card, json.loads(json.dumps(made))))
-    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if differing or packed[0] != packed[1]:
-        name = (differing or ["radii"])[0]
-        found, expected = (escape(str(one.get(name)), 60) for one in (before, now))
-        raise UserError(f"{path} is not the card of {log}: its {name} is {found}, not {expected}")
+    before, now = ({**one, "radii": list(_unpacked(one))} for one in (card, made))
+    if difference := differing_fields(before, now):
+        raise UserError(f"{path} is not the card of {log}: {escape(difference, 200)}")

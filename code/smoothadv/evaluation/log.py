@@ -192,7 +192,7 @@ def _open_log(
 
 
 def _write_rows(
-    evaluation: Evaluation, content: LogContent, log: LogWriter | MemoryLog, examples: Sequence[int]
+    evaluation: Evaluation, content: LogContent, log: MemoryLog, examples: Sequence[int]
 ) -> dict[int, str]:
     """Append the missing rows to a log, in the order of ``examples``, and close it; returns all of
     its rows.

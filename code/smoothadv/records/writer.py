@@ -179,7 +179,25 @@ def read_begun(
     return manifest, content, rows
 
 
-class LogWriter:
+class MemoryLog:
+    """Keeps the rows of a log in memory, ``rows``: lines by example; a program that asked for no
+    file gets them.
+    """
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self.columns, self.rows = columns, dict[int, str]()
+
+    def append(self, row: Row, images: Sequence[np.ndarray] = ()) -> None:
+        self.rows[int(row["idx"])] = "\t".join(str(row[column]) for column in self.columns)
+
+    def amend(self, run: dict[str, Any]) -> None:
+        """Nothing records the run."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class LogWriter(MemoryLog):
     """Writes a TSV log with one row per example.
 
     ``settings`` are the facts that decide the rows' numbers: they go into the manifest, and a log
@@ -187,7 +205,7 @@ class LogWriter:
     alone: the manifest lists each run that added rows, from which row on. ``existing`` says what to
     do with a log that is already there: "refuse", "resume" or "overwrite". ``examples`` are those
     that the log may have (None: any). ``image_shape`` is the shape of the images that are saved for
-    each row (None: no images). ``rows`` are the lines that the log has, by example.
+    each row (None: no images).
     """
 
     def __init__(
@@ -200,8 +218,8 @@ class LogWriter:
         examples: Collection[int] | None = None,
         image_shape: Sequence[int] | None = None,
     ) -> None:
-        self.path, self.columns, self.image_shape = path, columns, image_shape
-        self.rows = dict[int, str]()
+        super().__init__(columns)
+        self.path, self.image_shape = path, image_shape
         self._manifest: dict[str, Any] = {"settings": settings, "runs": []}
         self._unrecorded_run: dict[str, Any] | None = run
         self._images: IO[bytes] | None = None
@@ -235,9 +253,8 @@ class LogWriter:
                 self._images = open_images(self.path, self.image_shape, self.rows)
             record = np.array((int(row["idx"]), *images), _record_type(images[0].shape))
             append_whole(self._images, record.tobytes(), spool_path(self.path))
-        line = _line(self.columns, row)
-        self._write(line)
-        self.rows[int(row["idx"])] = line
+        super().append(row)
+        self._write(self.rows[int(row["idx"])])
 
     def amend(self, run: dict[str, Any]) -> None:
         """Record in the manifest that ``run`` has changed for this process, from the next row
@@ -285,26 +302,6 @@ class LogWriter:
 
     def _write(self, line: str) -> None:
         append_whole(self._file, f"{line}\n".encode(), self.path)
-
-
-def _line(columns: Sequence[str], row: Row) -> str:
-    return "\t".join(str(row[column]) for column in columns)
-
-
-class MemoryLog:
-    """Keeps the rows of a log in memory; a program that asked for no file gets them."""
-
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        self.columns, self.rows = columns, dict[int, str]()
-
-    def append(self, row: Row, images: Sequence[np.ndarray] = ()) -> None:
-        self.rows[int(row["idx"])] = _line(self.columns, row)
-
-    def amend(self, run: dict[str, Any]) -> None:
-        """Nothing records the run."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def forget_images(log: Path) -> None:

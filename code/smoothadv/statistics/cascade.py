@@ -58,7 +58,7 @@ from smoothadv.statistics.bounds import (
 )
 from smoothadv.statistics.on_grid import Bound, GridProcedure, OnGrid, decided
 from smoothadv.statistics.prediction import predict_from_votes
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.sequential import Sequential
 from smoothadv.statistics.two_sided import RIVAL, SHARE, TwoSided, check_share, strongest_rival
 
@@ -314,6 +314,7 @@ class SequentialCascade(CascadeProcedure, OnGrid):
         return (*self.counts(vars(self))[len(COUNT_COLUMNS) :], *drawn)
 
 
+@within_ranges
 def predict_in_cascade(
     n: int, alpha: float, threshold: float, stages: int
 ) -> Generator[Draws, np.ndarray, list[int]]:
@@ -330,7 +331,6 @@ def predict_in_cascade(
     tail, two classes that share all votes are the worst case.
     """
     checked("threshold", threshold, a_threshold)
-    check(n=n, alpha=alpha, stages=stages)
     level = alpha / (2 * stages)
     for stage in range(stages - 1):
         votes = yield Draws(n, stage=stage)

@@ -24,7 +24,7 @@ from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Certificate, Draws, 
 from smoothadv.statistics.cascade import STAGE, StagedProcedure, Test
 from smoothadv.statistics.on_grid import Bound, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
 
 ROUTED, ROUTED_RIVAL, ROUTED_TRIALS = "router_successes", "router_rival", "router_trials"
@@ -138,10 +138,10 @@ class SequentialRouter(RouterProcedure, OnGrid):
     further_columns: ClassVar[tuple[str, ...]] = (STAGE, RIVAL, ROUTED, ROUTED_RIVAL, ROUTED_TRIALS)
 
 
+@within_ranges
 def predict_by_router(n: int, alpha: float, stages: int) -> Generator[Draws, np.ndarray, list[int]]:
     """PREDICT for a router with so many stages, as ``prediction.predict``: by n votes of the router
     and n votes of the stage that they predict, each at alpha / 2.
     """
-    check(n=n, alpha=alpha, stages=stages)
     routed = predict_from_votes((yield Draws(n, stage=stages)), alpha / 2)
     return predict_from_votes((yield Draws(n, stage=routed[0])), alpha / 2) if routed else []

@@ -11,7 +11,7 @@ import numpy as np
 from smoothadv.base.settings import SettingError, positive_int, setting
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES
 from smoothadv.statistics.bounds import top_k_radius
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.two_sided import TwoSided, check_share
 
 RIVALS = "rival_"
@@ -66,18 +66,18 @@ class TopK(TwoSided):
         return np.sort(np.delete(votes, candidate))[::-1][: self.top_k].tolist()
 
 
+@within_ranges
 def check_top_k(top_k: int, classes: int) -> None:
     """SettingError unless there are more classes: every class is among all."""
-    check(top_k=top_k)
     if top_k >= classes:
         raise SettingError(f"top_k: found {top_k}, expected less than the {classes} classes")
 
 
+@within_ranges
 def leading_classes(votes: np.ndarray, k: int) -> list[int]:
     """The ``k`` classes with the most ``votes`` [K], in this order; the smaller class goes first
     among ties.
     """
-    check(votes=votes, k=k)
     return np.argsort(-votes, kind="stable")[:k].tolist()
 
 
