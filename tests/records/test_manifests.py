@@ -12,8 +12,23 @@ import numpy as np
 import pytest
 
 from smoothadv.records import manifests
-from smoothadv.records.logs import format_radius, manifest_path, read_manifest_file
-from smoothadv.records.manifests import RUN, SETTINGS, fits, log_fault, manifest_fault, row_checks
+from smoothadv.records.logs import (
+    CERTIFICATION_COLUMNS,
+    format_radius,
+    manifest_path,
+    read_manifest_file,
+)
+from smoothadv.records.manifests import (
+    METHODS,
+    RUN,
+    SETTINGS,
+    certification_columns,
+    fits,
+    log_fault,
+    manifest_fault,
+    row_checks,
+)
+from smoothadv.statistics import PROCEDURES, Smoothing
 from support.certified_logs import MANIFEST
 from support.refusals import refusal
 
@@ -119,6 +134,18 @@ def test_contradictions_are_refused(settings, run, fault):
     assert manifest_fault(content) == "" and (
         fault in log_fault(content) if fault else log_fault(content) == ""
     )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_are_what_the_procedures_record(name):
+    own, _ = map(str.split, METHODS[name])
+    sigmas = {"sigmas": (1.0, 1.0, 1.0)} if "sigmas" in own else {}
+    procedure = PROCEDURES[name](Smoothing(1.0, 10, 100, 0.01), **sigmas)
+    record = procedure.record()
+    columns = certification_columns({**MANIFEST["settings"], **record, "method": name})
+    assert sorted(own) == sorted(record)
+    assert sorted(columns) == sorted([*CERTIFICATION_COLUMNS, *procedure.columns])
+    assert set(METHODS) == set(PROCEDURES)
 
 
 @pytest.mark.parametrize("part", ["settings", "runs"])

@@ -68,8 +68,10 @@ from smoothadv.records.logs import (
 )
 from smoothadv.records.manifests import METHODS, SETTINGS, WORDS, fits
 from smoothadv.records.readers import read_fields, read_prediction_log
+from smoothadv.statistics import PROCEDURES, Procedure
 from smoothadv.statistics.accuracy import abstention_rate
 from smoothadv.statistics.bounds import binomial_interval, maximum_radius
+from smoothadv.statistics.cascade import StagedProcedure
 
 VERSION = 1
 PER_UNIT = 100
@@ -81,14 +83,6 @@ RECOMPUTED, NO_MANIFEST, NO_COUNTS = (
 _VERIFIER = Path(__file__).parents[3] / "scripts" / "verify_log.py"
 """The second witness, which a clone has."""
 _SEED = SETTINGS["seed"]
-_CERTIFICATES = {
-    **dict.fromkeys(("exact", "adaptive"), "one-sided"),
-    **dict.fromkeys(("two-sided", "sequential"), "two-sided"),
-    **dict.fromkeys(("cascade", "sequential-cascade"), "cascade"),
-    **dict.fromkeys(("router", "sequential-router"), "router"),
-    "top-k": "top-",
-}
-"""How the kind of certificate of a procedure begins."""
 _CHECKED = [
     *("radii possible for n, alpha and sigma", "one row per image, in order"),
     "labels those of the dataset",
@@ -339,9 +333,9 @@ def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
     attacked = known.get("verified.attacked.certificates") or 0
     flipped = known.get("verified.attacked.flipped") or 0
     method, certificate = str(known.get("facts.method")), known["certificate"]
-    fixed = method in METHODS and "radii" not in METHODS[method][0]
-    is_on_grid = not fixed and known["procedure"] != method
-    once = fixed and "sigmas" not in METHODS[method][0]
+    procedure = PROCEDURES.get(method, Procedure)
+    is_on_grid = not procedure.fixed_sample and known["procedure"] != method
+    once = procedure.fixed_sample and not issubclass(procedure, StagedProcedure)
     key = known["facts.dataset"], first, skip, count
     labels = _LABELS.get(key, known["images.sha256"][:16])
     most = known.get("images.max")
@@ -370,7 +364,7 @@ def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
         == _CHECKED[: 3 if key in _LABELS else 2],
         "its labels are not those of the test images": known["images.sha256"][:16] in labels,
         f"its certificate is {certificate}, its method {method}": certificate.startswith(
-            _CERTIFICATES.get(method, "")
+            procedure.certificate
         )
         and known["procedure"] == method + ", on a grid" * is_on_grid,
         f"it says '{known['verified.by']}'": known["verified.by"] in (NO_MANIFEST, NO_COUNTS)

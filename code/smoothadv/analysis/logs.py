@@ -14,8 +14,8 @@ from smoothadv.records.readers import DataFrame
 from smoothadv.statistics import PROCEDURES, Procedure
 from smoothadv.statistics.exact import Exact
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE
-from smoothadv.statistics.top_k import RIVALS
-from smoothadv.statistics.two_sided import RIVAL
+from smoothadv.statistics.top_k import RIVALS, TopK
+from smoothadv.statistics.two_sided import RIVAL, TwoSided
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -98,14 +98,9 @@ class Log:
         names of their own: accuracies under two names differ even where the classifier is one.
         """
         if self.top_k > 1:
-            return f"top-{self.top_k}"
-        name = str(self.facts.settings.get("method"))
-        if self.procedure_type.one_sided:
-            name = "one-sided"
-        elif "sigmas" in self.facts.settings:
-            name = "cascade" if "threshold" in self.facts.settings else "router"
-        elif RIVAL in self.table:
-            name = "two-sided"
+            return f"{TopK.certificate}{self.top_k}"
+        unknown = TwoSided.certificate if RIVAL in self.table else self.facts.settings.get("method")
+        name = self.procedure_type.certificate or str(unknown)
         return f"{name}, label-aware" if LABEL_AWARE in self.table else name
 
     @property

@@ -2,8 +2,8 @@
 
 A procedure sees the classifier only through the votes that it requests, so that the caller may pack
 the draws of several images into one batch. To add a procedure, add one file that registers it in
-``PROCEDURES``. Readers check the rows of procedures in ``records.manifests.METHODS``;
-scripts/verify_log.py has the same list and recomputes their radii.
+``PROCEDURES``. Readers check the rows of the procedures in ``records.manifests.METHODS``, which has
+what they record; scripts/verify_log.py has the same list and recomputes their radii.
 """
 
 import math
@@ -139,9 +139,10 @@ class Procedure(Checked, ABC):
     """
     fixed_sample: ClassVar[bool] = False
     """Whether every radius is ``radius_from`` the counts in its row, over exactly n draws."""
-    one_sided: ClassVar[bool] = False
-    """Whether the radius R of a class states that p_A > Phi(R / sigma) and no more: the votes for
-    other classes are not used.
+    certificate: ClassVar[str] = ""
+    """The kind of its certificates, or how that begins: what they state, and of what, whatever the
+    votes that show it. "one-sided": the radius R of a class states that p_A > Phi(R / sigma) and no
+    more.
     """
     smoothing: Smoothing
 

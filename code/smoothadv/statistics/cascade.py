@@ -156,6 +156,7 @@ class CascadeProcedure(StagedProcedure):
     stage.
     """
 
+    certificate: ClassVar[str] = "cascade"
     threshold: float = setting(DEFAULT_THRESHOLD, parse=a_threshold)
 
     def selected(self) -> Generator[Draws, np.ndarray, tuple[int, int, list[np.ndarray]]]:

@@ -41,6 +41,8 @@ of the classifier, what is to be certified for it, and its votes [K]."""
 class RouterProcedure(StagedProcedure):
     """What the certificates of a router share; the last one of ``sigmas`` is the router's."""
 
+    certificate: ClassVar[str] = "router"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.sigmas) < 3:
@@ -54,28 +56,6 @@ class RouterProcedure(StagedProcedure):
         stage = int(routed.argmax())
         votes = yield Draws(n0, stage=stage)
         return [(router, stage, routed), (stage, int(votes.argmax()), votes)]
-
-    def certificate(
-        self,
-        chosen: Chosen,
-        radius: float | None,
-        found: Mapping[int, np.ndarray],
-        details: Mapping[str, int],
-    ) -> Certificate:
-        """That of a radius, by the votes [K] of both classifiers, with further ``details``."""
-        (router, stage, _), (_, candidate, _) = chosen
-        routed, votes = found[router], found[stage]
-        known = {
-            **details,
-            STAGE: stage + 1,
-            RIVAL: strongest_rival(votes, candidate),
-            ROUTED: int(routed[stage]),
-            ROUTED_RIVAL: strongest_rival(routed, stage),
-            ROUTED_TRIALS: int(routed.sum()),
-        }
-        return Certificate.of(
-            candidate, radius, votes, {name: known[name] for name in self.columns}
-        )
 
     @cached_property
     def bounds(self) -> dict[int, Test]:
@@ -97,8 +77,18 @@ class RouterProcedure(StagedProcedure):
                     self.sigmas[one.stage] * (one.selection[one.chosen] / one.selection.sum() - 0.5)
                 )
             )
-        is_wrong, drawn = chosen[1][1] != label, 2 * self.smoothing.n0
-        return self.certificate(chosen, *(yield from self.decided(bounds, is_wrong, drawn)))
+        (router, stage, _), (_, candidate, _) = chosen
+        drawn = 2 * self.smoothing.n0
+        radius, found, known = yield from self.decided(bounds, candidate != label, drawn)
+        known |= {
+            STAGE: stage + 1,
+            RIVAL: strongest_rival(found[stage], candidate),
+            ROUTED: int(found[router][stage]),
+            ROUTED_RIVAL: strongest_rival(found[router], stage),
+            ROUTED_TRIALS: int(found[router].sum()),
+        }
+        details = {name: known[name] for name in self.columns}
+        return Certificate.of(candidate, radius, found[stage], details)
 
 
 @PROCEDURES.register("router")

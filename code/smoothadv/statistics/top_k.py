@@ -4,7 +4,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class TopK(TwoSided):
     draws. Void as for every ``Procedure``.
     """
 
+    certificate: ClassVar[str] = "top-"
     top_k: int = setting(
         3, help="k: certify that a class stays among the k most probable", parse=positive_int
     )

@@ -4,7 +4,7 @@ the same votes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -56,6 +56,7 @@ class TwoSided(FixedSample):
     Formal guarantee: that of ``Procedure``; docs/guarantee.md has the proof.
     """
 
+    certificate: ClassVar[str] = "two-sided"
     alpha_share: float = setting(**SHARE)
 
     def __post_init__(self) -> None:
