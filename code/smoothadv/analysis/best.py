@@ -9,9 +9,17 @@ from typing import ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import path_without_attack
-from smoothadv.analysis.logs import Log, Logs, group_by
+from smoothadv.analysis.logs import (
+    Choosing,
+    Log,
+    Logs,
+    are_alike,
+    differ,
+    group_by,
+    grouping,
+    groups_of,
+)
 from smoothadv.analysis.radii import AtRadii, Radius
-from smoothadv.analysis.selection import Choosing, are_alike, differ, grouping, groups_of
 from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import one_of, probability, setting

@@ -43,10 +43,9 @@ import numpy as np
 from scipy import special
 
 from smoothadv.analysis.facts import FIELDS, Facts, Value, facts_of
-from smoothadv.analysis.logs import Log
+from smoothadv.analysis.logs import Log, condition
 from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.reading import read_logs
-from smoothadv.analysis.selection import condition
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.files import digest, file_digest, read_json
 from smoothadv.base.settings import (
@@ -74,6 +73,7 @@ from smoothadv.statistics.bounds import binomial_interval, maximum_radius
 from smoothadv.statistics.cascade import StagedProcedure
 
 VERSION = 1
+AVERAGE = "values.average_certified_radius"
 PER_UNIT = 100
 """Radii of images are kept in hundredths."""
 LEVEL = 0.95
@@ -130,7 +130,7 @@ _FORMS = {
         "whole 0 to 10000000 or null",
     ),
     "values.clean_accuracy": "list of number 0 to 1",
-    "values.average_certified_radius": "list of number -100 to 100",
+    AVERAGE: "list of number -100 to 100",
     "values.abstention_rate": "number 0 to 1 or null",
 }
 """What a reader needs of a card, in the words of ``records.manifests``."""
@@ -246,11 +246,6 @@ class Card:
         """
         return np.maximum(self.hundredths - 1, 0) / PER_UNIT
 
-    @property
-    def average(self) -> list[float]:
-        """The average certified radius with the ends of its interval."""
-        return self.values["average_certified_radius"]
-
     def __getitem__(self, place: str) -> Any:
         """What it has at a place like "facts.sigma"; None if nothing."""
         return flat(self.content).get(place)
@@ -301,7 +296,7 @@ def _contradiction(card: Card) -> str:
             text = f"at {radius}" if float(radius) else "at 0, clean accuracy,"
             return f"its accuracy {text} is {stated.get(radius)}, its radii give {found}"
     largest = maximum_radius(card["facts.N"], card["facts.sigma"], card["facts.alpha"])
-    floors, average, error = card.floors, card.average, 10.0**-_DIGITS
+    floors, average, error = card.floors, card[AVERAGE], 10.0**-_DIGITS
     if "top" not in card["certificate"] and floors.max() > largest + _HALF:
         return f"it has a radius of {floors.max()}, the largest that N draws show is {largest:.4f}"
     right = card.hundredths > 0

@@ -16,9 +16,8 @@ import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.best import attack_radius
-from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.logs import Log, Logs, refuse_other_images, refuse_several
 from smoothadv.analysis.radii import refuse_contradictions
-from smoothadv.analysis.selection import refuse_other_images, refuse_several
 from smoothadv.analysis.table_formats import Table, columns_of
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import write_atomically

@@ -28,7 +28,16 @@ from smoothadv.analysis.figure_style import (
     mark_every,
     new_figure,
 )
-from smoothadv.analysis.logs import Log, Logs, group_by
+from smoothadv.analysis.logs import (
+    Choosing,
+    Log,
+    Logs,
+    group_by,
+    grouping,
+    groups_of,
+    hyper_parameter,
+    refuse_several,
+)
 from smoothadv.analysis.radii import (
     AtRadii,
     Bands,
@@ -36,13 +45,6 @@ from smoothadv.analysis.radii import (
     Radius,
     refuse_contradictions,
     round_numbers,
-)
-from smoothadv.analysis.selection import (
-    Choosing,
-    grouping,
-    groups_of,
-    hyper_parameter,
-    refuse_several,
 )
 from smoothadv.analysis.tables import with_bounds
 from smoothadv.base.errors import UserError, warn
@@ -66,7 +68,6 @@ class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
     as PNG and PDF
     """
 
-    makes: ClassVar[str] = "figure"
     of: str = setting(
         _RADIUS,
         parse=one_of((_RADIUS, _P_A)),
@@ -123,7 +124,6 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
     PNG and PDF
     """
 
-    makes: ClassVar[str] = "figure"
     group_by: Sequence[str] = grouping("the curves, like sigma")
     baseline: str | None = setting(
         None,
@@ -189,7 +189,6 @@ class EmpiricalPlot(Titled, Choosing, Analysis):
     """accuracy under attack of each group (dashed) and the envelope of certification logs of the
     same images (solid), as PNG and PDF"""
 
-    makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     group_by: Sequence[str] = grouping("the dashed curves: num_noise_vec, N or gradient")
     confidence: float | None = setting(
@@ -250,7 +249,6 @@ class TrainingPlot(Titled, Analysis):
     PNG and PDF
     """
 
-    makes: ClassVar[str] = "figure"
     kinds: ClassVar[tuple[str, ...]] = ("training",)
 
     def __call__(self, logs: Logs) -> Figure:
@@ -307,7 +305,6 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
     PNG and PDF
     """
 
-    makes: ClassVar[str] = "figure"
     rows: str = setting("sigma", parse=hyper_parameter, help="hyper-parameter of the rows")
     columns: str = setting("epsilon", parse=hyper_parameter, help="hyper-parameter of the columns")
     measure: str = setting(

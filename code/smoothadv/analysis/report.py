@@ -28,10 +28,9 @@ from smoothadv.analysis.figures import (
     HeatMap,
     TrainingPlot,
 )
-from smoothadv.analysis.logs import Log, Logs, sizes_of
+from smoothadv.analysis.logs import Choosing, Log, Logs, comparison_warnings, groups_of, sizes_of
 from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.radii import AtRadii
-from smoothadv.analysis.selection import Choosing, comparison_warnings, groups_of
 from smoothadv.analysis.table_formats import (
     Cell,
     Column,

@@ -12,9 +12,8 @@ from scipy import special
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import FIELDS, display
-from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.logs import LabelBy, Log, Logs, are_alike, with_columns_of_logs
 from smoothadv.analysis.radii import AtRadii, Bands
-from smoothadv.analysis.selection import LabelBy, are_alike, with_columns_of_logs
 from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.base.errors import UserError, warn
 from smoothadv.statistics.accuracy import (

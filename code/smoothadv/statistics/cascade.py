@@ -113,8 +113,9 @@ class StagedProcedure(Procedure):
         return record
 
     @classmethod
-    def of_row(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        """``radius_from`` of a fixed sample."""
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        if not cls.fixed_sample:
+            return super().radius_from(counts, settings)
         return cls.recorded({**settings, "N0": 1, "N": counts["trials"]}).shown(counts)
 
     @property
@@ -253,10 +254,6 @@ class Cascade(CascadeProcedure):
     """
 
     fixed_sample: ClassVar[bool] = True
-
-    @classmethod
-    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        return cls.of_row(counts, settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -108,10 +108,6 @@ class Router(RouterProcedure):
     def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         return (*COUNT_COLUMNS, STAGE, RIVAL, ROUTED, ROUTED_RIVAL)
 
-    @classmethod
-    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        return cls.of_row(counts, settings)
-
 
 @PROCEDURES.register("sequential-router")
 @dataclass(frozen=True)
