@@ -145,7 +145,8 @@ def test_methods_are_what_the_procedures_record(name):
     columns = certification_columns({**MANIFEST["settings"], **record, "method": name})
     assert sorted(own) == sorted(record)
     assert sorted(columns) == sorted([*CERTIFICATION_COLUMNS, *procedure.columns])
-    assert set(METHODS) == set(PROCEDURES)
+    ours = {each for each, kind in PROCEDURES.items() if kind.__module__.startswith("smoothadv.")}
+    assert set(METHODS) == ours
 
 
 @pytest.mark.parametrize("part", ["settings", "runs"])

@@ -138,9 +138,9 @@ class StagedProcedure(Procedure):
         """
         skipped = isinstance(self, OnGrid) and self.label_aware and is_wrong
         most, votes, more, looks = yield from decided(bounds, -1.0 if skipped else math.inf)
-        of_grid = isinstance(self, OnGrid)
-        details = self.details(most, skipped, drawn + more, looks) if of_grid else {}
-        return self.largest(most), votes, details
+        if isinstance(self, OnGrid):
+            return self.largest(most), votes, self.details(most, skipped, drawn + more, looks)
+        return self.largest(most), votes, {}
 
     @property
     def smoothings(self) -> list[Smoothing]:
