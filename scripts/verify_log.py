@@ -43,6 +43,7 @@ code 0: all rows hold and no image is missing; 1: not so, or not to be verified.
 
 import argparse
 import json
+import math
 import re
 import sys
 from bisect import bisect_left
@@ -249,8 +250,7 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
     """The rules for a row, or for all rows if ``row`` has arrays: whether each holds, by words for
     its violation.
 
-    ``A <= B`` of truth values means: if A, then B. All rules are arithmetic: that the counts show
-    the radius is for others to say.
+    ``A <= B`` of truth values means: if A, then B. All rules but the radius bound are arithmetic.
     """
     idx, label, predict, radius, successes, trials = (
         row[name] for name in ("idx", "label", "predict", "radius", "successes", "trials")
@@ -259,6 +259,13 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
     rivals = [row[name] for name in certification_columns(settings) if name.startswith("rival")]
     others, order = trials - successes - sum(rivals), [trials - successes, *rivals]
     squared = row.get("squared_radius", 0)
+    # All draws are successes; the sum of the bounds on the rivals of a set adds Phi^-1(1 - 1 / k) <
+    # 5 at most.
+    z = -NormalDist().inv_cdf(min(1 - 2**-53, -math.expm1(math.log(settings["alpha"]) / n)))
+    z += 5 * ("top_k" in settings)
+    sigma = settings["sigma"]
+    if "sigmas" in settings:
+        sigma = sum((row["stage"] == k) * each for k, each in enumerate(settings["sigmas"], 1))
     is_decided = (trials > 0) if "radii" in settings else (trials == n)
     checks = {
         "its image is not among those selected": (images.start <= idx)
@@ -270,6 +277,7 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
         & (predict < classes),
         "correct is not whether predict is the label": row["correct"] == (predict == label),
         "an abstention has predict -1 and radius 0": (radius >= 0) & (claims | (radius == 0)),
+        "no draws show so large a radius": radius <= sigma * max(0, z) * (1 + 1e-9),
         # The pigeonhole principle: of the other classes, none has more votes than the last of the
         # rivals.
         "its counts are impossible": (0 <= successes)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import smoothadv
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
+from smoothadv.records.manifests import row_checks
 from support.commands import header, rows
 from support.models import IntervalClassifier
 from support.verifier import script as script
@@ -149,6 +151,18 @@ def test_fields_that_claim_too_much_are_rejected(script, logs, name, tmp_path, c
             assert not accepted, (row, fields, said)
             rejected += 1
     assert rejected > 30
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_no_radius_exceeds_what_n_draws_of_its_stage_show(logs, stage):
+    """Of n successes, the lower bound on p_A is alpha^(1/n) (Clopper and Pearson, 1934)."""
+    settings = json.loads(manifest_path(logs["exact"]).read_text())["settings"]
+    row = dict(idx=0, label=2, predict=2, correct=1, successes=400, trials=400, stage=stage)
+    row |= {"stage_1_rival": 0, "stage_2_rival": 0}
+    most = (0.5, 0.2)[stage - 1] * NormalDist().inv_cdf(0.001 ** (1 / 400))
+    for radius, holds in ((most * (1 - 1e-6), True), (most * (1 + 1e-6), False)):
+        checks = row_checks({**row, "radius": radius}, settings, range(15))
+        assert checks["no draws show so large a radius"] == holds
 
 
 @pytest.mark.parametrize("fault", OF_MANIFEST)

@@ -44,8 +44,7 @@ from scipy import special
 
 from smoothadv.analysis.facts import FIELDS, Facts, Value, facts_of
 from smoothadv.analysis.logs import Log, condition
-from smoothadv.analysis.plausibility import rounding_notes
-from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.reading import read_logs, rounding_notes
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.files import digest, file_digest, read_json
 from smoothadv.base.settings import (
@@ -510,7 +509,7 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
     elif log.facts.get("method") not in METHODS:
         raise UserError(f"no card: {path} is of a plug-in's procedure, which others cannot check")
     else:
-        by = RECOMPUTED  # by ``plausibility``, when it was read
+        by = RECOMPUTED  # by ``reading``
         if _VERIFIER.exists():
             _run_verifier(path)
     return {"by": by, "checked": checked, "notes": [*log.notes, *rounding_notes(log)]}

@@ -29,8 +29,8 @@ from smoothadv.analysis.figures import (
     TrainingPlot,
 )
 from smoothadv.analysis.logs import Choosing, Log, Logs, comparison_warnings, groups_of, sizes_of
-from smoothadv.analysis.plausibility import rounding_notes
 from smoothadv.analysis.radii import AtRadii
+from smoothadv.analysis.reading import rounding_notes
 from smoothadv.analysis.table_formats import (
     Cell,
     Column,

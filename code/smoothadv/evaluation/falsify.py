@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smoothadv.analysis.plausibility import rounded_by
-from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.reading import read_logs, rounded_by
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import file_digest

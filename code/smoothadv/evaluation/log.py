@@ -86,7 +86,8 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
     log, shard = evaluation.log, evaluation.spec.shard
     if log is None or path is None:
         rows = _write_rows(evaluation, content, MemoryLog(content.columns), examples)
-        return _written(evaluation, content, Path(), True, rows)
+        batches = evaluation.batch, content.attack_batch
+        return WrittenLog(Path(), True, *batches, content.columns, rows)
     if evaluation.processes.size > 1:
         rows = _write_by_all_processes(evaluation, content, settings, log)
     else:
@@ -98,12 +99,6 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
     if content.keeps_images and is_whole:
         finish_images(log, evaluation.dataset.description.image_shape)
     evaluation.processes.wait()
-    return _written(evaluation, content, log, is_whole, rows)
-
-
-def _written(
-    evaluation: Evaluation, content: LogContent, log: Path, is_whole: bool, rows: dict[int, str]
-) -> WrittenLog:
     batches = evaluation.batch, content.attack_batch
     return WrittenLog(log, is_whole, *batches, content.columns, rows)
 
