@@ -29,7 +29,7 @@ from smoothadv.statistics.cascade import (
     SequentialCascade,
     predict_in_cascade,
 )
-from smoothadv.statistics.two_sided import TwoSided, strongest_rival
+from smoothadv.statistics.two_sided import TwoSided
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
 from support.false_statements import (
     claims,
@@ -136,12 +136,10 @@ def claims_of(
     if isinstance(procedure, SequentialCascade):
         return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
     n = procedure.smoothing.n
-
-    def radius(votes: np.ndarray, look: int) -> float:
-        rival = min(votes[1:]) if weakest else strongest_rival(votes, 0)
-        return bound.certified_by(int(votes[0]), int(rival), n)
-
-    return claims([n], radius)
+    rival = min if weakest else max
+    return claims(
+        [n], lambda votes, look: bound.certified_by(int(votes[0]), int(rival(votes[1:])), n)
+    )
 
 
 @both_forms

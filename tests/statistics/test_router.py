@@ -54,11 +54,10 @@ def claims_of(procedure: RouterProcedure, place: int) -> list[tuple[int, np.ndar
     if isinstance(procedure, SequentialRouter):
         return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
     n = procedure.smoothing.n
-
-    def radius(votes: np.ndarray, look: int) -> float:
-        return bound.certified_by(int(votes[0]), strongest_rival(votes, 0), n)
-
-    return claims([n], radius)
+    return claims(
+        [n],
+        lambda votes, look: bound.certified_by(int(votes[0]), strongest_rival(votes, 0), n),
+    )
 
 
 def of_kind(kind: type[RouterProcedure], n: int, alpha: float = ALPHA) -> RouterProcedure:
