@@ -250,8 +250,7 @@ def row_checks(row: Any, settings: dict[str, Any], images: range) -> dict[str, A
     """The rules for a row, or for all rows if ``row`` has arrays: whether each holds, by words for
     its violation.
 
-    ``A <= B`` of truth values means: if A, then B. All rules but the largest radius that N draws
-    can show follow from the counts and the manifest without statistics.
+    ``A <= B`` of truth values means: if A, then B. All rules but the radius bound are arithmetic.
     """
     idx, label, predict, radius, successes, trials = (
         row[name] for name in ("idx", "label", "predict", "radius", "successes", "trials")

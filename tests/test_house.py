@@ -51,7 +51,7 @@ ALLOWED |= {
 WITH_TORCH = {"base.devices", "base.distributed"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
-    *("evaluation.pictures", "evaluation.shards"),
+    "evaluation.shards",
     *("sweep.commands", "sweep.folders", "sweep.grid"),
     *("sweep.jobs", "sweep.planning"),
     *("sweep.job_execution", "sweep.stages", "sweep.engines"),

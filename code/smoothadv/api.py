@@ -51,7 +51,6 @@ from smoothadv.evaluation.specs import (
     PredictSpec,
 )
 from smoothadv.objectives import Objective
-from smoothadv.records.readers import read_certification_log, read_prediction_log
 from smoothadv.training.setup import Trained
 from smoothadv.training.setup import train as train_as_specified
 from smoothadv.training.spec import ScheduleSpec, TrainSpec
@@ -123,7 +122,7 @@ def certify(
     """
     spec = _spec(CertifySpec, "certify", model, images, labels, keywords)
     log, _ = certifying.certify(spec)
-    return _without_labels(images, labels, log.table(read_certification_log))
+    return _without_labels(images, labels, log.table)
 
 
 @torch_settings_kept()
@@ -146,7 +145,7 @@ def predict(
     as ``certify``. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
     spec = _spec(PredictSpec, "predict", model, images, labels, keywords)
-    rows = predicting.predict(spec).table(read_prediction_log)
+    rows = predicting.predict(spec).table
     return _without_labels(images, labels, rows)
 
 
@@ -174,7 +173,7 @@ def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd
     if keywords.get("epsilons", ()) is None:
         del keywords["epsilons"]
     spec = _spec(AttackSpec, "attack", model, images, labels, keywords)
-    tables = [log.table(read_prediction_log) for log in predicting.attack(spec)]
+    tables = [log.table for log in predicting.attack(spec)]
     return pd.concat(tables, ignore_index=True)
 
 
@@ -192,8 +191,8 @@ def falsify(model: Model, images: Any, labels: Any = None, **keywords: Any) -> V
 
     spec = _spec(FalsifySpec, "falsify", model, images, labels, keywords)
     log, certificates = falsifying.falsify(spec)
-    named = spec.against if spec.outdir is None else None
-    return falsifying.verdict(spec, certificates, log.table(read_prediction_log), named)
+    named = None if spec.outdir is None else log.path
+    return falsifying.verdict(spec, certificates, log.table, named)
 
 
 @takes(TrainSpec, ScheduleSpec)

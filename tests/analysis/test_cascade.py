@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import smoothadv
-from smoothadv.analysis.cascade import estimated_radii
+from smoothadv.analysis.compare import estimated_radii
 from smoothadv.base.errors import UserError
 from support.analyzed_folder import log
 from support.models import IntervalClassifier

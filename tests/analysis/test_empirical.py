@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.empirical import Empirical, empirical_curve
+from smoothadv.analysis.best import Empirical, empirical_curve
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.base.errors import UserError

@@ -13,8 +13,13 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 
 from smoothadv.analysis.figure_style import line_styles
+from smoothadv.analysis.figures import (
+    CertifiedAccuracyPlot,
+    EmpiricalPlot,
+    EnvelopePlot,
+    TrainingPlot,
+)
 from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
 from smoothadv.statistics.accuracy import (
     certified_accuracies,
 )

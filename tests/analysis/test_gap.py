@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from smoothadv.analysis.empirical import Gap
+from smoothadv.analysis.compare import Gap
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.base.errors import UserError

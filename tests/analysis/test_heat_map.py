@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from smoothadv.analysis.heat_map import MEASURES, HeatMap
+from smoothadv.analysis.figures import MEASURES, HeatMap
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.base.errors import UserError
 from support import certified_logs

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.analysis.logs import Logs
+from smoothadv.analysis.logs import Logs, groups_of
 from smoothadv.analysis.reading import read_logs
-from smoothadv.analysis.selection import groups_of
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path
 from support import refusals

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from smoothadv.analysis.facts import Facts
 from smoothadv.analysis.logs import Log
-from smoothadv.analysis.plausibility import check_certificates, rounding_notes
+from smoothadv.analysis.reading import check_certificates, rounding_notes
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.bounds import certified_radius, maximum_radius
 from support import refusals

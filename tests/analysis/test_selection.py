@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from smoothadv.analysis.envelope import Envelope
-from smoothadv.analysis.logs import Log, Logs
-from smoothadv.analysis.radii import AtRadii, ErrorProbability, Radius
-from smoothadv.analysis.selection import (
+from smoothadv.analysis.best import Envelope
+from smoothadv.analysis.logs import (
+    Log,
+    Logs,
     comparison_warnings,
     different_examples,
     groups_of,
@@ -21,6 +21,7 @@ from smoothadv.analysis.selection import (
     matches,
     restrict,
 )
+from smoothadv.analysis.radii import AtRadii, ErrorProbability, Radius
 from smoothadv.base.errors import UserError
 from smoothadv.statistics.accuracy import accuracy, certified_accuracies
 from support.certified_logs import log

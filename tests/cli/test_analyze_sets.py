@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis import report
-from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot
+from smoothadv.analysis.figures import CertifiedAccuracyPlot, EmpiricalPlot
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import manifest_path

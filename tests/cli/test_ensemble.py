@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import smoothadv
-from smoothadv.analysis.empirical import model_of
+from smoothadv.analysis.best import model_of
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base.files import file_digest
 from support.attack_runs import SIGMA

@@ -12,8 +12,23 @@ import numpy as np
 import pytest
 
 from smoothadv.records import manifests
-from smoothadv.records.logs import format_radius, manifest_path, read_manifest_file
-from smoothadv.records.manifests import RUN, SETTINGS, fits, log_fault, manifest_fault, row_checks
+from smoothadv.records.logs import (
+    CERTIFICATION_COLUMNS,
+    format_radius,
+    manifest_path,
+    read_manifest_file,
+)
+from smoothadv.records.manifests import (
+    METHODS,
+    RUN,
+    SETTINGS,
+    certification_columns,
+    fits,
+    log_fault,
+    manifest_fault,
+    row_checks,
+)
+from smoothadv.statistics import PROCEDURES, Smoothing
 from support.certified_logs import MANIFEST
 from support.refusals import refusal
 
@@ -119,6 +134,17 @@ def test_contradictions_are_refused(settings, run, fault):
     assert manifest_fault(content) == "" and (
         fault in log_fault(content) if fault else log_fault(content) == ""
     )
+
+
+@pytest.mark.parametrize(
+    "name", [one for one in PROCEDURES if PROCEDURES[one].__module__.startswith("smoothadv.")]
+)
+def test_methods_are_what_the_procedures_record(name):
+    sigmas = {"sigmas": (1.0, 1.0, 1.0)} if "sigmas" in METHODS[name][0] else {}
+    procedure = PROCEDURES[name](Smoothing(1.0, 10, 100, 0.01), **sigmas)
+    assert sorted(METHODS[name][0].split()) == sorted(procedure.record())
+    columns = certification_columns({**procedure.record(), "method": name, "sound": False})
+    assert sorted(columns) == sorted([*CERTIFICATION_COLUMNS, *procedure.columns])
 
 
 @pytest.mark.parametrize("part", ["settings", "runs"])

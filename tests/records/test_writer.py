@@ -100,8 +100,8 @@ class Writers(RuleBasedStateMachine):
     def add(self, path: Path, examples, number: int, **changes) -> None:
         """Continue a log with some rows."""
         with open_log(path, examples=examples, **changes) as log:
-            assert log.done == self.rows_in(path)
-            for index in [index for index in examples if index not in log.done][:number]:
+            assert log.rows.keys() == self.rows_in(path)
+            for index in [index for index in examples if index not in log.rows][:number]:
                 log.append(row_of(index), images_of(index))
                 self.written.add(index)
 
@@ -204,7 +204,7 @@ def test_each_row_and_image_is_on_the_disk_before_the_next(tmp_path):
             log.append({**row_of(index), "another column": 1}, images_of(index))
             assert path.read_bytes() == b"".join(WHOLE.splitlines(keepends=True)[: number + 1])
             assert spool_path(path).stat().st_size == number * RECORD
-            assert log.done == set(ROWS[:number])
+            assert log.rows.keys() == set(ROWS[:number])
 
 
 @pytest.mark.parametrize("length", [*range(0, 140, 3), len(WHOLE) - 1, len(WHOLE)])
@@ -212,7 +212,7 @@ def test_log_cut_at_any_byte_is_resumed_to_the_whole_log(log, length):
     log.write_bytes(WHOLE[:length])
     complete = max(0, WHOLE[:length].count(b"\n") - 1)
     with open_log(log) as resumed:
-        assert resumed.done == set(ROWS[:complete])
+        assert resumed.rows.keys() == set(ROWS[:complete])
     write_rows(log, ROWS)
     assert log.read_bytes() == WHOLE
     finish_images(log, SHAPE)
@@ -345,7 +345,7 @@ def test_rows_that_another_process_wrote_before_the_lock_are_kept(tmp_path, monk
 
     monkeypatch.setattr(writer, "lock", lock_after_another)
     with open_log(path) as log:
-        assert log.done == {3}
+        assert log.rows.keys() == {3}
 
 
 WRITER = """

@@ -29,7 +29,7 @@ from smoothadv.statistics.cascade import (
     SequentialCascade,
     predict_in_cascade,
 )
-from smoothadv.statistics.two_sided import TwoSided, strongest_rival
+from smoothadv.statistics.two_sided import TwoSided
 from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
 from support.false_statements import (
     claims,
@@ -132,16 +132,14 @@ def claims_of(
     procedure: CascadeProcedure, stage: int, last: int, weakest: bool = False
 ) -> list[tuple[int, np.ndarray]]:
     """For each look of a bound, the radii that its counts certify for class 0."""
+    bound = procedure.bounds[stage, stage < last]
     if isinstance(procedure, SequentialCascade):
-        bound = procedure.bounds[stage, stage < last]
         return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
-    n, settings_ = procedure.smoothing.n, {**vars(procedure.smoothing), **vars(procedure)}
-
-    def radius(votes: np.ndarray, look: int) -> float:
-        rival = min(votes[1:]) if weakest else strongest_rival(votes, 0)
-        return procedure._radius(settings_, stage, last, int(votes[0]), int(rival), n)
-
-    return claims([n], radius)
+    n = procedure.smoothing.n
+    rival = min if weakest else max
+    return claims(
+        [n], lambda votes, look: bound.certified_by(int(votes[0]), int(rival(votes[1:])), n)
+    )
 
 
 @both_forms

@@ -50,16 +50,14 @@ def theorem(p: list[list[float]], k: int, c: int) -> float:
 
 def claims_of(procedure: RouterProcedure, place: int) -> list[tuple[int, np.ndarray]]:
     """For each look at one classifier, the radii that its counts certify for what was chosen."""
+    bound = procedure.bounds[place]
     if isinstance(procedure, SequentialRouter):
-        bound = procedure.bounds[place]
         return claims(bound.looks.tolist(), lambda votes, look: bound.certified(votes, 0, look))
-    n, settings = procedure.smoothing.n, {**vars(procedure.smoothing), **vars(procedure)}
-
-    def radius(votes: np.ndarray, look: int) -> float:
-        counts = int(votes[0]), strongest_rival(votes, 0), n
-        return procedure.two_sided(settings, place, *counts)
-
-    return claims([n], radius)
+    n = procedure.smoothing.n
+    return claims(
+        [n],
+        lambda votes, look: bound.certified_by(int(votes[0]), strongest_rival(votes, 0), n),
+    )
 
 
 def of_kind(kind: type[RouterProcedure], n: int, alpha: float = ALPHA) -> RouterProcedure:
@@ -247,7 +245,8 @@ def test_each_bound_has_the_distance_of_its_own_noise(stage, place):
 def test_each_sequential_bound_has_the_distance_of_its_own_noise():
     smoothing = Smoothing(1.0, 30, 1000, 1e-3, 0.005)
     procedure = SequentialRouter(smoothing, sigmas=SIGMAS, noise_distances=DISTANCES)
-    found = [(each.smoothing.sigma, each.smoothing.noise_distance) for each in procedure.bounds]
+    levels = [each.smoothing for each in procedure.bounds.values()]
+    found = [(each.sigma, each.noise_distance) for each in levels]
     assert found == list(zip(SIGMAS, DISTANCES))
     assert SequentialRouter(smoothing, sigmas=SIGMAS).noise_distances == (0.005,) * 3
 

@@ -48,7 +48,7 @@ def write_rows(path: Path, indices: Collection[int], existing: str = "resume", *
     """Append the rows of these examples that the log lacks."""
     with open_log(path, existing, **changes) as log:
         for index in indices:
-            if index not in log.done:
+            if index not in log.rows:
                 log.append(row_of(index), images_of(index, log.image_shape or SHAPE))
 
 

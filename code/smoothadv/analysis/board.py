@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smoothadv.analysis.card import LEVEL, PER_UNIT, Card, read_card, shares
+from smoothadv.analysis.card import AVERAGE, LEVEL, PER_UNIT, Card, read_card, shares
 from smoothadv.analysis.compare import mcnemar_p_value
 from smoothadv.analysis.logs import group_by
 from smoothadv.analysis.report import Section, page, part
@@ -256,7 +256,7 @@ _ENTRY = [
 
 def _values(card: Card, radii: Sequence[float]) -> list[list[float]]:
     """The average radius, the clean accuracy and the accuracies at radii, each with its ends."""
-    return [card.average, *shares(card.hundredths, [0, *radii]).values()]
+    return [card[AVERAGE], *shares(card.hundredths, [0, *radii]).values()]
 
 
 def _for_people(cards: Sequence[Card], radii: Sequence[float]) -> Table:
@@ -297,7 +297,7 @@ def _neighbours(cards: Sequence[Card], radii: Sequence[float]) -> Table:
     ]
     names = [f"{rank}. {card['name']}" for rank, card in enumerate(cards, start=1)]
     rows: list[list[Cell]] = [
-        [names[k], names[k + 1], one.average[0] - two.average[0], *_tests(one, two, radii)]
+        [names[k], names[k + 1], one[AVERAGE][0] - two[AVERAGE][0], *_tests(one, two, radii)]
         for k, (one, two) in enumerate(zip(cards, cards[1:]))
     ]
     return Table(columns, rows)

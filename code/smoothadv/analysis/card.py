@@ -43,10 +43,8 @@ import numpy as np
 from scipy import special
 
 from smoothadv.analysis.facts import FIELDS, Facts, Value, facts_of
-from smoothadv.analysis.logs import Log
-from smoothadv.analysis.plausibility import rounding_notes
-from smoothadv.analysis.reading import read_logs
-from smoothadv.analysis.selection import condition
+from smoothadv.analysis.logs import Log, condition
+from smoothadv.analysis.reading import read_logs, rounding_notes
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.files import digest, file_digest, read_json
 from smoothadv.base.settings import (
@@ -58,13 +56,23 @@ from smoothadv.base.settings import (
     probability,
     setting,
 )
-from smoothadv.records.logs import COUNT_COLUMNS, MODEL, flat, manifest_path, read_manifest_file
+from smoothadv.records.logs import (
+    COUNT_COLUMNS,
+    MODEL,
+    differing_fields,
+    flat,
+    manifest_path,
+    read_manifest_file,
+)
 from smoothadv.records.manifests import METHODS, SETTINGS, WORDS, fits
 from smoothadv.records.readers import read_fields, read_prediction_log
+from smoothadv.statistics import PROCEDURES, Procedure
 from smoothadv.statistics.accuracy import abstention_rate
 from smoothadv.statistics.bounds import binomial_interval, maximum_radius
+from smoothadv.statistics.cascade import StagedProcedure
 
 VERSION = 1
+AVERAGE = "values.average_certified_radius"
 PER_UNIT = 100
 """Radii of images are kept in hundredths."""
 LEVEL = 0.95
@@ -74,14 +82,6 @@ RECOMPUTED, NO_MANIFEST, NO_COUNTS = (
 _VERIFIER = Path(__file__).parents[3] / "scripts" / "verify_log.py"
 """The second witness, which a clone has."""
 _SEED = SETTINGS["seed"]
-_CERTIFICATES = {
-    **dict.fromkeys(("exact", "adaptive"), "one-sided"),
-    **dict.fromkeys(("two-sided", "sequential"), "two-sided"),
-    **dict.fromkeys(("cascade", "sequential-cascade"), "cascade"),
-    **dict.fromkeys(("router", "sequential-router"), "router"),
-    "top-k": "top-",
-}
-"""How the kind of certificate of a procedure begins."""
 _CHECKED = [
     *("radii possible for n, alpha and sigma", "one row per image, in order"),
     "labels those of the dataset",
@@ -129,7 +129,7 @@ _FORMS = {
         "whole 0 to 10000000 or null",
     ),
     "values.clean_accuracy": "list of number 0 to 1",
-    "values.average_certified_radius": "list of number -100 to 100",
+    AVERAGE: "list of number -100 to 100",
     "values.abstention_rate": "number 0 to 1 or null",
 }
 """What a reader needs of a card, in the words of ``records.manifests``."""
@@ -245,11 +245,6 @@ class Card:
         """
         return np.maximum(self.hundredths - 1, 0) / PER_UNIT
 
-    @property
-    def average(self) -> list[float]:
-        """The average certified radius with the ends of its interval."""
-        return self.values["average_certified_radius"]
-
     def __getitem__(self, place: str) -> Any:
         """What it has at a place like "facts.sigma"; None if nothing."""
         return flat(self.content).get(place)
@@ -300,7 +295,7 @@ def _contradiction(card: Card) -> str:
             text = f"at {radius}" if float(radius) else "at 0, clean accuracy,"
             return f"its accuracy {text} is {stated.get(radius)}, its radii give {found}"
     largest = maximum_radius(card["facts.N"], card["facts.sigma"], card["facts.alpha"])
-    floors, average, error = card.floors, card.average, 10.0**-_DIGITS
+    floors, average, error = card.floors, card[AVERAGE], 10.0**-_DIGITS
     if "top" not in card["certificate"] and floors.max() > largest + _HALF:
         return f"it has a radius of {floors.max()}, the largest that N draws show is {largest:.4f}"
     right = card.hundredths > 0
@@ -332,9 +327,9 @@ def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
     attacked = known.get("verified.attacked.certificates") or 0
     flipped = known.get("verified.attacked.flipped") or 0
     method, certificate = str(known.get("facts.method")), known["certificate"]
-    fixed = method in METHODS and "radii" not in METHODS[method][0]
-    is_on_grid = not fixed and known["procedure"] != method
-    once = fixed and "sigmas" not in METHODS[method][0]
+    procedure = PROCEDURES.get(method, Procedure)
+    is_on_grid = not procedure.fixed_sample and known["procedure"] != method
+    once = procedure.fixed_sample and not issubclass(procedure, StagedProcedure)
     key = known["facts.dataset"], first, skip, count
     labels = _LABELS.get(key, known["images.sha256"][:16])
     most = known.get("images.max")
@@ -363,7 +358,7 @@ def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
         == _CHECKED[: 3 if key in _LABELS else 2],
         "its labels are not those of the test images": known["images.sha256"][:16] in labels,
         f"its certificate is {certificate}, its method {method}": certificate.startswith(
-            _CERTIFICATES.get(method, "")
+            procedure.certificate
         )
         and known["procedure"] == method + ", on a grid" * is_on_grid,
         f"it says '{known['verified.by']}'": known["verified.by"] in (NO_MANIFEST, NO_COUNTS)
@@ -514,7 +509,7 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
     elif log.facts.get("method") not in METHODS:
         raise UserError(f"no card: {path} is of a plug-in's procedure, which others cannot check")
     else:
-        by = RECOMPUTED  # by ``plausibility``, when it was read
+        by = RECOMPUTED  # by ``reading``
         if _VERIFIER.exists():
             _run_verifier(path)
     return {"by": by, "checked": checked, "notes": [*log.notes, *rounding_notes(log)]}
@@ -550,10 +545,6 @@ def _run_verifier(path: Path) -> None:
 def _refuse_other(path: Path, card: dict[str, Any], log: Path, made: dict[str, Any]) -> None:
     """UserError, with the first difference, unless a card is the one that was made of a log."""
     # Another zlib may pack the same radii otherwise.
-    packed = [_unpacked(one) for one in (card, made)]
-    before, now = ({**flat(one), "radii": "radii"} for one in (card, json.loads(json.dumps(made))))
-    differing = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if differing or packed[0] != packed[1]:
-        name = (differing or ["radii"])[0]
-        found, expected = (escape(str(one.get(name)), 60) for one in (before, now))
-        raise UserError(f"{path} is not the card of {log}: its {name} is {found}, not {expected}")
+    before, now = ({**one, "radii": list(_unpacked(one))} for one in (card, made))
+    if difference := differing_fields(before, now):
+        raise UserError(f"{path} is not the card of {log}: {escape(difference, 200)}")

@@ -1,27 +1,38 @@
 """examples: one row per test image, over all logs: which images are easy, and which ones no model
-gets right.
+gets right; pictures of adversarial examples.
 """
+
+from __future__ import annotations
 
 import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.empirical import attack_radius
-from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.best import attack_radius
+from smoothadv.analysis.logs import Log, Logs, refuse_other_images, refuse_several
 from smoothadv.analysis.radii import refuse_contradictions
-from smoothadv.analysis.selection import refuse_other_images, refuse_several
 from smoothadv.analysis.table_formats import Table, columns_of
 from smoothadv.base.errors import UserError, warn
+from smoothadv.base.files import write_atomically
 from smoothadv.base.settings import positive_int, setting
-from smoothadv.records.logs import examples_path
+from smoothadv.records.logs import examples_path, pictures_folder
 from smoothadv.records.readers import DataFrame, read_examples
 from smoothadv.statistics import ABSTAIN
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 _TALLEST_PICTURE = 96
+_SMALLEST_SIDE = 128
+_MARGIN = 6
+_CAPTION = 30
 
 
 @ANALYSES.register("examples")
@@ -149,14 +160,70 @@ def _picture(image: np.ndarray, adversarial: np.ndarray) -> str:
     """An address that holds a picture: two images float32 [C, H, W], and 10 times their difference
     on grey.
     """
-    from PIL import Image
-
     panels = np.concatenate([image, adversarial, 0.5 + 10 * (adversarial - image)], axis=2)
-    grey_levels = np.round(np.clip(np.nan_to_num(panels), 0, 1) * 255).astype(np.uint8)
-    picture = Image.fromarray(
-        grey_levels[0] if len(grey_levels) != 3 else grey_levels.transpose(1, 2, 0)
-    )
+    picture = _image_of(panels)
     picture.thumbnail((picture.width, _TALLEST_PICTURE))
     content = io.BytesIO()
     picture.save(content, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def write_pictures(log: Path, count: int) -> list[Path]:
+    """PNGs of the first ``count`` examples of a finished log: image, adversarial image,
+    perturbation magnified.
+    """
+    arrays = read_examples(examples_path(log), range(count))
+    if not {"label", "predict"} <= arrays.keys():
+        raise UserError(
+            f"{examples_path(log)} lacks label or predict: no pictures can be made of it"
+        )
+    written = []
+    for row in range(min(count, len(arrays["idx"]))):
+        values = {name: array[row] for name, array in arrays.items()}
+        picture = _captioned(values)
+        path = pictures_folder(log) / f"{int(values['idx']):05d}.png"
+        write_atomically(path, partial(picture.save, format="PNG"))
+        written.append(path)
+    for other in set(pictures_folder(log).glob("*.png")).difference(written):
+        if other.stem.isdigit():  # of an earlier attack
+            other.unlink()
+    return written
+
+
+def _captioned(example: dict[str, Any]) -> Image:
+    """Three panels side by side, with captions."""
+    from PIL import Image, ImageDraw
+
+    perturbation = example["adversarial"].astype(np.float64) - example["image"]
+    largest = float(np.abs(perturbation).max())
+    magnified = 0.5 + (0.5 * perturbation / largest if largest else perturbation)
+    panels = [_panel(pixels) for pixels in (example["image"], example["adversarial"], magnified)]
+    width, height = panels[0].size
+    canvas = Image.new("RGB", (3 * width + 4 * _MARGIN, height + 2 * _MARGIN + _CAPTION), "white")
+    predicted = "abstains" if example["predict"] == -1 else f"predicts {example['predict']}"
+    factor = f"x{0.5 / largest:.3g}" if largest else "none"
+    title = f"image {example['idx']}, class {example['label']}"
+    lines = [title, predicted, f"{factor}, l2 {np.linalg.norm(perturbation):.3f}"]
+    draw = ImageDraw.Draw(canvas)
+    for number, (panel, line) in enumerate(zip(panels, lines)):
+        left = _MARGIN + number * (width + _MARGIN)
+        canvas.paste(panel, (left, _MARGIN))
+        draw.text((left, height + 2 * _MARGIN), line, fill="black")
+    return canvas
+
+
+def _panel(pixels: np.ndarray) -> Image:
+    """Pixels [C, H, W] in [0, 1] as an image, enlarged to whole multiples where it is small."""
+    image = _image_of(pixels).convert("RGB")
+    scale = max(1, -(-_SMALLEST_SIDE // min(image.size)))
+    return image.resize((image.width * scale, image.height * scale), resample=0)  # nearest
+
+
+def _image_of(pixels: np.ndarray) -> Image:
+    """Pixels [C, H, W] in [0, 1] as an image."""
+    from PIL import Image
+
+    grey_levels = np.round(np.clip(np.nan_to_num(pixels), 0, 1) * 255).astype(np.uint8)
+    return Image.fromarray(
+        grey_levels[0] if len(grey_levels) != 3 else grey_levels.transpose(1, 2, 0)
+    )

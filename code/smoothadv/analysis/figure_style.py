@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -52,8 +52,9 @@ _PANEL_OF_A_PAGE, _MAP_OF_A_PAGE = (5.0, 3.5), 0.75
 
 @dataclass(frozen=True)
 class Titled:
-    """The title of a figure."""
+    """An analysis that makes a figure, with a title."""
 
+    makes: ClassVar[str] = "figure"
     title: str | None = setting(None, parse=str, help="title of the figure (default: none)")
 
 

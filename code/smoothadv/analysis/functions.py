@@ -13,9 +13,8 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.board import BoardSpec
 from smoothadv.analysis.card import CardSpec
 from smoothadv.analysis.facts import FIELDS
-from smoothadv.analysis.logs import Logs
+from smoothadv.analysis.logs import Logs, comparison_warnings, condition, restrict
 from smoothadv.analysis.reading import read_logs
-from smoothadv.analysis.selection import comparison_warnings, condition, restrict
 from smoothadv.analysis.table_formats import Table
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.settings import (

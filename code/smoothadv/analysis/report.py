@@ -10,9 +10,8 @@ from importlib import resources
 from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
-from smoothadv.analysis.compare import Comparison
-from smoothadv.analysis.empirical import Empirical, Gap, model_of
-from smoothadv.analysis.envelope import Envelope, HeldOut
+from smoothadv.analysis.best import Empirical, Envelope, HeldOut, model_of
+from smoothadv.analysis.compare import Comparison, Gap
 from smoothadv.analysis.examples import Examples, never_right
 from smoothadv.analysis.facts import FIELDS, display
 from smoothadv.analysis.figure_style import (
@@ -22,12 +21,16 @@ from smoothadv.analysis.figure_style import (
     readings,
     unbroken,
 )
-from smoothadv.analysis.heat_map import HeatMap
-from smoothadv.analysis.logs import Log, Logs, sizes_of
-from smoothadv.analysis.plausibility import rounding_notes
-from smoothadv.analysis.plot import CertifiedAccuracyPlot, EmpiricalPlot, EnvelopePlot, TrainingPlot
+from smoothadv.analysis.figures import (
+    CertifiedAccuracyPlot,
+    EmpiricalPlot,
+    EnvelopePlot,
+    HeatMap,
+    TrainingPlot,
+)
+from smoothadv.analysis.logs import Choosing, Log, Logs, comparison_warnings, groups_of, sizes_of
 from smoothadv.analysis.radii import AtRadii
-from smoothadv.analysis.selection import Choosing, comparison_warnings, groups_of
+from smoothadv.analysis.reading import rounding_notes
 from smoothadv.analysis.table_formats import (
     Cell,
     Column,

@@ -12,9 +12,8 @@ from scipy import special
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import FIELDS, display
-from smoothadv.analysis.logs import Log, Logs
+from smoothadv.analysis.logs import LabelBy, Log, Logs, are_alike, with_columns_of_logs
 from smoothadv.analysis.radii import AtRadii, Bands
-from smoothadv.analysis.selection import LabelBy, are_alike, with_columns_of_logs
 from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.base.errors import UserError, warn
 from smoothadv.statistics.accuracy import (
@@ -23,6 +22,7 @@ from smoothadv.statistics.accuracy import (
     average_certified_radius,
 )
 from smoothadv.statistics.bounds import lower_confidence_bound
+from smoothadv.statistics.exact import Exact
 
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _LEVELS = (0.5, 0.9, 0.99, 0.999)
@@ -200,14 +200,15 @@ def with_bounds(logs: Sequence[Log]) -> list[tuple[Log, np.ndarray]]:
 
 def _bounds(log: Log) -> np.ndarray | None:
     table, facts, sigma = log.table, log.facts, log.facts.get("sigma")
+    is_one_sided = log.procedure_type.certificate == Exact.certificate
     if "sigmas" in facts.settings:
         return None
     if log.radii_follow_from_counts:
         alpha = facts.alpha * facts.settings.get("alpha_share", 1)
         bound = np.vectorize(lower_confidence_bound, otypes=[float])
-        trials = np.maximum(table["trials"], 1) if log.procedure_type.one_sided else facts.n
+        trials = np.maximum(table["trials"], 1) if is_one_sided else facts.n
         bounds = bound(table["successes"], trials, alpha)
-    elif log.procedure_type.one_sided and sigma is not None:
+    elif is_one_sided and sigma is not None:
         bounds = np.where(
             table["predict"] >= 0, special.ndtr(table["radius"].to_numpy() / sigma), 0.0
         )

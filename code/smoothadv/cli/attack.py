@@ -7,19 +7,17 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smoothadv.analysis.examples import write_pictures
 from smoothadv.base.errors import UsageError, UserError
 from smoothadv.base.settings import Setting, options_of, positive_int
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
 from smoothadv.cli.runner import Options, Parser, command_line_of
-from smoothadv.evaluation.pictures import write_pictures
 from smoothadv.evaluation.predict import attack
 from smoothadv.evaluation.specs import AttackSpec, FalsifySpec
 from smoothadv.records.logs import CLASS, examples_path, numbered, pictures_folder
-from smoothadv.records.readers import read_prediction_log
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN
 from smoothadv.statistics.bounds import binomial_interval
@@ -111,9 +109,10 @@ def _attack(spec: AttackSpec | FalsifySpec, parser: Parser, options: Options) ->
             changes = {"--batch": log.batch, "--attack-batch": log.attack_batch}
             without = ("outdir", "--only", "--skip", "--max", "--shard", "--existing", "--png")
             words = command_line_of(parser, options, {*without, "debug"}, changes)
-            _print_verdict(falsifying.verdict(spec, certificates), spec, parser.prog, words)
+            verdict = falsifying.verdict(spec, certificates, log.table, log.path)
+            _print_verdict(verdict, spec, parser.prog, words)
         else:
-            _summarise(log.path)
+            _summarise(log)
 
 
 def _print_verdict(verdict: Verdict, spec: FalsifySpec, prog: str, words: list[str]) -> None:
@@ -134,14 +133,14 @@ def _print_verdict(verdict: Verdict, spec: FalsifySpec, prog: str, words: list[s
     print(verdict.sentence)
 
 
-def _summarise(log: Path) -> None:
-    table = read_prediction_log(log)
+def _summarise(log: WrittenLog) -> None:
+    table = log.table
     hits = int(table.correct.sum())
     low, high = binomial_interval(hits, len(table), 0.95)
     print(
-        f"{log}: {len(table)} examples, empirical accuracy {hits / len(table):.1%} (95 % interval "
-        f"{low:.1%} to {high:.1%}), abstained {(table.predict == ABSTAIN).mean():.1%}; "
-        f"adversarial examples in {examples_path(log).name}"
+        f"{log.path}: {len(table)} examples, empirical accuracy {hits / len(table):.1%} (95 % "
+        f"interval {low:.1%} to {high:.1%}), abstained {(table.predict == ABSTAIN).mean():.1%}; "
+        f"adversarial examples in {examples_path(log.path).name}"
     )
 
 

@@ -19,7 +19,6 @@ from smoothadv.cli.runner import (
     run,
 )
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec, procedure_name
-from smoothadv.records.readers import read_certification_log
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import PROCEDURES
 
@@ -80,7 +79,7 @@ def _certify(spec: CertifySpec, parser: Parser, options: Options) -> None:
     log, procedure = certify(spec)
     if not is_finished(log, spec.shard, "certify"):
         return
-    table = read_certification_log(log.path)
+    table = log.table
     grid = [radius for radius in getattr(procedure, "radii", ()) if radius > 0]
     radii = [0.0, *(grid or accuracy.default_radii([table]))][:6]
     accuracies = zip(radii, accuracy.certified_accuracies(table, radii))

@@ -166,9 +166,9 @@ def _images(
         print(f"{changes}: classes and radii are those of the changed images", file=sys.stderr)
     names = ["abstains", *images.description.class_names]
     log = evaluate(kind(**{**given_settings(kind, options), "dataset": images}))
-    rows = sorted(log.rows or (), key=lambda row: row["idx"])
-    table = [["image", "class", *["radius"] * ("radius" in rows[0])]]
-    for row in rows:
+    rows = log.table
+    table = [["image", "class", *["radius"] * ("radius" in rows)]]
+    for row in rows.to_dict("records"):
         entry = [escape(str(files[row["idx"]])), escape(names[row["predict"] + 1])]
         if "radius" in row:
             entry.append(str(Decimal(row["radius"]).quantize(Decimal("0.001"), ROUND_DOWN)))

@@ -15,7 +15,6 @@ from smoothadv.cli.options.attack import (
 from smoothadv.cli.runner import Options, Parser
 from smoothadv.evaluation.predict import predict
 from smoothadv.evaluation.specs import PredictSpec
-from smoothadv.records.readers import read_prediction_log
 from smoothadv.statistics import ABSTAIN
 
 _EXAMPLES = """examples:
@@ -58,7 +57,7 @@ def spec_of(options: Options, command: Sequence[str]) -> PredictSpec:
 def _predict(spec: PredictSpec, parser: Parser, options: Options) -> None:
     log = predict(spec)
     if is_finished(log, spec.shard, "predict"):
-        table = read_prediction_log(log.path)
+        table = log.table
         print(
             f"{log.path}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
             f"abstained {(table.predict == ABSTAIN).mean():.1%}"

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from smoothadv.analysis.plausibility import rounded_by
-from smoothadv.analysis.reading import read_logs
+from smoothadv.analysis.reading import read_logs, rounded_by
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import file_digest
@@ -37,7 +36,6 @@ from smoothadv.evaluation.setup import (
 from smoothadv.evaluation.specs import FalsifySpec
 from smoothadv.noise import Purpose
 from smoothadv.records import logs as records
-from smoothadv.records.readers import read_prediction_log
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import ABSTAIN
 from smoothadv.statistics.bounds import tolerated_false_statements
@@ -254,23 +252,16 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
 
 
 def verdict(
-    spec: FalsifySpec,
-    certificates: Certificates,
-    table: pd.DataFrame | None = None,
-    named: object = None,
+    spec: FalsifySpec, certificates: Certificates, table: pd.DataFrame, named: object = None
 ) -> Verdict:
-    """Judge ``certificates`` by the whole log of ``falsify``; ``table`` holds the log's rows (None:
-    read them).
-
-    The sentence is about ``named`` (None: that log).
+    """Judge ``certificates`` by the rows of the whole log of ``falsify``. The sentence is about
+    what is ``named`` (None: the log of certificates).
     """
-    path = (spec.outdir or Path()) / records.FALSIFICATION_LOG
-    table = read_prediction_log(path) if table is None else table
     flips = table[table.flipped == 1]
     chance = certificates.alpha + spec.alpha
     tolerated = tolerated_false_statements(len(certificates.images), chance, spec.false_alarm)
     sentence = (
-        f"{named or path}: {len(table)} certificates attacked at {spec.fraction:.10g} of "
+        f"{named or spec.against}: {len(table)} certificates attacked at {spec.fraction:.10g} of "
         f"their radii, {len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; "
         f"at alpha {certificates.alpha:g} + {spec.alpha:g}, up to {tolerated} of "
         f"{len(certificates.images)} images may flip by chance"

@@ -85,21 +85,22 @@ def write_log(evaluation: Evaluation, content: LogContent) -> WrittenLog:
     path, settings, examples, _ = begun(evaluation, content)  # now by the logits, too
     log, shard = evaluation.log, evaluation.spec.shard
     if log is None or path is None:
-        memory = MemoryLog(content.columns)
-        _write_rows(evaluation, content, memory, examples)
-        return WrittenLog(Path(), True, evaluation.batch, content.attack_batch, memory.rows)
+        rows = _write_rows(evaluation, content, MemoryLog(content.columns), examples)
+        batches = evaluation.batch, content.attack_batch
+        return WrittenLog(Path(), True, *batches, content.columns, rows)
     if evaluation.processes.size > 1:
-        _write_by_all_processes(evaluation, content, settings, log)
+        rows = _write_by_all_processes(evaluation, content, settings, log)
     else:
         if shard is None and evaluation.spec.existing == "overwrite":
             remove_shards(log)  # all of them are merged
         writer = _open_log(evaluation, content, settings, path, examples, evaluation.spec.existing)
-        _write_rows(evaluation, content, writer, examples)
+        rows = _write_rows(evaluation, content, writer, examples)
     is_whole = shard is None and evaluation.processes.is_first
     if content.keeps_images and is_whole:
         finish_images(log, evaluation.dataset.description.image_shape)
-    evaluation.processes.wait()  # then every process can read the log
-    return WrittenLog(log, is_whole, evaluation.batch, content.attack_batch)
+    evaluation.processes.wait()
+    batches = evaluation.batch, content.attack_batch
+    return WrittenLog(log, is_whole, *batches, content.columns, rows)
 
 
 def begun(
@@ -117,15 +118,15 @@ def begun(
     elif log is not None and existing == "resume":
         done = check_siblings(log, settings)
     if log is not None and (is_alone or existing == "resume") and check_path(log, existing):
-        done |= read_begun(log, content.columns, settings, examples)[2]
+        done.update(read_begun(log, content.columns, settings, examples)[2])
     return log, settings, examples, done
 
 
 def _write_by_all_processes(
     evaluation: Evaluation, content: LogContent, settings: dict[str, Any], log: Path
-) -> None:
+) -> dict[int, str]:
     """Write the log together: each process a shard of the examples that the log lacks, which the
-    first process then moves into the log.
+    first process then moves into the log. Returns its rows to all of them.
 
     So does it first with the shards of an earlier run, of any number of processes.
     """
@@ -154,6 +155,8 @@ def _write_by_all_processes(
     processes.wait()
     if processes.is_first:
         gather(log, settings)
+    processes.wait()
+    return read_rows(log.read_bytes())[1]
 
 
 def _begin_anew(log: Path, existing: str) -> None:
@@ -184,9 +187,10 @@ def _open_log(
 
 
 def _write_rows(
-    evaluation: Evaluation, content: LogContent, log: LogWriter | MemoryLog, examples: Sequence[int]
-) -> None:
-    """Append the missing rows to a log, in the order of ``examples``, and close it.
+    evaluation: Evaluation, content: LogContent, log: MemoryLog, examples: Sequence[int]
+) -> dict[int, str]:
+    """Append the missing rows to a log, in the order of ``examples``, and close it; returns all of
+    its rows.
 
     The draws of several images share a batch. Each row is on the disk before the next is written.
     The first of several processes shows its progress, the others show nothing.
@@ -194,7 +198,7 @@ def _write_rows(
     counter = evaluation.counter()
     bar = Progress(
         total=len(examples),
-        initial=len(log.done),
+        initial=len(log.rows),
         desc=content.activity,
         unit="example",
         quiet=not evaluation.processes.is_first,
@@ -217,7 +221,7 @@ def _write_rows(
     counter.on_batch, counter.on_smaller_batch = say_how_fast, vote_in_smaller_batches
     if content.attack is not None:  # it may have to halve its batch, too
         content.attack.watch(lambda batch: log.amend({"attack_batch": batch}))
-    missing = (index for index in examples if index not in log.done)
+    missing = (index for index in examples if index not in log.rows)
     with contextlib.closing(log), contextlib.closing(bar):
         for result in counter.run(_polls(evaluation, content, missing)):
             example, adversarial = result.tag
@@ -232,6 +236,7 @@ def _write_rows(
             log.append(row, images)
             rows, hits = rows + 1, hits + content.scores(row)
             bar.update(1)
+    return log.rows
 
 
 def _polls(evaluation: Evaluation, content: LogContent, missing: Iterator[int]) -> Iterator[Poll]:

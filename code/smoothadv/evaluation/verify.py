@@ -74,10 +74,10 @@ def verify(spec: VerifySpec) -> Verification:
     chosen = sorted(random.Random(seed).sample(indices, min(spec.rows, len(indices))))
     again = write_log(dataclasses.replace(evaluation, log=None, indices=chosen), content)
     before, differences = read_fields(spec.log), dict[int, str]()
-    for row in again.rows or ():
-        was, now = before[row["idx"]], {name: str(value) for name, value in row.items()}
+    for idx, line in again.rows.items():
+        was, now = before[idx], dict(zip(again.columns, line.split("\t")))
         if text := differing_fields({**was, "time": ""}, {**now, "time": ""}):
-            differences[row["idx"]] = text
+            differences[idx] = text
     return Verification(len(chosen), len(indices), seed, differences, missing)
 
 

@@ -13,6 +13,7 @@ import math
 import re
 import zipfile
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -56,6 +57,9 @@ _NUMERIC = {
     *records.FALSIFICATION_COLUMNS,
     records.TARGET_COLUMN,
 } - _UNREAD
+# A field as a message may repeat it: not all of it, and a digit that only looks like one is told
+# from one.
+_brief = partial(escape, most=40, plain=True)
 _LARGE = ("image.npy", "adversarial.npy")
 _NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 _TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
@@ -362,13 +366,6 @@ def _squeezed(column: str) -> str:
 
 def _name(column: str) -> str:
     return _NAMES.get(_squeezed(column), column)
-
-
-def _brief(text: str) -> str:
-    """A field as a message may repeat it: not all of it, and a digit that only looks like one is
-    told from one.
-    """
-    return escape(text, 40, plain=True)
 
 
 def _refuse(path: Path, idx: np.ndarray, fault: str, rows: np.ndarray) -> None:

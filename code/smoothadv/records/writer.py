@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ from smoothadv.records.logs import (
     spool_path,
     warn_of_other_logits,
 )
-from smoothadv.records.readers import kind_of_log, read_examples, read_prediction_log
+from smoothadv.records.readers import kind_of_log, read_examples
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,39 +52,52 @@ _COPIED = (
     *("idx", "label", "predict", "epsilon", "attack_norm", "target"),
     *("certified", "radius", "flipped"),
 )
+_UNREAD = ("time", "basePredict")
 Row = dict[str, Any]
 """The columns of an example in a log."""
 
 
 @dataclass(frozen=True)
 class WrittenLog:
-    """A log and the batches that made it.
+    """A log, its rows as lines by example, and the batches that made it.
 
-    ``is_whole`` is False where this process has written only a share of the log. ``rows`` are those
-    of a log that is kept in memory, whose ``path`` is empty.
+    ``is_whole`` is False where this process has written only a share of the log. The ``path`` of a
+    log that is kept in memory is empty.
     """
 
     path: Path
     is_whole: bool
     batch: int
     attack_batch: int | None
-    rows: Sequence[Row] | None = None
+    columns: Sequence[str]
+    rows: Mapping[int, str]
 
-    def table(self, read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
-        """The rows, as ``read`` returns those of a file: sorted by idx, with a column int64 or
-        float64 for each column of numbers.
-        """
-        if self.rows is None:
-            return read(self.path)
-        import pandas as pd
+    @property
+    def table(self) -> pd.DataFrame:
+        """The rows, see ``table_of``."""
+        return table_of(self.path, self.columns, self.rows)
 
-        if not self.rows:
-            raise UserError("there are no images, so there are no rows")
-        frame = pd.DataFrame(list(self.rows)).drop(columns=["time", "basePredict"], errors="ignore")
-        frame = frame.astype({name: "float64" for name in frame if name in REAL_COLUMNS})
-        frame["correct"] = frame.pop("correct")
-        frame.attrs["notes"] = []
-        return frame.select_dtypes("number").sort_values("idx", kind="stable", ignore_index=True)
+
+def table_of(path: Path, columns: Sequence[str], rows: Mapping[int, str]) -> pd.DataFrame:
+    """The rows that this package wrote, sorted by idx, with a column int64 or float64 for each
+    column of numbers, as ``readers`` return those of any file; UserError where there are none, or a
+    field was changed.
+    """
+    import pandas as pd
+
+    if not rows:
+        raise UserError(f"{path.name or 'the log'} has no rows: there are no images")
+    fields = zip(*(line.split("\t") for _, line in sorted(rows.items())))
+    kept = {name: texts for name, texts in zip(columns, fields) if name not in _UNREAD}
+    kept["correct"] = kept.pop("correct")
+    try:
+        frame = pd.DataFrame(kept).astype(
+            {name: "float64" if name in REAL_COLUMNS else "int64" for name in kept}
+        )
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"{path} has a field that is no number: {error}") from error
+    frame.attrs["notes"] = []
+    return frame
 
 
 def read_rows(content: bytes) -> tuple[str, dict[int, str]]:
@@ -130,8 +143,8 @@ def read_begun(
     columns: tuple[str, ...],
     settings: dict[str, Any],
     examples: Collection[int] | None,
-) -> tuple[dict[str, Any], bytes, set[int]]:
-    """The manifest of a log that is to be continued, its bytes and the examples of its rows.
+) -> tuple[dict[str, Any], bytes, dict[int, str]]:
+    """The manifest of a log that is to be continued, its bytes and its rows by example.
 
     UserError where it is not one with these settings, columns and examples (None: any).
     """
@@ -155,18 +168,36 @@ def read_begun(
             f"cannot resume {path}: its columns are '{header}', expected '{' '.join(columns)}'"
         )
     try:
-        done = set(read_rows(content)[1])
+        rows = read_rows(content)[1]
     except ValueError as error:
         raise UserError(f"cannot resume {path}: {error}") from error
-    if foreign := set() if examples is None else done.difference(examples):
+    if foreign := set() if examples is None else rows.keys() - set(examples):
         raise UserError(
             f"cannot resume {path}: it holds example {min(foreign)}, which the present options "
             "leave out"
         )
-    return manifest, content, done
+    return manifest, content, rows
 
 
-class LogWriter:
+class MemoryLog:
+    """Keeps the rows of a log in memory, ``rows``: lines by example; a program that asked for no
+    file gets them.
+    """
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self.columns, self.rows = columns, dict[int, str]()
+
+    def append(self, row: Row, images: Sequence[np.ndarray] = ()) -> None:
+        self.rows[int(row["idx"])] = "\t".join(str(row[column]) for column in self.columns)
+
+    def amend(self, run: dict[str, Any]) -> None:
+        """Nothing records the run."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class LogWriter(MemoryLog):
     """Writes a TSV log with one row per example.
 
     ``settings`` are the facts that decide the rows' numbers: they go into the manifest, and a log
@@ -174,7 +205,7 @@ class LogWriter:
     alone: the manifest lists each run that added rows, from which row on. ``existing`` says what to
     do with a log that is already there: "refuse", "resume" or "overwrite". ``examples`` are those
     that the log may have (None: any). ``image_shape`` is the shape of the images that are saved for
-    each row (None: no images). ``done`` are the examples whose rows the log has.
+    each row (None: no images).
     """
 
     def __init__(
@@ -187,8 +218,8 @@ class LogWriter:
         examples: Collection[int] | None = None,
         image_shape: Sequence[int] | None = None,
     ) -> None:
-        self.path, self.columns, self.image_shape = path, columns, image_shape
-        self.done: set[int] = set()
+        super().__init__(columns)
+        self.path, self.image_shape = path, image_shape
         self._manifest: dict[str, Any] = {"settings": settings, "runs": []}
         self._unrecorded_run: dict[str, Any] | None = run
         self._images: IO[bytes] | None = None
@@ -204,7 +235,7 @@ class LogWriter:
                 self._file.truncate(0)
                 self._record_run()
             if not path.stat().st_size:
-                self._write(columns)
+                self._write("\t".join(columns))
         except BaseException:
             self.close()
             raise
@@ -219,11 +250,11 @@ class LogWriter:
         self._record_run()
         if images and self.image_shape is not None:
             if self._images is None:
-                self._images = open_images(self.path, self.image_shape, self.done)
+                self._images = open_images(self.path, self.image_shape, self.rows)
             record = np.array((int(row["idx"]), *images), _record_type(images[0].shape))
             append_whole(self._images, record.tobytes(), spool_path(self.path))
-        self._write(str(row[column]) for column in self.columns)
-        self.done.add(int(row["idx"]))
+        super().append(row)
+        self._write(self.rows[int(row["idx"])])
 
     def amend(self, run: dict[str, Any]) -> None:
         """Record in the manifest that ``run`` has changed for this process, from the next row
@@ -243,9 +274,9 @@ class LogWriter:
     def _continue(self, settings: dict[str, Any], examples: Collection[int] | None) -> None:
         """Find the rows that the log has, and drop a torn last row; UserError as ``read_begun``."""
         path, present = self.path, self._unrecorded_run or {}
-        self._manifest, content, self.done = read_begun(path, self.columns, settings, examples)
-        if self.image_shape is not None and self.done and self.done != set(examples or ()):
-            self._images = open_images(path, self.image_shape, self.done)
+        self._manifest, content, self.rows = read_begun(path, self.columns, settings, examples)
+        if self.image_shape is not None and self.rows and self.rows.keys() != set(examples or ()):
+            self._images = open_images(path, self.image_shape, self.rows)
         self._file.truncate(content.rfind(b"\n") + 1)
         last = (self._manifest["runs"] or [present])[-1]
         if any(present.get(name) != last.get(name) for name in SELECTION):
@@ -265,29 +296,12 @@ class LogWriter:
                 "is written: put it back and add --resume, or start anew"
             )
         if self._unrecorded_run is not None:
-            self._manifest["runs"].append({"first_row": len(self.done), **self._unrecorded_run})
+            self._manifest["runs"].append({"first_row": len(self.rows), **self._unrecorded_run})
             self._unrecorded_run = None
             write_json(manifest_path(self.path), self._manifest)
 
-    def _write(self, fields: Iterable[str]) -> None:
-        append_whole(self._file, ("\t".join(fields) + "\n").encode(), self.path)
-
-
-class MemoryLog:
-    """Keeps the rows of a log in memory; a program that asked for no file gets them."""
-
-    def __init__(self, columns: tuple[str, ...]) -> None:
-        self.columns, self.rows = columns, list[Row]()
-        self.done: set[int] = set()
-
-    def append(self, row: Row, images: Sequence[np.ndarray] = ()) -> None:
-        self.rows.append({column: row[column] for column in self.columns})
-
-    def amend(self, run: dict[str, Any]) -> None:
-        """Nothing records the run."""
-
-    def close(self) -> None:
-        """Nothing is open."""
+    def _write(self, line: str) -> None:
+        append_whole(self._file, f"{line}\n".encode(), self.path)
 
 
 def forget_images(log: Path) -> None:
@@ -357,7 +371,8 @@ def finish_images(log: Path, shape: Sequence[int]) -> None:
         if not archive.exists():
             raise UserError(f"{archive}, the images of {log}, is missing; --overwrite starts anew")
         return
-    table = read_prediction_log(log)
+    header, rows = read_rows(log.read_bytes())
+    table = table_of(log, header.split("\t"), rows)
     order = table.idx.tolist()
     if (records := _spooled_records(log, shape))["idx"].tolist() != order:
         write_images(log, saved_images(log, shape, order))

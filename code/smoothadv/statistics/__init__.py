@@ -2,10 +2,11 @@
 
 A procedure sees the classifier only through the votes that it requests, so that the caller may pack
 the draws of several images into one batch. To add a procedure, add one file that registers it in
-``PROCEDURES``. Readers check the rows of procedures in ``records.manifests.METHODS``;
-scripts/verify_log.py has the same list and recomputes their radii.
+``PROCEDURES``. Readers check the rows of the procedures in ``records.manifests.METHODS``, which has
+what they record; scripts/verify_log.py has the same list and recomputes their radii.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, fields
@@ -88,6 +89,18 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class Looked:
+    """What a test found: the largest ``radius`` that a look certified, negative if none did, and
+    the ``votes`` [K] that it saw there; the draws and the looks that it made.
+    """
+
+    radius: float
+    votes: np.ndarray
+    drawn: int = 0
+    looks: int = 0
+
+
+@dataclass(frozen=True)
 class Smoothing(Checked):
     """The settings that all procedures share: the noise and the sample sizes.
 
@@ -126,9 +139,10 @@ class Procedure(Checked, ABC):
     """
     fixed_sample: ClassVar[bool] = False
     """Whether every radius is ``radius_from`` the counts in its row, over exactly n draws."""
-    one_sided: ClassVar[bool] = False
-    """Whether the radius R of a class states that p_A > Phi(R / sigma) and no more: the votes for
-    other classes are not used.
+    certificate: ClassVar[str] = ""
+    """The kind of its certificates, or how that begins: what they state, and of what, whatever the
+    votes that show it. "one-sided": the radius R of a class states that p_A > Phi(R / sigma) and no
+    more.
     """
     smoothing: Smoothing
 
@@ -177,12 +191,16 @@ class Procedure(Checked, ABC):
         """
         sigma, n0, n, alpha = (settings[name] for name in ("sigma", "N0", "N", "alpha"))
         smoothing = Smoothing(sigma, n0, n, alpha, settings.get("noise_distance", 0.0))
-        names = {each.name for each in fields(cls)} & settings.keys()
+        names = {each.name for each in fields(cls)} & settings.keys() - {"smoothing"}
         return cls(smoothing, **{name: settings[name] for name in names})
 
     def shown(self, row: Mapping[str, int]) -> float | None:
         """The radius that the counts in a ``row`` of a log certify; None if they certify none."""
         return self.radius_from(row, {**vars(self.smoothing), **vars(self)})
+
+    def largest(self, most: float) -> float | None:
+        """What is certified where bounds show a radius of ``most``; None if that is negative."""
+        return None if most < 0 else most
 
     def record(self) -> dict[str, Any]:
         """The procedure's part of the settings that a log records: all that decides its numbers."""
@@ -241,21 +259,30 @@ class FixedSample(Procedure):
         return []
 
     def votes(self, label: int) -> Voting:
-        n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
-        columns = self.counts(settings)
         selection = yield Draws(self.smoothing.n0)
         candidate = self.candidate(selection, label)
+        looked = yield from self.decide(selection, candidate)
+        details = dict(zip(self.columns, self.rivals(looked.votes, candidate)))
+        return Certificate.of(candidate, looked.radius, looked.votes, details)
+
+    def decide(
+        self, selection: np.ndarray, candidate: int, most: float = math.inf, stage: int = 0
+    ) -> Generator[Draws, np.ndarray, Looked]:
+        """Look once, at the votes of n fresh draws of a stage; ``selection`` and ``most`` are for
+        procedures that look more than once.
+        """
+        n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
+        columns = self.counts(settings)
 
         def radius(votes: np.ndarray) -> float | None:
             """That of these votes if all that are missing are for the class."""
-            most = n - int(votes.sum() - votes[candidate])
-            counts = [most, n, *self.rivals(votes, candidate)]
+            own = n - int(votes.sum() - votes[candidate])
+            counts = [own, n, *self.rivals(votes, candidate)]
             return self.radius_from(dict(zip(columns, counts)), settings)
 
-        estimation = yield Draws(n, lambda votes: radius(votes) is None)
+        estimation = yield Draws(n, lambda votes: radius(votes) is None, stage)
         found = radius(estimation) if estimation.sum() == n else None
-        details = dict(zip(self.columns, self.rivals(estimation, candidate)))
-        return Certificate.of(candidate, found, estimation, details)
+        return Looked(-1.0 if found is None else found, estimation)
 
 
 PROCEDURES: Registry[type[Procedure]] = Registry("certification procedure")

@@ -10,7 +10,7 @@ import numpy as np
 
 from smoothadv.statistics.bounds import binomial_interval
 from smoothadv.statistics.on_grid import LABEL_AWARE
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import check, within_ranges
 
 DataFrame: TypeAlias = Any
 """Of pandas, which this package does not import."""
@@ -54,6 +54,7 @@ def abstention_rate(table: DataFrame) -> float | None:
     return None if LABEL_AWARE in table else float((table["predict"].to_numpy() == -1).mean())
 
 
+@within_ranges
 def bootstrap_interval(
     accuracies: np.ndarray, examples: int, confidence: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -67,12 +68,12 @@ def bootstrap_interval(
     """
     from scipy import stats  # takes a second to load
 
-    check(accuracies=accuracies, examples=examples, confidence=confidence)
     tail = (1 - confidence) / 2
     lower, upper = (stats.binom.ppf(q, examples, accuracies) / examples for q in (tail, 1 - tail))
     return lower, upper
 
 
+@within_ranges
 def exact_interval(
     accuracies: np.ndarray, examples: int, confidence: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +85,6 @@ def exact_interval(
     accuracy with probability at most 1 - ``confidence``; also where none or all of the examples
     count.
     """
-    check(accuracies=accuracies, examples=examples, confidence=confidence)
     ends = [
         binomial_interval(round(share * examples), examples, confidence)
         for share in accuracies.tolist()
@@ -93,6 +93,7 @@ def exact_interval(
     return low, high
 
 
+@within_ranges
 def dkw_band(
     accuracies: np.ndarray, examples: int, confidence: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -104,11 +105,11 @@ def dkw_band(
     (1 - confidence)) / (2 examples)) of the measured one at every radius (Dvoretzky, Kiefer and
     Wolfowitz, 1956, with the constant of Massart, 1990). As above, without alpha.
     """
-    check(accuracies=accuracies, examples=examples, confidence=confidence)
     half = math.sqrt(math.log(2 / (1 - confidence)) / (2 * examples))
     return np.maximum(accuracies - half, 0.0), np.minimum(accuracies + half, 1.0)
 
 
+@within_ranges
 def clopper_pearson_band(
     accuracies: np.ndarray, examples: int, confidence: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -117,7 +118,6 @@ def clopper_pearson_band(
     By the union bound: exact intervals, each missed with probability at most (1 - confidence) /
     their number.
     """
-    check(confidence=confidence)
     each = 1 - (1 - confidence) / len(accuracies)
     return exact_interval(accuracies, examples, each)
 
@@ -130,11 +130,11 @@ BANDS = {
 }
 
 
+@within_ranges
 def default_radii(tables: Iterable[DataFrame], most: int = _MOST_COLUMNS) -> list[float]:
     """Multiples of 0.25 up to the largest certified radius; larger steps if there are more than
     ``most``.
     """
-    check(most=most)
     largest = max((float(table.radius.max()) for table in tables), default=0.0)
     for step in _STEPS:
         count = max(1, int(largest / step))
@@ -148,13 +148,13 @@ def accuracy_curve(table: DataFrame) -> tuple[np.ndarray, np.ndarray]:
     return survival_curve(table.radius[table.correct.eq(1)].to_numpy(), len(table))
 
 
+@within_ranges
 def survival_curve(values: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
     """The share of ``examples`` of at least each of the ``values`` >= 0 that some of them have, as
     corners of steps.
 
     Corners ascend from 0; between two of them the share is that at the larger one.
     """
-    check(values=values, examples=examples)
     corners, counts = np.unique(values, return_counts=True)
     # Examples with a value of at least corners[i]: those not among the smaller ones.
     at_least = len(values) - (np.cumsum(counts) - counts)

@@ -39,7 +39,7 @@ class Adaptive(GridProcedure):
     one fixed radius to be crossed, the smallest r_j with Phi(r_j / sigma) >= p_A.
     """
 
-    one_sided: ClassVar[bool] = True
+    certificate: ClassVar[str] = "one-sided"
     ladder: bool = setting(
         False,
         help="also test a fine grid of radii, sigma/100 apart, with the same draws: finer radii in "

@@ -16,11 +16,11 @@ import numpy as np
 from scipy import special
 
 from smoothadv.base.settings import SettingError
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import within_ranges
 
 
+@within_ranges
 def _check_counts(successes: int, trials: int, alpha: float) -> None:
-    check(successes=successes, trials=trials, alpha=alpha)
     if successes > trials:
         raise SettingError(f"successes: found {successes} of {trials} trials, expected at most all")
 
@@ -74,6 +74,7 @@ def failure_upper_bound(successes: int, trials: int, alpha: float) -> float:
     return q
 
 
+@within_ranges
 def certified_radius(
     successes: int, trials: int, sigma: float, alpha: float, noise_distance: float = 0.0
 ) -> float | None:
@@ -91,7 +92,6 @@ def certified_radius(
     the exact value, and for alpha up to .99 within 1e-8 sigma of it. Same unit as ``sigma``. None
     where p_lower < 1/2. ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
-    check(sigma=sigma)
     loss = sigma * _distance_quantile(noise_distance)
     q = failure_upper_bound(successes, trials, alpha)
     if noise_distance:
@@ -106,6 +106,7 @@ def certified_radius(
     return max(0.0, radius)
 
 
+@within_ranges
 def threshold_radius(
     successes: int,
     trials: int,
@@ -123,18 +124,18 @@ def threshold_radius(
     ``certified_radius``. The float64 is never above the exact value. ``threshold`` lies in
     0.001..0.999. ValueError on impossible counts, levels, thresholds or sigma.
     """
-    check(sigma=sigma, noise_distance=noise_distance)
     z_lower = _quantile_below(successes, trials, alpha, noise_distance)
     z_threshold = threshold_quantile(threshold, noise_distance)
     return sigma * (z_lower - z_threshold - (abs(z_lower) + abs(z_threshold)) * 4e-15)
 
 
+@within_ranges
 def threshold_quantile(threshold: float, noise_distance: float = 0.0) -> float:
     """An upper bound on Phi^-1(t + d), where t rounds to ``threshold`` in 0.001..0.999."""
-    check(threshold=threshold, noise_distance=noise_distance)
     return float(special.ndtri(min(1.0, threshold + noise_distance + 1e-15))) + 1e-13
 
 
+@within_ranges
 def two_sided_radius(
     successes: int,
     rival: int,
@@ -160,7 +161,6 @@ def two_sided_radius(
     classes (an intersection-union test: Berger, 1982, Technometrics 24(4); proof:
     docs/guarantee.md). ValueError on impossible counts, levels, shares or sigma.
     """
-    check(successes=successes, rival=rival, trials=trials, alpha=alpha, share=share)
     _check_rivals(successes, [rival], trials)
     one_sided = certified_radius(successes, trials, sigma, share * alpha, noise_distance)
     if share == 1:
@@ -171,6 +171,7 @@ def two_sided_radius(
     return one_sided if not radius >= 0 else max(one_sided or 0.0, radius)
 
 
+@within_ranges
 def top_k_radius(
     successes: int,
     rivals: Sequence[int],
@@ -197,8 +198,6 @@ def top_k_radius(
     as c at the nearest image where there are so many: alpha is divided among k classes, not among
     all (proof: docs/guarantee.md). ValueError on impossible counts, levels, shares or sigma.
     """
-    check(successes=successes, rivals=rivals, trials=trials, alpha=alpha, share=share)
-    check(sigma=sigma, noise_distance=noise_distance)
     if share == 1:
         raise SettingError(f"share: found {share}, expected a number strictly between 0 and 1")
     _check_rivals(successes, rivals, trials)
@@ -229,6 +228,7 @@ def top_k_radius(
     return low * sigma * (1 - 1e-12)
 
 
+@within_ranges
 def radius_between(z_lower: float, z_rival: float, sigma: float, noise_distance: float) -> float:
     """A radius within which no rival is as probable as class c, by Theorem 1 of Cohen et al.;
     negative or nan if none.
@@ -237,7 +237,6 @@ def radius_between(z_lower: float, z_rival: float, sigma: float, noise_distance:
     and p_B is the probability of the strongest rival. A difference of 2 d is left between both
     classes at this radius.
     """
-    check(z_lower=z_lower, z_rival=z_rival, sigma=sigma, noise_distance=noise_distance)
     if noise_distance:
         # A weaker bound on the rival holds, too: beyond a gap, by Lambert's W, the loss grows
         # faster than the sum.
@@ -253,6 +252,7 @@ def radius_between(z_lower: float, z_rival: float, sigma: float, noise_distance:
     )
 
 
+@within_ranges
 def quantile_loss(z_lower: float, z_rival: float, noise_distance: float) -> float:
     """e such that Phi(m + e) - Phi(m - e) >= 2 d, where m is (``z_lower`` - ``z_rival``) / 2; inf
     if that is above 0.1.
@@ -260,7 +260,6 @@ def quantile_loss(z_lower: float, z_rival: float, noise_distance: float) -> floa
     So much may the probabilities of two classes differ from those under Gaussian noise, taken
     together.
     """
-    check(z_lower=z_lower, z_rival=z_rival)
     # The normal density falls with |m| + e, which is |m| + 0.1 at most.
     loss = _distance_quantile(noise_distance) * math.exp(
         min(400.0, (abs(z_lower - z_rival) / 2 + 0.1) ** 2 / 2)
@@ -274,6 +273,7 @@ def _quantile_below(successes: int, trials: int, alpha: float, noise_distance: f
     return -float(special.ndtri(min(1.0, (q + noise_distance) * (1 + 1e-15))))
 
 
+@within_ranges
 def tolerated_false_statements(statements: int, probability: float, false_alarm: float) -> int:
     """The largest number of false statements that does not contradict an error probability of each
     statement.
@@ -285,7 +285,6 @@ def tolerated_false_statements(statements: int, probability: float, false_alarm:
     """
     from scipy import stats  # takes a second to load, and no radius needs it
 
-    check(statements=statements, probability=probability, false_alarm=false_alarm)
     if probability >= 1:
         return statements
     k = int(stats.binom.isf(false_alarm, statements, probability)) if statements else 0
@@ -296,24 +295,25 @@ def tolerated_false_statements(statements: int, probability: float, false_alarm:
     return k
 
 
+@within_ranges
 def binomial_interval(successes: int, trials: int, confidence: float) -> tuple[float, float]:
     """The two-sided Clopper-Pearson interval: it misses the true value with probability at most 1 -
     ``confidence``.
     """
-    check(confidence=confidence)
     tail = (1 - confidence) / 2
     low = lower_confidence_bound(successes, trials, tail)
     return low, 1 - lower_confidence_bound(trials - successes, trials, tail)
 
 
-def _distance_quantile(distance: float) -> float:
-    """An upper bound on Phi^-1(1/2 + distance) for a small distance."""
+@within_ranges
+def _distance_quantile(noise_distance: float) -> float:
+    """An upper bound on Phi^-1(1/2 + d) for a small distance d."""
     # Phi^-1 is convex above 1/2, where it starts with slope sqrt(2 pi): 1 % covers its curvature up
     # to 0.05.
-    check(noise_distance=distance)
-    return math.sqrt(2 * math.pi) * distance * 1.01
+    return math.sqrt(2 * math.pi) * noise_distance * 1.01
 
 
+@within_ranges
 def radius_probability(
     radius: float, sigma: float, noise_distance: float = 0.0, threshold: float = 0.5
 ) -> float:
@@ -326,7 +326,6 @@ def radius_probability(
     bound makes up for it. With another ``threshold`` than 1/2, it is the largest probability for
     which that at the edge of the ball may be no more than the threshold.
     """
-    check(radius=radius, sigma=sigma)
     z = _distance_quantile(noise_distance)
     if threshold != 0.5:
         z = threshold_quantile(threshold, noise_distance)
@@ -336,6 +335,7 @@ def radius_probability(
     return min(1.0, math.nextafter(1.0 - max(0.0, q), 2.0))
 
 
+@within_ranges
 def squared_grey_radius(l2_radius: float) -> int:
     """The largest integer m that is certain to lie below (255 * radius)^2; 0, the image itself, at
     radius 0.
@@ -344,20 +344,20 @@ def squared_grey_radius(l2_radius: float) -> int:
     ``l2_radius`` around X on the scale [0, 1]. The check uses integers only, so that no norm is
     rounded.
     """
-    check(l2_radius=l2_radius)
     return math.floor(Fraction(255) ** 2 * Fraction(l2_radius) ** 2 * (1 - Fraction(1, 10**12)))
 
 
+@within_ranges
 def maximum_radius(trials: int, sigma: float, alpha: float) -> float:
     """The radius that ``trials`` successes out of ``trials`` certify: sigma *
     Phi^-1(alpha^(1/trials)).
 
     0 where not even that certifies.
     """
-    check(trials=trials)
     return certified_radius(trials, trials, sigma, alpha) or 0.0
 
 
+@within_ranges
 def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
     """PREDICT's test (Cohen et al., section 3.2.1): two-sided, top ~ Binomial(top + runner_up,
     1/2).
@@ -365,7 +365,6 @@ def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
     Formal guarantee: if the runner-up is in truth at least as probable as the top class, the answer
     is True with probability at most alpha. ValueError unless top >= runner_up >= 0 and top >= 1.
     """
-    check(top=top, runner_up=runner_up, alpha=alpha)
     if not top >= max(1, runner_up):
         raise SettingError(f"top: found {top} and {runner_up} votes, expected the larger count")
     # Both tails are equal. Within the margin few votes are counted exactly: 11 of 11 are
@@ -377,6 +376,7 @@ def vote_is_significant(top: int, runner_up: int, alpha: float) -> bool:
     return 2 * sum(math.comb(votes, k) for k in range(top, votes + 1)) <= Fraction(alpha) * 2**votes
 
 
+@within_ranges
 def lead_is_significant(ahead: int, behind: int, alpha: float) -> bool:
     """Whether a class, chosen before the counts, is more probable than another: one-sided,
     Binomial(sum, 1/2).
@@ -384,11 +384,11 @@ def lead_is_significant(ahead: int, behind: int, alpha: float) -> bool:
     Formal guarantee: if it is not, the answer is True with probability at most alpha. More votes
     ``ahead`` or fewer ``behind`` never make it False. Both counts are at least 0.
     """
-    check(ahead=ahead, behind=behind, alpha=alpha)
     # betainc is P[Binomial(ahead + behind, 1/2) >= ahead]; 1e-10 covers its rounding.
     return ahead > behind and bool(special.betainc(ahead, behind + 1, 0.5) <= alpha * (1 - 1e-10))
 
 
+@within_ranges
 def linf_radius(l2_radius: float, dimension: int) -> float:
     """The l_inf radius that an l2 radius implies in ``dimension`` coordinates: the largest float64
     up to r / sqrt(d).
@@ -396,18 +396,17 @@ def linf_radius(l2_radius: float, dimension: int) -> float:
     Holds because ||v||_2 <= sqrt(d) ||v||_inf (SmoothAdv, section 4.1). Same unit as ``l2_radius``
     >= 0.
     """
-    check(l2_radius=l2_radius, dimension=dimension)
     numerator, denominator = l2_radius.as_integer_ratio()
     return _root_below(
         l2_radius / math.sqrt(dimension), numerator**2, denominator**2 * int(dimension)
     )
 
 
+@within_ranges
 def l2_radius_for(linf_radius: float | Fraction, dimension: int) -> float:
     """The l2 radius that certifies an l_inf radius r >= 0 in ``dimension`` coordinates: r sqrt(d),
     rounded up.
     """
-    check(linf_radius=linf_radius, dimension=dimension)
     numerator, denominator = linf_radius.as_integer_ratio()
     square = numerator**2 * int(dimension), denominator**2
     root = _root_below(float(linf_radius) * math.sqrt(dimension), *square)
@@ -426,6 +425,7 @@ def _root_below(guess: float, numerator: int, denominator: int) -> float:
         root = math.nextafter(root, 0.0)
 
 
+@within_ranges
 def certified_accuracy_deduction(
     examples: int, alpha: float, rho: float, exact: bool = False
 ) -> float:
@@ -439,7 +439,6 @@ def certified_accuracy_deduction(
     at most rho. Valid for one fixed model, at all radii at once, not after a selection among
     several models.
     """
-    check(examples=examples, alpha=alpha, rho=rho)
     if exact:
         return tolerated_false_statements(examples, alpha, rho) / examples
     log_term = math.log(1 / rho)

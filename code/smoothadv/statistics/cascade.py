@@ -29,10 +29,11 @@ smaller; neither do they matter by stopping early, nor need the stages' draws be
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from scipy import special
@@ -54,13 +55,12 @@ from smoothadv.statistics.bounds import (
     failure_upper_bound,
     radius_probability,
     threshold_radius,
-    two_sided_radius,
 )
-from smoothadv.statistics.on_grid import Bound, GridProcedure, OnGrid
+from smoothadv.statistics.on_grid import Bound, GridProcedure, OnGrid, decided
 from smoothadv.statistics.prediction import predict_from_votes
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.sequential import Sequential
-from smoothadv.statistics.two_sided import SHARE, check_share, strongest_rival
+from smoothadv.statistics.two_sided import RIVAL, SHARE, TwoSided, check_share, strongest_rival
 
 DEFAULT_THRESHOLD = 0.7
 STAGE, RIVAL_AT, DRAWN_AT = "stage", "stage_{}_rival", "stage_{}_trials"
@@ -68,6 +68,8 @@ STAGE, RIVAL_AT, DRAWN_AT = "stage", "stage_{}_rival", "stage_{}_trials"
 the certificate: successes and trials are its counts. RIVAL_AT and DRAWN_AT have, of each stage, the
 largest count of another class and the number of estimation draws; both are 0 of a stage that was
 not looked at."""
+Test: TypeAlias = TwoSided | GridProcedure
+"""What decides one bound of a certificate."""
 
 
 @dataclass(frozen=True)
@@ -105,23 +107,40 @@ class StagedProcedure(Procedure):
     def record(self) -> dict[str, Any]:
         record = super().record()
         del record["noise_distances"]
+        if isinstance(self, OnGrid):
+            tables = [each.record()["tables_sha256"] for each in self.bounds.values()]
+            record["tables_sha256"] = digest(tables)
         return record
 
-    @staticmethod
-    def noise(settings: Mapping[str, Any], place: int) -> tuple[float, float]:
-        """The sigma of the noise of one classifier, and its distance from a Gaussian."""
-        distances = settings.get("noise_distances")
-        return settings["sigmas"][place], distances[place] if distances else 0.0
-
     @classmethod
-    def two_sided(
-        cls, settings: Mapping[str, Any], place: int, own: int, rival: int, trials: int
-    ) -> float:
-        """The radius that these counts of one classifier certify; negative if they certify none."""
-        sigma, distance = cls.noise(settings, place)
-        levels = settings["alpha"], settings["alpha_share"], distance
-        radius = two_sided_radius(own, rival, trials, sigma, *levels)
-        return -1.0 if radius is None else radius
+    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
+        if not cls.fixed_sample:
+            return super().radius_from(counts, settings)
+        return cls.recorded({**settings, "N0": 1, "N": counts["trials"]}).shown(counts)
+
+    @property
+    @abstractmethod
+    def bounds(self) -> Mapping[Any, Test]:
+        """The tests of all bounds that a certificate may need."""
+
+    def two_sided(self, own: Smoothing) -> Test:
+        """The test of a class of one classifier, with a bound on its rivals."""
+        if isinstance(self, OnGrid):
+            return Sequential(own, self.radii, alpha_share=self.alpha_share)
+        return TwoSided(own, self.alpha_share)
+
+    def decided(
+        self, bounds: Sequence[Bound], is_wrong: bool, drawn: int
+    ) -> Generator[Draws, np.ndarray, tuple[float | None, dict[int, np.ndarray], dict[str, int]]]:
+        """As ``on_grid.decided``, after so many draws of a selection, which chose a class that
+        ``is_wrong`` or not; returns what is certified, the votes [K] of each stage, and what a log
+        has in the columns of a grid.
+        """
+        skipped = isinstance(self, OnGrid) and self.label_aware and is_wrong
+        most, votes, more, looks = yield from decided(bounds, -1.0 if skipped else math.inf)
+        if isinstance(self, OnGrid):
+            return self.largest(most), votes, self.details(most, skipped, drawn + more, looks)
+        return self.largest(most), votes, {}
 
     @property
     def smoothings(self) -> list[Smoothing]:
@@ -138,6 +157,7 @@ class CascadeProcedure(StagedProcedure):
     stage.
     """
 
+    certificate: ClassVar[str] = "cascade"
     threshold: float = setting(DEFAULT_THRESHOLD, parse=a_threshold)
 
     def selected(self) -> Generator[Draws, np.ndarray, tuple[int, int, list[np.ndarray]]]:
@@ -167,6 +187,56 @@ class CascadeProcedure(StagedProcedure):
             radii.append(sigma * float(radius))
         return radii
 
+    @cached_property
+    def bounds(self) -> dict[tuple[int, bool], Test]:
+        """The tests, by stage and by whether they are about the rivals alone."""
+        bounds: dict[tuple[int, bool], Test] = {}
+        for place, own in enumerate(self.smoothings[:-1]):
+            bounds[place, False] = self.exceeding(own, self.threshold, of_others=False)
+            bounds[place, True] = self.exceeding(own, 1 - self.threshold, of_others=True)
+        return bounds | {(len(self.sigmas) - 1, False): self.two_sided(self.smoothings[-1])}
+
+    def exceeding(self, own: Smoothing, threshold: float, of_others: bool) -> Test:
+        """The test of whether a probability exceeds a threshold: that of the class, or that of all
+        classes but the strongest rival.
+        """
+        if isinstance(self, OnGrid):
+            return _ExceedingOnGrid(own, self.radii, threshold=threshold, of_others=of_others)
+        return _Exceeding(own, threshold=threshold, of_others=of_others)
+
+    @classmethod
+    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        rivals = (RIVAL_AT.format(number + 1) for number in range(len(settings["sigmas"])))
+        return (*COUNT_COLUMNS, STAGE, *rivals)
+
+    def shown(self, row: Mapping[str, int]) -> float | None:
+        last, radii = row[STAGE] - 1, list[float]()
+        for stage in range(last + 1):
+            rival = row[RIVAL_AT.format(stage + 1)]
+            trials = row.get(DRAWN_AT.format(stage + 1), row["trials"])
+            own = row["successes"] if stage == last else trials - rival
+            bound = self.bounds[stage, stage < last]
+            radii.append(bound.certified_by(own, rival, trials))
+        return self.largest(min(radii))
+
+    def votes(self, label: int) -> Voting:
+        candidate, last, selection = yield from self.selected()
+        order, promised = [*range(last + 1)], self.promised(selection, last)
+        if self.on_grid:  # what decides soonest first
+            order.sort(key=lambda stage: promised[stage])
+        bounds = [
+            Bound(self.bounds[stage, stage < last], candidate, selection[stage], stage)
+            for stage in order
+        ]
+        drawn = len(selection) * self.smoothing.n0
+        radius, votes, known = yield from self.decided(bounds, candidate != label, drawn)
+        known |= {STAGE: last + 1}
+        for stage, counts in votes.items():
+            known[RIVAL_AT.format(stage + 1)] = strongest_rival(counts, candidate)
+            known[DRAWN_AT.format(stage + 1)] = int(counts.sum())
+        details = {name: known.get(name, 0) for name in self.columns}
+        return Certificate.of(candidate, radius, votes[last], details)
+
 
 @PROCEDURES.register("cascade")
 @dataclass(frozen=True)
@@ -185,65 +255,28 @@ class Cascade(CascadeProcedure):
 
     fixed_sample: ClassVar[bool] = True
 
-    @classmethod
-    def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        rivals = (RIVAL_AT.format(number + 1) for number in range(len(settings["sigmas"])))
-        return (*COUNT_COLUMNS, STAGE, *rivals)
+
+@dataclass(frozen=True, kw_only=True)
+class _Exceeding(TwoSided):
+    """The radius at which a probability exceeds ``threshold``, by n votes: that of the candidate,
+    or with ``of_others`` that of all classes but the strongest rival.
+    """
+
+    threshold: float
+    of_others: bool
 
     @classmethod
     def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        own, last, trials = counts["successes"], counts[STAGE] - 1, counts["trials"]
-        radii = [
-            cls._radius(settings, stage, last, own, counts[RIVAL_AT.format(stage + 1)], trials)
-            for stage in range(last + 1)
-        ]
-        return None if min(radii) < 0 else min(radii)
-
-    @classmethod
-    def _radius(
-        cls, settings: Mapping[str, Any], stage: int, last: int, own: int, rival: int, trials: int
-    ) -> float:
-        """The radius that a stage's counts certify in a certificate of stage ``last``; negative if
-        they certify none.
-        """
-        if stage == len(settings["sigmas"]) - 1:
-            return cls.two_sided(settings, stage, own, rival, trials)
-        sigma, distance = cls.noise(settings, stage)
-        counted, p0 = own, settings["threshold"]
-        if stage < last:
-            counted, p0 = trials - rival, 1 - p0
-        return threshold_radius(counted, trials, sigma, settings["alpha"], p0, distance)
-
-    def votes(self, label: int) -> Voting:
-        candidate, last, selection = yield from self.selected()
-        n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
-
-        def radius(stage: int, votes: np.ndarray) -> float:
-            """That of these votes if all that are missing are for the class."""
-            own = n - int(votes.sum() - votes[candidate])
-            rival = strongest_rival(votes, candidate)
-            return self._radius(settings, stage, last, own, rival, n)
-
-        def must_abstain(stage: int, votes: np.ndarray) -> bool:
-            return radius(stage, votes) < 0
-
-        least, own = math.inf, np.zeros_like(selection[last])
-        details = dict.fromkeys(self.columns, 0) | {STAGE: last + 1}
-        for stage in range(last + 1):
-            votes = yield Draws(n, partial(must_abstain, stage), stage)
-            least = min(least, radius(stage, votes) if votes.sum() == n else -1.0)
-            details[RIVAL_AT.format(stage + 1)] = strongest_rival(votes, candidate)
-            own = votes if stage == last else own
-            if least < 0:
-                break
-        return Certificate.of(candidate, least, own, details)
+        own, trials = counts["successes"], counts["trials"]
+        counted = trials - counts[RIVAL] if settings["of_others"] else own
+        levels = settings["alpha"], settings["threshold"], settings["noise_distance"]
+        radius = threshold_radius(counted, trials, settings["sigma"], *levels)
+        return None if radius < 0 else radius
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Exceeding(Adaptive):
-    """Radii at which a probability exceeds ``threshold``: that of the candidate, or with
-    ``of_others`` that of all classes but the strongest rival.
-    """
+class _ExceedingOnGrid(Adaptive):
+    """As ``_Exceeding``, radii of a grid."""
 
     threshold: float
     of_others: bool
@@ -275,54 +308,11 @@ class SequentialCascade(CascadeProcedure, OnGrid):
 
     @property
     def further_columns(self) -> tuple[str, ...]:
-        numbers = range(1, len(self.sigmas) + 1)
-        of_stages = (name.format(number) for name in (RIVAL_AT, DRAWN_AT) for number in numbers)
-        return (STAGE, *of_stages)
-
-    def record(self) -> dict[str, Any]:
-        tables = [each.record()["tables_sha256"] for each in self.bounds.values()]
-        return {**super().record(), "tables_sha256": digest(tables)}
-
-    @cached_property
-    def bounds(self) -> dict[tuple[int, bool], GridProcedure]:
-        """The sequential tests, by stage and by whether they are about the rivals alone."""
-        bounds: dict[tuple[int, bool], GridProcedure] = {}
-        for place, own in enumerate(self.smoothings):
-            if place == len(self.sigmas) - 1:
-                bounds[place, False] = Sequential(own, self.radii, alpha_share=self.alpha_share)
-                break
-            for of_rivals, threshold in ((False, self.threshold), (True, 1 - self.threshold)):
-                bounds[place, of_rivals] = _Exceeding(
-                    own, self.radii, threshold=threshold, of_others=of_rivals
-                )
-        return bounds
-
-    def shown(self, row: Mapping[str, int]) -> float | None:
-        last, radii = row[STAGE] - 1, list[float]()
-        for stage in range(last + 1):
-            rival, trials = (row[name.format(stage + 1)] for name in (RIVAL_AT, DRAWN_AT))
-            own = row["successes"] if stage == last else trials - rival
-            bound = self.bounds[stage, stage < last]
-            radii.append(bound.certified_by(own, rival, trials))
-        return self.largest(min(radii))
-
-    def votes(self, label: int) -> Voting:
-        candidate, last, selection = yield from self.selected()
-        promised = self.promised(selection, last)
-        bounds = [
-            Bound(self.bounds[stage, stage < last], candidate, selection[stage], stage)
-            for stage in sorted(range(last + 1), key=lambda each: promised[each])
-        ]
-        skipped = self.label_aware and candidate != label
-        drawn = len(selection) * self.smoothing.n0
-        most, votes, details = yield from self.decided(bounds, skipped, drawn)
-        details[STAGE] = last + 1
-        for stage, counts in votes.items():
-            details[RIVAL_AT.format(stage + 1)] = strongest_rival(counts, candidate)
-            details[DRAWN_AT.format(stage + 1)] = int(counts.sum())
-        return Certificate.of(candidate, self.largest(most), votes[last], details)
+        drawn = (DRAWN_AT.format(number + 1) for number in range(len(self.sigmas)))
+        return (*self.counts(vars(self))[len(COUNT_COLUMNS) :], *drawn)
 
 
+@within_ranges
 def predict_in_cascade(
     n: int, alpha: float, threshold: float, stages: int
 ) -> Generator[Draws, np.ndarray, list[int]]:
@@ -339,7 +329,6 @@ def predict_in_cascade(
     tail, two classes that share all votes are the worst case.
     """
     checked("threshold", threshold, a_threshold)
-    check(n=n, alpha=alpha, stages=stages)
     level = alpha / (2 * stages)
     for stage in range(stages - 1):
         votes = yield Draws(n, stage=stage)

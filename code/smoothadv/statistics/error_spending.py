@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 from smoothadv.base.settings import SettingError
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import within_ranges
 
 FIRST_LOOK, GROWTH, STEP, PUBLISHED_N = 100, 1.25, 50, 100_000
 _TAIL, _SLACK = 1e-17, 1e-12
@@ -31,18 +31,19 @@ watched: ContextVar[Callable[[Sequence[float]], Iterable[float]]] = ContextVar(
 """What ``efficacy_table`` takes the rows from: commands set it to a bar that shows their number."""
 
 
+@within_ranges
 def spending(n: int, n_max: int, alpha: float, early: float) -> float:
     """The error that may be spent up to n draws: alpha (1 - w) ln(1 + n/100) / ln(1 + n_max/100),
     alpha at n_max.
 
     ``early`` is 1 - w, the share of alpha that is not kept for the last look.
     """
-    check(n=n, n_max=n_max, alpha=alpha, early=early)
     if n >= n_max:
         return alpha
     return alpha * early * math.log1p(n / FIRST_LOOK) / math.log1p(n_max / FIRST_LOOK)
 
 
+@within_ranges
 def look_schedule(
     nulls: Sequence[float],
     n_max: int,
@@ -57,7 +58,6 @@ def look_schedule(
     100,000, where a fixed-sample procedure would decide; and, for each null t, the first multiple
     of ``step`` at which n successes out of n reject it: t^n <= spending(n).
     """
-    check(nulls=nulls, n_max=n_max, alpha=alpha, early=early, growth=growth, step=step)
     special_looks = {
         first
         for t in nulls
@@ -87,6 +87,7 @@ def _first_all_success_look(
     return n if n < n_max else None
 
 
+@within_ranges
 def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> np.ndarray:
     """The smallest boundaries [K] that p = ``null`` crosses with probability at most
     ``allowance[k]`` by look k.
@@ -99,7 +100,6 @@ def efficacy_row(null: float, looks: np.ndarray, allowance: Sequence[float]) -> 
     """
     from scipy import signal  # takes a second to load
 
-    check(null=null, looks=looks, allowance=allowance)
     row = np.empty(len(looks), dtype=np.int64)
     if null > 1 - _NEAR_ONE:
         return looks + 1
@@ -140,6 +140,7 @@ def _increments(looks: np.ndarray, p: float) -> list[tuple[int, np.ndarray]]:
     return list(zip(low.tolist(), np.split(pmf, np.cumsum(sizes)[:-1])))
 
 
+@within_ranges
 def futility_table(last_boundaries: np.ndarray, looks: np.ndarray, gamma: float) -> np.ndarray:
     """For rows with these last boundaries [J] and each look, the most successes with which the last
     one is out of reach even if p is its upper bound: int64 [J, K].
@@ -148,7 +149,6 @@ def futility_table(last_boundaries: np.ndarray, looks: np.ndarray, gamma: float)
     level ``gamma``; -1 where there is none. This spends no error: giving up early only loses
     certificates.
     """
-    check(last_boundaries=last_boundaries, looks=looks, gamma=gamma)
     hopeless, reaching = (
         np.full((len(last_boundaries), len(looks)), -1),
         np.tile(looks + 1, (len(last_boundaries), 1)),
@@ -164,6 +164,7 @@ def futility_table(last_boundaries: np.ndarray, looks: np.ndarray, gamma: float)
     return hopeless
 
 
+@within_ranges
 def futility_probability(
     n: int, n_max: int, null: float, patience: float, power: float, tilt: float
 ) -> float:
@@ -175,12 +176,12 @@ def futility_probability(
     n that are left.
     """
     _check_draws(n, n_max)
-    check(null=null, patience=patience, power=power, tilt=tilt)
     return float(
         min(0.9, (n * (1 - n / n_max) / patience) ** power * (4 * null * (1 - null)) ** tilt)
     )
 
 
+@within_ranges
 def predictive_quantile(successes: int, n: int, n_max: int, chance: float) -> float:
     """About the count after ``n_max`` draws that is exceeded with the predictive probability
     ``chance``, after some of ``n``.
@@ -191,7 +192,6 @@ def predictive_quantile(successes: int, n: int, n_max: int, chance: float) -> fl
     ``futility_table``, this spends no error.
     """
     _check_draws(n, n_max, successes)
-    check(chance=chance)
     left = 1 - n / n_max
     misses = max(left * (n - successes), 1e-9)
     return (
@@ -201,17 +201,17 @@ def predictive_quantile(successes: int, n: int, n_max: int, chance: float) -> fl
     )
 
 
+@within_ranges
 def _check_draws(n: int, n_max: int, successes: int = 0) -> None:
-    check(n=n, n_max=n_max, successes=successes)
     if not successes <= n <= n_max:
         raise SettingError(f"n: found {n}, expected from {successes} successes to n_max, {n_max}")
 
 
+@within_ranges
 def success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -> np.ndarray:
     """One-sided Clopper-Pearson upper bounds on binomial probabilities, at level ``gamma``:
     float64.
     """
-    check(successes=successes, trials=trials, gamma=gamma)
     if np.any(np.greater(successes, trials)):
         raise SettingError(f"successes: found {successes!r} of {trials!r}, expected 0 to all")
     return _success_upper_bound(successes, trials, gamma)
@@ -222,6 +222,7 @@ def _success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) 
     return np.where(misses == 0, 1.0, special.betainccinv(np.add(successes, 1), misses, gamma))
 
 
+@within_ranges
 def efficacy_table(
     nulls: Sequence[float], looks: np.ndarray, alpha: float, early: float
 ) -> np.ndarray:
@@ -231,7 +232,6 @@ def efficacy_table(
     A boundary is raised to those of the smaller nulls, so that rejections are nested: rejecting p
     <= t rejects every smaller t. Raising boundaries can only lower a row's level.
     """
-    check(nulls=nulls, looks=looks)
     allowance = [spending(int(n), int(looks[-1]), alpha, early) for n in looks]
     each = [efficacy_row(t, looks, allowance) for t in watched.get()(nulls)]
     rows = np.array(each, dtype=np.int64)

@@ -22,7 +22,7 @@ class Exact(FixedSample):
     Formal guarantee: that of ``Procedure``; docs/guarantee.md has the proof.
     """
 
-    one_sided: ClassVar[bool] = True
+    certificate: ClassVar[str] = "one-sided"
 
     @classmethod
     def least_draws(cls, alpha: float) -> int:

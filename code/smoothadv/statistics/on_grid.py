@@ -12,7 +12,7 @@ import numpy as np
 
 from smoothadv.base.files import cached, digest
 from smoothadv.base.settings import non_negative_float, setting
-from smoothadv.statistics import Certificate, Draws, Procedure, Voting
+from smoothadv.statistics import Certificate, Draws, FixedSample, Looked, Procedure, Voting
 from smoothadv.statistics.bounds import radius_probability
 from smoothadv.statistics.error_spending import efficacy_table
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
@@ -31,27 +31,34 @@ larger radius, may have a smaller share of successes."""
 
 
 @dataclass(frozen=True)
-class Looked:
-    """What a procedure found: the largest ``radius`` that a look certified, negative if none did,
-    and the ``votes`` [K] that it saw there; the draws and the looks that it made.
-    """
-
-    radius: float
-    votes: np.ndarray
-    drawn: int = 0
-    looks: int = 0
-
-
-@dataclass(frozen=True)
 class Bound:
     """A bound of a certificate: the ``test`` that decides it, of the class that was ``chosen`` by
     the ``selection``, votes [K] of the classifier of this ``stage``.
     """
 
-    test: "GridProcedure"
+    test: "FixedSample | GridProcedure"
     chosen: int
     selection: np.ndarray
     stage: int = 0
+
+
+def decided(
+    bounds: Sequence[Bound], most: float
+) -> Generator[Draws, np.ndarray, tuple[float, dict[int, np.ndarray], int, int]]:
+    """Decides ``bounds`` one after the other, each up to the radius that is left, which is ``most``
+    at first; none if that is negative.
+
+    Returns the smallest radius, negative if none is certified; the votes [K] of each stage at the
+    look that decided; and the numbers of draws and looks.
+    """
+    drawn = looks = 0
+    votes = {each.stage: np.zeros_like(each.selection) for each in bounds}
+    for each in bounds:
+        if most >= 0:
+            looked = yield from each.test.decide(each.selection, each.chosen, most, each.stage)
+            votes[each.stage], most = looked.votes, min(most, looked.radius)
+            drawn, looks = drawn + looked.drawn, looks + looked.looks
+    return most, votes, drawn, looks
 
 
 @dataclass(frozen=True)
@@ -97,25 +104,13 @@ class OnGrid(Procedure):
     def columns(self) -> tuple[str, ...]:
         return (*GRID_COLUMNS, *self.further_columns, *((LABEL_AWARE,) if self.label_aware else ()))
 
-    def decided(
-        self, bounds: Sequence[Bound], skipped: bool, drawn: int
-    ) -> Generator[Draws, np.ndarray, tuple[float, dict[int, np.ndarray], dict[str, int]]]:
-        """Decides ``bounds`` one after the other, each up to the radius that is left; none if
-        ``skipped``. ``drawn`` is the number of draws of the selection.
-
-        Returns the smallest radius, negative if none is certified; the votes [K] of each stage at
-        the look that decided; and the columns of a log, those of ``further_columns`` 0.
+    def details(self, most: float, skipped: bool, drawn: int, looks: int) -> dict[str, int]:
+        """The ``columns`` of a log where bounds show a radius of ``most``; those of
+        ``further_columns`` are 0.
         """
-        most, looks = (-1.0 if skipped else math.inf), 0
-        votes = {each.stage: np.zeros_like(each.selection) for each in bounds}
-        for each in bounds:
-            if most >= 0:
-                looked = yield from each.test.decide(each.selection, each.chosen, most, each.stage)
-                votes[each.stage], most = looked.votes, min(most, looked.radius)
-                drawn, looks = drawn + looked.drawn, looks + looked.looks
         level = sum(radius <= most for radius in self.radii) - 1
         known = {**dict(zip(GRID_COLUMNS, (drawn, level, looks))), LABEL_AWARE: int(skipped)}
-        return most, votes, {name: known.get(name, 0) for name in self.columns}
+        return {name: known.get(name, 0) for name in self.columns}
 
 
 @dataclass(frozen=True)
@@ -173,11 +168,13 @@ class GridProcedure(OnGrid):
         return self.certified(np.array([own, *[rival] * parts[0], parts[1]]), 0, look)
 
     def votes(self, label: int) -> Voting:
-        selection = yield Draws(self.smoothing.n0)
+        n0 = self.smoothing.n0
+        selection = yield Draws(n0)
         candidate = int(selection.argmax())
         skipped = self.label_aware and candidate != label
         bounds = [Bound(self, candidate, selection)]
-        radius, votes, details = yield from self.decided(bounds, skipped, self.smoothing.n0)
+        radius, votes, drawn, looks = yield from decided(bounds, -1.0 if skipped else math.inf)
+        details = self.details(radius, skipped, n0 + drawn, looks)
         if RIVAL in details:
             details[RIVAL] = strongest_rival(votes[0], candidate)
         return Certificate.of(candidate, radius, votes[0], details)

@@ -9,16 +9,16 @@ import numpy as np
 
 from smoothadv.statistics import Draws
 from smoothadv.statistics.bounds import lead_is_significant, vote_is_significant
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.top_k import check_top_k, leading_classes
 
 SELECTION_SHARE = 10
 """Of n draws, n // 10 (at least one) select the k classes of a top-k prediction."""
 
 
+@within_ranges
 def least_draws(alpha: float, top_k: int = 1) -> int:
     """The smallest n from which ``predict`` can return anything."""
-    check(alpha=alpha, top_k=top_k)
     if top_k == 1:
         return next(n for n in count(1) if vote_is_significant(n, 0, alpha))
     votes = top_k * next(votes for votes in count(1) if lead_is_significant(votes, 0, alpha))
@@ -29,6 +29,7 @@ def _selecting(n: int) -> int:
     return max(1, n // SELECTION_SHARE)
 
 
+@within_ranges
 def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray, list[int]]:
     """PREDICT for one input: requests ``n`` votes and returns the ``top_k`` most probable classes,
     none if abstaining.
@@ -41,7 +42,6 @@ def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray
     Formal guarantee: the probability of returning a set that is not that of the k most probable
     classes is at most alpha (proof: docs/guarantee.md).
     """
-    check(n=n, alpha=alpha, top_k=top_k)
     if top_k == 1:
         return predict_from_votes((yield Draws(n)), alpha)
     selection = yield Draws(_selecting(n))
@@ -52,6 +52,7 @@ def predict(n: int, alpha: float, top_k: int = 1) -> Generator[Draws, np.ndarray
     return leading if lead_is_significant(least, rival, alpha) else []
 
 
+@within_ranges
 def predict_from_votes(votes: np.ndarray, alpha: float) -> list[int]:
     """The class that leads ``votes`` [K] significantly, none if abstaining.
 
@@ -61,7 +62,6 @@ def predict_from_votes(votes: np.ndarray, alpha: float) -> list[int]:
     Formal guarantee: the probability of returning a class other than the smoothed classifier's is
     at most alpha.
     """
-    check(votes=votes, alpha=alpha)
     order = np.argsort(-votes, kind="stable")
     top = int(votes[order[0]])
     runner_up = int(votes[order[1]]) if len(votes) > 1 else 0

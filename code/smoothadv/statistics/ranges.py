@@ -1,15 +1,18 @@
 """Which values the arguments of this package's functions may have, by the arguments' names."""
 
+import functools
+import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from smoothadv.base.settings import SettingError, found_value
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Range = tuple[type, str, Callable[[Any], bool]]
 _MOST = 2**53  # float64 has all whole numbers up to it
 _COUNT: Range = Integral, "a whole number from 0 to 2^53", lambda v: 0 <= v <= _MOST
@@ -58,3 +61,16 @@ def check(**values: Any) -> None:
         for one in each:
             if not isinstance(one, kind) or isinstance(one, bool) or not holds(one):
                 raise SettingError(f"{name}: {found_value(one)}, expected {words}")
+
+
+def within_ranges(function: Function) -> Function:
+    """Decorator: all arguments of a function whose names ``RANGES`` has are checked first."""
+    names = [*inspect.signature(function).parameters]
+
+    @functools.wraps(function)
+    def checked(*values: Any, **named: Any) -> Any:
+        given = {**dict(zip(names, values)), **named}
+        check(**{name: value for name, value in given.items() if name in RANGES})
+        return function(*values, **named)
+
+    return checked  # type: ignore[return-value]

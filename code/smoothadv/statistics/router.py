@@ -12,7 +12,6 @@ belongs to a fixed bound, since k and c are chosen: a false statement needs this
 that alpha is not divided (as in ``cascade``), and the draws need not be independent.
 """
 
-import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +19,12 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from smoothadv.base.files import digest
 from smoothadv.base.settings import SettingError
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Certificate, Draws, Voting
-from smoothadv.statistics.cascade import STAGE, StagedProcedure
+from smoothadv.statistics.cascade import STAGE, StagedProcedure, Test
 from smoothadv.statistics.on_grid import Bound, OnGrid
 from smoothadv.statistics.prediction import predict_from_votes
-from smoothadv.statistics.ranges import check
-from smoothadv.statistics.sequential import Sequential
+from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.two_sided import RIVAL, strongest_rival
 
 ROUTED, ROUTED_RIVAL, ROUTED_TRIALS = "router_successes", "router_rival", "router_trials"
@@ -44,6 +41,8 @@ of the classifier, what is to be certified for it, and its votes [K]."""
 class RouterProcedure(StagedProcedure):
     """What the certificates of a router share; the last one of ``sigmas`` is the router's."""
 
+    certificate: ClassVar[str] = "router"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.sigmas) < 3:
@@ -58,27 +57,38 @@ class RouterProcedure(StagedProcedure):
         votes = yield Draws(n0, stage=stage)
         return [(router, stage, routed), (stage, int(votes.argmax()), votes)]
 
-    def certificate(
-        self,
-        chosen: Chosen,
-        radius: float | None,
-        found: Mapping[int, np.ndarray],
-        details: Mapping[str, int],
-    ) -> Certificate:
-        """That of a radius, by the votes [K] of both classifiers, with further ``details``."""
+    @cached_property
+    def bounds(self) -> dict[int, Test]:
+        """The test of each stage, and last of the router."""
+        return {place: self.two_sided(own) for place, own in enumerate(self.smoothings)}
+
+    def shown(self, row: Mapping[str, int]) -> float | None:
+        of_router = row[ROUTED], row[ROUTED_RIVAL], row.get(ROUTED_TRIALS, row["trials"])
+        of_stage = row["successes"], row[RIVAL], row["trials"]
+        stage, router = self.bounds[row[STAGE] - 1], self.bounds[len(self.sigmas) - 1]
+        return self.largest(min(router.certified_by(*of_router), stage.certified_by(*of_stage)))
+
+    def votes(self, label: int) -> Voting:
+        chosen = yield from self.selected()
+        bounds = [Bound(self.bounds[at], choice, votes, at) for at, choice, votes in chosen]
+        if self.on_grid:  # what decides soonest first
+            bounds.sort(
+                key=lambda one: (
+                    self.sigmas[one.stage] * (one.selection[one.chosen] / one.selection.sum() - 0.5)
+                )
+            )
         (router, stage, _), (_, candidate, _) = chosen
-        routed, votes = found[router], found[stage]
-        known = {
-            **details,
+        drawn = 2 * self.smoothing.n0
+        radius, found, known = yield from self.decided(bounds, candidate != label, drawn)
+        known |= {
             STAGE: stage + 1,
-            RIVAL: strongest_rival(votes, candidate),
-            ROUTED: int(routed[stage]),
-            ROUTED_RIVAL: strongest_rival(routed, stage),
-            ROUTED_TRIALS: int(routed.sum()),
+            RIVAL: strongest_rival(found[stage], candidate),
+            ROUTED: int(found[router][stage]),
+            ROUTED_RIVAL: strongest_rival(found[router], stage),
+            ROUTED_TRIALS: int(found[router].sum()),
         }
-        return Certificate.of(
-            candidate, radius, votes, {name: known[name] for name in self.columns}
-        )
+        details = {name: known[name] for name in self.columns}
+        return Certificate.of(candidate, radius, found[stage], details)
 
 
 @PROCEDURES.register("router")
@@ -98,41 +108,6 @@ class Router(RouterProcedure):
     def counts(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         return (*COUNT_COLUMNS, STAGE, RIVAL, ROUTED, ROUTED_RIVAL)
 
-    @classmethod
-    def radius_from(cls, counts: Mapping[str, int], settings: Mapping[str, Any]) -> float | None:
-        router, stage = len(settings["sigmas"]) - 1, counts[STAGE] - 1
-        trials = counts["trials"]
-        radii = (
-            cls.two_sided(settings, router, counts[ROUTED], counts[ROUTED_RIVAL], trials),
-            cls.two_sided(settings, stage, counts["successes"], counts[RIVAL], trials),
-        )
-        return None if min(radii) < 0 else min(radii)
-
-    def votes(self, label: int) -> Voting:
-        chosen = yield from self.selected()
-        radius, found = math.inf, {place: np.zeros_like(votes) for place, _, votes in chosen}
-        for place, choice, _ in chosen:
-            if radius >= 0:
-                found[place], certified = yield from self._bound(place, choice)
-                radius = min(radius, certified)
-        return self.certificate(chosen, radius, found, {})
-
-    def _bound(
-        self, place: int, chosen: int
-    ) -> Generator[Draws, np.ndarray, tuple[np.ndarray, float]]:
-        """The votes of one classifier, and the radius that they certify for what was chosen;
-        negative if they certify none, of which fewer than n votes may be drawn.
-        """
-        n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
-
-        def radius(votes: np.ndarray) -> float:
-            """That of these votes if all that are missing are for the one chosen."""
-            own = n - int(votes.sum() - votes[chosen])
-            return self.two_sided(settings, place, own, strongest_rival(votes, chosen), n)
-
-        votes = yield Draws(n, lambda votes: radius(votes) < 0, place)
-        return votes, radius(votes) if votes.sum() == n else -1.0
-
 
 @PROCEDURES.register("sequential-router")
 @dataclass(frozen=True)
@@ -148,40 +123,11 @@ class SequentialRouter(RouterProcedure, OnGrid):
 
     further_columns: ClassVar[tuple[str, ...]] = (STAGE, RIVAL, ROUTED, ROUTED_RIVAL, ROUTED_TRIALS)
 
-    def record(self) -> dict[str, Any]:
-        tables = [each.record()["tables_sha256"] for each in self.bounds]
-        return {**super().record(), "tables_sha256": digest(tables)}
 
-    @cached_property
-    def bounds(self) -> list[Sequential]:
-        """The sequential test of each stage, and last of the router."""
-        return [
-            Sequential(own, self.radii, alpha_share=self.alpha_share) for own in self.smoothings
-        ]
-
-    def shown(self, row: Mapping[str, int]) -> float | None:
-        of_router = (row[name] for name in (ROUTED, ROUTED_RIVAL, ROUTED_TRIALS))
-        of_stage = (row[name] for name in ("successes", RIVAL, "trials"))
-        stage, router = self.bounds[row[STAGE] - 1], self.bounds[-1]
-        return self.largest(min(router.certified_by(*of_router), stage.certified_by(*of_stage)))
-
-    def votes(self, label: int) -> Voting:
-        chosen = yield from self.selected()
-        bounds = [Bound(self.bounds[at], choice, votes, at) for at, choice, votes in chosen]
-        bounds.sort(
-            key=lambda one: (
-                self.sigmas[one.stage] * (one.selection[one.chosen] / one.selection.sum() - 0.5)
-            )
-        )
-        skipped = self.label_aware and chosen[1][1] != label
-        most, found, details = yield from self.decided(bounds, skipped, 2 * self.smoothing.n0)
-        return self.certificate(chosen, self.largest(most), found, details)
-
-
+@within_ranges
 def predict_by_router(n: int, alpha: float, stages: int) -> Generator[Draws, np.ndarray, list[int]]:
     """PREDICT for a router with so many stages, as ``prediction.predict``: by n votes of the router
     and n votes of the stage that they predict, each at alpha / 2.
     """
-    check(n=n, alpha=alpha, stages=stages)
     routed = predict_from_votes((yield Draws(n, stage=stages)), alpha / 2)
     return predict_from_votes((yield Draws(n, stage=routed[0])), alpha / 2) if routed else []

@@ -48,6 +48,7 @@ class Sequential(GridProcedure):
     or one of the second, with at most the rest.
     """
 
+    certificate: ClassVar[str] = "two-sided"
     default_n: ClassVar[int] = 150_000
     further_columns: ClassVar[tuple[str, ...]] = (RIVAL,)
     alpha_share: float = setting(**SHARE)

@@ -4,14 +4,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from smoothadv.base.settings import SettingError, positive_int, setting
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES
 from smoothadv.statistics.bounds import top_k_radius
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import within_ranges
 from smoothadv.statistics.two_sided import TwoSided, check_share
 
 RIVALS = "rival_"
@@ -37,6 +37,7 @@ class TopK(TwoSided):
     draws. Void as for every ``Procedure``.
     """
 
+    certificate: ClassVar[str] = "top-"
     top_k: int = setting(
         3, help="k: certify that a class stays among the k most probable", parse=positive_int
     )
@@ -66,18 +67,18 @@ class TopK(TwoSided):
         return np.sort(np.delete(votes, candidate))[::-1][: self.top_k].tolist()
 
 
+@within_ranges
 def check_top_k(top_k: int, classes: int) -> None:
     """SettingError unless there are more classes: every class is among all."""
-    check(top_k=top_k)
     if top_k >= classes:
         raise SettingError(f"top_k: found {top_k}, expected less than the {classes} classes")
 
 
+@within_ranges
 def leading_classes(votes: np.ndarray, k: int) -> list[int]:
     """The ``k`` classes with the most ``votes`` [K], in this order; the smaller class goes first
     among ties.
     """
-    check(votes=votes, k=k)
     return np.argsort(-votes, kind="stable")[:k].tolist()
 
 

@@ -4,14 +4,14 @@ the same votes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from smoothadv.base.settings import SettingError, number, setting
 from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, FixedSample
 from smoothadv.statistics.bounds import two_sided_radius
-from smoothadv.statistics.ranges import check
+from smoothadv.statistics.ranges import within_ranges
 
 DEFAULT_SHARE = 0.9
 RIVAL = "rival"
@@ -25,19 +25,19 @@ SHARE: dict[str, Any] = {
 """The field that divides alpha between the bounds on p_A and on the rivals."""
 
 
+@within_ranges
 def check_share(alpha_share: float, alpha: float, parts: int = 1) -> None:
     """ValueError unless this share of alpha, and each of ``parts`` of the rest, are above 0."""
-    check(alpha_share=alpha_share, alpha=alpha, parts=parts)
     if not min(alpha_share * alpha, (1 - alpha_share) * alpha / parts) > 0:
         expected = f"one that leaves both shares of alpha = {alpha} above 0"
         raise SettingError(f"alpha_share: found {alpha_share}, expected {expected}")
 
 
+@within_ranges
 def strongest_rival(votes: np.ndarray, candidate: int) -> int:
     """The largest count in ``votes`` [K] of a class other than ``candidate``; 0 if there is
     none.
     """
-    check(votes=votes)
     if not 0 <= candidate < len(votes):
         raise SettingError(f"candidate: found {candidate}, expected one of {len(votes)} classes")
     return int(np.delete(votes, candidate).max(initial=0))
@@ -56,6 +56,7 @@ class TwoSided(FixedSample):
     Formal guarantee: that of ``Procedure``; docs/guarantee.md has the proof.
     """
 
+    certificate: ClassVar[str] = "two-sided"
     alpha_share: float = setting(**SHARE)
 
     def __post_init__(self) -> None:
@@ -70,6 +71,13 @@ class TwoSided(FixedSample):
         successes, rival, trials = (counts[name] for name in ("successes", RIVAL, "trials"))
         levels = settings["alpha"], settings["alpha_share"], settings.get("noise_distance", 0.0)
         return two_sided_radius(successes, rival, trials, settings["sigma"], *levels)
+
+    def certified_by(self, own: int, rival: int, trials: int) -> float:
+        """The radius that these counts of a class and its strongest rival certify; negative if they
+        certify none.
+        """
+        radius = self.shown({"successes": own, RIVAL: rival, "trials": trials})
+        return -1.0 if radius is None else radius
 
     def rivals(self, votes: np.ndarray, candidate: int) -> list[int]:
         return [strongest_rival(votes, candidate)]

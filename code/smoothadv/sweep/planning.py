@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smoothadv.analysis.logs import group_by
+from smoothadv.analysis.logs import group_by, groups_of
 from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.reading import read_logs
-from smoothadv.analysis.selection import groups_of
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.members import MEANS, Members

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from smoothadv.analysis.examples import write_pictures
 from smoothadv.base.errors import UserError
-from smoothadv.evaluation.pictures import write_pictures
 from smoothadv.records.logs import examples_path, pictures_folder
 from smoothadv.records.writer import finish_images
 from support.logs_of_attacks import open_log, row_of
