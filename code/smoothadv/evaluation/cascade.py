@@ -9,12 +9,12 @@ from typing import Any
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import digest
-from smoothadv.base.members import Stage, sigma_names
 from smoothadv.datasets import ImageDataset
 from smoothadv.datasets.relabelled import RelabelledImages
 from smoothadv.evaluation import setup
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.specs import EvaluationSpec
+from smoothadv.models.name import Stage, sigma_names
 from smoothadv.records.logs import CLASSIFIER
 
 _OF_STAGES = ("checkpoint_sha256", "module_sha256")

@@ -27,11 +27,12 @@ from smoothadv.base.errors import NonFiniteError, UserError, first_line, warn
 from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
-from smoothadv.checkpoints.hub import pinned
-from smoothadv.datasets import ImageDataset
+from smoothadv.datasets import ImageDataset, get_dataset
 from smoothadv.datasets.images import changing_image
-from smoothadv.evaluation.model import BaseClassifier, classifier_digest, load_model
+from smoothadv.datasets.relabelled import RelabelledImages
 from smoothadv.evaluation.specs import EvaluationSpec
+from smoothadv.models.hub import pinned
+from smoothadv.models.load import BaseClassifier, classifier_digest, load
 from smoothadv.noise import (
     GaussianNoise,
     Noise,
@@ -237,7 +238,12 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
     """
     recorded, processes = settings_to_continue(spec, log), join_processes()
     device = _configured_device(spec, sound, recorded, processes)
-    spec, dataset, base = load_model(spec)
+    spec, base = load(spec)
+    dataset = spec.dataset
+    if isinstance(dataset, str):
+        dataset = get_dataset(dataset, spec.split, spec.data_dir)
+    if base.classes is not None:
+        dataset = RelabelledImages(dataset, *base.classes)
     doubts = dataset.description.doubts()
     if (index := changing_image(dataset)) is not None:
         raise UserError(
@@ -387,7 +393,7 @@ def _forms(
     example = dataset[0][0] if len(dataset) else None
     voter = optimized_for_inference(classifier, device, example, spec.precision)
     if example is not None and "checkpoint_sha256" not in base.settings:
-        _check_module(voter, example, base.name or type(spec.model).__name__, warns)
+        _check_module(voter, example, base.name or str(spec.model), warns)
     if spec.compile and warns:
         print("compiling the classifier first, which may take a minute", file=sys.stderr)
     if spec.precision != "fp16":

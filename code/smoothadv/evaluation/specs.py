@@ -35,8 +35,8 @@ from smoothadv.base.settings import (
 )
 from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
-from smoothadv.evaluation.model_spec import ModelSpec, procedure_name
 from smoothadv.evaluation.shards import Shard
+from smoothadv.models.spec import ModelSpec, procedure_name
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 
 if TYPE_CHECKING:
@@ -145,11 +145,6 @@ class EvaluationSpec(ModelSpec):
         super().__post_init__()
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
-
-    @property
-    def dataset_name(self) -> str | None:
-        """The dataset's name; None where the images were handed over."""
-        return self.dataset if isinstance(self.dataset, str) else None
 
     def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
         """What settings record of the plug-ins that take part, with models of these

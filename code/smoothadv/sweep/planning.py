@@ -13,7 +13,7 @@ from smoothadv.analysis.reading import read_logs
 from smoothadv.analysis.selection import groups_of
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, warn
-from smoothadv.base.members import MEANS, Members
+from smoothadv.models.name import MEANS, Members
 from smoothadv.sweep.commands import Commands
 from smoothadv.sweep.folders import (
     NAMED_OPTIONS,
