@@ -26,7 +26,7 @@ SECONDS = 900  # for each of two downloads, so that a slow mirror does not hold 
 TESTS = [
     *(
         "tests/test_core.py",
-        "tests/checkpoints/test_checkpoints.py",
+        "tests/models/test_checkpoints.py",
         "tests/records/test_readers.py",
         "tests/analysis",
         "tests/datasets",

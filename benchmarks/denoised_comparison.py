@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from smoothadv.architectures.diffusion import load_diffusion
 from smoothadv.datasets import describe_dataset, get_dataset
-from smoothadv.evaluation.model import load_denoiser
+from smoothadv.models.load import load_denoiser
 from smoothadv.records.readers import read_certification_log
 
 SIGMA, RADII, DRAWS = 0.25, (0.0, 0.25, 0.5, 0.75), 10_000

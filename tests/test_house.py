@@ -20,7 +20,7 @@ REPOSITORY = CODE.parent
 SOURCES = modules(CODE)
 # Each room and those whose names it may use: arrows point down.
 BASE = {"version", "base"}
-BUILDING = {"architectures", "attacks", "checkpoints", "datasets", "noise", "voting"}
+BUILDING = {"architectures", "attacks", "datasets", "models", "noise", "voting"}
 ALLOWED = {
     "version": set(),
     "base": {"version"},
@@ -29,18 +29,19 @@ ALLOWED = {
     "noise": BASE | {"statistics"},
     "datasets": BASE | {"noise"},
     "architectures": BASE | {"datasets"},
-    "checkpoints": BASE | {"architectures", "datasets", "records"},
     "attacks": BASE | {"noise"},
+    "models": BASE | {"architectures", "attacks", "datasets", "noise", "records", "statistics"},
+    "checkpoints": {"models"},
     "objectives": BASE | {"attacks", "noise", "statistics"},
     "voting": BASE | {"architectures", "noise", "statistics"},
-    "exact": BASE | {"architectures", "checkpoints", "datasets", "noise", "statistics", "voting"},
+    "exact": BASE | {"architectures", "datasets", "models", "noise", "statistics", "voting"},
     "core": BASE | {"architectures", "noise", "statistics", "voting"},
     "smoothed_module": BASE | {"architectures", "attacks", "noise"},
     "analysis": BASE | {"records", "statistics"},
     "training": BASE | BUILDING | {"exact", "objectives", "records", "statistics"},
     "evaluation": BASE | BUILDING | {"analysis", "records", "statistics"},
     "api": BASE | BUILDING | {"evaluation", "objectives", "records", "training"},
-    "sweep": BASE | {"analysis", "records"},
+    "sweep": BASE | {"analysis", "models", "records"},
 }
 ALLOWED["cli"] = set(ALLOWED)
 ALLOWED |= {
@@ -51,7 +52,7 @@ ALLOWED |= {
 WITH_TORCH = {"base.devices", "base.distributed"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
-    "evaluation.shards",
+    *("evaluation.shards", "models.name"),
     *("sweep.commands", "sweep.folders", "sweep.grid"),
     *("sweep.jobs", "sweep.planning"),
     *("sweep.job_execution", "sweep.stages", "sweep.engines"),

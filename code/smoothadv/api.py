@@ -21,7 +21,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,24 +30,31 @@ import torch
 from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.logits import logits_in, logits_of, probe
 from smoothadv.attacks.estimators import frozen
-from smoothadv.base import plugins
 from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError
-from smoothadv.base.members import STAGES, stages_of
 from smoothadv.base.progress import progress_hidden
 from smoothadv.base.settings import Checked, checked, setting, settings_of, takes, up_to_a_million
-from smoothadv.checkpoints import read_members
 from smoothadv.datasets import DatasetDescription, ImageDataset, describe_dataset
 from smoothadv.datasets.given import GivenImages, described, first_image, items_of
 from smoothadv.evaluation import certify as certifying
 from smoothadv.evaluation import predict as predicting
-from smoothadv.evaluation.model import is_named
 from smoothadv.evaluation.specs import (
     AttackSpec,
     CertifySpec,
     EvaluationSpec,
     FalsifySpec,
     PredictSpec,
+)
+from smoothadv.models.checkpoint import read_members
+from smoothadv.models.name import (
+    CHECKPOINT,
+    FUNCTION,
+    LIBRARY,
+    MODULE,
+    STAGES,
+    ModelName,
+    parse_model,
+    stages_of,
 )
 from smoothadv.objectives import Objective
 from smoothadv.training.setup import Trained
@@ -281,12 +287,13 @@ def _training_images(
         raise UserError(
             "test_labels without test: give the images that they are of, or leave them out"
         )
-    training = dataset_of(model, images, labels, num_classes, "images")
+    name = ModelName(model, FUNCTION if isinstance(model, str) else MODULE)
+    training = dataset_of(name, images, labels, num_classes, "images")
     if isinstance(model, str) and isinstance(training, GivenImages):
         training = training.with_constants()  # for the input layer
     if test is None:
         return training, training
-    return training, dataset_of(model, test, test_labels, num_classes, "images")
+    return training, dataset_of(name, test, test_labels, num_classes, "images")
 
 
 def _spec(
@@ -313,27 +320,29 @@ def _spec(
             raise UserError("stages: found a model or a sigma beside them: leave one of them out")
         fields |= {"sigma": STAGES, "stages": stages_of(fields["stages"])}
         source = fields["stages"][0].model
-    if not isinstance(source, (str, os.PathLike, torch.nn.Module)):
+    name = parse_model(source)
+    if name.kind == MODULE and not isinstance(name.source, torch.nn.Module):
         raise UserError(
-            f"the model is a {type(source).__name__}: give a torch.nn.Module or the path of a "
-            "checkpoint"
+            f"the model is a {name}: give a torch.nn.Module or the path of a checkpoint"
         )
-    source = source if isinstance(source, torch.nn.Module) else Path(source)
     dataset = images
     if not isinstance(images, str):
-        given = ((one, fields[one]) for one in ("arch", "weights") if fields.get(one) is not None)
-        reading = {one: checked(one, value, str) for one, value in given}
+        reading = {
+            one: checked(one, fields[one], str)
+            for one in ("arch", "weights")
+            if fields.get(one) is not None
+        }
         is_open = kind in (CertifySpec, PredictSpec) and fields.get("log") is None
         own = fields.get("settings")
         is_aware = isinstance(own, Mapping) and own.get("label_aware", False)
         needs_labels = not is_open or fields.get("attack") is not None or is_aware
         dataset = dataset_of(
-            source, images, labels, arrays.num_classes, arrays.name, reading, needs_labels
+            name, images, labels, arrays.num_classes, arrays.name, reading, needs_labels
         )
     elif labels is not None:
         raise UserError(f"the dataset '{images}' has labels of its own: leave labels out")
-    spec_model = None if model is None else source
-    return kind(model=spec_model, dataset=dataset, command=called_from(function), **fields)
+    fields |= {"model": None if model is None else name, "command": called_from(function)}
+    return kind(dataset=dataset, **fields)
 
 
 def _without_labels(images: Any, labels: Any, rows: pd.DataFrame) -> pd.DataFrame:
@@ -350,7 +359,7 @@ def called_from(function: str) -> tuple[str, ...]:
 
 
 def dataset_of(
-    model: str | Path | torch.nn.Module,
+    model: ModelName,
     images: Any,
     labels: Any,
     num_classes: int | None,
@@ -371,7 +380,7 @@ def dataset_of(
 
 
 def _class_names(
-    model: str | Path | torch.nn.Module,
+    model: ModelName,
     image: torch.Tensor,
     num_classes: int | None,
     reading: Mapping[str, str],
@@ -379,12 +388,12 @@ def _class_names(
     """The names of a model's classes, or their numbers, for an image [C, H, W]; UserError where
     nothing tells how many there are.
     """
-    network: Any = model
-    if isinstance(model, Path) and not is_named(model):
-        for content in read_members(model, **reading).contents:
+    network = model.source
+    if model.kind == CHECKPOINT:
+        for content in read_members(model.source, **reading).contents:
             if content.get("classes"):
                 return tuple(map(str, content["classes"]))
-    elif isinstance(model, Path) and not plugins.names_function(str(model)):
+    elif model.kind == LIBRARY:
         found = library_network(str(model), pretrained=False)
         if found.usual_names:
             return found.usual_names

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 import smoothadv
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.errors import DoubtfulWarning, UserError
-from smoothadv.checkpoints import digest_of
+from smoothadv.models.checkpoint import digest_of
 from smoothadv.objectives.distillation import Distillation
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv

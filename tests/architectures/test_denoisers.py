@@ -19,10 +19,11 @@ from smoothadv.architectures.diffusion import (
     noise_of,
 )
 from smoothadv.base.errors import DoubtfulWarning, UserError
-from smoothadv.checkpoints import load_classifier, read_checkpoint
 from smoothadv.datasets import describe_dataset
-from smoothadv.evaluation.model import denoised_classifier, load_denoiser
 from smoothadv.exact.network import IntegerNetwork
+from smoothadv.models.checkpoint import read_checkpoint
+from smoothadv.models.load import BaseClassifier, denoised, load_classifier, load_denoiser
+from smoothadv.models.spec import ModelSpec
 from smoothadv.voting.folding import fold
 from support.released import randomise_batch_norms
 
@@ -96,8 +97,9 @@ def test_released_checkpoint_is_read(arch, prefix, tmp_path):
 def test_network_of_integers_takes_no_denoiser():
     integers = IntegerNetwork((1, 8, 8), 0, torch.zeros(1), ())
     with pytest.raises(UserError, match="whole grey levels: leave --denoiser out$"):
-        denoised_classifier(
-            nn.Sequential(integers), "any.pth.tar", describe_dataset("digits"), 0.25
+        denoised(
+            BaseClassifier(nn.Sequential(integers), {}, []),
+            ModelSpec(model="any", dataset="digits", sigma=0.25, denoiser="any.pth.tar"),
         )
 
 

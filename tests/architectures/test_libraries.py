@@ -14,7 +14,7 @@ from smoothadv.architectures import get_architecture, pretrained_architecture
 from smoothadv.architectures.libraries import library_network
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
-from smoothadv.evaluation.model import classifier_digest
+from smoothadv.models.load import classifier_digest
 from smoothadv.voting.classifier import optimized_for_inference
 from support.named_networks import NAMES, save_hf, save_onnx, small_network
 

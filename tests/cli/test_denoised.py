@@ -11,9 +11,8 @@ import torch
 
 import smoothadv
 from smoothadv.architectures.denoisers import DENOISERS
-from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import describe_dataset
-from smoothadv.evaluation.model import load_denoiser
+from smoothadv.models.load import load_classifier, load_denoiser
 from support.commands import call, manifest_of, refused, rows, snapshot, succeed, timeless
 from support.trainings import AT_ONCE, after_update, read, same_state, send
 

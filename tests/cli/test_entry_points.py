@@ -54,9 +54,9 @@ FIRST_STEPS = {
     "certify": [
         "evaluation.certify.prepare",
         "evaluation.verify.verify",
-        "evaluation.model.loose_images",
+        "models.load.loose_images",
     ],
-    "predict": ["evaluation.predict.prepare", "evaluation.model.loose_images"],
+    "predict": ["evaluation.predict.prepare", "models.load.loose_images"],
     "attack": ["evaluation.predict.warn_of_few_draws", "evaluation.falsify.read_certificates"],
     "analyze": [
         "analysis.functions.read_logs",

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from smoothadv.checkpoints import integer_network, read_checkpoint, save_checkpoint
 from smoothadv.datasets import get_dataset
 from smoothadv.exact.export import as_onnx
 from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
 from smoothadv.exact.network import IntegerNetwork
+from smoothadv.models.checkpoint import read_checkpoint, save_checkpoint
+from smoothadv.models.load import integer_network
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from support.commands import call, refused, snapshot, succeed
 

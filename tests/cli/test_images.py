@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 import smoothadv
 from smoothadv.datasets import get_dataset
 from smoothadv.datasets.preparation import Preparation
-from smoothadv.evaluation.model import loose_images
 from smoothadv.evaluation.specs import EvaluationSpec
+from smoothadv.models.load import loose_images
 from support.commands import call, refused, snapshot
 
 COUNT = 5

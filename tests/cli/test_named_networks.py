@@ -14,8 +14,8 @@ import smoothadv
 from smoothadv.architectures.libraries import library_network
 from smoothadv.checkpoints import read_checkpoint
 from smoothadv.datasets import describe_dataset
-from smoothadv.evaluation.model import load_model
 from smoothadv.evaluation.specs import CertifySpec
+from smoothadv.models.load import load
 from support.commands import call, refused, run_process, script, settings_of, succeed, timeless
 from support.image_files import random_image, save_image
 from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
@@ -182,8 +182,7 @@ def test_photographs_are_prepared_as_the_network_expects(place):
         "imagefolder:photos": "imagefolder:photos@32,squash",
         "imagefolder:photos@16": "imagefolder:photos@16",
     }.items():
-        asked = CertifySpec(model="hf:hf", dataset=images, sigma=0.25, log="log.tsv")
-        spec, _, base = load_model(asked)
+        spec, base = load(CertifySpec(model="hf:hf", dataset=images, sigma=0.25, log="log.tsv"))
         assert spec.dataset == prepared and len(base.doubts) == (images != prepared)
         assert all(f"radii are about {prepared}" in doubt for doubt in base.doubts)
     network = library_network("hf:hf", True)

@@ -71,7 +71,7 @@ def test_page_shows_each_command():
 
 def test_checkpoint_and_manifest_record_the_plugin_and_its_digest(workplace):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("smoothadv.checkpoints.require_architecture", lambda name: name)
+        patch.setattr("smoothadv.models.checkpoint.require_architecture", lambda name: name)
         content = read_checkpoint(Path(CHECKPOINT))
     (record,) = content["plugins"]
     provided = ["dataset 'shapes'", "architecture 'shapes_cnn'", "objective 'soft_gaussian'"]

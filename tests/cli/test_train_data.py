@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from smoothadv.architectures import get_architecture
-from smoothadv.checkpoints import start_from
 from smoothadv.datasets import describe_dataset
+from smoothadv.models.checkpoint import start_from
 from support.commands import call, refused, rows, snapshot, succeed
 from support.image_files import random_image, save_image
 from support.trainings import read, same_state

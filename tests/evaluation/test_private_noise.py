@@ -17,7 +17,7 @@ from smoothadv.attacks import SmoothedAttack
 from smoothadv.attacks.pgd import PGD
 from smoothadv.base.errors import UserError
 from smoothadv.evaluation import setup as smoothing_job
-from smoothadv.evaluation.model import classifier_digest
+from smoothadv.models.load import classifier_digest
 from smoothadv.noise import (
     GaussianNoise,
     Noise,

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from smoothadv.datasets import get_dataset
-from smoothadv.evaluation.model import classifier_digest
+from smoothadv.models.load import classifier_digest
 from smoothadv.noise import GaussianNoise, NoiseKey, Purpose
 from support.commands import manifest_of, rows, timeless
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from smoothadv.checkpoints import hub as checkpoints_on_hub
+from smoothadv.models import hub as checkpoints_on_hub
 
 WRITER, READER = "hf_writer", "hf_reader"
 

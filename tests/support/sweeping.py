@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from smoothadv.base.members import Members
+from smoothadv.models.name import Members
 from smoothadv.records.logs import (
     ATTACK_COLUMNS,
     CERTIFICATION_COLUMNS,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from torch import nn
 
 from smoothadv.architectures.input_layers import INPUT_LAYERS, build_input_layer
-from smoothadv.architectures.libraries import LIBRARIES, library_network
+from smoothadv.architectures.libraries import LIBRARIES, LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, first_line
@@ -22,14 +22,6 @@ from smoothadv.base.registry import Registry, discover
 from smoothadv.datasets import DatasetDescription, describe_dataset
 
 ARCHITECTURES: Registry[Callable[[DatasetDescription], nn.Module]] = Registry("architecture")
-
-
-def names_network(name: str) -> bool:
-    """Whether ``name`` is KIND:LOCATION of a known library, or FILE.py:FUNCTION."""
-    kind, colon, _ = name.partition(":")
-    return plugins.names_function(name) or bool(
-        colon and kind in LIBRARIES and name not in ARCHITECTURES
-    )
 
 
 def require_architecture(name: str) -> str:
@@ -54,8 +46,7 @@ def chosen_architecture(name: str) -> str:
 
     UserError where there is none of this name or the file cannot be loaded.
     """
-    is_new = plugins.names_function(name) and name not in plugins.FUNCTIONS
-    return plugins.load(name).name if is_new else require_architecture(name)
+    return require_architecture(plugins.registered(name))
 
 
 def get_architecture(
@@ -69,43 +60,43 @@ def get_architecture(
     unknown names, where the dataset has no constants to normalize with, or where a network of a
     library or of the user's does not fit the images.
     """
-    name = chosen_architecture(arch)
     description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
-    entrance = build_input_layer(input_layer, description)
-    if name in ARCHITECTURES:
-        return nn.Sequential(entrance, ARCHITECTURES[name](description))
-    if name in plugins.FUNCTIONS:
-        network = user_network(name, description)
-    else:
-        network = library_network(name, False, description).module
-    return nn.Sequential(entrance, logits_of(network.eval(), description, name)).train()
+    return made_architecture(arch, description, input_layer)[1]
 
 
-def pretrained_architecture(
-    arch: str, description: DatasetDescription, input_layer: str
+def made_architecture(
+    arch: str, description: DatasetDescription, input_layer: str, pretrained: bool = False
 ) -> tuple[DatasetDescription, nn.Sequential]:
-    """As ``get_architecture``, with the weights of the library of ``arch``, but for a last layer of
-    other classes.
+    """As ``get_architecture``; ``pretrained``, with the weights of the library of ``arch``, but for
+    a last layer of other classes.
 
-    The description has the library's mean and standard deviation. UserError where there are no such
-    weights.
+    The description then has the library's mean and standard deviation. UserError where there are no
+    such weights.
     """
-    if arch.partition(":")[0] not in LIBRARIES:
+    if pretrained and arch.partition(":")[0] not in LIBRARIES:
         raise UserError(
             f"--pretrained: {arch} is not of a library that has weights: {', '.join(LIBRARIES)}"
         )
-    found = library_network(arch, pretrained=True, images=description)
-    if found.mean is not None and len(found.mean) == description.image_shape[0]:
+    name = chosen_architecture(arch)
+    if name in ARCHITECTURES:
+        network = ARCHITECTURES[name](description)
+        return description, nn.Sequential(build_input_layer(input_layer, description), network)
+    found = named_network(name, pretrained, description)
+    if pretrained and found.mean is not None and len(found.mean) == description.image_shape[0]:
         description = replace(description, mean=found.mean, std=found.std)
+    network = logits_of(found.module.eval(), description, name)
     entrance = build_input_layer(input_layer, description)
-    network = logits_of(found.module.eval(), description, arch)
     return description, nn.Sequential(entrance, network).train()
 
 
-def user_network(name: str, description: DatasetDescription) -> nn.Module:
-    """What the function FILE.py:FUNCTION, which is loaded, returns for a description; UserError
-    unless a module.
+def named_network(
+    name: str, pretrained: bool, description: DatasetDescription | None
+) -> LibraryNetwork:
+    """As ``library_network``; also what the function FILE.py:FUNCTION, which is loaded, returns for
+    a description. UserError unless that is a module.
     """
+    if name not in plugins.FUNCTIONS or description is None:
+        return library_network(name, pretrained, description)
     try:
         network = plugins.FUNCTIONS[name](description)
     except Exception as error:  # of the user's code
@@ -115,7 +106,7 @@ def user_network(name: str, description: DatasetDescription) -> nn.Module:
         ) from error
     if not isinstance(network, nn.Module):
         raise UserError(f"{name} returns a {type(network).__name__}, expected a torch.nn.Module")
-    return network
+    return LibraryNetwork(network, "plug-in", tuple((name,) for name in description.class_names))
 
 
 discover(__name__, __path__)

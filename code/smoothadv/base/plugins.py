@@ -105,6 +105,13 @@ def load(name: str | Path, is_installed: bool = False) -> Plugin:
     return _loaded.setdefault(called, Plugin(called, source, sha256, is_installed, provides))
 
 
+def registered(name: str) -> str:
+    """The name in FUNCTIONS of FILE.py:FUNCTION, which is loaded if it is not yet; other names stay
+    as they are. UserError as ``load``.
+    """
+    return load(name).name if names_function(name) and name not in FUNCTIONS else name
+
+
 def load_installed() -> None:
     """Load the plug-ins of installed distributions; a warning for each that cannot be loaded."""
     for entry in metadata.entry_points(group=GROUP):

@@ -5,7 +5,6 @@ from functools import partial
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import file_digest, write_json
-from smoothadv.base.members import STAGES
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
 from smoothadv.cli.options.shared import use_threads
@@ -19,6 +18,7 @@ from smoothadv.cli.runner import (
     run,
 )
 from smoothadv.evaluation.specs import CertifySpec, VerifySpec, procedure_name
+from smoothadv.models.name import STAGES
 from smoothadv.records.writer import WrittenLog
 from smoothadv.statistics import PROCEDURES
 

@@ -157,7 +157,7 @@ def _images(
     options: Options,
     command: Sequence[str],
 ) -> None:
-    from smoothadv.evaluation.model import loose_images  # imports torch
+    from smoothadv.models.load import loose_images  # imports torch
 
     spec = kind(**given_settings(kind, options))
     use_threads(spec)

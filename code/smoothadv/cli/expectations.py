@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.members import is_on_hub
 from smoothadv.base.settings import settings_record
 from smoothadv.cli import attack, certify, train, train_pgd
 from smoothadv.cli.options.training import spec_of, with_recipes
@@ -18,6 +17,7 @@ from smoothadv.cli.runner import Options, Parser, reading
 from smoothadv.datasets import SPLITS, DatasetDescription, describe_dataset, get_dataset
 from smoothadv.evaluation.predict import specs_by_log
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
+from smoothadv.models.name import HUB
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
 from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation
 from smoothadv.training.schedule import Schedule
@@ -69,7 +69,7 @@ class CommandReader:
             digests={
                 field: Path(path).absolute()
                 for field, path in read.items()
-                if path and not is_on_hub(path)
+                if path and not str(path).startswith(HUB)
             },
             files=() if unlabelled is None else (unlabelled.absolute(),),
         )

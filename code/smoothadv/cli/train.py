@@ -6,10 +6,10 @@ from functools import partial
 
 from smoothadv.base import plugins
 from smoothadv.base.distributed import ended
-from smoothadv.base.members import STAGES
 from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
 from smoothadv.cli.runner import Options, Parser, invocation, run
+from smoothadv.models.name import STAGES
 from smoothadv.records.logs import ARGUMENTS, CHECKPOINT
 from smoothadv.training.setup import train
 from smoothadv.training.spec import TrainSpec

@@ -15,8 +15,8 @@ from smoothadv.analysis.facts import FIELDS, display, recipe_facts
 from smoothadv.analysis.table_formats import FORMATS, Table, columns_of
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import write_atomically
-from smoothadv.base.members import HUB, members_of
 from smoothadv.base.settings import Checked, SettingError, output_folder, setting
+from smoothadv.models.name import HUB, members_of
 from smoothadv.records.logs import flat
 
 _TAGS = ("randomized-smoothing", "certified-robustness", "adversarial-robustness")
@@ -83,7 +83,7 @@ def push(spec: PushSpec) -> list[str]:
         for path, content in paths.items():
             write_atomically(path, methodcaller("write", content))
         return [f"wrote {path}" for path in paths]
-    from smoothadv.checkpoints.hub import hub_asked_once, hub_errors  # imports torch
+    from smoothadv.models.hub import hub_asked_once, hub_errors  # imports torch
 
     with hub_errors(spec.repository), hub_asked_once():
         from huggingface_hub import CommitOperationAdd, HfApi, get_token
@@ -104,8 +104,8 @@ def push(spec: PushSpec) -> list[str]:
 
 def files_of(spec: PushSpec) -> dict[str, bytes]:
     """The files of a repository, by name; UserError as ``push``."""
-    from smoothadv.checkpoints import USED, is_module, read_checkpoint  # imports torch
-    from smoothadv.checkpoints.hub import checkpoint_digest, hub_errors, packed
+    from smoothadv.models.checkpoint import MODULE_PREFIX, USED, read_checkpoint  # imports torch
+    from smoothadv.models.hub import checkpoint_digest, hub_errors, packed
 
     path = spec.checkpoint
     if members_of(path).mean is not None:
@@ -113,7 +113,7 @@ def files_of(spec: PushSpec) -> dict[str, bytes]:
             f"{path} is an ensemble: push each member, and name the ensemble {HUB}A+{HUB}B"
         )
     content = read_checkpoint(path, denoiser=None)
-    if is_module(content):
+    if content["arch"].startswith(MODULE_PREFIX):
         raise UserError(f"{path} holds the weights of a module, which no name can make again")
     sha256, fields = checkpoint_digest(path), {one: content[one] for one in content if one in USED}
     with hub_errors(f"push {path}"):  # of what its formats cannot hold, too

@@ -26,12 +26,12 @@ from smoothadv.base.errors import NonFiniteError, UserError, warn
 from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
-from smoothadv.checkpoints.hub import pinned
 from smoothadv.datasets import ImageDataset
 from smoothadv.datasets.images import changing_image
-from smoothadv.evaluation.model import BaseClassifier
 from smoothadv.evaluation.specs import AttackedSpec, CertifySpec, EvaluationSpec
 from smoothadv.evaluation.voters import Voter, joined, load_models, noise_keys, voter_of
+from smoothadv.models.hub import pinned
+from smoothadv.models.load import BaseClassifier
 from smoothadv.noise import NoiseStream, Purpose, kernels_on
 from smoothadv.records import logs as records
 from smoothadv.records.logs import CLASSIFIER, DENOISER, LOGITS, shards_of

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.base.members import STAGES
 from smoothadv.base.settings import (
     PRECISION_NAMES,
     SettingError,
@@ -36,8 +35,9 @@ from smoothadv.base.settings import (
 )
 from smoothadv.datasets import SPLITS, DatasetDescription
 from smoothadv.datasets.spec import RunSpec
-from smoothadv.evaluation.model_spec import ModelSpec
 from smoothadv.evaluation.shards import Shard
+from smoothadv.models.name import STAGES
+from smoothadv.models.spec import ModelSpec
 from smoothadv.statistics import PROCEDURES, Procedure, Smoothing
 
 if TYPE_CHECKING:
@@ -172,11 +172,6 @@ class EvaluationSpec(ModelSpec):
         super().__post_init__()
         if self.n is None:
             self._set(n=PREDICTION_DRAWS)
-
-    @property
-    def dataset_name(self) -> str | None:
-        """The dataset's name; None where the images were handed over."""
-        return self.dataset if isinstance(self.dataset, str) else None
 
     def plugins(self, *architectures: str) -> dict[str, dict[str, str]]:
         """What settings record of the plug-ins that take part, with models of these

@@ -8,14 +8,13 @@ from typing import Any
 
 from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.errors import UsageError, UserError
-from smoothadv.base.members import STAGES
-from smoothadv.base.plugins import FUNCTIONS, loaded, names_function
+from smoothadv.base.plugins import FUNCTIONS, loaded
 from smoothadv.base.settings import settings_of
-from smoothadv.checkpoints import read_members
 from smoothadv.evaluation.certify import prepare_certification
 from smoothadv.evaluation.log import write_log
-from smoothadv.evaluation.model import is_named
 from smoothadv.evaluation.specs import OF_STAGES, CertifySpec, VerifySpec
+from smoothadv.models.checkpoint import read_members
+from smoothadv.models.name import FUNCTION, STAGES, parse_model
 from smoothadv.records.logs import (
     DENOISER,
     differing_fields,
@@ -107,7 +106,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             f"the manifest of {spec.log} names no checkpoint: name it with --classifier"
         )
     arch = settings.get("arch_given") or ""
-    if names_function(arch) and arch not in FUNCTIONS:
+    if parse_model(arch).kind == FUNCTION and arch not in FUNCTIONS:
         raise UserError(
             f"{spec.log} is of code in a file, which is not run unasked: add --plugin PATH/{arch}"
         )
@@ -143,7 +142,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     except UsageError as error:
         raise UserError(f"{spec.log} cannot be repeated here: {error}{made}") from error
     for stage in certify_spec.classifiers if spec.model is None else ():
-        if names_function(str(stage.model)):
+        if stage.model.kind == FUNCTION:
             raise UserError(
                 f"{spec.log} is of code in a file, {stage.model}, which is not run unasked: add "
                 f"--classifier {model}"
@@ -153,7 +152,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
 
 def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None:
     """The input layer to ask for: where checkpoints do not record one, that of the manifest."""
-    if is_named(model):
+    if parse_model(model).is_network:
         return None  # its library says it
     try:
         given = settings.get("arch_given"), settings.get("weights_given")

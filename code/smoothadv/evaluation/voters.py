@@ -11,11 +11,11 @@ import torch
 
 from smoothadv.base.errors import UserError, first_line, warn
 from smoothadv.base.files import digest
-from smoothadv.base.members import sigma_names
-from smoothadv.datasets import ImageDataset
+from smoothadv.datasets import ImageDataset, get_dataset
 from smoothadv.datasets.relabelled import RelabelledImages
-from smoothadv.evaluation.model import BaseClassifier, classifier_digest, load_model
 from smoothadv.evaluation.specs import EvaluationSpec
+from smoothadv.models.load import BaseClassifier, classifier_digest, load
+from smoothadv.models.name import sigma_names
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, RoundedGaussianNoise
 from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
 
@@ -25,7 +25,9 @@ _FUNCTION = 0.02
 _DIGESTS = ("checkpoint_sha256", "module_sha256")
 
 Loaded: TypeAlias = tuple[EvaluationSpec, ImageDataset, BaseClassifier]
-"""What ``load_model`` returns."""
+"""A spec, whose photographs are prepared as the model's library does, the images under the classes
+of the model, and the model.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,23 @@ class Voter:
     key: NoiseKey
 
 
+def _loaded(spec: EvaluationSpec) -> Loaded:
+    """The model of a spec, before its images, since reading or downloading these takes longer."""
+    spec, base = load(spec)
+    images = spec.dataset
+    if isinstance(images, str):
+        images = get_dataset(images, spec.split, spec.data_dir)
+    if base.classes is not None:
+        images = RelabelledImages(images, *base.classes)
+    return spec, images, base
+
+
 def load_models(spec: EvaluationSpec) -> list[Loaded]:
-    """As ``load_model``, of each classifier of a spec; UserError also where stages have other
-    images or classes than the first one.
+    """Each classifier of a spec with its images; UserError where one cannot be had, or does not fit
+    its images, and where stages have other images or classes than the first one.
     """
     stages = spec.classifiers if spec.router is None else spec.classifiers[:-1]
-    loaded = [load_model(spec.of_stage(stage)) for stage in stages]
+    loaded = [_loaded(spec.of_stage(stage)) for stage in stages]
     images = loaded[0][1]
     for place, (_, other, _) in enumerate(loaded[1:], start=2):
         facts = [(each.fingerprint(), each.description) for each in (images, other)]
@@ -63,7 +76,7 @@ def load_models(spec: EvaluationSpec) -> list[Loaded]:
         names, known = sigma_names(stage.sigma for stage in stages), images.description
         by_stage = RelabelledImages(images, names, [0] * known.num_classes)
         by_stage.description = replace(by_stage.description, name=f"{known.name} by stage")
-        loaded.append(load_model(replace(spec.of_stage(spec.router), dataset=by_stage)))
+        loaded.append(_loaded(replace(spec.of_stage(spec.router), dataset=by_stage)))
     return loaded
 
 

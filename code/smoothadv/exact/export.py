@@ -19,10 +19,11 @@ import torch
 from smoothadv.architectures.exact import digest_of_logits
 from smoothadv.base.errors import UserError, first_line, optional_module
 from smoothadv.base.files import refuse_to_replace, reserved, write_atomically
-from smoothadv.checkpoints import INTEGER, integer_network, read_checkpoint
-from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.exact.layers import DEFINITION, SEVEN_BITS, WHITE
 from smoothadv.exact.network import IntegerNetwork
+from smoothadv.models.checkpoint import INTEGER, read_checkpoint
+from smoothadv.models.hub import checkpoint_digest
+from smoothadv.models.load import integer_network
 from smoothadv.version import __version__
 
 OPSET, _FORMAT, _NAME = 13, 7, "smoothadv"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,18 +10,15 @@ from smoothadv.base.errors import UserError
 from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.base.provenance import provenance
-from smoothadv.checkpoints import (
-    INTEGER,
-    classifier_from_members,
-    read_members,
-    recorded_input_layer,
-    save_checkpoint,
-)
-from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.datasets import ImageDataset, get_dataset
 from smoothadv.exact.conversion import convert, read_network
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.exact.spec import QuantizeSpec
+from smoothadv.models.checkpoint import (
+    INTEGER,
+    save_checkpoint,
+)
+from smoothadv.models.load import BaseClassifier, load_checkpoint
 from smoothadv.noise import Purpose, RoundedGaussianNoise
 from smoothadv.statistics.bounds import certified_radius
 from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
@@ -51,20 +47,20 @@ class Comparison:
 def quantize(spec: QuantizeSpec) -> tuple[IntegerNetwork, Comparison]:
     """Write the checkpoint; UserError where files do not fit or the network has no integer form."""
     refuse_to_replace(spec.outfile, "checkpoint", b"pk")
-    members = read_members(spec.checkpoint)
-    if members.mean is not None or INTEGER in members.contents[0]:
-        kind = "an ensemble: quantize its members" if members.mean else "of integers already"
-        raise UserError(f"{spec.checkpoint} is {kind}")
     images = get_dataset(spec.dataset, "train", spec.data_dir)
     if len(images) < 2:
         raise UserError(
             f"{spec.dataset} has one training image: some decide the ranges, others compare the "
             "votes"
         )
-    classifier = classifier_from_members(members, images.description, spec.input_layer)
+    base = load_checkpoint(spec.checkpoint, images, input_layer=spec.input_layer)
+    if len(base.contents) > 1 or INTEGER in base.contents[0]:
+        several = len(base.contents) > 1
+        kind = "an ensemble: quantize its members" if several else "of integers already"
+        raise UserError(f"{spec.checkpoint} is {kind}")
     noise = RoundedGaussianNoise(spec.sigma, spec.seed)
     shape = images.description.image_shape
-    float_network = read_network(classifier, shape)
+    float_network = read_network(base.module, shape)
     chosen = _spaced(len(images), spec.calibration)
     rest = np.setdiff1d(np.arange(len(images)), chosen)
     parts = [chosen[start : start + _PASS] for start in range(0, len(chosen), _PASS)]
@@ -74,10 +70,10 @@ def quantize(spec: QuantizeSpec) -> tuple[IntegerNetwork, Comparison]:
     )
     with reserved(spec.outfile, spec.overwrite):
         network = convert(float_network, batches, shape, noise.clip, spec.weight_bits)
-        voter = optimized_for_inference(classifier, torch.device("cpu"))
+        voter = optimized_for_inference(base.module, torch.device("cpu"))
         held_out = rest[_spaced(len(rest), spec.held_out)]
         comparison = _compare((voter, network), images, held_out, noise, spec.draws)
-        _save(spec, members.contents[0], images, network, comparison)
+        _save(spec, base, images, network, comparison)
     return network, comparison
 
 
@@ -135,15 +131,15 @@ def _radius(votes: torch.Tensor, label: int, sigma: float) -> float:
 
 def _save(
     spec: QuantizeSpec,
-    source: dict[str, Any],
+    source: BaseClassifier,
     images: ImageDataset,
     network: IntegerNetwork,
     comparison: Comparison,
 ) -> None:
-    description = images.description
+    description, before = images.description, source.contents[0]
     record, tensors = network.stored()
     made = {
-        "from_sha256": checkpoint_digest(spec.checkpoint),
+        "from_sha256": source.settings["checkpoint_sha256"],
         "dataset_fingerprint": images.fingerprint(),
         "sigma": spec.sigma,
         "calibration": spec.calibration,
@@ -153,9 +149,9 @@ def _save(
         **provenance(spec.command),
     }
     content = {
-        **{name: source[name] for name in _KEPT if name in source},
-        "arch": f"{INTEGER}:{source['arch']}",
-        "input_layer": recorded_input_layer(source, spec.checkpoint, spec.input_layer),
+        **{name: before[name] for name in _KEPT if name in before},
+        "arch": f"{INTEGER}:{source.settings['arch']}",
+        "input_layer": source.settings["input_layer"],
         "classes": list(description.class_names),
         "image_shape": list(description.image_shape),
         INTEGER: {**record, "made": made},

@@ -68,10 +68,9 @@ class QuantizeSpec(RunSpec):
     command: Sequence[str] | None = None
 
     def missing_plugin(self) -> str:
-        from smoothadv.checkpoints import missing_dataset_plugin  # imports torch
+        from smoothadv.models.checkpoint import missing_dataset_plugin  # imports torch
 
-        reason = missing_dataset_plugin(self.checkpoint, self.dataset)
-        return f"checkpoint {self.checkpoint}: {reason}" if reason else ""
+        return missing_dataset_plugin(self.checkpoint, self.dataset)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from smoothadv.base.errors import UserError, warn
-from smoothadv.checkpoints import INTEGER, load_classifier
 from smoothadv.datasets import DatasetDescription
 from smoothadv.exact.layers import Convolution, Step, rounded
 from smoothadv.exact.network import IntegerNetwork
+from smoothadv.models.checkpoint import INTEGER
+from smoothadv.models.load import load_classifier
 from smoothadv.noise import RoundedGaussianNoise
 
 _TYPICAL = 4

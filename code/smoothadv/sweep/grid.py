@@ -16,9 +16,9 @@ from typing import Any
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_toml
-from smoothadv.base.members import MEANS
 from smoothadv.base.plugins import is_file_name
 from smoothadv.base.registry import did_you_mean
+from smoothadv.models.name import MEANS
 from smoothadv.sweep.folders import NAMED_OPTIONS, fill_placeholders
 
 Options = dict[str, Any]
@@ -63,7 +63,7 @@ class EnsembleTable:
     """An [[ensemble]] table: the models of the group ``of`` that differ in nothing but options in
     ``over`` are members.
 
-    ``mean`` is one of smoothadv.base.members.MEANS. ``group`` and ``source`` as in ``Model``.
+    ``mean`` is one of smoothadv.models.name.MEANS. ``group`` and ``source`` as in ``Model``.
     """
 
     of: str

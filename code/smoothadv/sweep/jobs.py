@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import lock, make_folder, read_json, write_json
-from smoothadv.base.members import Members
+from smoothadv.models.name import Members
 from smoothadv.sweep.grid import EvaluationTable, Model
 from smoothadv.sweep.stages import EvaluationStage, Stage, TrainingStage, unmet_need
 

@@ -12,7 +12,7 @@ from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, warn
-from smoothadv.base.members import MEANS, Members
+from smoothadv.models.name import MEANS, Members
 from smoothadv.sweep.commands import Commands
 from smoothadv.sweep.folders import (
     NAMED_OPTIONS,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import file_digest, read_json, write_text
-from smoothadv.base.members import HUB, Members
+from smoothadv.models.name import HUB, Members
 from smoothadv.records import logs as records
 from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation
 

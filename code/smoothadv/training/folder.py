@@ -19,14 +19,14 @@ from smoothadv.base.files import (
     write_json,
     write_text,
 )
-from smoothadv.checkpoints import (
-    is_module,
+from smoothadv.exact.training import state_fields
+from smoothadv.models.checkpoint import (
+    MODULE_PREFIX,
     misfit,
     network_keys,
     read_checkpoint,
     save_checkpoint,
 )
-from smoothadv.exact.training import state_fields
 from smoothadv.records.logs import (
     ARGUMENTS,
     CHECKPOINT,
@@ -123,7 +123,7 @@ class RunFolder:
     ) -> None:
         """Load the state of a run's checkpoint, ``RunFolder.saved``, into model and optimizer."""
         weights = saved.get("trained") or saved["state_dict"]
-        weights = weights if is_module(saved) else network_keys(weights)
+        weights = weights if saved["arch"].startswith(MODULE_PREFIX) else network_keys(weights)
         present = model.state_dict()
         if reason := misfit(weights, present):
             raise UserError(

@@ -11,9 +11,9 @@ import torch
 
 from smoothadv.base.errors import UserError, escape
 from smoothadv.base.files import digest
-from smoothadv.base.members import sigma_names
 from smoothadv.datasets import Batches, ImageDataset, Indices
 from smoothadv.datasets.images import Item
+from smoothadv.models.name import sigma_names
 from smoothadv.records.logs import read_manifest_file
 from smoothadv.records.readers import read_certification_log
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures import get_architecture, pretrained_architecture
+from smoothadv.architectures import made_architecture
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.base.devices import default_device, device_name, device_of_process
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import UsageError, UserError, warn
 from smoothadv.base.provenance import provenance
 from smoothadv.base.settings import describe
-from smoothadv.checkpoints import (
+from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
+from smoothadv.datasets.images import StreamedImages, changing_image
+from smoothadv.datasets.unlabelled import load_pseudo_labelled
+from smoothadv.exact.training import trained_integers
+from smoothadv.models.checkpoint import (
     INTEGER,
     digest_of,
     read_checkpoint,
@@ -26,11 +30,7 @@ from smoothadv.checkpoints import (
     start_from,
     with_recorded_constants,
 )
-from smoothadv.checkpoints.hub import checkpoint_digest
-from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
-from smoothadv.datasets.images import StreamedImages, changing_image
-from smoothadv.datasets.unlabelled import load_pseudo_labelled
-from smoothadv.exact.training import trained_integers
+from smoothadv.models.hub import checkpoint_digest
 from smoothadv.noise import derive_generator
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.routing import routed
@@ -123,7 +123,7 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
         layer_groups(model, schedule.layer_decay)
     teacher = None
     if spec.teacher is not None:
-        teacher = load_teacher(spec, images, device)
+        teacher = load_teacher(spec, training, device)
     return TrainingSetup(
         spec=spec,
         training=training,
@@ -168,16 +168,15 @@ def _model(
                 f"{path} is a checkpoint of integers: add --finetune-quantized to train them"
             )
     torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
-    if spec.pretrained:
-        description, model = pretrained_architecture(name, description, input_layer)
-        return description, input_layer, model, f"starting from the weights of {name}"
-    network: torch.nn.Module
-    if denoises:
-        network = DENOISERS[name](description)
-    else:
-        network = get_architecture(name, description, input_layer)
-    started = None if path is None else start_from(network, content, path, name, description)
-    return description, None if denoises else input_layer, network, started
+    if denoises and not spec.pretrained:
+        denoiser = DENOISERS[name](description)
+        started = None if path is None else start_from(denoiser, content, path, name, description)
+        return description, None, denoiser, started
+    description, model = made_architecture(name, description, input_layer, spec.pretrained)
+    started = f"starting from the weights of {name}" if spec.pretrained else None
+    if path is not None:
+        started = start_from(model, content, path, name, description)
+    return description, input_layer, model, started
 
 
 def _folder(setup: TrainingSetup) -> RunFolder:

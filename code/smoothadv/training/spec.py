@@ -30,9 +30,9 @@ from smoothadv.base.settings import (
     positive_int,
     setting,
 )
-from smoothadv.checkpoints import MODULE_PREFIX
 from smoothadv.datasets import DatasetDescription
 from smoothadv.datasets.spec import RunSpec
+from smoothadv.models.checkpoint import MODULE_PREFIX
 from smoothadv.objectives import DataPolicy, Objective
 from smoothadv.records.logs import CHECKPOINT
 from smoothadv.training.execution import Execution
@@ -379,8 +379,8 @@ class TrainSpec(RunSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.model, str) and plugins.names_function(self.model):
-            self._set(model=chosen_architecture(self.model))
+        if isinstance(self.model, str):
+            self._set(model=plugins.registered(self.model))
         execution, objective, start = self.execution, self.objective, self.pretrained_model
         has_micro_batch = self.schedule.micro_batch is not None
         is_exact = start is not None and execution.precision == "fp32"

@@ -3,7 +3,6 @@ a classifier votes on noisy copies of training images.
 """
 
 import math
-import os
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,18 +12,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from smoothadv.architectures.libraries import LIBRARIES, library_network
-from smoothadv.architectures.libraries.onnx import OnnxNetwork
-from smoothadv.architectures.logits import probe
 from smoothadv.base.distributed import Processes
-from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.errors import UserError
 from smoothadv.base.files import cached, digest, keep
-from smoothadv.base.members import members_of
 from smoothadv.base.progress import Progress
-from smoothadv.checkpoints import digest_of, load_classifier
-from smoothadv.checkpoints.hub import checkpoint_digest
 from smoothadv.datasets import DatasetDescription, ImageDataset
-from smoothadv.datasets.relabelled import matched_classes
+from smoothadv.models.checkpoint import digest_of
+from smoothadv.models.load import BaseClassifier, load, load_checkpoint
+from smoothadv.models.name import LIBRARY, members_of, parse_model
+from smoothadv.models.spec import ModelSpec
 from smoothadv.noise import GaussianNoise, Purpose
 from smoothadv.statistics import Draws
 from smoothadv.training.spec import TrainSpec
@@ -108,46 +104,44 @@ def _shares(votes: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(votes / np.maximum(votes.sum(1, keepdims=True), 1)).float()
 
 
-def load_teacher(spec: TrainSpec, description: DatasetDescription, device: torch.device) -> Teacher:
-    """The teacher in the checkpoint that a training names, in the form that votes in
-    certification, on the device; behind a denoiser also of a library. UserError if it is of other
+def load_teacher(spec: TrainSpec, training: ImageDataset, device: torch.device) -> Teacher:
+    """The teacher of a training on these images, in the form that votes in certification, on the
+    device: in a checkpoint, or behind a denoiser also of a library. UserError if it is of other
     images.
     """
-    name, denoises = str(spec.teacher), spec.objective.DENOISES
-    input_layer = spec.input_layer if denoises else None
-    if denoises and name.partition(":")[0] in LIBRARIES and not os.path.exists(name):
-        network, sha256 = _of_library(name, description, input_layer)
-    elif members_of(name).mean is not None:
+    name, images = str(spec.teacher), training.description
+    is_library = spec.objective.DENOISES and parse_model(name).kind == LIBRARY
+    if is_library and name.startswith("onnx:"):
+        raise UserError(f"{name} has no gradients: name the network of which it was exported")
+    if not is_library and members_of(name).mean is not None:
         raise UserError(f"the teacher {name} is an ensemble: name one checkpoint")
+    input_layer = spec.input_layer if spec.objective.DENOISES else None
+    if is_library:
+        _, base = load(ModelSpec(dataset=training, model=name, input_layer=input_layer))
+        network, sha256 = _of_library(base, images)
     else:
-        network, sha256 = load_classifier(name, description, input_layer), checkpoint_digest(name)
-    example = torch.full(description.image_shape, 0.5)
+        base = load_checkpoint(name, images, input_layer=input_layer)
+        network, sha256 = base.module, base.settings["checkpoint_sha256"]
+    example = torch.full(images.image_shape, 0.5)
     return Teacher(optimized_for_inference(network, device, example), sha256=sha256)
 
 
-def _of_library(
-    name: str, description: DatasetDescription, input_layer: str | None
-) -> tuple[nn.Module, str]:
+def _of_library(teacher: BaseClassifier, description: DatasetDescription) -> tuple[nn.Module, str]:
     """The pretrained network of a library, like timm:resnet18, which may know more classes than the
     images have, and its digest.
 
-    UserError where it cannot be had, has no gradients, or lacks a class of the images.
+    UserError where classes of the images are one of its.
     """
-    if input_layer is not None:
-        raise UsageError(
-            f"{name} has the normalization that its library says: leave --input-layer out"
-        )
-    found = library_network(name, pretrained=True)
-    network, classes = probe(found.normalized, torch.full(description.image_shape, 0.5), name)
-    if isinstance(found.module, OnnxNetwork):
-        raise UserError(f"{name} has no gradients: name the network of which it was exported")
-    first = matched_classes(description.class_names, found.class_names, classes, name)
+    name, network = teacher.name, teacher.module
+    known = description.class_names, [*range(description.num_classes)]
+    names, first = teacher.classes or known
     if len({*first}) != len(first):
         raise UserError(
             f"several classes of '{description.name}' are one of {name}: give it one folder"
         )
-    order = [*first, *sorted({*range(classes)} - {*first})]
-    return _Reordered(network, order), digest_of([name, found.version, network.state_dict()])
+    order = [*first, *sorted({*range(len(names))} - {*first})]
+    sha256 = digest_of([name, teacher.settings["library"], network.state_dict()])
+    return _Reordered(network, order), sha256
 
 
 class _Reordered(nn.Module):

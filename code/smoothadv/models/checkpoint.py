@@ -9,11 +9,10 @@ architecture.
 """
 
 import dataclasses
-import importlib
 import io
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,19 @@ from torch import nn
 from smoothadv.architectures import (
     ARCHITECTURES,
     INPUT_LAYERS,
+    LIBRARIES,
     chosen_architecture,
-    get_architecture,
-    names_network,
     require_architecture,
 )
 from smoothadv.architectures.denoisers import DENOISERS
-from smoothadv.architectures.ensemble import Ensemble
-from smoothadv.architectures.exact import ExactNetwork
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, escape, warn
 from smoothadv.base.files import digest, write_atomically
-from smoothadv.base.members import Members, is_on_hub, members_of
 from smoothadv.base.registry import UnknownNameError
-from smoothadv.checkpoints.hub import hub_content
-from smoothadv.checkpoints.inert import Inert, read_inertly
-from smoothadv.datasets import DatasetDescription, describe_dataset
+from smoothadv.datasets import DatasetDescription
+from smoothadv.models.hub import hub_content
+from smoothadv.models.inert import Inert, read_inertly
+from smoothadv.models.name import HUB, Members, members_of, parse_model
 
 Weights = dict[str, torch.Tensor]
 MODULE_PREFIX = "module:"
@@ -50,8 +46,6 @@ INTEGER = "integer"
 """The field of a checkpoint of integers that describes its network; its ``arch`` begins with this
 and a colon.
 """
-_INTEGERS = "smoothadv.exact.network"
-"""The annex that defines these networks, loaded only for such a checkpoint."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """Where an object lies in memory, as Python prints it: another place in every process."""
 _FIELDS: dict[str, tuple[str, Any, Any]] = {
@@ -122,7 +116,7 @@ def read_checkpoint(
         raise UserError(f"checkpoint {path} is {found}")
     kind, recorded = DENOISERS.kind if denoises else ARCHITECTURES.kind, content.get("plugins", [])
     try:
-        if not is_module(content) and INTEGER not in content:
+        if not arch.startswith(MODULE_PREFIX) and INTEGER not in content:
             (DENOISERS.require if denoises else require_architecture)(arch)
     except UnknownNameError as error:
         reason = plugins.missing(kind, arch, recorded) or str(error)
@@ -140,8 +134,8 @@ def read_members(path: str | Path, arch: str | None = None, weights: str | None 
 
 
 def missing_dataset_plugin(path: Path, dataset: str) -> str:
-    """Which plug-in the checkpoint's dataset needs, as a sentence; "" if none, or if the checkpoint
-    cannot be read.
+    """Which plug-in a checkpoint says that its dataset needs, as a sentence; "" if none, or if the
+    checkpoint cannot be read.
     """
     try:
         contents = map(_content, members_of(path).paths)
@@ -149,9 +143,10 @@ def missing_dataset_plugin(path: Path, dataset: str) -> str:
             plugins.missing("dataset", dataset.partition(":")[0], each.get("plugins"))
             for each in contents
         )
-        return next(filter(None, missing), "")
+        reason = next(filter(None, missing), "")
     except UserError:
         return ""
+    return f"checkpoint {path}: {reason}" if reason else ""
 
 
 def _loaded(path: Path) -> Any:
@@ -164,7 +159,7 @@ def _loaded(path: Path) -> Any:
             f"{path / 'checkpoint.pth.tar'}"
         )
     if not path.is_file():
-        hint = ": no network by name can be here" * names_network(str(path))
+        hint = ": no network by name can be here" * parse_model(path).is_network
         raise UserError(f"checkpoint {path} does not exist{hint}")
     try:
         return read_inertly(path)
@@ -183,7 +178,7 @@ def _loaded(path: Path) -> Any:
 
 def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> dict[str, Any]:
     """What ``read_checkpoint`` returns, of whatever architecture."""
-    content = hub_content(str(path)) if is_on_hub(path) else _loaded(path)
+    content = hub_content(str(path)) if str(path).startswith(HUB) else _loaded(path)
     if isinstance(content, Inert):
         raise UserError(f"checkpoint {path} is {content} as a whole: save its state_dict() instead")
     pairs = content.items() if isinstance(content, dict) else ()
@@ -196,7 +191,14 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
     if chosen is not None:
         content["state_dict"] = weights
     missing = [name for name in ("epoch", "arch", "state_dict") if name not in content]
-    if arch is not None and weights and not _is_architecture(content.get("arch")):
+    recorded = str(content.get("arch"))
+    is_ours = (
+        recorded in ARCHITECTURES
+        or recorded in DENOISERS
+        or plugins.names_function(recorded)
+        or recorded.startswith((MODULE_PREFIX, f"{INTEGER}:", *(f"{one}:" for one in LIBRARIES)))
+    )
+    if arch is not None and weights and not is_ours:
         fields = {} if all(map(torch.is_tensor, content.values())) else content
         content = {**fields, "arch": arch, "state_dict": weights}
         missing = []
@@ -267,23 +269,6 @@ def _states(content: dict[str, Any], prefix: str, depth: int) -> dict[str, Weigh
     return states
 
 
-def _is_architecture(name: Any) -> bool:
-    """Whether a checkpoint records an architecture that this package can make, or a module."""
-    return isinstance(name, str) and (
-        name in ARCHITECTURES
-        or name in DENOISERS
-        or names_network(name)
-        or name.startswith((MODULE_PREFIX, f"{INTEGER}:"))
-    )
-
-
-def is_module(content: dict[str, Any]) -> bool:
-    """Whether a checkpoint holds the weights of a module of the user's own, which no architecture
-    can rebuild.
-    """
-    return str(content["arch"]).startswith(MODULE_PREFIX)
-
-
 def digest_of(value: Any) -> str:
     """A SHA-256 of tensors, arrays, text and numbers, also in dicts and lists."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
@@ -303,66 +288,6 @@ def digest_of(value: Any) -> str:
         parts = " ".join(f"{name!r} {digest_of(part)}" for name, part in pairs)
         return digest([f"parts {parts}"])
     return digest([f"{type(value).__name__} {_ADDRESS.sub('', repr(value))}"])
-
-
-def load_classifier(
-    path: str | Path,
-    dataset: str | DatasetDescription,
-    input_layer: str | None = None,
-    arch: str | None = None,
-    weights: str | None = None,
-) -> nn.Module:
-    """The base classifier in a checkpoint: in eval mode, [0, 1] images [B, C, H, W] in, logits [B,
-    K] out.
-
-    ``path`` may name an ensemble, too (see ``ensembles``). ``dataset`` is the name or description
-    of the dataset to be classified. ``input_layer`` ("normalize", "center" or "none") and ``arch``,
-    the name of an architecture, must be given where the checkpoint does not record them and may be
-    left out otherwise. ``weights`` is that of ``read_checkpoint``. UserError where the file, the
-    dataset and these do not fit together.
-    """
-    members = read_members(path, arch, weights)
-    description = describe_dataset(dataset) if isinstance(dataset, str) else dataset
-    return classifier_from_members(members, description, input_layer)
-
-
-def classifier_from_members(
-    members: Members, description: DatasetDescription, asked: str | None
-) -> nn.Module:
-    """As ``load_classifier``, for checkpoints that have been read; ``asked`` is its input layer."""
-    loaded: list[nn.Module] = []
-    layers = members.input_layers(asked)
-    for content, path, layer in zip(members.contents, members.paths, layers):
-        if is_module(content):
-            name = content["arch"].removeprefix(MODULE_PREFIX)
-            raise UserError(
-                f"checkpoint {path} holds the weights of a {name}, which is no architecture: load "
-                "its state_dict into that module and pass the module"
-            )
-        check_recorded_images(content, path, description)
-        if INTEGER in content:
-            shape, classes = description.image_shape, description.num_classes
-            loaded.append(integer_network(content, path, shape, classes))
-            continue
-        fitting, arch = with_recorded_constants(content, path, description), content["arch"]
-        model = get_architecture(arch, fitting, recorded_input_layer(content, path, layer))
-        weights = keys_as_in(model.state_dict(), content["state_dict"])
-        load_weights(model, weights, path, arch, description)
-        loaded.append(model.eval())
-    return loaded[0] if members.mean is None else Ensemble(loaded, members.mean).eval()
-
-
-def integer_network(
-    content: dict[str, Any], path: Path, image_shape: Sequence[int], num_classes: int
-) -> ExactNetwork:
-    """The network in a checkpoint of integers, for images of this shape; UserError where it is
-    damaged.
-    """
-    read = importlib.import_module(_INTEGERS).IntegerNetwork.read
-    try:
-        return read(content[INTEGER], content["state_dict"], image_shape, num_classes).eval()
-    except ValueError as error:
-        raise UserError(f"checkpoint {path}: {error}") from error
 
 
 def start_from(
@@ -502,6 +427,7 @@ def load_weights(
     """Load weights; UserError unless they have the names, shapes and kinds that the architecture
     ``arch`` expects.
     """
+    weights = keys_as_in(model.state_dict(), weights)
     reason = misfit(weights, model.state_dict())
     try:
         if not reason:

@@ -25,7 +25,7 @@ from typing import Any
 from smoothadv.architectures.libraries import hub_asked_once
 from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import digest, file_digest, read_json
-from smoothadv.base.members import HUB, is_on_hub
+from smoothadv.models.name import HUB
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 _VERSION = 1
@@ -136,13 +136,13 @@ def hub_content(name: str) -> dict[str, Any]:
 def checkpoint_digest(path: str | Path) -> str:
     """The SHA-256 by which records know a checkpoint: of its file, or the one that was pushed."""
     name = str(path)
-    return _pulled(name).config["checkpoint_sha256"] if is_on_hub(name) else file_digest(path)
+    return _pulled(name).config["checkpoint_sha256"] if name.startswith(HUB) else file_digest(path)
 
 
 def pinned(name: str | Path) -> str:
     """The name of a checkpoint or an ensemble, with the commit of each that is on the hub."""
     pieces = str(name).split("+")
-    return "+".join(_pulled(piece).name if is_on_hub(piece) else piece for piece in pieces)
+    return "+".join(_pulled(piece).name if piece.startswith(HUB) else piece for piece in pieces)
 
 
 def packed(weights: Mapping[str, Any], fields: Mapping[str, Any], sha256: str) -> dict[str, bytes]:

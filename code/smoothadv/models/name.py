@@ -1,7 +1,7 @@
-"""Which checkpoints a name stands for: one, those of an ensemble, a classifier that is the mean of
-its members, or the stages of a cascade (``statistics.cascade``) or a router
-(``statistics.router``). A checkpoint is a file or ``hf-hub:OWNER/NAME[@REVISION]``, on the Hugging
-Face hub.
+"""What the name of a model means: which kind of model it is, and which checkpoints an ensemble, a
+classifier that is the mean of its members, or the stages of a cascade (``statistics.cascade``) or a
+router (``statistics.router``) are. A checkpoint is a file or ``hf-hub:OWNER/NAME[@REVISION]``, on
+the Hugging Face hub.
 
 An ensemble is named ``A.pth.tar+B.pth.tar``, which takes the mean of the logits, or by a TOML file:
 
@@ -25,11 +25,13 @@ A TOML file names the stages:
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smoothadv.base import plugins
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import read_toml
 from smoothadv.base.settings import a_threshold, checked, positive_noise_level
@@ -45,6 +47,46 @@ _EXPECTED = {
 STAGES = "stages"
 """What stands in place of sigma where the model is a cascade or a router."""
 _FORM = "threshold or [router], and two or more [[stage]] with checkpoint and sigma"
+
+
+CHECKPOINT, LIBRARY, FUNCTION, MODULE = "checkpoint", "library", "function", "module"
+_LIBRARY = re.compile(r"[A-Za-z][\w-]+:.+")
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A model of some ``kind``: ``source`` is the path or the name of it, or the module.
+
+    A CHECKPOINT may also be an ensemble, and its file need not be there yet. A LIBRARY has networks
+    like timm:resnet18. FILE.py:FUNCTION is a FUNCTION that makes a network, whose code is not
+    loaded yet. A MODULE is one itself.
+    """
+
+    source: Any
+    kind: str
+
+    def __str__(self) -> str:
+        return type(self.source).__name__ if self.kind == MODULE else str(self.source)
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it is a network by name, without a checkpoint."""
+        return self.kind in (LIBRARY, FUNCTION)
+
+
+def parse_model(given: Any) -> ModelName:
+    """What a path or a name stands for, or a module; a file hides a network of its name."""
+    if isinstance(given, ModelName):
+        return given
+    if not isinstance(given, (str, os.PathLike)):
+        return ModelName(given, MODULE)
+    path, kind = Path(given), CHECKPOINT
+    if not (os.path.exists(path) or str(path).startswith(HUB)):
+        if plugins.names_function(str(path)):
+            kind = FUNCTION
+        elif _LIBRARY.fullmatch(str(path)):
+            kind = LIBRARY
+    return ModelName(path, kind)
 
 
 @dataclass(frozen=True)
@@ -79,11 +121,6 @@ class Members:
         return [None if is_recorded else asked or self.input_layer for is_recorded in are_recorded]
 
 
-def is_on_hub(name: str | Path) -> bool:
-    """Whether a checkpoint is one on the Hugging Face hub, and no file."""
-    return str(name).startswith(HUB)
-
-
 def members_of(name: str | Path) -> Members:
     """The checkpoints that a name stands for, not yet read; a file whose name contains '+' is one
     checkpoint, and no member of an ensemble that is named by plus signs.
@@ -93,7 +130,7 @@ def members_of(name: str | Path) -> Members:
     """
     path = Path(name)
     pieces = str(path).split("+")
-    are_there = (is_on_hub(piece) or os.path.isfile(piece) for piece in pieces)
+    are_there = (piece.startswith(HUB) or os.path.isfile(piece) for piece in pieces)
     if pieces[1:] and not path.exists() and any(are_there):
         ensemble = Members(path, tuple(map(Path, pieces)), MEANS[0])
     elif path.suffix == _SUFFIX:
@@ -136,7 +173,7 @@ def _described(path: Path) -> Members:
 class Stage:
     """A base classifier, and the standard deviation ``sigma`` > 0 of its noise."""
 
-    model: Any
+    model: ModelName
     sigma: float
 
 
@@ -158,15 +195,14 @@ def stage_of(pair: Any, called: str) -> Stage:
     none.
     """
     if isinstance(pair, Stage):
-        return pair
+        pair = pair.model, pair.sigma
     try:
         model, sigma = pair
     except (TypeError, ValueError):
         raise UserError(f"{called}: found {pair!r:.200}, expected a pair (model, sigma)") from None
     if model is None:
         raise UserError(f"{called}: found no model, expected a pair (model, sigma)")
-    source = Path(model) if isinstance(model, str) else model
-    return Stage(source, checked("sigma", sigma, positive_noise_level))
+    return Stage(parse_model(model), checked("sigma", sigma, positive_noise_level))
 
 
 def sigma_names(sigmas: Iterable[float]) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ import torch
 from smoothadv.architectures import get_architecture
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.base.errors import UserError
-from smoothadv.base.members import members_of
 from smoothadv.checkpoints import load_classifier, save_checkpoint
+from smoothadv.models.name import members_of
 
 
 def save(path, seed: int, **changes: object) -> None:

@@ -1,27 +1,30 @@
-"""What an evaluation says of its model: one classifier, or the stages of a cascade or a router."""
+"""What is asked of a model: one classifier, or the stages of a cascade or a router."""
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError
-from smoothadv.base.members import (
-    STAGES,
-    Stage,
-    read_stages,
-    stage_of,
-    stages_of,
-)
 from smoothadv.base.settings import (
     INPUT_LAYER_NAMES,
     a_threshold,
     positive_noise_level,
     setting,
 )
+from smoothadv.datasets import DatasetDescription, describe_dataset
 from smoothadv.datasets.spec import RunSpec
+from smoothadv.models.name import (
+    CHECKPOINT,
+    MODULE,
+    STAGES,
+    Stage,
+    parse_model,
+    read_stages,
+    stage_of,
+    stages_of,
+)
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 Spec = TypeVar("Spec", bound="ModelSpec")
@@ -114,15 +117,25 @@ class ModelSpec(RunSpec):
     _OF_ONE_STAGE: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, (str, os.PathLike)):
-            self._set(model=Path(self.model))
+        if self.model is not None:
+            self._set(model=parse_model(self.model))
         super().__post_init__()
         self._read_stages()
-        for given in ("arch", "weights"):
-            if getattr(self, given) and not isinstance(self.model, Path):
-                raise UsageError(f"--{given} is for checkpoints: leave it out for a module")
-        if self.arch and plugins.names_function(self.arch) and self.arch not in plugins.FUNCTIONS:
-            self._set(arch=plugins.load(self.arch).name)
+        for name in [stage.model for stage in self.classifiers]:
+            for given in ("arch", "weights"):
+                if getattr(self, given) is not None and name.kind != CHECKPOINT:
+                    who = "a module" if name.kind == MODULE else name
+                    raise UsageError(f"--{given} is for checkpoints: leave it out for {who}")
+            if not (self.pretrained or name.is_network):
+                raise UsageError(
+                    "--no-pretrained is for networks by name, like timm:resnet18: leave it out"
+                )
+            if self.input_layer is not None and name.is_network:
+                raise UsageError(
+                    f"{name} has the normalization that its library says: leave --input-layer out"
+                )
+        if self.arch is not None:
+            self._set(arch=plugins.registered(self.arch))
 
     def _read_stages(self) -> None:
         """Set the stages, their router or threshold, and as sigma the largest one, where the model
@@ -132,7 +145,7 @@ class ModelSpec(RunSpec):
             router = None if self.router is None else stage_of(self.router, "router")
             self._set(stages=stages_of(self.stages), router=router)
         elif isinstance(self.sigma, str):
-            stages, router, threshold = read_stages(Path(self.model))
+            stages, router, threshold = read_stages(self.model.source)
             self._set(stages=stages, router=router, threshold=self.threshold or threshold)
         if self.threshold is not None and self.kind != "cascade":
             raise UsageError("--threshold is for cascades: leave it out")
@@ -171,10 +184,21 @@ class ModelSpec(RunSpec):
         alone = {**self._OF_ONE_STAGE, "model": stage.model, "sigma": stage.sigma}
         return dataclasses.replace(self, stages=None, router=None, threshold=None, **alone)
 
-    def missing_plugin(self) -> str:
-        if not isinstance(self.model, Path):
-            return ""
-        from smoothadv.checkpoints import missing_dataset_plugin  # imports torch
+    @property
+    def dataset_name(self) -> str | None:
+        """The name of the dataset; None for images that the caller handed over."""
+        return self.dataset if isinstance(self.dataset, str) else None
 
-        reason = missing_dataset_plugin(self.model, self.dataset)
-        return f"checkpoint {self.model}: {reason}" if reason else ""
+    @property
+    def description(self) -> DatasetDescription:
+        """The description of the images, which may be all that is known of them."""
+        if isinstance(self.dataset, str):
+            return describe_dataset(self.dataset, self.data_dir)
+        return getattr(self.dataset, "description", self.dataset)
+
+    def missing_plugin(self) -> str:
+        if self.model is None or self.model.kind != CHECKPOINT:
+            return ""
+        from smoothadv.models.checkpoint import missing_dataset_plugin  # imports torch
+
+        return missing_dataset_plugin(self.model.source, self.dataset)
