@@ -78,7 +78,7 @@ def get_architecture(
         network = user_network(name, description)
     else:
         network = library_network(name, False, description).module
-    return nn.Sequential(entrance, logits_of(network.eval(), description, name)).train()
+    return nn.Sequential(entrance, logits_of(network, description, name)).train()
 
 
 def pretrained_architecture(
@@ -98,7 +98,7 @@ def pretrained_architecture(
     if found.mean is not None and len(found.mean) == description.image_shape[0]:
         description = replace(description, mean=found.mean, std=found.std)
     entrance = build_input_layer(input_layer, description)
-    network = logits_of(found.module.eval(), description, arch)
+    network = logits_of(found.module, description, arch)
     return description, nn.Sequential(entrance, network).train()
 
 
