@@ -253,7 +253,7 @@ def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Item
         if not batches:
             raise UserError("the DataLoader has no batches")
         try:
-            arrays = Arrays(*map(torch.cat, zip(*batches)))
+            arrays = Arrays(*map(torch.cat, zip(*batches)))  # type: ignore[arg-type]  # two
         except (RuntimeError, TypeError) as error:  # none, or several shapes, or no batches
             raise UserError(
                 f"the {len(batches)} batches of the DataLoader cannot be joined: "
