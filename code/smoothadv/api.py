@@ -87,8 +87,9 @@ class ArraySpec(Checked):
 
 @contextmanager
 def torch_settings_kept() -> Iterator[None]:
-    """Within this context or function, tensors are float32 on the CPU by default and gradients are
-    possible, and settings of this process's PyTorch may change; afterwards they are as before.
+    """Within this context or function, tensors are float32 on the CPU by default, without autocast,
+    and gradients are possible, and settings of this process's PyTorch may change; afterwards they
+    are as before.
     """
     cudnn, deterministic = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -97,7 +98,12 @@ def torch_settings_kept() -> Iterator[None]:
     dtype, is_elsewhere = torch.get_default_dtype(), torch.get_default_device().type != "cpu"
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.inference_mode(False), torch.device("cpu") if is_elsewhere else nullcontext():
+        with (
+            torch.inference_mode(False),
+            torch.device("cpu") if is_elsewhere else nullcontext(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+        ):
             yield
     finally:
         torch.set_default_dtype(dtype)
@@ -414,18 +420,16 @@ def _trained_on_logits(network: torch.nn.Module, description: DatasetDescription
     Its ``state_dict`` stays as it is. UserError where it does not fit the images or has nothing to
     train.
     """
-    if not any(weight.requires_grad for weight in network.parameters()):
+    if not any(one.requires_grad and not one.is_inference() for one in network.parameters()):
         raise UserError(
-            f"{type(network).__name__} has no parameters that require gradients: there is nothing "
-            "to train"
+            f"{type(network).__name__} has no parameters that require gradients, or was made in "
+            "inference mode: there is nothing to train"
         )
     with frozen(network):
         is_plain = logits_of(network, description) is network
-    if is_plain:
+    with (
+        nullcontext()
+        if is_plain
+        else network.register_forward_hook(lambda module, images, output: logits_in(output))
+    ):
         yield
-        return
-    hook = network.register_forward_hook(lambda module, images, output: logits_in(output))
-    try:
-        yield
-    finally:
-        hook.remove()

@@ -3,6 +3,7 @@ resumable, and checked.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -289,6 +290,12 @@ def test_choices_that_make_no_sense_are_refused(options, message):
     ("model", "message"),
     [
         (nn.Flatten(0), "returns logits of shape \\[192\\]"),
+        (
+            Returning(lambda logits: logits > 0),
+            "for one image, torch.bool, torch.strided; expected",
+        ),
+        (Returning(torch.Tensor.to_sparse), "torch.sparse_coo; expected floats"),
+        (Returning(torch.Tensor.cfloat), "torch.complex64, torch.strided; expected floats"),
         (Returning(lambda logits: [logits]), "returns a list; it must return logits"),
         (Path("nowhere.pth.tar"), "nowhere.pth.tar does not exist"),
     ],
@@ -296,6 +303,17 @@ def test_choices_that_make_no_sense_are_refused(options, message):
 def test_models_that_are_no_classifiers_are_refused(model, message):
     with pytest.raises(UserError, match=message):
         smoothadv.certify(model, IMAGES, LABELS, **QUICK)
+
+
+def test_a_training_without_gradients_is_refused(tmp_path):
+    with pytest.raises(UserError, match="Returning computes its loss without gradients"):
+        smoothadv.train(
+            Returning(torch.Tensor.detach),
+            IMAGES,
+            LABELS,
+            objective=Stability(noise_sd=SIGMA),
+            outdir=tmp_path / "run",
+        )
 
 
 def test_prediction_is_that_of_smooth(tmp_path):
@@ -338,6 +356,37 @@ def test_certificates_of_a_module_are_attacked_and_others_are_refused(tmp_path):
         other[4].bias += 1
     with pytest.raises(UserError, match="certifies something else: module_sha256"):
         smoothadv.falsify(other, IMAGES, LABELS, **options)
+
+
+SEVERAL_CALLS = f"""
+import os, sys
+sys.path.insert(0, {str(CODE)!r})
+import numpy as np, torch, smoothadv
+from smoothadv.attacks.pgd import PGD
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 2))
+images = np.random.default_rng(0).random((20, 1, 6, 6), dtype=np.float32)
+given = (model, images, [0, 1] * 10)
+common = dict(sigma=0.25, n=100, device="cpu")
+one = smoothadv.certify(*given, n0=10, seed=0, log="0.tsv", **common)
+two = smoothadv.certify(*given, n0=10, seed=1, log="1.tsv", **common)
+attack = dict(attack=PGD(0.5, 1), num_noise_vec=2)
+verdict = smoothadv.falsify(*given, against="0.tsv", outdir="against", **attack, **common)
+with open(f"rank{{os.environ['RANK']}}", "w") as file:
+    same = one.successes.equals(two.successes)
+    print(len(one), len(two), same, len(verdict.flips), verdict.sentence, file=file)
+"""
+
+
+def test_a_program_does_several_jobs_under_torchrun_and_each_process_gets_all_rows(tmp_path):
+    (tmp_path / "program.py").write_text(SEVERAL_CALLS)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
+    result = run_process(command, tmp_path, OMP_NUM_THREADS="1", PATH=os.environ["PATH"])
+    assert result.returncode == 0, result.stderr
+    found = [(tmp_path / f"rank{rank}").read_text() for rank in range(2)]
+    assert found[0] == found[1] and found[0].startswith("20 20 False "), found
+    assert not list(tmp_path.glob("*.shards")), "merged"
 
 
 def test_importing_the_package_does_not_import_torch(tmp_path):

@@ -2,8 +2,6 @@
 of all kinds.
 """
 
-import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +24,6 @@ from smoothadv.models.checkpoint import digest_of
 from smoothadv.objectives.distillation import Distillation
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from support.commands import CODE, run_process
 
 COUNT, CLASSES = 6, 2
 IMAGES = np.random.default_rng(0).random((COUNT, 1, 6, 6), dtype=np.float32)
@@ -75,6 +72,16 @@ class Items(Dataset):
         return self.items[index]
 
 
+class Reused(Items):
+    """Puts each image into the memory of the one before."""
+
+    memory = np.empty_like(IMAGES[0])
+
+    def __getitem__(self, index: int):
+        self.memory[:] = IMAGES[index]
+        return self.memory, LABELS[index]
+
+
 def read_only() -> np.ndarray:
     images = IMAGES.copy()
     images.flags.writeable = False
@@ -94,6 +101,12 @@ SAME = {
     "labels as uint8 tensor": lambda: (IMAGES, torch.tensor(LABELS).to(torch.uint8)),
     "labels as uint16": lambda: (IMAGES, LABELS.astype(np.uint16)),
     "labels as uint64": lambda: (IMAGES, LABELS.astype(np.uint64)),
+    "loader of one memory": lambda: (
+        DataLoader(
+            Reused({}),
+            collate_fn=lambda pairs: [torch.as_tensor(part)[None] for part in pairs[0]],
+        ),
+    ),
     "of other processors": lambda: (IMAGES.astype(">f4"), LABELS.astype(">i8")),
 }
 
@@ -122,6 +135,11 @@ def test_pictures_of_pillow_in_pairs_or_dicts_are_images_of_8_bits(item):
     found, expected = (
         certify(images=Items(dict(enumerate(items))), labels=None) for items in (pictures, levels)
     )
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_a_dataset_may_put_each_image_into_the_memory_of_the_one_before():
+    found, expected = (certify(images=kind({}), labels=None) for kind in (Reused, Items))
     pd.testing.assert_frame_equal(found, expected)
 
 
@@ -307,7 +325,7 @@ def test_a_refused_call_leaves_the_log_open_to_the_next_one(tmp_path):
 
 
 class Stochastic(nn.Module):
-    """Drops pixels, also in eval mode."""
+    """Drops pixels, also in eval mode; its ``train`` does not return it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -315,6 +333,9 @@ class Stochastic(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.network(nn.functional.dropout(images, 0.5))
+
+    def train(self, mode: bool = True) -> None:
+        super().train(mode)
 
 
 class Casting(Stochastic):
@@ -351,8 +372,7 @@ def test_modules_that_cannot_vote_are_refused_in_one_line():
     with pytest.raises(UserError, match="is TorchScript"):
         certify(scripted)
     exported = torch.export.export(network(), (torch.tensor(IMAGES[:2]),)).module()
-    lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
-    for module in (torch.jit.script(network()), exported, lazy):
+    for module in (torch.jit.script(network()), exported, nn.Sequential(nn.LazyConv2d(4, 3))):
         with pytest.raises(UserError, match="cannot be put in eval mode without gradients: give"):
             certify(module)
     with pytest.raises(UserError, match="returns one logit; votes .* let it return two"):
@@ -369,6 +389,7 @@ def test_a_module_that_cannot_be_copied_is_trained_and_else_refused(tmp_path):
 
 MODES = {
     "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "on meta": lambda: torch.device("meta"),
     "float64": lambda: default_dtype(torch.float64),
     "bfloat16": lambda: default_dtype(torch.bfloat16),
@@ -385,13 +406,14 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_notebook_has_set_changes_nothing(mode):
-    def attacked(model) -> pd.DataFrame:
-        return smoothadv.attack(model, IMAGES, LABELS, attack=PGD(0.5, 2), sigma=0.25, n=50)
+    def rows(model) -> pd.DataFrame:
+        attacked = smoothadv.attack(model, IMAGES, LABELS, attack=PGD(0.5, 2), sigma=0.25, n=50)
+        return pd.concat([attacked, certify(model, n=2000)])
 
     model = network()
-    expected = attacked(model)
+    expected = rows(model)
     with MODES[mode]():
-        found = attacked(network() if mode == "inference" else model)
+        found = rows(network() if mode == "inference" else model)
     pd.testing.assert_frame_equal(found, expected)
 
 
@@ -420,8 +442,11 @@ def test_the_digest_of_a_module_is_that_of_its_content():
 
 def test_settings_of_the_process_stay_as_they_were():
     def settings() -> tuple[bool, ...]:
-        cudnn = torch.backends.cudnn
-        return torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, cudnn.deterministic
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic,
+        )
 
     before = settings()
     certify(images=np.round(IMAGES * 255).astype(np.float32) / np.float32(255), sound=True, limit=1)
@@ -525,6 +550,11 @@ def test_a_constant_channel_is_not_divided_by_its_deviation(tmp_path):
         ({"epoks": 3}, TypeError, "unexpected keyword argument 'epoks'"),
         ({"input_layer": "center"}, UserError, "leave pretrained_model and input_layer out"),
         ({"model": nn.Flatten()}, UserError, "there is nothing to train"),
+        (
+            {"model": torch.inference_mode()(network)()},
+            UserError,
+            "or was made in inference mode: there is nothing to train",
+        ),
         ({"images": "digits"}, UserError, "labels and test images of its own"),
         ({"test_labels": LABELS}, UserError, "test_labels without test"),
         ({"schedule": {5: 1, "lr": 1}}, UserError, "schedule: found 5, expected epochs"),
@@ -549,37 +579,6 @@ def test_trainings_that_make_no_sense_are_refused(options, error, message, tmp_p
     with pytest.raises(error, match=message):
         smoothadv.train(**given)
     assert not (tmp_path / "run").exists()
-
-
-SEVERAL_CALLS = f"""
-import os, sys
-sys.path.insert(0, {str(CODE)!r})
-import numpy as np, torch, smoothadv
-from smoothadv.attacks.pgd import PGD
-torch.manual_seed(0)
-torch.set_num_threads(1)
-model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 2))
-images = np.random.default_rng(0).random((20, 1, 6, 6), dtype=np.float32)
-given = (model, images, [0, 1] * 10)
-common = dict(sigma=0.25, n=100, device="cpu")
-one = smoothadv.certify(*given, n0=10, seed=0, log="0.tsv", **common)
-two = smoothadv.certify(*given, n0=10, seed=1, log="1.tsv", **common)
-attack = dict(attack=PGD(0.5, 1), num_noise_vec=2)
-verdict = smoothadv.falsify(*given, against="0.tsv", outdir="against", **attack, **common)
-with open(f"rank{{os.environ['RANK']}}", "w") as file:
-    same = one.successes.equals(two.successes)
-    print(len(one), len(two), same, len(verdict.flips), verdict.sentence, file=file)
-"""
-
-
-def test_a_program_does_several_jobs_under_torchrun_and_each_process_gets_all_rows(tmp_path):
-    (tmp_path / "program.py").write_text(SEVERAL_CALLS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "program.py"]
-    result = run_process(command, tmp_path, OMP_NUM_THREADS="1", PATH=os.environ["PATH"])
-    assert result.returncode == 0, result.stderr
-    found = [(tmp_path / f"rank{rank}").read_text() for rank in range(2)]
-    assert found[0] == found[1] and found[0].startswith("20 20 False "), found
-    assert not list(tmp_path.glob("*.shards")), "merged"
 
 
 def test_a_training_does_not_replace_its_teacher(checkpoints, tmp_path):

@@ -57,8 +57,20 @@ FORMS = {
         "arch": "resnet18",
         "state_dict": weights,
     },
+    "held twice": lambda weights: {f"model.net.{k}": v for k, v in weights.items()},
+    "without counts of batches": lambda weights: {
+        k: v for k, v in weights.items() if not k.endswith("num_batches_tracked")
+    },
+    "beside another network": lambda weights: {
+        "state_dict": {f"{one}.{k}": v for one in ("model", "ema") for k, v in weights.items()}
+    },
+    "beside a weight of the loss": lambda weights: {
+        "loss.weight": torch.ones(10),
+        **{f"net.{k}": v for k, v in weights.items()},
+    },
     "with an input layer": lambda weights: {f"1.{k}": v for k, v in weights.items()},
 }
+CHOSEN = {"beside another network": "state_dict.ema", "beside a weight of the loss": "net"}
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +83,15 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_gives_the_logits_of_the_checkpoint(checkpoint, weights, tmp_path, form):
     torch.save(FORMS[form](weights), tmp_path / "file")
-    ours = load_classifier(tmp_path / "file", "digits", "normalize", "digits_resnet8")
+    ours = load_classifier(
+        tmp_path / "file", "digits", "normalize", "digits_resnet8", CHOSEN.get(form)
+    )
     images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         assert torch.equal(ours(images), load_classifier(checkpoint, "digits")(images))
-        other = load_classifier(tmp_path / "file", "digits", "none", "digits_resnet8")
+        other = load_classifier(
+            tmp_path / "file", "digits", "none", "digits_resnet8", CHOSEN.get(form)
+        )
         assert not torch.equal(other(images), ours(images))
 
 
@@ -131,11 +147,12 @@ REFUSED = {
         ("--arch", "digits_resnet8", "--input-layer", "none"),
         ": 2 unknown (mean, std); it normalizes by itself",
     ),
+    "saved with a protocol": ("protocol", (), "with a pickle_protocol of its own: save it without"),
     "a module": ("module", (), "is a torch.nn.modules.linear.Linear as a whole: save its"),
     "weights of a module": (
         "checkpoint",
         ("--weights", "x"),
-        "has no weights 'x'; it has state_dict",
+        "has no weights 'x'; it has state_dict.1",
     ),
     "of a network by name": ("timm:x", ("--weights", "x"), "--weights is for checkpoints"),
 }
@@ -149,6 +166,7 @@ def test_refusals_say_what_to_name(checkpoint, weights, workplace, capsys, case)
     torch.save({**less, "fc.weight_mask": torch.ones(1)}, "pruned")
     torch.save({**weights, "mean": torch.ones(1), "std": torch.ones(1)}, "normalizing")
     torch.save(torch.nn.Linear(1, 1), "module")
+    torch.save(weights, "protocol", pickle_protocol=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), "script.pt")
@@ -163,13 +181,29 @@ NOT_GUESSED = {
     "two states": (lambda w: {"last": w, "ema": {"shadow": w}}, "chooses, of last, ema.shadow"),
     "two networks in one state": (
         lambda w: {f"{name}.{k}": v for name in ("student", "teacher") for k, v in w.items()},
-        "is not a digits_resnet8",
+        r"56 weights missing \(bn1.bias, .*student.bn1.bias, .*--weights KEY of",
+    ),
+    "a network in a dict": (
+        lambda w: {"net": torch.nn.Linear(1, 1), "acc": 0.9},
+        "lacks a dict of named tensors; .* it has net: a torch.nn.modules.linear.Linear, acc",
+    ),
+    "arrays of NumPy": (
+        lambda w: {"fc.bias": np.ones(10)},
+        "lacks a dict of named tensors; .* it has fc.bias: a numpy",
+    ),
+    "another number of classes": (
+        lambda w: {**w, "fc.bias": torch.ones(3)},
+        r"\): fc.bias has shape \[3\], expected \[10\]",
+    ),
+    "parametrized weights": (
+        lambda w: {**w, "fc.weight_g": torch.ones(10, 1)},
+        "1 unknown .*; its weights are parametrized: remove that",
     ),
     "a network and its wrapped copy": (
         lambda w: {**w, **{f"module.{k}": v for k, v in w.items()}},
         "is not a digits_resnet8",
     ),
-    "keys of numbers": (lambda w: dict(enumerate(w.values())), "lacks epoch, arch, state_dict"),
+    "keys of numbers": (lambda w: dict(enumerate(w.values())), "lacks a dict of named tensors"),
     "another recorded architecture": (
         lambda w: {"epoch": 1, "arch": "cifar_resnet20", "state_dict": w},
         "of architecture 'cifar_resnet20', not 'digits_resnet8'",

@@ -157,6 +157,22 @@ def test_an_example_tells_where_folding_would_give_another_function(kind):
     assert (deviation(before, fold(copy.deepcopy(before)), images) > 0.01) == (kind in MISLED)
 
 
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda model: model.register_forward_pre_hook(lambda _, given: given[0].clamp(0, 1)),
+        lambda model: setattr(
+            model, "forward", lambda images, forward=model.forward: forward(images.clamp(0, 1))
+        ),
+    ],
+)
+def test_an_altered_classifier_is_left_alone_though_the_example_does_not_feel_it(entrance, alter):
+    model, images = behind(entrance, networks.Network)
+    alter(model)
+    assert fold(model, images.clamp(0, 1)) is model
+
+
 def test_an_example_that_gives_logits_of_no_size_decides_nothing():
     """Folding accepts logits that are not finite: counting the votes refuses them."""
     model, images = behind(Normalize, networks.Network)

@@ -84,7 +84,7 @@ def made_architecture(
     found = named_network(name, pretrained, description)
     if pretrained and found.mean is not None and len(found.mean) == description.image_shape[0]:
         description = replace(description, mean=found.mean, std=found.std)
-    network = logits_of(found.module.eval(), description, name)
+    network = logits_of(found.module, description, name)
     entrance = build_input_layer(input_layer, description)
     return description, nn.Sequential(entrance, network).train()
 

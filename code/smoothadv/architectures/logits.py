@@ -67,17 +67,24 @@ def probe(
     try:
         output = network(image.unsqueeze(0).to(weight.device, copy=True))
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-        is_other = weight.dtype not in (image.dtype, torch.float32)
-        remedy = ": call its .float(); precision= of certify rounds it" if is_other else ""
-        floats = str(image.dtype).removeprefix("torch.")
+        remedy = ": call its .float(); precision= of certify rounds it"
         raise UserError(
-            f"{name} cannot be applied to images of shape {shape}, {floats} in [0, 1]: "
-            f"{first_line(error)}{remedy}"
+            f"{name} cannot be applied to images of shape {shape}, "
+            f"{str(image.dtype).removeprefix('torch.')} in [0, 1]: {first_line(error)}"
+            + remedy
+            * (weight.dtype not in (image.dtype, torch.float32))
         ) from error
     logits = logits_in(output)
-    if logits.dim() != 2 or len(logits) != 1:
+    if (
+        logits.dim() != 2
+        or len(logits) != 1
+        or logits.layout != torch.strided
+        or logits.is_complex()
+        or logits.dtype is torch.bool
+    ):
         raise UserError(
-            f"{name} returns logits of shape {list(logits.shape)} for one image, expected [1, K]"
+            f"{name} returns logits of shape {list(logits.shape)} for one image, {logits.dtype}, "
+            f"{logits.layout}; expected floats [1, K]"
         )
     if logits.shape[1] == 1:
         raise UserError(
@@ -98,6 +105,7 @@ def logits_of(
     It must accept a grey image of the shape in ``description`` and return one logit for each class
     there.
     """
+    network.eval()
     description.doubts()  # fewer than two classes are a fault of the images, not of the network
     classifier, classes = probe(network, torch.full(description.image_shape, 0.5), called)
     if classes != description.num_classes:

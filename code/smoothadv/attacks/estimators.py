@@ -197,13 +197,16 @@ def differentiated(loss: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """The gradient of a ``loss`` [] with respect to ``points``; UserError where the model cut it
     off.
     """
-    if not loss.requires_grad:
+    gradient = (
+        torch.autograd.grad(loss, points, allow_unused=True)[0] if loss.requires_grad else None
+    )
+    if gradient is None:
         raise UserError(
             "the model's logits have no gradient with respect to the images: let its forward "
             "compute them without detach, no_grad or argmax, or attack with "
             "attacks.estimators.Stein, which needs none"
         )
-    return torch.autograd.grad(loss, points)[0]
+    return gradient
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class GivenImages:
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         image, label = _pair(self.items[index], index)
-        image = checked_image(image, f"image {index}")
+        # A copy: a Dataset may put each image into the memory of the one before.
+        image = checked_image(image, f"image {index}").clone()
         shape = self.description.image_shape
         if tuple(image.shape) != shape:
             raise UserError(
@@ -190,8 +191,9 @@ def _tensor(values: Any, name: str) -> torch.Tensor:
 
 
 def _brief(value: Any) -> str:
-    kind = f"a {type(value).__name__}"
-    return f"{kind} of {value.dtype}" if isinstance(value, np.ndarray) else kind
+    return f"a {type(value).__name__}" + (
+        f" of {value.dtype}" if isinstance(value, np.ndarray) else ""
+    )
 
 
 def _pair(item: Any, index: int) -> tuple[Any, Any]:
@@ -244,12 +246,14 @@ def items_of(images: Any, labels: Any = None, needs_labels: bool = True) -> Item
             raise UserError(
                 "the DataLoader shuffles, so images have no fixed index: make it with shuffle=False"
             )
-        batches = [_pair(batch, number) for number, batch in enumerate(images)]
+        batches = [  # copies: a DataLoader may put each batch into the memory of the one before
+            [part.clone() if torch.is_tensor(part) else part for part in _pair(batch, number)]
+            for number, batch in enumerate(images)
+        ]
         if not batches:
             raise UserError("the DataLoader has no batches")
         try:
-            all_images, all_labels = map(torch.cat, zip(*batches))
-            arrays = Arrays(all_images, all_labels)
+            arrays = Arrays(*map(torch.cat, zip(*batches)))  # type: ignore[arg-type]  # two
         except (RuntimeError, TypeError) as error:  # none, or several shapes, or no batches
             raise UserError(
                 f"the {len(batches)} batches of the DataLoader cannot be joined: "

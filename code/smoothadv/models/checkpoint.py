@@ -10,9 +10,10 @@ architecture.
 
 import dataclasses
 import io
+import os
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,20 @@ _HINTS = {
         ("mean", "std", "mu", "sigma"),
         "it normalizes by itself: name a FILE.py:FUNCTION that builds it so, with --arch",
     ),
+    **dict.fromkeys(
+        ("weight_g", "original0", "weight_u"),
+        "its weights are parametrized: remove that (torch.nn.utils.parametrize) and save it again",
+    ),
 }
 """What unknown names tell of a network."""
+_PART = (
+    "where it holds several networks, --weights KEY of certify, predict and attack chooses one by "
+    "what its names begin with"
+)
+_REASONS = {
+    "TorchScript": "it is TorchScript: load it in a FILE.py:FUNCTION, docs/networks.md",
+    "Unsupported operand": "it was saved with a pickle_protocol of its own: save it without one",
+}
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
@@ -164,12 +177,13 @@ def _loaded(path: Path) -> Any:
     try:
         return read_inertly(path)
     except Exception as error:  # a damaged file can raise nearly anything
-        reason = getattr(error, "strerror", "")
+        reason = next(
+            (reason for words, reason in _REASONS.items() if words in str(error)),
+            getattr(error, "strerror", ""),
+        )
         # The rest of PyTorch's advice is about options that we lack.
         if asked := re.search(r"GLOBAL (\S{1,99})", str(error)):
             reason = f"it asks to load {asked[1]}"
-        elif "TorchScript" in str(error):
-            reason = "it is TorchScript: load it in a FILE.py:FUNCTION, docs/networks.md"
         raise UserError(
             f"checkpoint {path} cannot be read: it is damaged or no PyTorch checkpoint of plain "
             f"tensors{f' ({reason})' if reason else ''}"
@@ -198,10 +212,10 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
         or plugins.names_function(recorded)
         or recorded.startswith((MODULE_PREFIX, f"{INTEGER}:", *(f"{one}:" for one in LIBRARIES)))
     )
-    if arch is not None and weights and not is_ours:
+    if arch is not None and not is_ours:
         fields = {} if all(map(torch.is_tensor, content.values())) else content
         content = {**fields, "arch": arch, "state_dict": weights}
-        missing = []
+        missing = [] if weights else ["a dict of named tensors"]
     if "arch" in missing and weights:
         raise UserError(
             f"checkpoint {path} holds weights, but not the name of their architecture: certify, "
@@ -211,7 +225,17 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
     if missing:
         raise UserError(
             f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, "
-            f"state_dict and optimizer, or a state_dict alone; it has {escape(str([*content]), 80)}"
+            "state_dict and optimizer, or a state_dict alone; it has "
+            + (
+                escape(
+                    ", ".join(
+                        f"{name}: {one}" if isinstance(one, Inert) else str(name)
+                        for name, one in pairs
+                    ),
+                    200,
+                )
+                or "nothing"
+            )
         )
     if arch not in (None, content["arch"]):
         raise UserError(
@@ -246,15 +270,27 @@ def _weights_in(content: dict[str, Any], path: Path, chosen: str | None) -> Weig
             raise UserError(f"checkpoint {path} holds several sets of weights: {advice}")
         warn(f"checkpoint {path} holds several sets of weights, and state_dict is taken: {advice}")
         likely = ["state_dict"]
-    elif chosen is not None:
-        if chosen not in states:
-            found = ", ".join(filter(None, states)) or "none under a key"
-            raise UserError(f"checkpoint {path} has no weights '{chosen}'; it has {found}")
-        likely = [chosen]
-    weights = {} if not likely else states[likely[0]]
-    if not any(key.rpartition(".")[2] in _COUNTERS for key in weights):
-        return weights or None
-    return {k: v for k, v in weights.items() if k.rpartition(".")[2] not in _COUNTERS}
+    weights = states[likely[0]] if likely else {}
+    if chosen is not None:
+        # A state may hold several networks, each under a name of its own.
+        weights = {
+            full.removeprefix(f"{chosen}."): state[key]
+            for name, state in states.items()
+            for key in state
+            if (full := f"{name}.{key}".removeprefix(".")).startswith(f"{chosen}.")
+        }
+        if not weights:
+            parts = [
+                f"{name}.{key.partition('.')[0]}".removeprefix(".")
+                for name, state in states.items()
+                for key in state
+            ]
+            found = ", ".join(states if len(states) > 1 else dict.fromkeys(parts))
+            raise UserError(
+                f"checkpoint {path} has no weights '{chosen}'; it has "
+                f"{escape(found, 200) or 'none'}"
+            )
+    return {k: v for k, v in weights.items() if k.rpartition(".")[2] not in _COUNTERS} or None
 
 
 def _states(content: dict[str, Any], prefix: str, depth: int) -> dict[str, Weights]:
@@ -364,17 +400,23 @@ def network_keys(state_dict: Weights) -> Weights:
 
 def keys_as_in(expected: Weights, state_dict: Weights) -> Weights:
     """Weights under the keys that are expected, if a network without an input layer has theirs, or
-    an object that holds it under one name; else as ``network_keys`` returns them.
+    objects that hold it; else as ``network_keys`` returns them.
+
+    What counts batches, which no evaluation reads, may be missing, as before PyTorch 0.4.1.
     """
     renamed = network_keys(state_dict)
+    counts = {key: one for key, one in expected.items() if key.endswith("num_batches_tracked")}
+    begin = _common_start(expected)
     for weights in (state_dict, renamed):
-        forms = [weights, {f"1.{key}": value for key, value in weights.items()}]
-        if len({key.partition(".")[0] for key in weights}) == 1:
-            forms.append({f"1.{key.partition('.')[2]}": value for key, value in weights.items()})
-        for form in forms:
-            if form.keys() == expected.keys() and len(form) == len(state_dict):
-                return form
+        start = _common_start(weights)
+        form = {begin + key.removeprefix(start): value for key, value in weights.items()}
+        if {**counts, **form}.keys() == expected.keys() and len(form) == len(state_dict):
+            return {**counts, **form}
     return renamed if len(renamed) == len(state_dict) else state_dict
+
+
+def _common_start(names: Iterable[str]) -> str:
+    return re.sub(r"[^.]*$", "", os.path.commonprefix([*names]))
 
 
 def check_recorded_images(
@@ -447,26 +489,32 @@ def misfit(weights: Weights, expected: Weights) -> str:
     they do not.
     """
     without_layer = {f"1.{key}": value for key, value in weights.items()}
-    is_without = len(expected.keys() & without_layer.keys()) > len(expected.keys() & weights.keys())
-    if is_without:
-        weights = without_layer
+    is_without = len(expected.keys() & without_layer.keys()) >= len(
+        expected.keys() & weights.keys()
+    )
+    # Messages have the names in the file, which does not number the input layer.
+    prefix = "1." * is_without
+    weights = without_layer if is_without else weights
     missing = sorted(expected.keys() - weights.keys())
     extra = sorted(weights.keys() - expected.keys())
     if missing or extra:
-        # The names in the file, which does not number the input layer.
-        prefix = "1." if is_without else ""
         parts = [
             f"{len(keys)} {kind} ({', '.join(key.removeprefix(prefix)[:60] for key in keys[:2])}"
             f"{', ...' * (len(keys) > 2)})"
             for keys, kind in ((missing, "weights missing"), (extra, "unknown"))
             if keys
         ]
-        hints = [_HINTS[end] for key in extra if (end := key.rpartition(".")[2]) in _HINTS]
+        hints = [_PART] * (len(missing) == len(expected)) + [
+            _HINTS[end] for key in extra if (end := key.rpartition(".")[2]) in _HINTS
+        ]
         return "; ".join([", ".join(parts), *hints[:1]])
     for key, value in weights.items():
         found, needed = value.dtype, expected[key].dtype
         if value.shape != expected[key].shape:
-            return f"{key} has shape {list(value.shape)}, expected {list(expected[key].shape)}"
+            return (
+                f"{key.removeprefix('1.')} has shape {list(value.shape)}, expected "
+                f"{list(expected[key].shape)}"
+            )
         if found != needed and not any(found in kind and needed in kind for kind in _KINDS):
             return f"{key} is of type {found}, expected {needed}"
     return ""

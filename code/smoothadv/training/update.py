@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from smoothadv.base.distributed import Processes
+from smoothadv.base.errors import UserError
 from smoothadv.datasets import ImageDataset
 from smoothadv.noise import Purpose, derive_generator
 from smoothadv.objectives import Batch, BatchLoss, Objective, first_logits
@@ -189,6 +190,11 @@ class Update:
                     attacked = self.objective.attacked(self.folded, batch, choices)
                 outcome = self.objective.loss(self.forward, batch, attacked)
                 outcome = outcome.before_attack(first, batch.labels)
+            if not outcome.loss.requires_grad:
+                raise UserError(
+                    f"{type(self.model).__name__} computes its loss without gradients: let its "
+                    "forward return the logits without detach, no_grad or argmax"
+                )
             outcome.loss.backward(torch.ones_like(outcome.loss).mul_(inputs.weight * share))
             sums.append(sums_of(outcome, self.objective.TERMS))
         if self.processes.size == 1:

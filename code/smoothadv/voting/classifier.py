@@ -113,7 +113,8 @@ def optimized_for_inference(
         )
     for epilogues in (True, False) if are_offered_on(device) else (False,):
         # Folding in float64 on the CPU changes nothing within the digits of float32.
-        original = copy.deepcopy(classifier).eval().requires_grad_(False).cpu().double()
+        original = copy.deepcopy(classifier).requires_grad_(False).cpu().double()
+        original.eval()  # a user's own train() may return nothing
         folded = fold(original, images, epilogues)
         voting = VotingClassifier(
             folded.to(dtype).to(device), dtype, is_folded=folded is not original

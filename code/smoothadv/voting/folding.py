@@ -53,9 +53,13 @@ Folded = tuple[Convolution, Convolution, BatchNorm]
 
 def split_entrance(classifier: nn.Module) -> tuple[nn.Module | None, nn.Module]:
     """The input layer and the network of a base classifier; (None, the classifier) where it is no
-    pair of these.
+    pair of these, or is altered.
     """
-    if isinstance(classifier, nn.Sequential) and len(classifier) == 2:
+    if (
+        isinstance(classifier, nn.Sequential)
+        and len(classifier) == 2
+        and not _is_altered(classifier)
+    ):
         return classifier[0], classifier[1]
     return None, classifier
 
@@ -130,15 +134,24 @@ def traced_plainly(network: nn.Module) -> torch.fx.GraphModule | None:
         traced = torch.fx.symbolic_trace(network)
     except Exception:  # a user's code may fail on a symbolic tensor with any exception
         return None
-    called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    with_weights = [target for target in called if list(traced.get_submodule(target).parameters())]
+    with_weights = [
+        node.target
+        for node in traced.graph.nodes
+        if node.op == "call_module" and list(traced.get_submodule(node.target).parameters())
+    ]
     owners = [id(weight) for _, weight in traced.named_parameters(remove_duplicate=False)]
-    are_computed = any(
-        is_parametrized(module) or module._forward_pre_hooks or module._forward_hooks
-        for module in traced.modules()
-    )
+    are_computed = any(map(_is_altered, (network, *traced.modules())))
     are_shared = len({*with_weights}) < len(with_weights) or len({*owners}) < len(owners)
     return None if are_computed or are_shared else traced
+
+
+def _is_altered(module: nn.Module) -> bool:
+    # torch.fx does not follow what was added to a module from outside.
+    return (
+        is_parametrized(module)
+        or bool(module._forward_pre_hooks or module._forward_hooks)
+        or "forward" in vars(module)
+    )
 
 
 def layer_of(graph: torch.fx.GraphModule, node: torch.fx.Node) -> nn.Module | None:

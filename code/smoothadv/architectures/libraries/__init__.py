@@ -50,8 +50,9 @@ class LibraryNetwork:
     @property
     def normalized(self) -> nn.Module:
         """The network, after the normalization of its library, if it has one; in eval mode."""
+        self.module.eval()  # a user's own train() may return nothing
         if self.mean is None or self.std is None:
-            return self.module.eval()
+            return self.module
         return nn.Sequential(Normalize(self.mean, self.std), self.module).eval()
 
 
