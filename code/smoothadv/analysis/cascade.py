@@ -14,7 +14,7 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.logs import Log, Logs
 from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.table_formats import Cell, Column, Table, columns_of
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, counted
 from smoothadv.base.settings import number, positive_int, setting
 from smoothadv.records.logs import COUNT_COLUMNS
 from smoothadv.statistics import ABSTAIN
@@ -55,7 +55,9 @@ class CascadeEstimate(AtRadii, Analysis):
     def __call__(self, logs: Logs) -> Table:
         part = logs.certification
         if not 2 <= len(part) <= _MOST_LOGS:
-            raise UserError(f"cascade: found {len(part)} logs, expected 2 to {_MOST_LOGS}")
+            raise UserError(
+                f"cascade: found {counted(len(part), 'log')}, expected 2 to {_MOST_LOGS}"
+            )
         tables = [log.table.set_index("idx") for log in part]
         images = tables[0].index
         for table in tables[1:]:

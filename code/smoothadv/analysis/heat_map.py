@@ -84,9 +84,8 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
                 f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "
                 "over them"
             )
-        radii = [Radius.of(0.0)]  # of clean accuracy, or of no radius
-        if self.measure == _CERTIFIED:
-            radii = self.chosen_radii(part, _MOST_PANELS)
+        is_certified = self.measure == _CERTIFIED  # else of clean accuracy, or of no radius
+        radii = self.chosen_radii(part, _MOST_PANELS) if is_certified else [Radius.of(0.0)]
         rows, columns = map(_ascending, zip(*cells))
         values = np.full((len(radii), len(rows), len(columns)), np.nan)
         for (row, column), group in cells.items():
