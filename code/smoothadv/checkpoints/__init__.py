@@ -379,7 +379,7 @@ def start_from(
     classes, or on another number of them; a denoiser has none. UserError where the other weights do
     not fit.
     """
-    weights = network_keys(content["state_dict"])
+    weights = keys_as_in(model.state_dict(), content["state_dict"])
     if arch in DENOISERS and arch not in ARCHITECTURES:
         load_weights(model, weights, path, arch, description)
         return f"starting from {path} with all of its layers"
