@@ -140,7 +140,7 @@ FAULTS = {
     "unknown": ('sigma = 1\n[[stage]]\ncheckpoint = "a"\nsigma = 1', "found sigma, expected"),
     "no noise": (
         '[[stage]]\ncheckpoint = "a"\nsigma = 1\n[[stage]]\ncheckpoint = "a"\nsigma = 0\n',
-        "c.toml, [[stage]] 2, sigma: '0' would smooth nothing",
+        "c.toml, [[stage]] 2, sigma: found 0, '0' would smooth nothing",
     ),
     "threshold": (
         "threshold = 0.4\n" + '[[stage]]\ncheckpoint = "a"\nsigma = 1\n' * 2,
