@@ -159,7 +159,7 @@ def test_job_without_images_is_blocked_and_the_same_command_tries_again(
     fake_commands(monkeypatch)
     monkeypatch.setenv("IMAGENET_DIR", "nowhere")
     outcome = sweep(capsys, "run")
-    assert outcome.code == 1 and "1 jobs: 1 blocked" in outcome.out
+    assert outcome.code == 1 and "1 job: 1 blocked" in outcome.out
     blocked, error = outcome.err.splitlines()
     assert blocked.startswith("warning: blocked: ") and "nowhere/train holds 0 class" in blocked
     assert "sweep run grid.toml continues" in error and not Path("logs").exists()
@@ -192,7 +192,7 @@ def test_only_some_jobs(done, capsys, monkeypatch):
         Local, "run", lambda engine, jobs, context, ended: begun.extend(job.name for job in jobs)
     )
     outcome = sweep(capsys, "run", "--only", "PGD*")
-    assert outcome.out.splitlines()[0] == "grid: 1 jobs: 1 stopped" and begun == FOLDERS[1:]
+    assert outcome.out.splitlines()[0] == "grid: 1 job: 1 stopped" and begun == FOLDERS[1:]
     assert refused(sweep(capsys, "run", "--only", "none*"), "none*")
 
 

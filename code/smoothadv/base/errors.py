@@ -91,7 +91,7 @@ def warn(message: str) -> None:
     warnings.warn(escape(message), DoubtfulWarning, stacklevel=next(outside, 1))
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: float, noun: str) -> str:
     """The number of things, like "1 image" or "2,000 classes"."""
     return f"{number:,} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"
 
