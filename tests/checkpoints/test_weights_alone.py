@@ -15,7 +15,7 @@ from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.checkpoints import load_classifier
 from smoothadv.records.logs import recorded_settings
 from support.commands import call, forget_plugins, refused, succeed, timeless
-from support.weights import same_state
+from support.trainings import same_state
 
 NUMBERS = ("--N", 100, "--max", 5, "--device", "cpu")
 NETWORK = """
