@@ -220,7 +220,7 @@ def test_the_first_images_of_sorted_classes_are_warned_of(labels, options, warne
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         certify(model, labels=labels, **options)
-    words = "the 3 images that --max takes are of 1 of 4 classes: --skip 2 takes as many"
+    words = "--max takes 3 images of 1 of 4 classes: --skip 2 takes as many"
     assert any(words in str(one.message) for one in caught) == warned
 
 
@@ -240,7 +240,7 @@ REFUSED = {
     "list": ([1, 2], None, "images are a list"),
     "generator": (iter(IMAGES), None, "images are a"),
     "no labels": (IMAGES, None, "images without labels"),
-    "fewer labels": (IMAGES, LABELS[:3], "labels have shape \\[3\\], there are 6 images"),
+    "fewer labels": (IMAGES, LABELS[:3], "labels have shape \\[3\\], expected 6 labels"),
     "labels between": (IMAGES, LABELS + 0.5, "labels are torch.float64"),
     "label above": (IMAGES, LABELS + 1, "image 1 has the label 2, .* from 0 to 1"),
     "label below": (IMAGES, LABELS - 1, "image 0 has the label -1"),

@@ -209,7 +209,7 @@ def test_dry_run_says_what_is_left_and_writes_nothing(certify, workplace):
     before = snapshot(workplace)
     outcome = certify("log.tsv", "--max", 5, "--dry-run")
     assert outcome.out.startswith("3 of 5 images of digits")
-    assert "log.tsv has all 2 images" in certify("log.tsv", "--max", 2, "--dry-run").out
+    assert "log.tsv has 2 rows" in certify("log.tsv", "--max", 2, "--dry-run").out
     assert certify("log.tsv", "--max", 2, "--dry-run", "--overwrite").out.startswith(
         "2 of 2 images"
     )
@@ -226,7 +226,7 @@ def test_dry_run_says_what_is_left_and_writes_nothing(certify, workplace):
     "begun, now, words",
     [
         ([], ["--shard", "0/2"], "log.tsv exists already, without shards"),
-        (["--shard", "0/2"], [], "holds 1 shards"),
+        (["--shard", "0/2"], [], "holds 1 shard of"),
         (["--shard", "0/2"], ["--shard", "1/2", "--N", "30"], "N was 20, now 30"),
         (["--shard", "0/2"], ["--shard", "0/2", "--max", "6"], "shard.examples was"),
         ([], ["--max", "3"], "holds example 3"),

@@ -256,7 +256,7 @@ def test_fewer_images_than_processes_are_refused(warm, tmp_path):
     np.savez(tmp_path / "few.npz", **few, **{f"test_{name}": one for name, one in content.items()})
     command = script("train_pgd", "npz:few.npz", *TRAINING[1:])[1:]
     first, other = warm.run_workers(2, [sys.executable, *command], tmp_path)
-    assert first.stderr == "error: there are 1 training images for 2 processes: start fewer\n"
+    assert first.stderr == "error: found 1 training image for 2 processes: start fewer\n"
     assert first.returncode == other.returncode == 1 and other.stderr == ""
     assert not (tmp_path / "run").exists()
 

@@ -97,7 +97,12 @@ def test_test_images_alone_do_but_have_no_constants_of_their_own(tmp_path, size,
     imagenet = describe_dataset("imagenet")
     constants = (imagenet.mean, imagenet.std) if size else (None, None)
     assert (dataset.description.mean, dataset.description.std) == constants
-    refusal(get_dataset, f"imagefolder:{tmp_path}{size}", "train", names="train/CLASS/")
+    refusal(
+        get_dataset,
+        f"imagefolder:{tmp_path}{size}",
+        "train",
+        names="train/CLASS/ in it, or the folder above it if it is itself one split",
+    )
 
 
 LAYOUTS = {
@@ -125,13 +130,16 @@ def test_folders_of_splits_have_the_usual_names(tmp_path, places):
 
 
 NO_LAYOUTS = {
-    "no folders": (["."], "{} holds 0.png, neither train/CLASS/ and test/CLASS/ folders nor"),
+    "no folders": (["."], "{0} holds 0.png, neither train/CLASS/ and test/CLASS/ folders nor"),
+    "a class": (["."], "nor CLASS/ folders: name {0.parent} if this is a class of it"),
     "no images": (["test/a/b"], "no images under {}/test; expected"),
     "one of several": (["train/a", "val/a", "valid/a"], "val and valid: to test on one of them"),
     "deeper": (["brain/Testing/a"], "brain/Testing, which holds"),
     "no classes": (["val"], "holds val, neither"),
     "splits as classes": (["Training", "Testing"], "holds Testing, Training, neither"),
     "images and masks": (["test/images", "test/masks"], "images, masks, and images is no class"),
+    "abbreviated": (["img", "masks"], "{} holds img, masks, and img is no class"),
+    "of VOC": (["Annotations", "JPEGImages"], "and JPEGImages is no class"),
 }
 
 

@@ -47,6 +47,7 @@ LIKE = "by its name, like 'tench, Tinca tinca', or by its number in the network,
             (folders, NAMES, f"'{folders[0]}': name each class of the images {LIKE}")
             for folders in (["crane", "tench"], ["zebu"], ["4"], ["-1"], ["tenc"], [" "])
         ),
+        (["Tench", "tench"], NAMES, f"'Tench', 'tench': name each class of the images {LIKE}"),
         *(
             (folders, (), "")
             for folders in (["a", "b"], ["a", "b", "1", "2"], ["1", "2", "3", "4"])
@@ -55,8 +56,8 @@ LIKE = "by its name, like 'tench, Tinca tinca', or by its number in the network,
     ],
 )
 def test_folder_that_is_no_class_or_several_is_named(folders, names, words):
-    words = f"net has no class, or several classes, called {words}"
-    refusal(matched_classes, folders, names, 4, "net", names=words)
+    message = refusal(matched_classes, folders, names, 4, "net")
+    assert f"net has no class, or several classes, called {words}" in message
 
 
 WORDS = ResNet18_Weights.DEFAULT.meta["categories"]
@@ -70,15 +71,18 @@ OF_1000 = {
 
 
 @pytest.mark.parametrize("names, labels", OF_1000.values(), ids=OF_1000)
-def test_synsets_are_classes_of_all_networks_of_imagenet(names, labels):
+def test_synsets_are_classes_of_all_networks_of_imagenet(names, labels, recwarn):
     """Of a tench, a kit fox, and a window screen."""
     synsets, named = ["n01440764", "n02119789", "n04589890"], [(name,) for name in names]
     assert matched_classes(synsets, named, len(named) or 1000, "net") == labels
+    assert ["like 'Klasse 0': the" in str(one.message) for one in recwarn] == [True] * (
+        "Klasse 0" in names
+    )
     known, in_kit = (describe_dataset(name).class_names for name in ("imagenet", "imagenet32"))
     if "Klasse 0" in names or not names:
         for folders in (known, in_kit):
-            expected = [known.index(synset) for synset in folders]
-            assert matched_classes(folders, named, 1000, "net") == expected
+            found = matched_classes(folders, named, 1000, "net")
+            assert found == [known.index(synset) for synset in folders]
     assert sorted(in_kit) == list(known), "labels of the published files, less one"
     assert (in_kit[0], in_kit[448]) == ("n02119789", "n01440764")
     refusal(matched_classes, synsets, named[:999], 999, "net", names="'n01440764'")

@@ -3,6 +3,7 @@ or what is wrong.
 """
 
 import io
+import os
 import sys
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.datasets.hf_dataset import _rows
 from smoothadv.datasets.npz import _levels
@@ -201,6 +203,25 @@ def test_file_of_parquet_without_types_of_the_package(
         dataset = get_dataset(f"hf-dataset:{tmp_path}/{name}", "test")
         assert dataset.description.class_names == names and dataset.labels.tolist() == list(labels)
         assert torch.equal(dataset[4][0] * 255, PIXELS[4])
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_content_of_the_same_time_is_read_anew(saved, tmp_path, is_folder):
+    file = tmp_path / "new" / "test.parquet"
+    file.parent.mkdir()
+    for labels in (LABELS, LABELS[::-1]):
+        pd.DataFrame({"image": [*map(png, COLOURS)], "label": labels}).to_parquet(file)
+        os.utime(file, (10**9, 10**9))
+        _rows.cache_clear()
+        dataset = get_dataset(f"hf-dataset:{file.parent if is_folder else file}", "test")
+        assert [*dataset.labels] == labels.tolist()
+
+
+def test_labels_that_begin_at_1_are_doubted_where_the_user_asked(tmp_path):
+    np.savez(tmp_path / "a.npz", images=COLOURS, labels=LABELS + 1)
+    with pytest.warns(DoubtfulWarning, match="no image is of class 0 among 4 classes") as caught:
+        get_dataset(f"npz:{tmp_path}/a.npz", "test")
+    assert caught[0].filename == __file__
 
 
 def test_repository_of_the_hub_with_several_columns_of_labels(saved, tmp_path):

@@ -136,9 +136,12 @@ FAULTS = {
     "no file": ("nowhere.toml", "nowhere.toml is no TOML file with threshold"),
     "no stages": ("threshold = 0.7", "found stage = None"),
     "one stage": ('[[stage]]\ncheckpoint = "a"\nsigma = 1', "found 1, expected two or more"),
-    "no sigma": ('[[stage]]\ncheckpoint = "a"', "found stage = "),
+    "no sigma": ('[[stage]]\ncheckpoint = "a"', "c.toml, [[stage]] 1: found {'checkpoint': 'a'}"),
     "unknown": ('sigma = 1\n[[stage]]\ncheckpoint = "a"\nsigma = 1', "found sigma, expected"),
-    "no noise": ('[[stage]]\ncheckpoint = "a"\nsigma = 0\n' * 2, "'0' would smooth nothing"),
+    "no noise": (
+        '[[stage]]\ncheckpoint = "a"\nsigma = 1\n[[stage]]\ncheckpoint = "a"\nsigma = 0\n',
+        "c.toml, [[stage]] 2, sigma: found 0, '0' would smooth nothing",
+    ),
     "threshold": (
         "threshold = 0.4\n" + '[[stage]]\ncheckpoint = "a"\nsigma = 1\n' * 2,
         "c.toml, threshold: found 0.4, expected a probability from 0.5 to 0.999",

@@ -57,8 +57,13 @@ def log(router) -> Path:
 
 
 def test_rows_follow_from_their_counts(log):
-    expected = "idx label predict radius correct time successes trials stage rival".split()
-    assert header(log) == [*expected, "router_successes", "router_rival"]
+    assert (
+        header(log)
+        == (
+            "idx label predict radius correct time successes trials stage rival router_successes "
+            "router_rival"
+        ).split()
+    )
     seen = set()
     for row in rows(log):
         if row["predict"] == "-1":
@@ -148,7 +153,7 @@ def test_analyses_keep_routers_apart(log, router, stages, capsys):
 FAULTS = {
     "a threshold": ("threshold = 0.7", "checkpoint", "--threshold is for cascades"),
     "no sigma": ("[router]", "[other]", "found other, expected threshold or [router]"),
-    "no table": ("sigma = 0.2\n", "sigm = 0.2\n", "found router = {'checkpoint': "),
+    "no table": ("sigma = 0.2\n", "sigm = 0.2\n", "r.toml, [router]: found {'checkpoint': "),
     "classes": ("", "", "does not fit dataset 'digits by stage'"),
 }
 
@@ -229,14 +234,16 @@ def test_labels_are_the_stages_that_certify_best(training_logs):
     assert again.fingerprint() != training.fingerprint(), "the order of the stages matters"
 
 
-def test_logs_of_no_use_are_refused(training_logs, log, stages, workplace, capsys):
+def test_logs_of_no_use_are_refused(training_logs, log, router, workplace, capsys):
     def refusal(*logs: object) -> str:
         command = ["train", "digits", "digits_resnet8", "out", "--noise", 0.2, "--route", *logs]
         outcome = call(capsys, *command, "--epochs", 1, "--device", "cpu")
         assert outcome.code != 0 and not Path("out").exists()
         return outcome.err
 
-    assert "found 1 logs, expected one per stage" in refusal(training_logs[0])
+    succeed("certify", "digits", router, "stages", "routed.tsv", *NUMBERS, "--split", "train")
+    assert "is of no single classifier" in refusal("routed.tsv", training_logs[0])
+    assert "found 1 log, expected one per stage" in refusal(training_logs[0])
     assert "is of other images than the training images" in refusal(log, training_logs[0])
     assert "found one log twice" in refusal(training_logs[0], training_logs[0])
     few = Path("few.tsv")

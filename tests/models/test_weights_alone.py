@@ -2,7 +2,6 @@
 the checkpoint with the same weights.
 """
 
-import json
 import warnings
 from argparse import Namespace
 from collections import defaultdict, deque
@@ -14,7 +13,9 @@ import torch
 
 from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.checkpoints import load_classifier
+from smoothadv.records.logs import recorded_settings
 from support.commands import call, forget_plugins, refused, succeed, timeless
+from support.trainings import same_state
 
 NUMBERS = ("--N", 100, "--max", 5, "--device", "cpu")
 NETWORK = """
@@ -110,7 +111,7 @@ def test_function_of_the_user_is_run_only_where_it_is_named(workplace, capsys):
     torch.save(state, "file")
     options = ("--arch", "mine.py:network", "--input-layer", "none")
     succeed("certify", "digits", "file", "0.25", "log.tsv", *NUMBERS, *options)
-    settings = json.loads(Path("log.tsv.manifest.json").read_text())["settings"]
+    settings = recorded_settings(Path("log.tsv"))
     assert (settings["arch_given"], settings["input_layer"]) == ("mine.py:network", "none")
     forget_plugins()
     outcome = call(capsys, "certify", "verify", "log.tsv")
@@ -228,7 +229,7 @@ def test_what_is_recorded_or_ambiguous_is_not_guessed(weights, tmp_path, case):
         load_classifier(tmp_path / "file", "digits", "normalize", "digits_resnet8")
 
 
-def test_one_of_several_sets_of_weights_is_chosen(weights, workplace):
+def test_one_of_several_sets_of_weights_is_chosen(checkpoint, weights, workplace):
     other = {key: value * 2 for key, value in weights.items()}
     torch.save({"state_dict": other, "ema": {"shadow": weights}}, "file")
     torch.save(weights, "alone")
@@ -237,9 +238,14 @@ def test_one_of_several_sets_of_weights_is_chosen(weights, workplace):
     options += ("--weights", "ema.shadow")
     succeed("certify", "digits", "file", "0.25", "log.tsv", *NUMBERS, *options)
     assert timeless(Path("log.tsv")) == timeless(Path("alone.tsv"))
-    settings = json.loads(Path("log.tsv.manifest.json").read_text())["settings"]
-    assert settings["weights_given"] == "ema.shadow"
+    assert recorded_settings(Path("log.tsv"))["weights_given"] == "ema.shadow"
     succeed("certify", "verify", "log.tsv")
+    for folder, start in (("one", [checkpoint]), ("two", ["file", *options[-2:]])):
+        succeed(
+            *f"train digits digits_resnet8 {folder} --noise 0.25 --epochs 1 --device cpu".split(),
+            *("--steps-per-epoch", 1, "--input-layer", "normalize", "--pretrained-model", *start),
+        )
+    assert same_state(Path("one"), Path("two"))
     with pytest.warns(DoubtfulWarning, match="state_dict is taken: --weights KEY .*, ema.shadow"):
         loaded = load_classifier("file", "digits", "normalize", "digits_resnet8")
     assert torch.equal(loaded.state_dict()["1.fc.bias"], other["fc.bias"])

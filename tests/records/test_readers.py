@@ -106,6 +106,8 @@ def test_log_of_another_form_is_read_as_the_plain_one(tmp_path, form):
             "",
             "lacks the column radius .l2.*linf",
         ),
+        (RELEASED_HEADER.replace("radius", "cert_r"), "", "; rename cert_r if it holds these"),
+        (RELEASED_HEADER.replace("radius", "R"), "", "; rename R if it holds these"),
         (f"# sigma = 0.25\n{RELEASED_HEADER}", "", "must name the columns, and is '#..sigma"),
         (
             f"{RELEASED_HEADER} successes trials successes",
@@ -113,7 +115,7 @@ def test_log_of_another_form_is_read_as_the_plain_one(tmp_path, form):
             "two columns that are its successes",
         ),
     ],
-    ids=["of another norm", "of a comment", "one name twice"],
+    ids=["of another norm", "abbreviated", "a letter", "of a comment", "one name twice"],
 )
 def test_header_that_is_none_is_refused(tmp_path, header, counts, words):
     path = write(tmp_path / "log", f"{header}\n20 7 7 0.5 1 0:00:01{counts}")

@@ -252,7 +252,7 @@ class Pretended:
         return ("pretend", self.program)
 
     def progress(self) -> StageProgress:
-        return StageProgress(int(self.made.exists()), 1, "files", self.conflict)
+        return StageProgress(int(self.made.exists()), 1, "file", self.conflict)
 
 
 def pretended_job(folder: Path, *stages: Pretended) -> SweepJob:

@@ -110,9 +110,7 @@ def test_killed_job_is_reported_and_done_by_the_same_command(cluster, folder, re
     others = [name for name in NAMES if name != killed]
     assert f"stopped {killed}\n" in running.out and "tiny: 4 jobs: 1 stopped, 3 done" in running.out
     assert [running.out.count(f"done    {name}\n") for name in others] == [1] * 3
-    assert (
-        running.err.startswith("error: 1 of 4 jobs are not done") and running.err.count("\n") == 1
-    )
+    assert running.err.startswith("error: 1 of 4 jobs not done") and running.err.count("\n") == 1
     output = sweep_runs.ran(folder, "status", environment=cluster.environment).out
     assert re.search(rf"\| stopped *\| {killed} *\| train: [0-9]+ of 20 epochs", output), output
 

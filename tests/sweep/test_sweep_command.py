@@ -138,7 +138,7 @@ def test_jobs_that_fail_or_lack_a_file_stop_no_other(done, capsys, monkeypatch):
     failed, blocked, error = outcome.err.splitlines()
     assert failed.startswith("warning: failed: ") and "job.log" in failed
     assert blocked.startswith("warning: blocked: ") and "none.pth.tar" in blocked
-    assert error.startswith("error: 2 of 4 jobs are not done") and "sweep retry grid.toml" in error
+    assert error.startswith("error: 2 of 4 jobs not done") and "sweep retry grid.toml" in error
     states = {row["folder"]: row for row in status(capsys)}
     assert [row["state"] for row in states.values()] == ["failed", "blocked", "done", "done"]
     assert states[failing]["detail"] == "train: error: the loss is not finite"
@@ -159,7 +159,7 @@ def test_job_without_images_is_blocked_and_the_same_command_tries_again(
     fake_commands(monkeypatch)
     monkeypatch.setenv("IMAGENET_DIR", "nowhere")
     outcome = sweep(capsys, "run")
-    assert outcome.code == 1 and "1 jobs: 1 blocked" in outcome.out
+    assert outcome.code == 1 and "1 job: 1 blocked" in outcome.out
     blocked, error = outcome.err.splitlines()
     assert blocked.startswith("warning: blocked: ") and "nowhere/train holds 0 class" in blocked
     assert "sweep run grid.toml continues" in error and not Path("logs").exists()
@@ -192,7 +192,7 @@ def test_only_some_jobs(done, capsys, monkeypatch):
         Local, "run", lambda engine, jobs, context, ended: begun.extend(job.name for job in jobs)
     )
     outcome = sweep(capsys, "run", "--only", "PGD*")
-    assert outcome.out.splitlines()[0] == "grid: 1 jobs: 1 stopped" and begun == FOLDERS[1:]
+    assert outcome.out.splitlines()[0] == "grid: 1 job: 1 stopped" and begun == FOLDERS[1:]
     assert refused(sweep(capsys, "run", "--only", "none*"), "none*")
 
 
@@ -211,10 +211,10 @@ def test_plan_says_the_times_in_the_logs_of_jobs_that_are_done(done, capsys):
     assert undone.count("0:00:00.1") == CERTIFY["max"]
     LOGS[0].write_text(undone.replace("0:00:00.1", "1 day, 2:00:00.25", 1))
     # Each has 2 epochs of 0.5 s; then 4 x 0.1 s and 93,600.25 s, and 5 x 0.1 s.
-    said = "2 jobs are done; their logs have times of 1 day, 2:00:03, 13:00:02 per job\n"
+    said = "2 jobs done; the logs have times of 1 day, 2:00:03, 13:00:02 per job\n"
     assert said in sweep(capsys, "plan").out
     keep_rows(LOGS[0], 4)
-    assert "1 jobs are done; their logs have times of 0:00:02" in sweep(capsys, "plan").out
+    assert "1 job done; the logs have times of 0:00:02" in sweep(capsys, "plan").out
 
 
 def test_plan_of_many_jobs_fits_a_screen(workplace, capsys):
@@ -305,7 +305,7 @@ def test_jobs_get_the_gpus_that_the_sweep_may_use(
     if named:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     outcome = call(capsys, "sweep", "run", "grid.toml", *options)
-    assert outcome.code == 1 and "2 of 2 jobs are not done" in outcome.err
+    assert outcome.code == 1 and "2 of 2 jobs not done" in outcome.err
     assert [(one.gpus, one.wants_gpus) for one in contexts] == [(gpus, not options)]
 
 

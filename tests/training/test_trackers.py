@@ -48,8 +48,10 @@ def records_of(content: bytes) -> Iterator[bytes]:
 
 def of_wandb(folder: Path) -> Curves:
     """Of the files of all processes, in the order of W&B, which takes each step of a run once."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # which waits for the process that writes the files; the end of a run does not
     steps: dict[int, dict[str, float]] = {}
     files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     assert len({file.name for file in files}) == 1, "the processes write one run"

@@ -24,7 +24,7 @@ from smoothadv.analysis.table_formats import (
     Table,
     columns_of,
 )
-from smoothadv.base.errors import UserError, warn
+from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.settings import (
     Checked,
     SettingError,
@@ -197,7 +197,7 @@ def _name(card: Card) -> str:
     which = f" (one in {skip})" if skip and skip > 1 else ""
     which += f" from {first}" if first else ""
     count, alpha = card["images.count"], card["facts.alpha"]
-    words = card["facts.dataset"], f"{count:,} images{which}", f"alpha {alpha:g}"
+    words = card["facts.dataset"], f"{counted(count, 'image')}{which}", f"alpha {alpha:g}"
     return ", ".join([*map(str, words), str(card["certificate"])])
 
 

@@ -45,7 +45,7 @@ from scipy import special
 from smoothadv.analysis.facts import FIELDS, Facts, Value, facts_of
 from smoothadv.analysis.logs import Log, condition
 from smoothadv.analysis.reading import read_logs, rounding_notes
-from smoothadv.base.errors import UserError, escape
+from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.files import digest, file_digest, read_json
 from smoothadv.base.settings import (
     Checked,
@@ -215,7 +215,9 @@ class CardSpec(Checked):
         logs = [log for text in self.logs for log in _read(text, stated)]
         of_one = self.check or self.attacked or self.redrawn
         if len(logs) > 1 and (of_one or self.output.suffix == ".json"):
-            raise UserError(f"{' '.join(self.logs)}: {len(logs)} logs, where one is to be named")
+            raise UserError(
+                f"{' '.join(self.logs)}: {counted(len(logs), 'log')}, where one is to be named"
+            )
         cards = [(log.path, _card_of(log, texts, self.attacked, self.redrawn)) for log in logs]
         if self.check:
             _refuse_other(self.check, before, *cards[0])

@@ -298,7 +298,9 @@ class CascadeEstimate(AtRadii, Analysis):
     def __call__(self, logs: Logs) -> Table:
         part = logs.certification
         if not 2 <= len(part) <= _MOST_LOGS:
-            raise UserError(f"cascade: found {len(part)} logs, expected 2 to {_MOST_LOGS}")
+            raise UserError(
+                f"cascade: found {counted(len(part), 'log')}, expected 2 to {_MOST_LOGS}"
+            )
         tables = [log.table.set_index("idx") for log in part]
         images = tables[0].index
         for table in tables[1:]:

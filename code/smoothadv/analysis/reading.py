@@ -14,7 +14,7 @@ import numpy as np
 
 from smoothadv.analysis.facts import Facts, Value, facts_of
 from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
-from smoothadv.base.errors import UserError, escape
+from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.progress import Progress
 from smoothadv.records.logs import COUNT_COLUMNS, is_manifest, is_shard_folder
 from smoothadv.records.manifests import METHODS
@@ -80,8 +80,9 @@ def read_logs(
     by_split = group_by(logs.certification, lambda log: log.facts.get("split") == "train")
     if len(by_split) > 1:
         logs = replace(logs, certification=by_split[False])
-        for log in by_split[True]:
-            logs.left_out.append(f"{log.path} certifies training images, the others do not")
+        logs.left_out.extend(
+            f"{log.path} certifies training images, the others do not" for log in by_split[True]
+        )
     if not logs.all and len(logs.left_out) == 1:
         raise UserError(logs.left_out[0])
     for reason in logs.left_out:
@@ -89,7 +90,7 @@ def read_logs(
     if not logs.all:
         where = " ".join(arguments)
         if logs.left_out:
-            raise UserError(f"{where}: none of {len(logs.left_out)} logs can be used")
+            raise UserError(f"{where}: none of {counted(len(logs.left_out), 'log')} can be used")
         others = ", ".join(f"{kind}{_READ_BY.get(kind, '')}" for kind in sorted(other_kinds))
         like = f", but others: {others}" if others else " (a file that starts with idx, label, ...)"
         raise UserError(f"{where}: holds no {' or '.join(kinds)} log{like}")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError, counted, first_line
 from smoothadv.datasets import DatasetDescription
 
 
@@ -110,7 +110,7 @@ def logits_of(
     classifier, classes = probe(network, torch.full(description.image_shape, 0.5), called)
     if classes != description.num_classes:
         raise UserError(
-            f"{called or type(network).__name__} has {classes} classes, the images of "
+            f"{called or type(network).__name__} has {counted(classes, 'class')}, the images of "
             f"'{description.name}' have {description.num_classes}"
         )
     return classifier

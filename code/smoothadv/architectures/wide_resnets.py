@@ -23,9 +23,11 @@ class PreactivationBlock(nn.Module):
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
-        self.convShortcut: nn.Conv2d | None = None
-        if in_channels != out_channels:
-            self.convShortcut = nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+        self.convShortcut = (
+            nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+            if in_channels != out_channels
+            else None
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = F.relu(self.bn1(x))

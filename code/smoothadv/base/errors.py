@@ -3,6 +3,7 @@ may show it.
 """
 
 import importlib
+import inspect
 import unicodedata
 import warnings
 from typing import Any
@@ -79,8 +80,20 @@ class DoubtfulWarning(UserWarning):
 
 
 def warn(message: str) -> None:
-    """Warn the user, by a DoubtfulWarning, of something that is allowed but probably a mistake."""
-    warnings.warn(escape(message), DoubtfulWarning, stacklevel=3)
+    """Warn the user, by a DoubtfulWarning, of something that is allowed but probably a mistake; its
+    place is the line that called this package.
+    """
+    outside = (
+        level
+        for level, one in enumerate(inspect.stack(0), start=1)
+        if not one.frame.f_globals.get("__name__", "").startswith("smoothadv")
+    )
+    warnings.warn(escape(message), DoubtfulWarning, stacklevel=next(outside, 1))
+
+
+def counted(number: float, noun: str) -> str:
+    """The number of things, like "1 image" or "2,000 classes"."""
+    return f"{number:,} {noun}{('es' if noun.endswith('s') else 's') * (number != 1)}"
 
 
 def first_line(error: BaseException) -> str:

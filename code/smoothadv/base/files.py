@@ -50,6 +50,14 @@ def make_folder(path: Path) -> None:
         raise UserError(f"{error.filename}: {reason}") from error
 
 
+def state_of(path: Path) -> str:
+    """A text that changes whenever the file is written or replaced, whatever its time of
+    modification says.
+    """
+    now = path.stat()
+    return f"{path} {now.st_size} {now.st_ctime_ns} {now.st_ino}"
+
+
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Let ``write`` fill a temporary file, then rename it to ``path``: readers see the whole old or
     the whole new file.

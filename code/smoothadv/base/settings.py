@@ -180,9 +180,12 @@ def output_file(text: str) -> Path:
 
 
 def output_folder(text: str) -> Path:
-    """Parses the path of a folder to write to."""
-    if not text:
-        raise SettingError("'' names no folder: write . for this one")
+    """Parses the path of a folder to write to, which may be there and may not look like a file."""
+    is_file_name = re.search(r"\.(pdf|png|svg|tex|md|[ct]sv|txt|npz|pth?|tar|zip)$", text.lower())
+    if not text or (is_file_name and not os.path.isdir(text)):
+        raise SettingError(
+            f"'{text}' names no folder: write it without the ending of a file, or . for this one"
+        )
     return Path(text)
 
 

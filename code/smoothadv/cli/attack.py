@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from smoothadv.analysis.examples import write_pictures
-from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.errors import UsageError, UserError, counted
 from smoothadv.base.settings import Setting, options_of, positive_int
 from smoothadv.cli.evaluation import evaluation_main, is_finished, spec_from
 from smoothadv.cli.options.attack import EvaluationAttackOptions, add_attack, attacked_fields
@@ -138,9 +138,10 @@ def _summarise(log: WrittenLog) -> None:
     hits = int(table.correct.sum())
     low, high = binomial_interval(hits, len(table), 0.95)
     print(
-        f"{log.path}: {len(table)} examples, empirical accuracy {hits / len(table):.1%} (95 % "
-        f"interval {low:.1%} to {high:.1%}), abstained {(table.predict == ABSTAIN).mean():.1%}; "
-        f"adversarial examples in {examples_path(log.path).name}"
+        f"{log.path}: {counted(len(table), 'example')}, empirical accuracy "
+        f"{hits / len(table):.1%} (95 % interval {low:.1%} to {high:.1%}), abstained "
+        f"{(table.predict == ABSTAIN).mean():.1%}; adversarial examples in "
+        f"{examples_path(log.path).name}"
     )
 
 

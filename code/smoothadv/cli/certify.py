@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, write_json
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
@@ -88,8 +88,8 @@ def _certify(spec: CertifySpec, parser: Parser, options: Options) -> None:
     top_k = getattr(procedure, "top_k", 1)
     among = f"top-{top_k} " if top_k > 1 else ""
     print(
-        f"{log.path}: {len(table)} examples, certified {among}accuracy {listed}; average certified "
-        f"radius{on_the_grid} {accuracy.average_certified_radius(table):.3f}"
+        f"{log.path}: {counted(len(table), 'example')}, certified {among}accuracy {listed}; "
+        f"average certified radius{on_the_grid} {accuracy.average_certified_radius(table):.3f}"
     )
 
 
@@ -117,8 +117,8 @@ def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
     use_threads(spec)
     found = verify(spec)
     rows = (
-        f"{found.repeated} of {found.rows} rows of {spec.log}, chosen by --seed {found.seed}, were "
-        "drawn again"
+        f"{found.repeated} of {counted(found.rows, 'row')} of {spec.log}, chosen by --seed "
+        f"{found.seed}, were drawn again"
     )
     for index, difference in found.differences.items():
         print(f"image {index}: {difference}", flush=True)
@@ -128,8 +128,8 @@ def _verify(parser: Parser, options: Options, command: Sequence[str]) -> None:
         some = ", ".join(map(str, found.missing[:8])) + ", ..." * (len(found.missing) > 8)
         count = len(found.missing) + found.rows
         raise UserError(
-            f"{rows}, and are equal; unfinished: {len(found.missing)} of {count} images are "
-            f"missing, {some}"
+            f"{rows}, and are equal; unfinished: {len(found.missing)} of {counted(count, 'image')} "
+            f"are missing, {some}"
         )
     if spec.output:
         redrawn = {"rows": found.repeated, "seed": found.seed}

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from smoothadv.base.errors import escape
+from smoothadv.base.errors import counted, escape
 from smoothadv.base.settings import Checked, options_of, output_file, setting
 from smoothadv.cli.options.shared import say_device, say_what_is_certified, use_threads
 from smoothadv.cli.runner import (
@@ -120,7 +120,10 @@ def _merge(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = MergeSpec(**given_settings(MergeSpec, options))
     shards = spec.shards or shards_of(spec.outfile)
     rows = merge(spec.outfile, shards, spec.overwrite)
-    print(f"{spec.outfile}: {rows} examples from {len(shards)} shards, which can be removed now")
+    print(
+        f"{spec.outfile}: {counted(rows, 'example')} from {counted(len(shards), 'shard')}, which "
+        "can be removed now"
+    )
 
 
 def images_parser(command: str, kind: type[EvaluationSpec]) -> Parser:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.base.errors import UsageError
+from smoothadv.base.errors import UsageError, counted
 from smoothadv.base.settings import options_of
 from smoothadv.cli.evaluation import evaluation_main, images_main, is_finished, spec_from
 from smoothadv.cli.options.attack import (
@@ -59,7 +59,7 @@ def _predict(spec: PredictSpec, parser: Parser, options: Options) -> None:
     if is_finished(log, spec.shard, "predict"):
         table = log.table
         print(
-            f"{log.path}: {len(table)} examples, accuracy {table.correct.mean():.1%}, "
+            f"{log.path}: {counted(len(table), 'example')}, accuracy {table.correct.mean():.1%}, "
             f"abstained {(table.predict == ABSTAIN).mean():.1%}"
             + f", where no {spec.top_k} classes lead all others significantly"
             * (spec.top_k > 1)

@@ -15,7 +15,7 @@ from typing import Any
 from smoothadv.analysis.reading import read_logs
 from smoothadv.analysis.report import Report
 from smoothadv.analysis.table_formats import FORMATS, Column, Table
-from smoothadv.base.errors import UserError, warn
+from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.files import PAGE, refuse_to_replace, write_text
 from smoothadv.base.progress import Progress
 from smoothadv.base.settings import Checked, options_of, output_file, positive_int, setting
@@ -222,26 +222,29 @@ def _print_table(names: Sequence[str], rows: list[list[str]], form: str) -> None
 def _plan(asked: _StatusOptions, options: Options) -> None:
     sweeps = _read_sweeps(asked)
     for grid, jobs in sweeps:
-        rows = []
-        for job in jobs:
-            # What follows the training, for people.
-            then = [stage.title for stage in job.evaluations]
-            then += [f"perhaps {table.command} {table.name}" for table in job.pending]
-            rows.append([job.group, job.name, ", ".join(then) or "nothing"])
+        # For people: what follows the training.
+        rows = [[job.group, job.name, ", ".join(_then(job)) or "nothing"] for job in jobs]
         print(f"{grid.name}: {grid.about}")
-        print(f"{len(jobs)} jobs, {len(grid.trained)} models = {grid.formula}")
+        print(
+            f"{counted(len(jobs), 'job')}, {counted(len(grid.trained), 'model')} = {grid.formula}"
+        )
         print(f"models in {grid.models}, logs in {grid.logs}\n")
         if text := _time_of_done_jobs(jobs):
             print(f"{text}\n")
         most = _MOST_JOBS if asked.format == "markdown" else len(rows)
         _print_table(("group", "folder", "then"), rows[:most], asked.format)
         if most < len(rows):
-            print(f"\nand {len(rows) - most} more jobs; --format csv lists all")
+            print(f"\nand {counted(len(rows) - most, 'more job')}; --format csv lists all")
         print()
     if len(sweeps) > 1:
         counts = [len(grid.trained) for grid, _ in sweeps]
         names = ", ".join(grid.name for grid, _ in sweeps)
-        print(f"{sum(counts)} models = {' + '.join(map(str, counts))}, of {names}")
+        print(f"{counted(sum(counts), 'model')} = {' + '.join(map(str, counts))}, of {names}")
+
+
+def _then(job: SweepJob) -> list[str]:
+    perhaps = (f"perhaps {table.command} {table.name}" for table in job.pending)
+    return [*(stage.title for stage in job.evaluations), *perhaps]
 
 
 def _time_of_done_jobs(jobs: Sequence[SweepJob]) -> str:
@@ -251,7 +254,9 @@ def _time_of_done_jobs(jobs: Sequence[SweepJob]) -> str:
         return ""
     total = sum(logged_seconds(stage) for job in done for stage in job.stages)
     each, all_together = (timedelta(seconds=round(time)) for time in (total / len(done), total))
-    return f"{len(done)} jobs are done; their logs have times of {all_together}, {each} per job"
+    return (
+        f"{counted(len(done), 'job')} done; the logs have times of {all_together}, {each} per job"
+    )
 
 
 def _status(asked: _StatusOptions, options: Options) -> None:
@@ -267,8 +272,8 @@ def _status(asked: _StatusOptions, options: Options) -> None:
 
 def _summary(sweeps: Sweeps, jobs: Sequence[JobAndState]) -> str:
     counts = Counter(state.kind for _, state in jobs)
-    counted = ", ".join(f"{counts[kind]} {kind}" for kind in STATES if counts[kind])
-    text = f"{', '.join(grid.name for grid, _ in sweeps)}: {len(jobs)} jobs: {counted}"
+    states = ", ".join(f"{counts[kind]} {kind}" for kind in STATES if counts[kind])
+    text = f"{', '.join(grid.name for grid, _ in sweeps)}: {counted(len(jobs), 'job')}: {states}"
     names = dict.fromkeys(repr(table.name) for job, _ in jobs for table in job.pending)
     if names:
         text += f"; the best models, for {' and '.join(names)}, are not known yet"
@@ -372,7 +377,7 @@ def _conclude(jobs: Sequence[JobAndState], asked: _RunOptions, is_detached: bool
         advice += "; where a model or log is in conflict, give the grid other models and logs, or "
         advice += "remove that one"
     not_done = len(jobs) - kinds[DONE]
-    raise UserError(f"{not_done} of {len(jobs)} jobs are not done: {advice}")
+    raise UserError(f"{not_done} of {counted(len(jobs), 'job')} not done: {advice}")
 
 
 def _report(asked: _ReportOptions, options: Options) -> None:
@@ -398,10 +403,14 @@ def _report(asked: _ReportOptions, options: Options) -> None:
             arguments.append(f"{job.group}={name}")
     if not arguments:
         raise UserError(
-            f"none of {len(jobs)} jobs has a finished log yet: {asked.command} run {asked.words}"
+            f"none of {counted(len(jobs), 'job')} has a finished log yet: {asked.command} run "
+            f"{asked.words}"
         )
     if unfinished:
-        warn(f"{unfinished} of {len(jobs)} jobs are unfinished: their incomplete logs are left out")
+        warn(
+            f"{unfinished} of {counted(len(jobs), 'job')} unfinished: their incomplete logs are "
+            "left out"
+        )
     logs = read_logs(arguments, Report.kinds, warn=warn)
     if report.title == Report.title and len(grids) == 1:
         report = replace(report, title=grids[0].about)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError, counted, first_line
 from smoothadv.datasets import DATASETS, DEFAULT_DATA_DIR, DatasetDescription, ImageDataset, Source
 from smoothadv.datasets.arrays import checked_arrays
 from smoothadv.datasets.downloaded import CIFAR10
@@ -45,7 +45,8 @@ def _source(name: str, arrays: Callable[[str], _Arrays], location: str = "") -> 
             images, labels = (np.load(folder / file, mmap_mode="r") for file in files)
             if not len(images) == len(labels) == count:
                 raise ValueError(
-                    f"found {len(images):,} images and {len(labels):,} labels, expected {count:,}"
+                    f"found {counted(len(images), 'image')} and {counted(len(labels), 'label')}, "
+                    f"expected {count:,}"
                 )
             images, labels = checked_arrays(images[chosen], labels[chosen], *files, of=description)
         except Exception as error:  # a damaged file can raise nearly anything

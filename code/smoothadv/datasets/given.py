@@ -17,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.errors import UserError, counted, first_line
 from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, DatasetDescription, Indices, TrainingDefaults
 from smoothadv.datasets.image_files import eight_bit, planes
@@ -141,7 +141,8 @@ class Arrays:
         found = _tensor(labels, "labels")
         if found.shape != self.images.shape[:1]:
             raise UserError(
-                f"labels have shape {list(found.shape)}, there are {len(self.images)} images"
+                f"labels have shape {list(found.shape)}, expected "
+                f"{counted(len(self.images), 'label')}"
             )
         if found.is_floating_point() or found.is_complex():
             raise UserError(f"labels are {found.dtype}: give whole numbers from 0 on")

@@ -9,7 +9,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.errors import UserError, first_line, optional_module
+from smoothadv.base.errors import UserError, counted, first_line, optional_module
+from smoothadv.base.files import digest, state_of
 from smoothadv.datasets import DATASETS
 from smoothadv.datasets.arrays import MOST_CLASSES
 from smoothadv.datasets.image_files import File, StoredImages
@@ -59,8 +60,9 @@ def _columns(name: str, table: Any, chosen: str) -> tuple[str, str]:
     if len(images) != 1 or len(labels) != 1 or not fits or not len(table):
         columns = ", ".join(f"{column}: {kinds[column][:40]}" for column in kinds)
         raise UserError(
-            f"{name} has {len(table)} rows of {columns[:400]}; expected a column of Image, and of "
-            "labels one called label, or one ClassLabel, or one named by hf-dataset:PATH:COLUMN"
+            f"{name} has {counted(len(table), 'row')} of {columns[:400]}; expected a column of "
+            "Image, and of labels one called label, or one ClassLabel, or one named by "
+            "hf-dataset:PATH:COLUMN"
         )
     return images[0], labels[0]
 
@@ -96,18 +98,23 @@ def _rows(location: str) -> dict[str, StoredImages]:
     for logger in ("datasets", "huggingface_hub.utils._http"):  # they tell of each attempt
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     place, rows = os.path.expanduser(path), dict[str, StoredImages]()
-    is_saved = any(os.path.exists(os.path.join(place, name)) for name in _SAVED)
+    # In its usual cache the package knows files by their times of modification.
+    tree = [file for file in (Path(place), *sorted(Path(place).rglob("*"))) if file.exists()]
+    facts = digest(state_of(file) for file in tree if ".git" not in file.parts)
+    own = f"{datasets.config.HF_DATASETS_CACHE}/smoothadv-{facts}" if tree else None
     try:
-        if os.path.isfile(place):
-            found = datasets.load_dataset("parquet", data_files={"test": place})
+        if any(os.path.exists(os.path.join(place, name)) for name in _SAVED):
+            found = datasets.load_from_disk(place)
+        elif os.path.isfile(place):
+            found = datasets.load_dataset("parquet", data_files={"test": place}, cache_dir=own)
         else:
-            found = (datasets.load_from_disk if is_saved else datasets.load_dataset)(place)
+            found = datasets.load_dataset(place, cache_dir=own)
         tables = found if isinstance(found, dict) else {"test": found}
-        names = dict[str, str]()
-        for split, known in _SPLITS.items():
-            if there := [name for name in known if name in tables]:
-                labelled = (name for name in there if _has_labels(tables[name], chosen))
-                names[split] = next(labelled, there[0])
+        names = {
+            split: max(there, key=lambda name: _has_labels(tables[name], chosen))  # the first one
+            for split, known in _SPLITS.items()
+            if (there := [name for name in known if name in tables])
+        }
         for split, name in names.items():
             about, table = f"hf-dataset:{path}, split {name}", tables[name]
             image, label = _columns(about, table, chosen)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import cached, digest
+from smoothadv.base.files import cached, digest, state_of
 from smoothadv.datasets import DATASETS, SPLITS
 from smoothadv.datasets.image_files import ImageFiles, StoredImages, class_folders
 from smoothadv.datasets.stored import stored_source
@@ -25,12 +25,10 @@ class FolderImages(ImageFiles):
     def remembered(self, what: str, indices: Sequence[int], compute: Callable[[], str]) -> str:
         import PIL
 
-        facts = [what, PIL.__version__]
-        for path, label in (self.files[index] for index in indices):
-            now = path.stat()  # some number changes whenever a file is written or replaced
-            facts.append(f"{path} {label} {now.st_size} {now.st_ctime_ns} {now.st_ino}")
-        name = f"imagefolder-{digest([repr(facts)])}"
-        return cached(name, lambda: compute().encode()).decode()
+        files = map(self.files.__getitem__, indices)
+        facts = [f"{label} {state_of(path)}\n" for path, label in files]
+        key = digest([what, PIL.__version__, *facts])
+        return cached(f"imagefolder-{key}", lambda: compute().encode()).decode()
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
@@ -67,8 +65,8 @@ def _splits(path: str) -> dict[str, StoredImages]:
         held = ", ".join(sorted(path.name for path in root.iterdir())[:3]) or "nothing"
         raise UserError(
             f"imagefolder: {root} holds {held}, neither train/CLASS/ and test/CLASS/ folders nor "
-            "CLASS/ folders: put images into a folder per class, or give them to `certify images`, "
-            "which needs no classes"
+            f"CLASS/ folders: name {root.parent} if this is a class of it, put images into a "
+            "folder per class, or give them to `certify images`, which needs no classes"
         )
     first = next(iter(folders.values()))
     classes = class_folders(first)
@@ -78,16 +76,22 @@ def _splits(path: str) -> dict[str, StoredImages]:
                 f"imagefolder: the classes of {first} and {folder} differ in "
                 f"{', '.join(sorted(odd)[:5])}"
             )
-    if "images" in map(str.lower, classes):
+    # Beside masks or annotations, such a folder holds all images.
+    if other := [name for name in classes if re.fullmatch("(jpeg)?(image|img)s?", name.lower())]:
         raise UserError(
-            f"imagefolder: {first} holds {', '.join(classes)[:200]}, and images is no class: put "
-            "images into a folder per class"
+            f"imagefolder: {first} holds {', '.join(classes)[:200]}, and {other[0]} is no class: "
+            "put images into a folder per class"
         )
     return {split: FolderImages(folder, classes) for split, folder in folders.items()}
 
 
 DATASETS.register("imagefolder")(
     stored_source(
-        "imagefolder", _splits, {"train": "train/CLASS/", "test": "test/CLASS/ or val/CLASS/"}
+        "imagefolder",
+        _splits,
+        {
+            "train": "train/CLASS/ in it, or the folder above it if it is itself one split",
+            "test": "test/CLASS/ or val/CLASS/ in it",
+        },
     )
 )

@@ -19,13 +19,12 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     """The files themselves, and all images in folders, sorted; UserError where there are none."""
     files: list[Path] = []
     for path in paths:
-        found = [path]
-        if path.is_dir():
-            found = sorted(
-                file
-                for file in path.rglob("*")
-                if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
-            )
+        images = (
+            file
+            for file in path.rglob("*")
+            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")
+        )
+        found = sorted(images) if path.is_dir() else [path]
         if not found:
             raise UserError(f"{path} holds no images: no file ends in {', '.join(SUFFIXES)}")
         files += found

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, ImageDataset, Indices
 from smoothadv.datasets.imagenet import SYNSETS
@@ -62,7 +62,8 @@ def matched_classes(
     tinca" is a name, and so are the class's number and, of a network of 1,000 or 1,001 classes,
     ImageNet's synset. Of a network without ``names`` equally many classes are taken in their order,
     but ImageNet's in that of the sorted synsets.
-    UserError where a class is none of the network, or one of several.
+    UserError where a class is none of the network, or one of several, or where two classes of the
+    dataset differ in case alone. Warns where synsets are classes of a network with other names.
     """
 
     def plain(name: str) -> str:
@@ -85,10 +86,20 @@ def matched_classes(
         words = ResNet18_Weights.DEFAULT.meta["categories"]
         places = [known.get(plain(word), set()) for word in words]
         moved = [number not in place for number, place in enumerate(places, first) if place]
+        if names and 2 * len(moved) < len(SYNSETS) and {*SYNSETS} & {*folders} - known.keys():
+            warn(
+                f"{who} has other classes than ImageNet's, or other names for them, like "
+                f"'{names[0][0]}': the synsets of the images are taken for its classes in order"
+            )
         for number, (synset, place) in enumerate(zip(SYNSETS, places), first):
             known.setdefault(synset, place if 2 * sum(moved) > len(moved) else {number})
-    matches = [known.get(plain(folder)) or numbers.get(folder, set()) for folder in folders]
-    if wrong := [f"'{folder}'" for folder, classes in zip(folders, matches) if len(classes) != 1]:
+    plains = [*map(plain, folders)]
+    matches = [known.get(name) or numbers.get(one, set()) for name, one in zip(plains, folders)]
+    if wrong := [
+        f"'{folder}'"
+        for folder, name, classes in zip(folders, plains, matches)
+        if len(classes) != 1 or plains.count(name) > 1
+    ]:
         found = ", ".join(wrong[:5]) + (f", ... ({len(wrong)} in all)" * (len(wrong) > 5))
         like = f" by its name, like '{names[0][0]}'," if names else ""
         raise UserError(

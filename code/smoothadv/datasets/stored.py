@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, warn
 from smoothadv.datasets import DatasetDescription, ImageDataset, Source, photographs
 from smoothadv.datasets.image_files import StoredImages
 from smoothadv.datasets.preparation import split_location
@@ -38,6 +38,11 @@ def stored_source(
         description, (path, preparation) = describe(location, None), split_location(location)
         if (stored := splits(path).get(split)) is None:
             raise UserError(f"{kind}:{path} has no {split} images, expected {expected[split]}")
+        if stored.classes[0] == "0" and min(stored.labels, default=0) == 1:
+            warn(
+                f"{kind}:{path}: the {split} labels begin at 1, so that no image is of class 0 "
+                f"among {len(stored.classes)} classes: count labels from 0"
+            )
         if preparation is None:
             return (unprepared or ImagesOnDemand)(stored, description)
         return StreamedImages(stored, description, preparation)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from smoothadv.base.errors import warn
+from smoothadv.base.errors import counted, warn
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.log import Example, LogContent, begun, write_log
 from smoothadv.evaluation.setup import Evaluation, prepare
@@ -87,14 +87,14 @@ def rehearse(spec: CertifySpec) -> str:
     each = f"{voters} times " * (voters > 1) + f"{spec.n0:,} + {spec.n:,}"
     most = "" if spec.procedure_type.fixed_sample and voters == 1 else "at most "
     if not missing:
-        return f"nothing is left to be done: {path} has all {len(indices):,} images"
+        return f"nothing is left to be done: {path} has {counted(len(indices), 'row')}"
     evaluation = evaluation.probed()
     rate, name = _draws_per_second(evaluation, missing[0]), evaluation.settings["dataset"]
     if not evaluation.processes.is_first:
         return ""
     duration = timedelta(seconds=round(draws / rate / evaluation.processes.size))
     return (
-        f"{len(missing):,} of {len(indices):,} images of {name} are to be certified by "
+        f"{len(missing):,} of {counted(len(indices), 'image')} of {name} are to be certified by "
         f"{spec.method}: {most}{each} draws each, {draws:,} in all; {evaluation.device} makes "
         f"{rate:,.0f} per second in batches of {evaluation.batch}, which takes {most}{duration}"
     )

@@ -22,7 +22,7 @@ import numpy as np
 
 from smoothadv.analysis.reading import read_logs, rounded_by
 from smoothadv.base import plugins
-from smoothadv.base.errors import UserError, escape, warn
+from smoothadv.base.errors import UserError, counted, escape, warn
 from smoothadv.base.files import file_digest
 from smoothadv.base.settings import settings_record
 from smoothadv.evaluation.log import Example, begun, write_log
@@ -101,7 +101,8 @@ class Certificates:
             name, size = evaluation.settings["dataset"], len(evaluation.dataset)
             raise UserError(
                 f"{self.path} certifies something else: it has image {last} and class "
-                f"{largest}{sets}, {name} has {size} images of {classes} classes"
+                f"{largest}{sets}, {name} has {counted(size, 'image')} of "
+                f"{counted(classes, 'class')}"
             )
         if not self.settings:
             warn(
@@ -261,9 +262,10 @@ def verdict(
     chance = certificates.alpha + spec.alpha
     tolerated = tolerated_false_statements(len(certificates.images), chance, spec.false_alarm)
     sentence = (
-        f"{named or spec.against}: {len(table)} certificates attacked at {spec.fraction:.10g} of "
-        f"their radii, {len(flips)} flipped, {(table.predict == ABSTAIN).sum()} abstained; "
+        f"{named or spec.against}: {counted(len(table), 'certificate')} attacked at "
+        f"{spec.fraction:.10g} of their radii, {len(flips)} flipped, "
+        f"{(table.predict == ABSTAIN).sum()} abstained; "
         f"at alpha {certificates.alpha:g} + {spec.alpha:g}, up to {tolerated} of "
-        f"{len(certificates.images)} images may flip by chance"
+        f"{counted(len(certificates.images), 'image')} may flip by chance"
     )
     return Verdict(flips, tolerated, sentence)

@@ -15,7 +15,7 @@ import torch
 
 from smoothadv.attacks import StagedAttack
 from smoothadv.base.devices import to_host
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
@@ -264,9 +264,9 @@ def destination(
     if shard is None:
         if shards:
             raise UserError(
-                f"{shard_folder(log)} holds {len(shards)} shards of this log: finish them as they "
-                "were begun and merge them, continue with several processes of torchrun, or remove "
-                "that folder"
+                f"{shard_folder(log)} holds {counted(len(shards), 'shard')} of this log: finish "
+                "them as they were begun and merge them, continue with several processes of "
+                "torchrun, or remove that folder"
             )
         return log, settings, examples
     settings = {**settings, "shard": shard.record(examples)}

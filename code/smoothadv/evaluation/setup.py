@@ -22,7 +22,7 @@ from smoothadv.base.devices import (
     device_of_process,
 )
 from smoothadv.base.distributed import Processes, join_processes
-from smoothadv.base.errors import NonFiniteError, UserError, warn
+from smoothadv.base.errors import NonFiniteError, UserError, counted, warn
 from smoothadv.base.files import digest
 from smoothadv.base.progress import warn_of_hours
 from smoothadv.base.provenance import provenance
@@ -223,7 +223,7 @@ def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Eval
         if isinstance(spec, AttackedSpec) and spec.attack is not None:
             repeats = spec.num_noise_vec * spec.restarts * len(spec.classifiers)
             each += spec.attack.num_steps * repeats
-        work = f"{len(indices):,} images, each {each:,} times with noise"
+        work = f"{counted(len(indices), 'image')}, each {counted(each, 'time')} with noise"
         warn_of_hours(work, each * len(indices))
         doubts = [doubt for *_, model in loaded for doubt in model.doubts]
         doubts += [*dataset.description.doubts(), *_few_classes(spec, dataset, indices)]
@@ -292,7 +292,7 @@ def _few_classes(spec: EvaluationSpec, dataset: ImageDataset, indices: range) ->
     if 2 * taken >= min(there, len(indices)):
         return []
     return [
-        f"the {len(indices)} images that --max takes are of {taken} of {there} classes: "
+        f"--max takes {counted(len(indices), 'image')} of {taken} of {counted(there, 'class')}: "
         f"--skip {len(dataset) // len(indices)} takes as many from the whole dataset"
     ]
 

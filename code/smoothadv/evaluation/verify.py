@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.devices import default_device, device_name
-from smoothadv.base.errors import UsageError, UserError
+from smoothadv.base.errors import UsageError, UserError, counted
 from smoothadv.base.plugins import FUNCTIONS, loaded
 from smoothadv.base.settings import settings_of
 from smoothadv.evaluation.certify import prepare_certification
@@ -67,7 +67,7 @@ def verify(spec: VerifySpec) -> Verification:
     run = {"skip": 1, "max": None, **(manifest["runs"] or [{}])[-1], "images": size}
     expected = images_of(manifest["settings"], run)
     if foreign := sorted({*indices}.difference(expected)):
-        raise UserError(f"{spec.log} has a row of image {foreign[0]}, and there are {size} images")
+        raise UserError(f"{spec.log} has a row of image {foreign[0]} of {counted(size, 'image')}")
     missing = sorted({*expected}.difference(indices))
     seed = random.SystemRandom().randrange(2**32) if spec.seed is None else spec.seed
     chosen = sorted(random.Random(seed).sample(indices, min(spec.rows, len(indices))))

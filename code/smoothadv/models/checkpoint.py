@@ -30,7 +30,7 @@ from smoothadv.architectures import (
 )
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.base import plugins
-from smoothadv.base.errors import UserError, escape, warn
+from smoothadv.base.errors import UserError, counted, escape, warn
 from smoothadv.base.files import digest, write_atomically
 from smoothadv.base.registry import UnknownNameError
 from smoothadv.datasets import DatasetDescription
@@ -265,7 +265,7 @@ def _weights_in(content: dict[str, Any], path: Path, chosen: str | None) -> Weig
     most = max(map(len, states.values()), default=0)
     likely = [name for name, state in states.items() if 2 * len(state) >= most]
     if chosen is None and len(likely) > 1:
-        advice = f"--weights KEY of certify, predict and attack chooses, of {', '.join(likely)}"
+        advice = f"--weights KEY chooses, of {', '.join(likely)}"
         if "state_dict" not in likely:
             raise UserError(f"checkpoint {path} holds several sets of weights: {advice}")
         warn(f"checkpoint {path} holds several sets of weights, and state_dict is taken: {advice}")
@@ -340,7 +340,7 @@ def start_from(
     classes, or on another number of them; a denoiser has none. UserError where the other weights do
     not fit.
     """
-    weights = network_keys(content["state_dict"])
+    weights = keys_as_in(model.state_dict(), content["state_dict"])
     if arch in DENOISERS and arch not in ARCHITECTURES:
         load_weights(model, weights, path, arch, description)
         return f"starting from {path} with all of its layers"
@@ -355,7 +355,7 @@ def start_from(
     load_weights(model, weights if fits else {**weights, **initial}, path, arch, description)
     kept = "all of its layers"
     if not fits:
-        kept = f"a new classification layer for {description.num_classes} classes"
+        kept = f"a new classification layer for {counted(description.num_classes, 'class')}"
     return f"starting from {path} with {kept}"
 
 

@@ -218,23 +218,23 @@ def read_stages(path: Path) -> tuple[tuple[Stage, ...], Stage | None, float | No
     tables = content.pop("stage", None)
     router = content.pop("router", None)
     unknown = content.keys() - {"threshold"}
-    if not isinstance(tables, list) or unknown or not all(map(_is_stage, tables)):
+    if not isinstance(tables, list) or unknown:
         found = ", ".join(sorted(unknown)) or f"stage = {tables!r:.100}"
         raise UserError(f"{path}: found {found}, expected {_FORM}")
-    if router is not None and not _is_stage(router):
-        raise UserError(f"{path}: found router = {router!r:.100}, expected {_FORM}")
-    threshold = content.get("threshold")
-    if threshold is not None:
-        threshold = checked(f"{path}, threshold", threshold, a_threshold)
-    named = [*tables, *([] if router is None else [router])]
-    pairs = [(location(path, each["checkpoint"]), each["sigma"]) for each in named]
-    chooses = None if router is None else stage_of(pairs.pop(), f"{path}, router")
-    return stages_of(pairs, str(path)), chooses, threshold
+    given, called = content.get("threshold"), f"{path}, [[stage]]"
+    stages = [_stage(path, each, f"{called} {place}") for place, each in enumerate(tables, 1)]
+    chooses = None if router is None else _stage(path, router, f"{path}, [router]")
+    threshold = None if given is None else checked(f"{path}, threshold", given, a_threshold)
+    return stages_of(stages, called), chooses, threshold
 
 
-def _is_stage(table: Any) -> bool:
+def _stage(path: Path, table: Any, called: str) -> Stage:
+    """The stage that a table of a file describes, which messages call ``called``."""
     is_table = isinstance(table, dict) and table.keys() == {"checkpoint", "sigma"}
-    return is_table and isinstance(table["checkpoint"], str)
+    if not (is_table and isinstance(table["checkpoint"], str)):
+        raise UserError(f"{called}: found {table!r:.100}, expected checkpoint, a text, and sigma")
+    sigma = checked(f"{called}, sigma", table["sigma"], positive_noise_level)
+    return stage_of((location(path, table["checkpoint"]), sigma), called)
 
 
 def location(path: Path, name: str) -> Path:

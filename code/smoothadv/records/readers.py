@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.lib import format as npy
 
-from smoothadv.base.errors import UserError, escape, first_line
+from smoothadv.base.errors import UserError, counted, escape, first_line
 from smoothadv.records import logs as records
 from smoothadv.records.manifests import (
     METHODS,
@@ -44,7 +44,7 @@ _ABSTENTION = re.compile(
     r"(?:-1|nan|none|)\t(?:nan|none|[-+]?0*\.?0*|-(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]{1,4})?|inf))",
     re.IGNORECASE,
 )
-_RADII = re.compile("(?!.*attack).*radi", re.IGNORECASE)
+_RADII = re.compile("(?!.*attack)(.*radi|(.*_)?r$)", re.IGNORECASE)
 # No part can match what its neighbour can: else a field of 100,000 digits would take minutes to
 # refuse.
 _REAL = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?|nan|[-+]?inf")
@@ -311,9 +311,10 @@ def _parse(
         raise UserError(f"{path} cannot be read as a {kind}: it is no text") from error
     header = [*map(_name, _fields(lines[0], lines[0]))]
     if missing := [name for name in required if name not in header]:
+        like = [f"; rename {_brief(one)} if it holds these" for one in header if _RADII.match(one)]
         raise UserError(
             f"{path} is no {kind}: its first line lacks the column {', '.join(missing)}"
-            + " (l2 radii of images in [0, 1])" * ("radius" in missing)
+            + f" (l2 radii of images in [0, 1]{''.join(like[:1])})" * ("radius" in missing)
             + f"; it must name the columns, and is '{escape(lines[0], 100, plain=True)}'"
         )
     notes: list[str] = []
@@ -333,8 +334,8 @@ def _parse(
         )
     if torn := [row for row in rows if len(row) != len(header)]:
         raise UserError(
-            f"{path} holds a row of {len(torn[0])} fields below a header of {len(header)}, first "
-            f"at {_brief(header[0])} {_brief(torn[0][0])}"
+            f"{path} holds a row of {counted(len(torn[0]), 'field')} below a header of "
+            f"{len(header)}, first at {_brief(header[0])} {_brief(torn[0][0])}"
         )
     return dict(zip(header, map(list, zip(*rows)))), notes
 

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import (
     append_whole,
     lock,
@@ -350,8 +350,8 @@ def saved_images(log: Path, shape: Sequence[int], examples: Iterable[int]) -> di
     found = dict(zip(records["idx"][::-1].tolist(), records[::-1]))  # the first of two counts
     if missing := [index for index in examples if index not in found]:
         raise UserError(
-            f"{log} has {len(examples)} rows, of which {len(missing)} have no adversarial example: "
-            f"{archive} is missing or incomplete; --overwrite starts anew"
+            f"{log} has {counted(len(examples), 'row')}, of which {len(missing)} have no "
+            f"adversarial example: {archive} is missing or incomplete; --overwrite starts anew"
         )
     return {index: found[index] for index in examples}
 

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import file_digest, read_json, write_text
 from smoothadv.models.name import HUB, Members
 from smoothadv.records import logs as records
@@ -21,13 +21,13 @@ from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation
 
 @dataclass(frozen=True)
 class StageProgress:
-    """``done`` of ``total`` ``units``; total is None while unknown. ``conflict`` says why the stage
-    cannot continue.
+    """``done`` of ``total``, of which one is a ``unit``; total is None while unknown. ``conflict``
+    says why the stage cannot continue.
     """
 
     done: int
     total: int | None
-    units: str
+    unit: str
     conflict: str = ""
 
     @property
@@ -35,7 +35,8 @@ class StageProgress:
         return not self.conflict and self.done == self.total
 
     def __str__(self) -> str:
-        return f"{self.done} of {'?' if self.total is None else self.total} {self.units}"
+        known = f"? {self.unit}s" if self.total is None else counted(self.total, self.unit)
+        return f"{self.done} of {known}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class TrainingStage:
 
     def progress(self) -> StageProgress:
         epochs = self.expected.epochs
-        nothing = StageProgress(0, epochs, "epochs")
+        nothing = StageProgress(0, epochs, "epoch")
         if not self.checkpoint.exists():
             return nothing
         files = self.expected.digests.items()
@@ -91,7 +92,7 @@ class TrainingStage:
             return replace(nothing, conflict=f"{holds} another recipe: {difference}")
         done = len(_rows(*self.logs))
         if done > epochs:
-            conflict = f"{holds} {done} epochs, more than the {epochs} asked for"
+            conflict = f"{holds} {counted(done, 'epoch')}, more than the {epochs} asked for"
             return replace(nothing, done=epochs, conflict=conflict)
         return replace(nothing, done=done)
 
@@ -144,12 +145,12 @@ class EvaluationStage:
         conflict = next((part.conflict for part in all_parts if part.conflict), "")
         totals = [part.total for part in parts if part.total is not None]
         total = sum(totals) if len(totals) == len(parts) else None
-        return StageProgress(sum(part.done for part in parts), total, "images", conflict)
+        return StageProgress(sum(part.done for part in parts), total, "image", conflict)
 
     def _progress_of_log(self, log: Path, settings: Mapping[str, Any]) -> StageProgress:
         rows = _rows(log)
         if not rows and not records.manifest_path(log).exists():
-            return StageProgress(0, None, "images")
+            return StageProgress(0, None, "image")
         try:
             manifest = records.read_manifest_file(log)
             self._refuse_other_settings(log, manifest["settings"], settings)
@@ -159,12 +160,12 @@ class EvaluationStage:
                 if index.isdigit() and int(index) not in selected:
                     raise UserError(f"{log} has image {int(index)}, which is not selected here")
         except UserError as error:
-            return StageProgress(0, None, "images", str(error))
+            return StageProgress(0, None, "image", str(error))
         # Of the dataset that the last run saw; unknown if it did not record the dataset's size.
         selection = {"skip": self.expected.skip, "max": self.expected.limit}
         runs = manifest["runs"]
         total = records.images_selected({**runs[-1], **selection}) if runs else None
-        return StageProgress(len(rows), total, "images")
+        return StageProgress(len(rows), total, "image")
 
     def _refuse_other_settings(
         self, log: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any]
@@ -188,7 +189,7 @@ class EvaluationStage:
         for training in self.trainings:
             if training.trained_epochs < training.expected.epochs:
                 raise UserError(
-                    f"{log} is of the model of {training.trained_epochs} epochs in "
+                    f"{log} is of the model of {counted(training.trained_epochs, 'epoch')} in "
                     f"{training.folder}, which a training to {training.expected.epochs} would "
                     "replace"
                 )
@@ -209,7 +210,7 @@ def unmet_need(path: Path) -> str:
         is_unfinished = path.name == records.CHECKPOINT and done < epochs
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return ""  # the folder was not made by a training command
-    return f"needs {path}, which has {done} of {epochs} epochs" if is_unfinished else ""
+    return f"needs {path}, which has {done} of {counted(epochs, 'epoch')}" if is_unfinished else ""
 
 
 def _difference(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

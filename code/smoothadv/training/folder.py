@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import (
     lock,
     make_folder,
@@ -95,7 +95,7 @@ class RunFolder:
                 epochs = read_json(self.path / ARGUMENTS)["runs"][-1]["epochs"]
                 done = len((self.path / TRAINING_LOG).read_text().splitlines()) - 1
                 if done < epochs:
-                    held = f"a training of which {done} of {epochs} epochs are done"
+                    held = f"a training of which {done} of {counted(epochs, 'epoch')} are done"
             raise UserError(
                 f"{self.path} already holds {held}: add --resume to continue it, --overwrite to "
                 "start anew, or name another folder"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from operator import methodcaller
 
-from smoothadv.base.errors import first_line, warn
+from smoothadv.base.errors import counted, first_line, warn
 from smoothadv.base.progress import Progress, warn_of_hours
 from smoothadv.training.trackers import Tracker
 
@@ -39,7 +39,8 @@ class TrainingProgress:
         )
         self._epochs, self._report, self._silent = epochs, report, silent
         warn_of_hours(
-            f"{epochs:,} epochs of {images // epochs:,} images", 0 if silent else images - done
+            f"{counted(epochs, 'epoch')} of {counted(images // epochs, 'image')}",
+            0 if silent else images - done,
         )
         self._printed = self._looked = -math.inf
 
@@ -96,7 +97,7 @@ class TrainingProgress:
             clean, noisy = row["test_clean_accuracy"], row["test_accuracy"]
             tested = _known(clean=clean, noisy=noisy, attacked=adversarial)
             tested = tested or [f"loss {row['test_loss']:.3g}"]
-            parts.append(f"of {row['test_images']} test images {', '.join(tested)}")
+            parts.append(f"of {counted(row['test_images'], 'test image')} {', '.join(tested)}")
         with self._bar.external_write_mode():
             self._report("  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"]))
 

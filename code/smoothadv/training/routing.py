@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from smoothadv.base.errors import UserError, escape
+from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, ImageDataset, Indices
 from smoothadv.datasets.images import Item
@@ -71,7 +71,9 @@ def routed(images: ImageDataset, logs: Sequence[Path]) -> tuple[RoutedImages, Ro
     or of one noise level among several, or where too few images are left.
     """
     if len(logs) < 2:
-        raise UserError(f"--route: found {len(logs)} logs, expected one per stage, two or more")
+        raise UserError(
+            f"--route: found {counted(len(logs), 'log')}, expected one per stage, two or more"
+        )
     if len({path.resolve() for path in logs}) < len(logs):
         raise UserError("--route: found one log twice, expected one per stage")
     tables, sigmas = [], []
@@ -96,8 +98,8 @@ def routed(images: ImageDataset, logs: Sequence[Path]) -> tuple[RoutedImages, Ro
     labels = torch.from_numpy(radii[:, is_certified].argmax(0))
     if len(labels) < 2 * HELD_OUT:
         raise UserError(
-            f"--route: {len(labels)} images are certified in any of the logs, too few to train a "
-            "router"
+            f"--route: {counted(len(labels), 'image')} certified in any of the logs, too few to "
+            "train a router"
         )
     is_held_out, names = torch.arange(len(labels)) % HELD_OUT == 0, sigma_names(sigmas)
     training, test = (

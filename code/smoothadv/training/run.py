@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from smoothadv.base.distributed import Processes
-from smoothadv.base.errors import NonFiniteError, Terminated
+from smoothadv.base.errors import NonFiniteError, Terminated, counted
 from smoothadv.datasets import Batches, DatasetDescription, ImageDataset
 from smoothadv.noise import GaussianNoise, Purpose, derive_generator
 from smoothadv.objectives import DataPolicy
@@ -133,7 +133,7 @@ class TrainingRun:
         if is_first:
             self.report = report
         if done >= epochs:
-            self.report(f"already trained for {done} epochs: nothing to do")
+            self.report(f"already trained for {counted(done, 'epoch')}: nothing to do")
             return self.history
         if is_first:
             self.folder.record_arguments()

@@ -15,7 +15,7 @@ from smoothadv.architectures import made_architecture
 from smoothadv.architectures.denoisers import DENOISERS
 from smoothadv.base.devices import default_device, device_name, device_of_process
 from smoothadv.base.distributed import Processes, join_processes
-from smoothadv.base.errors import UsageError, UserError, warn
+from smoothadv.base.errors import UsageError, UserError, counted, warn
 from smoothadv.base.provenance import provenance
 from smoothadv.base.settings import describe
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
@@ -112,11 +112,13 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     schedule = spec.schedule.schedule(images, spec.objective.copies)
     if schedule.batch < processes.size:
         raise UserError(
-            f"--batch is {schedule.batch} images for {processes.size} processes: take more"
+            f"--batch is {counted(schedule.batch, 'image')} for {processes.size} processes: take "
+            "more"
         )
     if len(training) < processes.size:
         raise UserError(
-            f"there are {len(training)} training images for {processes.size} processes: start fewer"
+            f"found {counted(len(training), 'training image')} for {processes.size} processes: "
+            "start fewer"
         )
     description, input_layer, model, started_from = _model(spec, images)
     if schedule.layer_decay is not None:  # before there is a folder
@@ -155,7 +157,9 @@ def _model(
             )
         return description, None, name, None
     input_layer = spec.input_layer or "normalize"
-    content = {} if path is None else read_checkpoint(path, denoises)
+    # Beside several sets of weights there may be no name of an architecture.
+    choice = spec.weights and name, spec.weights
+    content = {} if path is None else read_checkpoint(path, denoises, *choice)
     if path is not None and not denoises:
         input_layer = recorded_input_layer(content, path, spec.input_layer)
         description = with_recorded_constants(content, path, description)
@@ -236,13 +240,13 @@ def _announce(
 ) -> None:
     """Say what is about to happen, and warn of what is probably a mistake."""
     spec, epochs, size = setup.spec, setup.schedule.epochs, setup.processes.size
-    images = f"{len(setup.training)} images, {len(setup.test)} to test"
+    images = f"{counted(len(setup.training), 'image')}, {len(setup.test)} to test"
     if setup.pseudo_labelled is not None:
         images += f", {len(setup.pseudo_labelled)} pseudo-labelled"
     where = f"{size} processes on {setup.device.type}" if size > 1 else str(setup.device)
     report(
         f"training {spec.arch} on {spec.dataset_name} ({images}) with {describe(spec.objective)}, "
-        f"{epochs} epochs on {where}"
+        f"{counted(epochs, 'epoch')} on {where}"
     )
     if saved is None and setup.started_from is not None:
         report(setup.started_from)
@@ -250,8 +254,9 @@ def _announce(
         report("the first epoch is the longest: the teacher votes on each image when it comes")
     if saved is not None and (before := saved["runs"][-1].get("processes", size)) != size:
         warn(
-            f"this run had {before} processes and goes on with {size}: batch normalization sees "
-            "other shares of a batch, and an uninterrupted run would end with other weights"
+            f"this run had {counted(before, 'process')} and goes on with {size}: batch "
+            "normalization sees other shares of a batch, and an uninterrupted run would end with "
+            "other weights"
         )
     if (policy := spec.policy) is not None and policy.from_epoch >= epochs:
         begin = "--choose-from-epoch" if policy != spec.objective.policy else "--attack-from-epoch"
@@ -264,6 +269,6 @@ def _announce(
         begins = "warmup", "attack_from_epoch", "double_from_epoch"
         begin = next((name for name in begins if hasattr(spec.objective, name)), begins[0])
         warn(
-            f"epsilon reaches {reached:.3g} of {full:.3g} in {epochs} epochs: a smaller "
+            f"epsilon reaches {reached:.3g} of {full:.3g} in {counted(epochs, 'epoch')}: a smaller "
             f"--{begin.replace('_', '-')} or more --epochs would let it grow to the end"
         )

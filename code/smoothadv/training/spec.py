@@ -14,7 +14,7 @@ import torch
 
 from smoothadv.architectures import ARCHITECTURES, LIBRARIES, chosen_architecture
 from smoothadv.base import plugins
-from smoothadv.base.errors import UsageError
+from smoothadv.base.errors import UsageError, counted
 from smoothadv.base.plugins import Plugin
 from smoothadv.base.settings import (
     EXISTING,
@@ -175,8 +175,8 @@ class ScheduleSpec(Checked):
         if fields.pop("split_updates"):
             if fields["batch"] < copies:
                 raise UsageError(
-                    f"--split-updates makes {copies} updates of {fields['batch']} images: take a "
-                    "larger --batch"
+                    f"--split-updates makes {copies} updates of "
+                    f"{counted(fields['batch'], 'image')}: take a larger --batch"
                 )
             fields["batch"] //= copies
         return Schedule(**fields)
@@ -297,6 +297,14 @@ class TrainSpec(RunSpec):
         group=_DATA,
         help="start from these weights, with a new classification layer where the classes differ",
     )
+    weights: str | None = setting(
+        None,
+        parse=str,
+        metavar="KEY",
+        group=_DATA,
+        records="pretrained_weights",
+        help="which weights of a --pretrained-model that holds several, like state_dict_ema",
+    )
     pretrained: bool = setting(
         False,
         group=_DATA,
@@ -400,6 +408,9 @@ class TrainSpec(RunSpec):
                 "sums: no --precision": self.finetune_quantized and not is_exact,
                 "--route names the classes of the training images, and --use-unlabelled others: "
                 "leave one of them out": self.route is not None and self.use_unlabelled is not None,
+                "--weights chooses in a --pretrained-model: name one, or leave it out": (
+                    self.weights is not None and start is None
+                ),
                 "--pretrained and --pretrained-model both say where to start: leave one of them "
                 "out": self.pretrained and start is not None,
                 f"--noise 0 makes all {objective.copies} noisy copies of an image identical: leave "

@@ -85,11 +85,9 @@ def library_network(
     except Exception as error:  # of a library, or of a network connection
         if not pretrained:
             raise UserError(f"{name} cannot be made: {first_line(error)}") from error
-        advice = "--no-pretrained takes random ones"
-        if images is not None:
-            advice = "leave --pretrained out for random ones"
+        advice = "--no-pretrained takes" if images is None else "leave --pretrained out for"
         raise UserError(
-            f"the weights of {name} cannot be had ({first_line(error)}): {advice}"
+            f"the weights of {name} cannot be had ({first_line(error)}): {advice} random ones"
         ) from error
     digest = torch.tensor(list(digest_bytes([found.version])), dtype=torch.uint8)
     found.module.register_buffer("version_sha256", digest, persistent=False)

@@ -39,7 +39,7 @@ _CLASSIFIER = (
     "the frozen classifier behind the denoiser, a checkpoint or a network by name, like "
     "timm:resnet18: stability needs it, with mse it is for the log only"
 )
-_OF_CLASSIFIERS = ("pretrained", "finetune_quantized", "teacher_draws", "teacher_noise")
+_OF_CLASSIFIERS = "pretrained weights finetune_quantized teacher_draws teacher_noise".split()
 _OF_TEACHER = {"--teacher", "--teacher-draws", "--teacher-noise"}
 _WITH_ATTACK = {"--warmup", "--warmup-from-first-epoch", "--base-attack"}
 """Settings of objectives that do without an attack, and that only an attack reads."""

@@ -6,7 +6,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from smoothadv.base.cpus import JOBS_AT_A_TIME
-from smoothadv.base.errors import UserError
+from smoothadv.base.errors import UserError, counted
 from smoothadv.sweep.engines import ENGINES, Engine, ReportEnd, SweepContext
 from smoothadv.sweep.job_execution import execute
 from smoothadv.sweep.jobs import SweepJob
@@ -55,8 +55,8 @@ class Local(Engine):
             return [()] * min(self.jobs or 1, len(jobs))
         if len(gpus) < size:
             raise UserError(
-                f"a job has {size} processes, but only {len(gpus)} GPUs are visible: one each is "
-                "needed"
+                f"a job has {size} processes, but only {counted(len(gpus), 'GPU')} visible: one "
+                "each is needed"
             )
         groups = [
             tuple(gpus[start : start + size]) for start in range(0, len(gpus) - size + 1, size)
