@@ -20,7 +20,7 @@ from smoothadv.analysis.best import attack_radius, model_of
 from smoothadv.analysis.logs import Log, Logs, differ, refuse_other_images
 from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
-from smoothadv.base.errors import UserError, warn
+from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.settings import any_seed, number, positive_int, probability, setting
 from smoothadv.records.logs import CLASS, COUNT_COLUMNS, numbered
 from smoothadv.records.readers import DataFrame
