@@ -29,6 +29,7 @@ from smoothadv.base.errors import UserError
 from smoothadv.evaluation.certify import certify
 from smoothadv.evaluation.shards import Shard, merge
 from smoothadv.evaluation.specs import CertifySpec
+from smoothadv.models.name import parse_model
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.records.logs import manifest_path
 from smoothadv.statistics import PROCEDURES, Smoothing
@@ -95,7 +96,7 @@ def written(
     model = IntervalClassifier(*thresholds)
     spec = CertifySpec(
         model=model,
-        dataset=dataset_of(model, images, labels, None, "images"),
+        dataset=dataset_of(parse_model(model), images, labels, None, "images"),
         seed=3,
         device="cpu",
         sigma=SIGMA,

@@ -26,7 +26,9 @@ def rates(monkeypatch):
     def set_rates(compiled: float = 0.0, **known: float) -> list[list[str]]:
         def found(forms, images):
             asked.append([*forms])
-            return {name: {"plain": 1.0, **known}.get(name, compiled) for name in forms}
+            if "plain" in forms:
+                return {name: 1.0 if name == "plain" else compiled for name in forms}
+            return {name: known[name] for name in forms}
 
         monkeypatch.setattr(module, "_rates", found)
         return asked

@@ -423,16 +423,17 @@ def _card_of(
             raise UserError(f"no card: {log.path} says no {name}: add --fact {name}=...")
     if facts.get("split") == "train":
         raise UserError(f"no card: {log.path} certifies training images")
-    own = facts_of("certification", log.path, {}) if facts.manifest else Facts()
+    own = facts_of("certification", log.path, {})
     kind, _, place = str(own.get("dataset")).partition(":")
     if place and kind in _OWN_IMAGES:
         if facts.sources["dataset"] == "manifest":
             facts = facts.replaced("dataset", kind, "manifest")
         own.values["dataset"] = facts.values["dataset"]
     for name, value in own.values.items():
-        if facts.get(name) != value:
+        source = own.sources[name]
+        if source in ("manifest", "path") and facts.get(name) != value:
             raise UserError(
-                f"no card: {log.path}'s manifest says {name} {value}, --fact {facts.get(name)}"
+                f"no card: {log.path}'s {source} says {name} {value}, --fact {facts.get(name)}"
             )
     idx, count = table.idx.to_numpy("<i8"), len(table)
     steps = {int(step) for step in np.diff(idx)} or {1}

@@ -122,17 +122,13 @@ class ModelSpec(RunSpec):
         super().__post_init__()
         self._read_stages()
         for name in [stage.model for stage in self.classifiers]:
-            for given in ("arch", "weights"):
+            for given in ("arch", "weights", "input_layer"):
                 if getattr(self, given) is not None and name.kind != CHECKPOINT:
-                    who = "a module" if name.kind == MODULE else name
-                    raise UsageError(f"--{given} is for checkpoints: leave it out for {who}")
+                    who, flag = "a module" if name.kind == MODULE else name, given.replace("_", "-")
+                    raise UsageError(f"--{flag} is for checkpoints: leave it out for {who}")
             if not (self.pretrained or name.is_network):
                 raise UsageError(
                     "--no-pretrained is for networks by name, like timm:resnet18: leave it out"
-                )
-            if self.input_layer is not None and name.is_network:
-                raise UsageError(
-                    f"{name} has the normalization that its library says: leave --input-layer out"
                 )
         if self.arch is not None:
             self._set(arch=plugins.registered(self.arch))
