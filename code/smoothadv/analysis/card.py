@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from smoothadv.analysis.facts import FIELDS, Facts, Value, facts_of
+from smoothadv.analysis.facts import FIELDS, Value, facts_of
 from smoothadv.analysis.logs import Log, condition
 from smoothadv.analysis.reading import read_logs, rounding_notes
 from smoothadv.base.errors import UserError, counted, escape
