@@ -157,8 +157,7 @@ def predict(
     as ``certify``. UserError on bad input, NonFiniteError where a logit is NaN or infinite.
     """
     spec = _spec(PredictSpec, "predict", model, images, labels, keywords)
-    rows = predicting.predict(spec).table
-    return _without_labels(images, labels, rows)
+    return _without_labels(images, labels, predicting.predict(spec).table)
 
 
 @torch_settings_kept()
@@ -185,8 +184,7 @@ def attack(model: Model, images: Any, labels: Any = None, **keywords: Any) -> pd
     if keywords.get("epsilons", ()) is None:
         del keywords["epsilons"]
     spec = _spec(AttackSpec, "attack", model, images, labels, keywords)
-    tables = [log.table for log in predicting.attack(spec)]
-    return pd.concat(tables, ignore_index=True)
+    return pd.concat([log.table for log in predicting.attack(spec)], ignore_index=True)
 
 
 @torch_settings_kept()
@@ -381,8 +379,9 @@ def dataset_of(
     if hasattr(images, "fingerprint") and hasattr(images, "description"):
         return images
     items = items_of(images, labels, needs_labels)
-    class_names = _class_names(model, first_image(items, name), num_classes, reading)
-    return described(items, class_names, name)
+    return described(
+        items, _class_names(model, first_image(items, name), num_classes, reading), name
+    )
 
 
 def _class_names(

@@ -231,8 +231,14 @@ def _tests(card: Card, other: Card, radii: Sequence[float]) -> list[float]:
 def _entry(card: Card) -> list[Cell]:
     """What tells an entry from others: see ``_ENTRY``."""
     known = [card[f"facts.{one}"] for one in ("sigma", "arch", "N")]
-    extra = card["extra_data"] or "none"
-    return [card["name"], card["paper"], *known, extra, card["procedure"], _verified(card)]
+    return [
+        card["name"],
+        card["paper"],
+        *known,
+        card["extra_data"] or "none",
+        card["procedure"],
+        _verified(card),
+    ]
 
 
 def _verified(card: Card) -> str:

@@ -380,8 +380,9 @@ def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[flo
         if not 0 <= radius <= 100 or abs(multiple - round(multiple)) > 1e-9:
             raise ValueError(f"{radius:g} is no multiple of {1 / PER_UNIT:g} from 0 to 100")
         right = int((hundredths > round(multiple)).sum())
-        ends = binomial_interval(right, len(hundredths), LEVEL)
-        found[f"{radius:g}"] = _rounded(right / len(hundredths), *ends)
+        found[f"{radius:g}"] = _rounded(
+            right / len(hundredths), *binomial_interval(right, len(hundredths), LEVEL)
+        )
     return found
 
 

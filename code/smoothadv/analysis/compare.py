@@ -118,8 +118,8 @@ class Comparison(AtRadii, Analysis):
         shares = [float(first.mean()), float(second.mean())]
         difference = (only_second - only_first) / len(first)
         p_value = mcnemar_p_value(only_first, only_second)
-        counts = [only_first, only_second]
-        return [quantity, len(first), *shares, difference, low, high, *counts, p_value]
+        counts = only_first, only_second, p_value
+        return [quantity, len(first), *shares, difference, low, high, *counts]
 
     def _interval_of_mean(self, values: np.ndarray) -> Sequence[float]:
         """A percentile bootstrap interval of the mean."""

@@ -107,8 +107,7 @@ def example_statistics(logs: Sequence[Log]) -> DataFrame:
     )
     frame["best_log"] = best.log.where(best.credit > 0, None)
     frame["taken_for"] = mistaken.predict.astype("Int64").astype(str)
-    order = ["mean_radius", "certified", "idx"]
-    frame = frame.reset_index().sort_values(order, ignore_index=True)
+    frame = frame.reset_index().sort_values(["mean_radius", "certified", "idx"], ignore_index=True)
     return frame.astype({"idx": str, "label": str}).astype(object).where(frame.notna(), None)
 
 

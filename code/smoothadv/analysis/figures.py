@@ -166,8 +166,9 @@ class EnvelopePlot(Titled, Choosing, Norm, Analysis):
         largest = max(radii[-1] for _, radii, _ in curves)
         figure, (axes,) = new_figure()
         lines = draw_steps(axes, curves, styles)
-        labels = (self.axis_title, "certified accuracy (%)")
-        return finished(figure, lines, labels, 1.04 * largest, self.title)
+        return finished(
+            figure, lines, (self.axis_title, "certified accuracy (%)"), 1.04 * largest, self.title
+        )
 
     def envelope_curve(self, group: Sequence[Log]) -> tuple[np.ndarray, np.ndarray]:
         """A fine grid of radii, with round ones and the largest one of each log, and the largest
@@ -238,8 +239,13 @@ class EmpiricalPlot(Titled, Choosing, Analysis):
                 shift = _BESIDE * largest * (position - (len(curves) - 1) / 2)
                 lower, upper = 100 * np.transpose(ends)
                 axes.vlines(shift + np.array([*curve]), lower, upper, style["color"], label=label)
-        labels = (r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)")
-        return finished(figure, drawn, labels, 1.02 * largest, self.title)
+        return finished(
+            figure,
+            drawn,
+            (r"$\ell_2$ radius (images in [0, 1])", "accuracy (%)"),
+            1.02 * largest,
+            self.title,
+        )
 
 
 @ANALYSES.register("plot_training")
@@ -443,8 +449,9 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         notes += [f"–: no {_symbol(name)} stated" for name, values in names if None in values]
         unbroken = "; ".join(words.replace(" ", "\u00a0") for words in notes)
         lines = textwrap.wrap(unbroken, int(figure.get_figwidth() / _CHARACTER))
-        height = figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0))
-        figure.set_figheight(height)
+        figure.set_figheight(
+            figure.get_figheight() + _LINE * (len(lines) + (2 if self.title else 0))
+        )
         figure.supxlabel("\n".join(lines).replace("\u00a0", " "), fontsize=_FONT_SIZE, color="0.35")
 
 

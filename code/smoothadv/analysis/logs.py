@@ -194,8 +194,9 @@ hyper_parameter = one_of(FIELDS)
 
 def grouping(what: str) -> Any:
     """The setting of the hyper-parameters whose values separate ``what``, by default none."""
-    text = f"hyper-parameters whose values separate {what}"
-    return setting((), many=True, parse=hyper_parameter, help=text)
+    return setting(
+        (), many=True, parse=hyper_parameter, help=f"hyper-parameters whose values separate {what}"
+    )
 
 
 def condition(text: str) -> str:

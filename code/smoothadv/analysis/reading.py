@@ -168,8 +168,9 @@ def _with_sigma(log: Log) -> Log:
     if not found or known in found or radii.eq(radii.max()).sum() < 2:
         return log
     if known is None:
-        source = "inferred from the largest radius"
-        return replace(log, facts=facts.replaced("sigma", found[0], source))
+        return replace(
+            log, facts=facts.replaced("sigma", found[0], "inferred from the largest radius")
+        )
     note = (
         f"its sigma is {known:g} ({facts.sources['sigma']}), but several of its radii are "
         f"{radii.max():g}, the largest for sigma {found[0]:g}: is that its sigma?"

@@ -130,8 +130,11 @@ class Report(Choosing, AtRadii, Analysis):
         if logs.training:
             few, count = Logs(training=logs.training[:_MOST_CURVES]), len(logs.training)
             more = f" (the first {_MOST_CURVES} of {count})" if count > _MOST_CURVES else ""
-            parts = self._made("Training", TrainingPlot, few)
-            yield Section("Training", parts, f"Loss and accuracy by epoch{more}.")
+            yield Section(
+                "Training",
+                self._made("Training", TrainingPlot, few),
+                f"Loss and accuracy by epoch{more}.",
+            )
         yield Section("Provenance", self._provenance(logs))
 
     def _about(self, logs: Logs, beside: Logs) -> Iterator[Section]:
@@ -156,8 +159,11 @@ class Report(Choosing, AtRadii, Analysis):
                 "saved."
             )
             if cards:
-                pictures = [{"kind": "pictures", "cards": cards}]
-                yield Section("Images that no model gets right under attack", pictures, text)
+                yield Section(
+                    "Images that no model gets right under attack",
+                    [{"kind": "pictures", "cards": cards}],
+                    text,
+                )
         if logs.certification:
             parts = []
             for procedure, alike in Logs(logs.certification).by("procedure").items():

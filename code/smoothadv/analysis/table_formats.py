@@ -218,8 +218,9 @@ def comma_separated(table: Table, decimals: int = 1) -> str:
     """A header and a line per row; fractions of full precision, whatever ``decimals``."""
     import pandas as pd
 
-    keys = [column.key for column in table.columns]
-    frame = pd.DataFrame(table.plain_rows(), columns=keys, dtype=object)
+    frame = pd.DataFrame(
+        table.plain_rows(), columns=[column.key for column in table.columns], dtype=object
+    )
     return frame.to_csv(index=False, lineterminator="\n")
 
 

@@ -60,14 +60,16 @@ class Processes:
             from torch import distributed
 
             self._launch_store, *_ = next(iter(distributed.rendezvous("env://")))
-            token = secrets.token_hex(8)
-            self.launch = self._launch_store.compare_set("launch", "", token).decode()
+            self.launch = self._launch_store.compare_set(
+                "launch", "", secrets.token_hex(8)
+            ).decode()
             # The store survives a restart of all processes, which torchrun does after one has
             # failed; and a program may share several pieces of work.
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
             self._connection = next(_connections)
-            prefix = f"attempt {attempt}, connection {self._connection}"
-            self._store = distributed.PrefixStore(prefix, self._launch_store)
+            self._store = distributed.PrefixStore(
+                f"attempt {attempt}, connection {self._connection}", self._launch_store
+            )
         return self
 
     @contextlib.contextmanager

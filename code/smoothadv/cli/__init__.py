@@ -73,8 +73,7 @@ def main(arguments: list[str] | None = None, script: str = "") -> int:
     try:
         shorten_waiting()
         # Imported only now: `smoothadv --help` must not wait for torch.
-        command = importlib.import_module(f"smoothadv.cli.{arguments[0]}")
-        return command.main(arguments[1:])
+        return importlib.import_module(f"smoothadv.cli.{arguments[0]}").main(arguments[1:])
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("smoothadv"):
             raise

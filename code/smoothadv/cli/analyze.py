@@ -175,8 +175,9 @@ def _write_table(table: Any, asked: AnalyzeOptions) -> None:
     if not asked.output:
         sys.stdout.write(FORMATS[asked.format or "markdown"](table, decimals))
     for path in asked.output:
-        form = asked.format or _BY_ENDING.get(path.suffix, "markdown")
-        write_text(path, FORMATS[form](table, decimals))
+        write_text(
+            path, FORMATS[asked.format or _BY_ENDING.get(path.suffix, "markdown")](table, decimals)
+        )
 
 
 def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path]]:

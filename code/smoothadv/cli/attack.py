@@ -85,8 +85,9 @@ def spec_of(options: Options, command: Sequence[str]) -> AttackSpec | FalsifySpe
             )
     # Each log, or each certificate, sets its own epsilon.
     steps = options.get("--num-steps", _DEFAULTS["--num-steps"])
-    fields = attacked_fields(options, "PGD", epsilon=0.0, num_steps=steps)
-    return spec_from(kind, options, command, **fields)
+    return spec_from(
+        kind, options, command, **attacked_fields(options, "PGD", epsilon=0.0, num_steps=steps)
+    )
 
 
 def _attack(spec: AttackSpec | FalsifySpec, parser: Parser, options: Options) -> None:

@@ -47,8 +47,10 @@ def make_parser() -> Parser:
         "image a class and an l2 radius within which it cannot change, or an abstention.",
         kinds=[CertifySpec],
     )
-    settings = [one for kind in PROCEDURES.values() for one in options_of(kind)]
-    add_settings(group_of(parser, "procedure"), settings)
+    add_settings(
+        group_of(parser, "procedure"),
+        [one for kind in PROCEDURES.values() for one in options_of(kind)],
+    )
     return parser
 
 

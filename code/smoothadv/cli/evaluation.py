@@ -149,8 +149,12 @@ def images_parser(command: str, kind: type[EvaluationSpec]) -> Parser:
 
 def images_main(command: str, kind: type[EvaluationSpec], evaluate: Evaluate) -> Main:
     """Runs the subcommand ``images`` of ``command``."""
-    parser = partial(images_parser, command, kind)
-    return partial(run, f"{command} images", parser, partial(_images, kind, evaluate))
+    return partial(
+        run,
+        f"{command} images",
+        partial(images_parser, command, kind),
+        partial(_images, kind, evaluate),
+    )
 
 
 def _images(

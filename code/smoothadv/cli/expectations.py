@@ -116,8 +116,12 @@ class CommandReader:
         options = with_recipes(parser, vars(parser.parse_args(words[1:])), words[0])
         spec = spec_of(options, ["smoothadv", *words])
         description = spec.augmented(self._described(spec.dataset_name, spec.data_dir))
-        schedule = spec.schedule.schedule(description, spec.objective.copies)
-        return options, spec, description, schedule
+        return (
+            options,
+            spec,
+            description,
+            spec.schedule.schedule(description, spec.objective.copies),
+        )
 
     def _evaluation(self, words: Sequence[str]) -> CertifySpec | AttackSpec:
         options = vars(self._parser(words[0]).parse_args(words[1:]))

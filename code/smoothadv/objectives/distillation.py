@@ -42,5 +42,6 @@ class Distillation(CopiesObjective):
         distance = (logits - taught).norm(dim=-1).mean()
         cross_entropy = mean_cross_entropy(logits, batch.labels)
         loss = self.transfer * distance + (1 - self.transfer) * cross_entropy
-        terms = {"distance": distance, "cross_entropy": cross_entropy}
-        return BatchLoss.of_logits(loss, terms, logits, batch.labels)
+        return BatchLoss.of_logits(
+            loss, {"distance": distance, "cross_entropy": cross_entropy}, logits, batch.labels
+        )

@@ -232,8 +232,12 @@ def _read_examples(
     else:
         _refuse(path, idx, "a 'correct' that disagrees with label and predict", wrong)
     _refuse(path, idx, "an example that is there twice", pd.Series(idx).duplicated().to_numpy())
-    negative = (idx < 0) | (label < 0) | (predict < -1)
-    _refuse(path, idx, "an index or a label below 0, or a prediction below -1", negative)
+    _refuse(
+        path,
+        idx,
+        "an index or a label below 0, or a prediction below -1",
+        (idx < 0) | (label < 0) | (predict < -1),
+    )
     if (manifest := records.manifest_beside(path)) is not None:
         for fault, holds in _checks(path, texts, manifest).items():
             _refuse(path, idx, f"a row that cannot be: {fault}", ~np.broadcast_to(holds, len(idx)))

@@ -118,8 +118,7 @@ def clopper_pearson_band(
     By the union bound: exact intervals, each missed with probability at most (1 - confidence) /
     their number.
     """
-    each = 1 - (1 - confidence) / len(accuracies)
-    return exact_interval(accuracies, examples, each)
+    return exact_interval(accuracies, examples, 1 - (1 - confidence) / len(accuracies))
 
 
 BANDS = {

@@ -73,8 +73,10 @@ class Adaptive(GridProcedure):
         return last > self.smoothing.n or successes <= self._futility[row, look]
 
     def record(self) -> dict[str, Any]:
-        tables = digest([self.looks, self._efficacy, self._futility])
-        return {**super().record(), "tables_sha256": tables}
+        return {
+            **super().record(),
+            "tables_sha256": digest([self.looks, self._efficacy, self._futility]),
+        }
 
     @cached_property
     def _grid(self) -> np.ndarray:

@@ -234,8 +234,9 @@ class CascadeProcedure(StagedProcedure):
         for stage, counts in votes.items():
             known[RIVAL_AT.format(stage + 1)] = strongest_rival(counts, candidate)
             known[DRAWN_AT.format(stage + 1)] = int(counts.sum())
-        details = {name: known.get(name, 0) for name in self.columns}
-        return Certificate.of(candidate, radius, votes[last], details)
+        return Certificate.of(
+            candidate, radius, votes[last], {name: known.get(name, 0) for name in self.columns}
+        )
 
 
 @PROCEDURES.register("cascade")

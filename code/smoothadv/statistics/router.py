@@ -78,8 +78,9 @@ class RouterProcedure(StagedProcedure):
                 )
             )
         (router, stage, _), (_, candidate, _) = chosen
-        drawn = 2 * self.smoothing.n0
-        radius, found, known = yield from self.decided(bounds, candidate != label, drawn)
+        radius, found, known = yield from self.decided(
+            bounds, candidate != label, 2 * self.smoothing.n0
+        )
         known |= {
             STAGE: stage + 1,
             RIVAL: strongest_rival(found[stage], candidate),
@@ -87,8 +88,9 @@ class RouterProcedure(StagedProcedure):
             ROUTED_RIVAL: strongest_rival(found[router], stage),
             ROUTED_TRIALS: int(found[router].sum()),
         }
-        details = {name: known[name] for name in self.columns}
-        return Certificate.of(candidate, radius, found[stage], details)
+        return Certificate.of(
+            candidate, radius, found[stage], {name: known[name] for name in self.columns}
+        )
 
 
 @PROCEDURES.register("router")

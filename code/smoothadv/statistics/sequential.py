@@ -58,8 +58,10 @@ class Sequential(GridProcedure):
         check_share(self.alpha_share, self.smoothing.alpha)
 
     def record(self) -> dict[str, Any]:
-        tables = digest([self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY])])
-        return {**super().record(), "tables_sha256": tables}
+        return {
+            **super().record(),
+            "tables_sha256": digest([self.looks, *self._tables, np.array([_GAMMA, *_FUTILITY])]),
+        }
 
     def certified(self, votes: np.ndarray, candidate: int, look: int) -> float:
         others = int(votes.sum()) - strongest_rival(votes, candidate)

@@ -219,8 +219,13 @@ class _Planner:
         if table.command == "attack":
             output = job.logs / "attacked" / place
         checkpoint = os.path.relpath(job.classifier.name, self.cwd)
-        dataset = str(job.model.options["dataset"])
-        words = [table.command, dataset, checkpoint, str(sigma), str(output)]
+        words = [
+            table.command,
+            str(job.model.options["dataset"]),
+            checkpoint,
+            str(sigma),
+            str(output),
+        ]
         words += self.commands.option_words(table.command, options, table.source)
         words += self.shared
         archs = [training.expected.recipe["arch"] for training in job.trainings]

@@ -82,8 +82,7 @@ class TrainingStage:
         known = {field: digest(path) for field, path in files if path.exists()}
         wanted = {"optimizer": None, **self.expected.recipe, **known}
         try:
-            recorded = read_json(self.folder / records.ARGUMENTS)["recipe"]
-            difference = _difference(recorded, wanted)
+            difference = _difference(read_json(self.folder / records.ARGUMENTS)["recipe"], wanted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             # The command itself decides whether it can continue this run.
             return nothing

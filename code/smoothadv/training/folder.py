@@ -131,8 +131,7 @@ class RunFolder:
             )
         model.load_state_dict(weights)
         # The settings of the optimizer are those of the recipe, which is the same.
-        state = saved["optimizer"]["state"]
-        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": saved["optimizer"]["state"]})
 
     def record_arguments(self) -> None:
         """Write the arguments file, unless another run that it would not describe is still there,

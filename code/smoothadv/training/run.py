@@ -183,8 +183,9 @@ class TrainingRun:
             images_seen += len(step.indices)
             if progress.advance(len(step.indices)):
                 self._require_finite(epoch, with_weights=False)
-                averages = means(self.sums.tolist())
-                progress.show(epoch, self.objective.epsilon(epoch), averages, self.history)
+                progress.show(
+                    epoch, self.objective.epsilon(epoch), means(self.sums.tolist()), self.history
+                )
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start)
         self._require_finite(epoch)
         seconds = self.seconds + time.monotonic() - start
@@ -239,8 +240,9 @@ class TrainingRun:
         if policy.drops_before(epoch):
             everything = np.arange(len(self.setup.training))
             teacher = self.setup.teacher if self.objective.TEACHER == "drops" else None
-            votes = self._votes_for_labels(everything, policy.drop_draws, epoch, teacher)
-            self.weights = policy.kept(votes)
+            self.weights = policy.kept(
+                self._votes_for_labels(everything, policy.drop_draws, epoch, teacher)
+            )
             dropped = len(everything) - int(self.weights.sum())
             self.report(
                 f"from epoch {epoch + 1} on, {dropped} of {len(everything)} training images are "
@@ -250,8 +252,9 @@ class TrainingRun:
             self.weights = np.ones(len(self.setup.training))
         if self.weights is not None and policy.weighs_before(epoch):
             kept = np.flatnonzero(self.weights)
-            votes = self._votes_for_labels(kept, policy.resample_draws, epoch)
-            self.weights[kept] = policy.weights(votes)
+            self.weights[kept] = policy.weights(
+                self._votes_for_labels(kept, policy.resample_draws, epoch)
+            )
 
     def _votes_for_labels(
         self, indices: np.ndarray, draws: int, epoch: int, teacher: Teacher | None = None

@@ -231,8 +231,14 @@ def _folder(setup: TrainingSetup) -> RunFolder:
         },
         **provenance(spec.command),
     }
-    terms = [f"train_{name}" for name in spec.objective.TERMS]
-    return RunFolder(spec.outdir, facts, recipe, this_run, spec.existing, terms)
+    return RunFolder(
+        spec.outdir,
+        facts,
+        recipe,
+        this_run,
+        spec.existing,
+        [f"train_{name}" for name in spec.objective.TERMS],
+    )
 
 
 def _announce(

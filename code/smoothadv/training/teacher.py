@@ -122,8 +122,9 @@ def load_teacher(spec: TrainSpec, training: ImageDataset, device: torch.device) 
     else:
         base = load_checkpoint(name, images, input_layer=input_layer)
         network, sha256 = base.module, base.settings["checkpoint_sha256"]
-    example = torch.full(images.image_shape, 0.5)
-    return Teacher(optimized_for_inference(network, device, example), sha256=sha256)
+    return Teacher(
+        optimized_for_inference(network, device, torch.full(images.image_shape, 0.5)), sha256=sha256
+    )
 
 
 def _of_library(teacher: BaseClassifier, description: DatasetDescription) -> tuple[nn.Module, str]:

@@ -148,8 +148,7 @@ class Update:
         batch = self.objective.batch(
             images, labels, address.epoch, generator, whole, part, **taught
         )
-        inputs = Inputs(**vars(batch), whole=whole, address=address, weight=weight)
-        sums = self.compute(inputs)
+        sums = self.compute(Inputs(**vars(batch), whole=whole, address=address, weight=weight))
         if self.processes.size > 1:
             self.processes.average_gradients(self.model)
             self.optimizer.step()

@@ -36,8 +36,7 @@ def torchvision_network(
         linear = [one for one in module.named_modules() if isinstance(one[1], nn.Linear)]
         name, last = linear[-1]
         parent, _, child = name.rpartition(".")
-        new = nn.Linear(last.in_features, classes)
-        setattr(module.get_submodule(parent), child, new)
+        setattr(module.get_submodule(parent), child, nn.Linear(last.in_features, classes))
     size, resize = transform.crop_size[0], transform.resize_size[0]
     return LibraryNetwork(
         module=module,

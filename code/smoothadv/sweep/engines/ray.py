@@ -107,8 +107,7 @@ class Ray(Engine):
                     running[remote.remote(job)] = job
                 done, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
                 for handle in done:
-                    job = running.pop(handle)
-                    report_end(job, _outcome(ray, handle))
+                    report_end(running.pop(handle), _outcome(ray, handle))
                 if address is None or _answers(address):
                     answered = time.monotonic()
                 elif time.monotonic() - answered > _HEAD_GONE_SECONDS:
