@@ -61,7 +61,7 @@ USAGE = [
         "--radii is for --measure",
     ),
     (["report", "cohen", "-o", "x", "--format", "csv"], "--format is for tables"),
-    (["report", "cohen", "-o", "r.pdf"], "'r.pdf' names no folder: write it without the ending"),
+    (["report", "cohen", "-o", "r.pdf"], "'r.pdf' names no folder: write . for this one"),
 ]
 
 

@@ -184,7 +184,7 @@ def output_folder(text: str) -> Path:
     is_file_name = re.search(r"\.(pdf|png|svg|tex|md|[ct]sv|txt|npz|pth?|tar|zip)$", text.lower())
     if not text or (is_file_name and not os.path.isdir(text)):
         raise SettingError(
-            f"'{text}' names no folder: write it without the ending of a file, or . for this one"
+            f"'{text}' names no folder: write . for this one, or it without the ending of a file"
         )
     return Path(text)
 

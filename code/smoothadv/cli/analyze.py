@@ -74,7 +74,7 @@ class AnalyzeOptions(LogsSpec):
 
     output: tuple[Path, ...] = setting(
         (),
-        parse=output_folder,
+        parse=Path,  # what an analysis makes says whether it is a file or a folder
         many="append",
         flag="-o --output",
         metavar="FILE",
