@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoothadv.architectures import get_architecture, pretrained_architecture
+from smoothadv.architectures import get_architecture, made_architecture
 from smoothadv.architectures.libraries import library_network
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
@@ -207,7 +207,7 @@ def test_pretrained_network_keeps_all_but_a_last_layer_of_other_classes(monkeypa
 
     trained = models.get_model("resnet18", weights=None)
     monkeypatch.setattr(models, "get_model", lambda name, weights: copy.deepcopy(trained))
-    description, model = pretrained_architecture("torchvision:resnet18", PHOTOS, "normalize")
+    description, model = made_architecture("torchvision:resnet18", PHOTOS, "normalize", True)
     assert (
         description == replace(PHOTOS, mean=IMAGENET_MEAN, std=(0.229, 0.224, 0.225))
         and model.training
@@ -221,14 +221,14 @@ def test_pretrained_network_keeps_all_but_a_last_layer_of_other_classes(monkeypa
     assert kept["fc.weight"].shape == (4, 512)
     same = replace(PHOTOS, class_names=tuple(map(str, range(1000))))
     assert torch.equal(
-        pretrained_architecture("torchvision:resnet18", same, "normalize")[1][1].fc.weight,
+        made_architecture("torchvision:resnet18", same, "normalize", True)[1][1].fc.weight,
         trained.fc.weight,
     )
 
 
 def test_pretrained_weights_are_of_libraries():
     with pytest.raises(UserError, match="resnet50 is not of a library that has weights: .*timm"):
-        pretrained_architecture("resnet50", PHOTOS, "normalize")
+        made_architecture("resnet50", PHOTOS, "normalize", True)
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -343,7 +343,7 @@ def test_folder_that_lacks_a_last_layer_or_a_way_to_make_images_is_refused(tmp_p
     with pytest.warns(
         match="has no weights of classifier.1.bias, classifier.1.weight: these start at random"
     ):
-        pretrained_architecture(f"hf:{tmp_path}", PHOTOS, "normalize")
+        made_architecture(f"hf:{tmp_path}", PHOTOS, "normalize", True)
 
 
 @pytest.mark.parametrize("arch", ["googlenet", "inception_v3"])
@@ -358,7 +358,7 @@ def test_network_with_auxiliary_outputs_is_the_same_function_from_a_checkpoint(a
         replace(PHOTOS, image_shape=(3, 80, 80)),
         torch.rand(2, 3, 80, 80),
     )
-    images, trained = pretrained_architecture(name, images, "normalize")
+    images, trained = made_architecture(name, images, "normalize", True)
     assert trained(batch).shape == (2, 4)
     (rebuilt := get_architecture(name, images)).load_state_dict(trained.state_dict())
     with torch.inference_mode():

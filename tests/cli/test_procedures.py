@@ -196,7 +196,7 @@ def test_sound_is_refused_at_an_image_that_is_not_of_8_bits(
     certify, workplace, restored_kernels, monkeypatch, start
 ):
     dimmed = Dimmed(get_dataset("digits", "test"), start)
-    monkeypatch.setattr("smoothadv.evaluation.setup.get_dataset", lambda *arguments: dimmed)
+    monkeypatch.setattr("smoothadv.evaluation.voters.get_dataset", lambda *arguments: dimmed)
     outcome = certify("log.tsv", "--sound")
     assert refused(outcome, "8-bit")
     if start == 0:

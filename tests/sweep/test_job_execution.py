@@ -141,7 +141,7 @@ def test_stage_without_its_artefacts_failed_and_a_conflict_starts_no_process(
         Path.cwd(), Pretended("print('done, really')", Path.cwd() / "never", "first"), making("b")
     )
     assert run(job, pretend) == FAILED and begun() == []
-    assert job.record.read()["stage"] == "first" and "0 of 1 files" in job.record.read()["line"]
+    assert job.record.read()["stage"] == "first" and "0 of 1 file" in job.record.read()["line"]
     job = pretended_job(
         Path.cwd(), making("a"), replace(making("b"), conflict="made by somebody else")
     )
@@ -334,7 +334,7 @@ def test_too_few_gpus_are_an_error_before_anything_runs(pretend, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", pretend["PYTHONPATH"])
     job, ends = replace(pretended_job(Path.cwd(), making("a")), processes=2), []
     where = SweepContext("name", Path("logs"), ("0",))
-    with pytest.raises(UserError, match="2 processes.* 1 GPUs"):
+    with pytest.raises(UserError, match="2 processes.* 1 GPU visible"):
         Local().run([job], where, lambda job, how: ends.append(how))
     assert begun() == ends == []
     on_cpu = replace(where, wants_gpus=False)

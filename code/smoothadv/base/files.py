@@ -40,14 +40,18 @@ def file_digest(path: str | Path) -> str:
         return digest(iter(lambda: file.read(1 << 20), b""))
 
 
+class FolderError(UserError, OSError):
+    """A folder cannot be made."""
+
+
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it; UserError where none can be made."""
+    """Make a folder, and those above it; FolderError where none can be made."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         is_file = isinstance(error, (FileExistsError, NotADirectoryError))
         reason = "this is a file: name a folder" if is_file else error.strerror
-        raise UserError(f"{error.filename}: {reason}") from error
+        raise FolderError(f"{error.filename}: {reason}") from error
 
 
 def state_of(path: Path) -> str:
