@@ -29,7 +29,7 @@ ALLOWED = {
     "noise": BASE | {"statistics"},
     "datasets": BASE | {"noise"},
     "architectures": BASE | {"datasets"},
-    "attacks": BASE | {"noise"},
+    "attacks": BASE | {"architectures", "noise"},
     "models": BASE | {"architectures", "attacks", "datasets", "noise", "records", "statistics"},
     "checkpoints": {"models"},
     "objectives": BASE | {"attacks", "noise", "statistics"},

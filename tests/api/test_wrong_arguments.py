@@ -34,6 +34,10 @@ WRONG = {
     "labels in a list": (lambda: attacked(labels=[0, 1, 2, 3]), "labels: found .0, 1, 2, 3."),
     "one label": (lambda: attacked(labels=LABELS[0]), "labels: found tensor"),
     "labels of floats": (lambda: attacked(labels=LABELS.float()), "labels: found a Tensor of"),
+    "images of doubles": (
+        lambda: attacked(IMAGES.double()),
+        r"Sequential cannot be applied to images of shape \[1, 8, 8\], float64",
+    ),
     "name of an attack": (lambda: attacked(attack="PGD"), "attack: found 'PGD', expected an obj"),
     "sigma in text": (lambda: smoothadv.Smooth(MODEL, 10, "0.25"), "sigma: found '0.25', expected"),
     "large sigma": (lambda: smoothadv.Smooth(MODEL, 10, 64), "sigma: found 64, expected a stand"),
@@ -67,6 +71,18 @@ def test_argument_that_cannot_be_is_one_line(name):
     call, words = WRONG[name]
     with pytest.raises((UserError, ValueError), match=rf"\A{words}[^\n]*\Z"):
         call()
+
+
+class InMapping(nn.Module):
+    """The logits of a module, in a dict."""
+
+    def forward(self, images):
+        return {"logits": MODEL(images)}
+
+
+def test_logits_in_a_mapping_are_attacked():
+    attack = SmoothedAttack(PGD(0.5, 2), 0.25, 2)
+    assert attacked().equal(attack(InMapping(), IMAGES, LABELS))
 
 
 def test_images_with_strides_backwards_are_those_in_order():

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.base.errors import UserError, counted, first_line
+from smoothadv.base.errors import UserError, counted, first_line, is_out_of_memory
 from smoothadv.datasets import DatasetDescription
 
 
@@ -48,8 +48,8 @@ def explained(network: Any, image: torch.Tensor) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, TypeError):
-        if isinstance(network, torch.nn.Module):
+    except (RuntimeError, TypeError) as error:
+        if isinstance(network, torch.nn.Module) and not is_out_of_memory(error):
             probe(network, image)
         raise
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from smoothadv.architectures.logits import explained, logits_in
 from smoothadv.attacks.estimators import Estimate, GradientEstimator, Model
 
 
@@ -64,7 +65,8 @@ class FixedShape(nn.Module):
         missing = self.rows - len(part)
         if missing:
             part = torch.cat([part, part[:1].detach().expand(missing, *part.shape[1:])])
-        logits = self.model(part.clone(memory_format=torch.contiguous_format))
+        with explained(self.model, part[0].detach()):
+            logits = logits_in(self.model(part.clone(memory_format=torch.contiguous_format)))
         if logits.shape[-1] < self.classes:
             raise ValueError(f"there is no class {self.classes - 1} among {logits.shape[-1]}")
         return logits[: self.rows - missing]

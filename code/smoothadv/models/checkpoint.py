@@ -84,7 +84,7 @@ _PART = (
 )
 _REASONS = {
     "TorchScript": "it is TorchScript: load it in a FILE.py:FUNCTION, docs/networks.md",
-    "Unsupported operand": "it was saved with a pickle_protocol of its own: save it without one",
+    "Unsupported operand 149": "it has a pickle_protocol of its own: save it without one",
 }
 _KINDS = (
     (torch.float32, torch.float64, torch.float16, torch.bfloat16),
