@@ -148,7 +148,7 @@ REFUSED = {
         ("--arch", "digits_resnet8", "--input-layer", "none"),
         ": 2 unknown (mean, std); it normalizes by itself",
     ),
-    "saved with a protocol": ("protocol", (), "with a pickle_protocol of its own: save it without"),
+    "saved with a protocol": ("protocol", (), "it has a pickle_protocol of its own: save it"),
     "a module": ("module", (), "is a torch.nn.modules.linear.Linear as a whole: save its"),
     "weights of a module": (
         "checkpoint",
