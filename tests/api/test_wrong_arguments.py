@@ -85,6 +85,21 @@ def test_logits_in_a_mapping_are_attacked():
     assert attacked().equal(attack(InMapping(), IMAGES, LABELS))
 
 
+class OneMemory(nn.Module):
+    """The logits of a module, in the same tensor each time."""
+
+    def forward(self, images):
+        logits = MODEL(images)
+        self.found = getattr(self, "found", torch.empty_like(logits)).detach().copy_(logits)
+        return self.found
+
+
+def test_passes_whose_logits_share_memory_count_apart():
+    attack = SmoothedAttack(PGD(0.5, 2), 0.25, 6, batch=4)
+    shares = attack.shares(MODEL, IMAGES, LABELS)
+    assert shares.equal(attack.shares(OneMemory(), IMAGES, LABELS))
+
+
 def test_images_with_strides_backwards_are_those_in_order():
     backwards = IMAGES[0].numpy()[:, :, ::-1]
     torch.manual_seed(1)

@@ -60,8 +60,8 @@ class FixedShape(nn.Module):
         return torch.cat([self._padded(part) for part in inputs.split(self.rows)])
 
     def _padded(self, part: torch.Tensor) -> torch.Tensor:
-        # Always contiguous, since for another memory format other kernels may be chosen; a copy,
-        # since the model may overwrite it.
+        # Always contiguous, since for another memory format other kernels may be chosen; copies,
+        # since the model may overwrite its input, and return one memory in every pass.
         missing = self.rows - len(part)
         if missing:
             part = torch.cat([part, part[:1].detach().expand(missing, *part.shape[1:])])
@@ -69,7 +69,7 @@ class FixedShape(nn.Module):
             logits = logits_in(self.model(part.clone(memory_format=torch.contiguous_format)))
         if logits.shape[-1] < self.classes:
             raise ValueError(f"there is no class {self.classes - 1} among {logits.shape[-1]}")
-        return logits[: self.rows - missing]
+        return logits[: self.rows - missing].clone()
 
 
 @dataclass(frozen=True)
