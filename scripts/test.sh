@@ -13,7 +13,7 @@ tests=(python -m pytest -n 2 --dist loadscope)
 
 shift
 tests+=(--no-loadscope-reorder --random-order-bucket=module "$@"
-    tests/{api,architectures,attacks,checkpoints,cli,evaluation,exact,objectives,training}
+    tests/{api,architectures,attacks,cli,evaluation,exact,models,objectives,training}
     tests/voting tests/test_{core,killing,sweep_scripts}.py
     tests/test_training_{chosen,killed,stopped}.py)
 failed=0
