@@ -61,7 +61,10 @@ USAGE = [
         "--radii is for --measure",
     ),
     (["report", "cohen", "-o", "x", "--format", "csv"], "--format is for tables"),
-    (["report", "cohen", "-o", "r.pdf"], "'r.pdf' names no folder: write . for this one"),
+    (
+        ["report", "cohen", "-o", "r.pdf"],
+        "write . for this one, or it without the ending of a file",
+    ),
 ]
 
 

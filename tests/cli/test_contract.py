@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothadv.base.errors import counted
 from smoothadv.base.files import lock
 from support.commands import (
     CODE,
@@ -166,7 +167,10 @@ def test_shards_in_any_order_merge_into_the_log_of_one_process(
     if len(order) > 1:
         assert refused(start(kind), ".shards", "merge", "remove that folder")
     outcome = merge(kind)
-    assert (outcome.code, outcome.err) == (0, "") and f"from {len(order)} shard" in outcome.out
+    assert (outcome.code, outcome.err) == (
+        0,
+        "",
+    ) and f"from {counted(len(order), 'shard')}" in outcome.out
     assert [run["shard"] for run in manifest_of(workplace / LOGS[kind])["runs"]] == sorted(order)
     before = snapshot(workplace)
     assert start(kind).code == 0 and snapshot(workplace) == before, "the summary"

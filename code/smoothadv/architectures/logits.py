@@ -67,12 +67,12 @@ def probe(
     try:
         output = network(image.unsqueeze(0).to(weight.device, copy=True))
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
-        remedy = ": call its .float(); precision= of certify rounds it"
+        is_other = weight.dtype not in (image.dtype, torch.float32)
+        remedy = ": call its .float(); precision= of certify rounds it" if is_other else ""
+        floats = str(image.dtype).removeprefix("torch.")
         raise UserError(
-            f"{name} cannot be applied to images of shape {shape}, "
-            f"{str(image.dtype).removeprefix('torch.')} in [0, 1]: {first_line(error)}"
-            + remedy
-            * (weight.dtype not in (image.dtype, torch.float32))
+            f"{name} cannot be applied to images of shape {shape}, {floats} in [0, 1]: "
+            f"{first_line(error)}{remedy}"
         ) from error
     logits = logits_in(output)
     if (

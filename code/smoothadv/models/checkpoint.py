@@ -223,19 +223,11 @@ def _content(path: Path, arch: str | None = None, chosen: str | None = None) -> 
             "--input-layer"
         )
     if missing:
+        held = [f"{key}: {one}" if isinstance(one, Inert) else str(key) for key, one in pairs]
         raise UserError(
             f"checkpoint {path} lacks {', '.join(missing)}; expected a dict with epoch, arch, "
             "state_dict and optimizer, or a state_dict alone; it has "
-            + (
-                escape(
-                    ", ".join(
-                        f"{name}: {one}" if isinstance(one, Inert) else str(name)
-                        for name, one in pairs
-                    ),
-                    200,
-                )
-                or "nothing"
-            )
+            f"{escape(', '.join(held), 200) or 'nothing'}"
         )
     if arch not in (None, content["arch"]):
         raise UserError(
