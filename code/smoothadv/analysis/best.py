@@ -84,9 +84,9 @@ class Envelope(Choosing, AtRadii, Analysis):
 @ANALYSES.register("held_out")
 @dataclass(frozen=True)
 class HeldOut(Choosing, AtRadii, Analysis):
-    """at each radius the best log of its group, as the paper reports it, and the same model on
-    other images: logs of the images on which most models were certified choose; another log of the
-    chosen model has the other images"""
+    """the accuracy of the best model of each group at each radius, on the images that chose it and
+    on other images. The images on which most models were certified choose; the other images are
+    those of a further log of the chosen model"""
 
     confidence: float = setting(
         0.95,

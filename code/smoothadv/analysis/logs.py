@@ -32,10 +32,10 @@ class Log:
 
     ``group`` is the name given on the command line (NAME=LOG: then ``group_is_named``), else the
     folder or glob in which the log was found, "" for a log that was named itself. ``notes`` are
-    sentences that a reader of its numbers should know. ``images`` is what people call the images
-    that it is about, "" where all logs that were read are about the same ones; likewise
-    ``procedure``, of a prediction log only whether it is of the k most probable classes. People see
-    its ``title`` in place of its name, unless that is "".
+    sentences that a reader of its numbers should know. ``images``, ``procedure`` and ``title`` are
+    for display. ``images`` and ``procedure`` are "" if all logs that were read share them;
+    ``procedure`` of a prediction log only says whether the log has sets of classes. A ``title``
+    that is not "" stands in place of the name.
     """
 
     name: str

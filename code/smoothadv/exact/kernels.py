@@ -130,7 +130,7 @@ def convolution(
             down, right = (tap // KERNEL_WIDTH) * DILATION_H, (tap % KERNEL_WIDTH) * DILATION_W
             y, z = top[:, None] + down[None, :], left[:, None] + right[None, :]
             channel = term % CHANNELS
-        # Terms whole the last tap have weights of 0.
+        # Terms beyond the last tap have weight 0.
         is_inside = (y >= 0) & (y < HEIGHT) & (z >= 0) & (z < WIDTH) & is_row[:, None]
         offset = (down * WIDTH + right) * CHANNELS + channel
         value = tl.load(x + (start[:, None] + offset[None, :]), is_inside, 0)

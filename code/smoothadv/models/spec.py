@@ -106,7 +106,7 @@ class ModelSpec(RunSpec):
     pretrained: bool = setting(
         True,
         flag="--no-pretrained",
-        help="a network by name has its own weights (the default), else random ones",
+        help="give a network by name, like timm:resnet18, random weights in place of its own",
     )
     denoiser: str | None = setting(
         None,

@@ -332,8 +332,8 @@ class TrainSpec(RunSpec):
         metavar="N",
         group=_DATA,
         records="teacher_draws",
-        help="noisy copies of a training image on which the teacher of cat-rs votes at most; fewer "
-        "if the standard error is small enough with fewer (default: 10000)",
+        help="at most so many noisy copies of a training image get a vote of the teacher of cat-rs; "
+        "fewer if the standard error is already small enough (default: 10000)",
     )
     teacher_noise: float = setting(
         None,

@@ -139,7 +139,7 @@ class Update:
         processes.
 
         ``weight`` multiplies the loss. ``indices`` int64 [b] of the images are for the votes of a
-        teacher. Returns ``sums_of`` this process's noisy copies.
+        teacher. Returns the sums over this process's noisy copies, in the form of ``sums_of``.
         """
         self.model.train()
         self.processes.share_buffers(self.model)
