@@ -27,7 +27,7 @@ def run_program(warm, source: str, folder: Path):
 PROGRAMS = {
     "extending": "SmoothedAttack(",
     "python": "smoothadv.falsify(",
-    "model_to_certify": "smoothadv.falsify(",
+    "model_to_certify": "smoothadv.certify(",
     "new_objective": "smoothadv.train(",
     "votes": "smoothadv.predict_votes(",
 }
