@@ -33,8 +33,8 @@ _FACTS = ("certified_accuracy", "abstention_rate", "clean_accuracy")
 @ANALYSES.register("envelope")
 @dataclass(frozen=True)
 class Envelope(Choosing, AtRadii, Analysis):
-    """a row per group and image set: at each radius the best of its logs, with the clean accuracy
-    of that log raised
+    """a row per group and image set: the best of its logs at each radius, with that log's clean
+    accuracy as a superscript
     """
 
     group_by: Sequence[str] = grouping(
@@ -187,8 +187,8 @@ _ACCURACY, _ABSTENTION = _SHOWN = ("empirical_accuracy", "abstention_rate")
 @ANALYSES.register("empirical")
 @dataclass(frozen=True)
 class Empirical(Choosing, Analysis):
-    """a row per group and image set: accuracy under the strongest attack at each radius, of its
-    best attacked model
+    """a row per group and image set: the accuracy of its best attacked model at each radius, under
+    the strongest attack
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("prediction",)

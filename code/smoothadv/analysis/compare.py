@@ -36,9 +36,8 @@ _ROUNDING = 1e-6  # relative, of a float32 norm
 @ANALYSES.register("compare")
 @dataclass(frozen=True)
 class Comparison(AtRadii, Analysis):
-    """two logs on the examples that are in both: differences with intervals and exact tests; of
-    certified accuracy, abstentions and radii, as of two procedures, or of the accuracy of
-    predictions, as under two attacks"""
+    """the differences of two logs, in pairs of the examples that are in both, with intervals and
+    exact tests: of certified accuracy, abstentions and radii, or of the accuracy of predictions"""
 
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     pairs_examples: ClassVar[bool] = True
@@ -173,8 +172,8 @@ def paired_difference_interval(
 @ANALYSES.register("gap")
 @dataclass(frozen=True)
 class Gap(Analysis):
-    """a row per attack: certified accuracy at its radius, accuracy under it, and images whose class
-    it changed within their certified radius, beside the number of them that chance explains"""
+    """a row per attack: certified accuracy at its radius, accuracy under it, how many images it
+    changed to another class within their certified radius, and how many of them chance explains"""
 
     kinds: ClassVar[tuple[str, ...]] = ("certification", "prediction")
     confidence: float = setting(
@@ -272,14 +271,14 @@ _MOST_LOGS = 5
 @ANALYSES.register("cascade")
 @dataclass(frozen=True)
 class CascadeEstimate(AtRadii, Analysis):
-    """what cascades of single models would certify (statistics.cascade), estimated from their logs:
-    a row per order of two or more logs and threshold, by average certified radius, then one per
-    log, and that of an oracle, which knows the labels. Rivals are taken as 1 - p_A where an image's
-    class is that of the cascade, as p_A elsewhere; p_A is bounded by the counts in a log, or
-    Phi(radius / sigma) without them: logs that stop early make the estimate too small. No
-    substitute for a certificate
+    """what cascades of the logs' models would certify, by an estimate (statistics.cascade), which
+    is no certificate: a row per order of two or more models and per threshold, by average certified
+    radius; a row per model; and one of an oracle, which knows the labels. Logs of procedures that
+    stop early make the estimate too small
     """
 
+    # Rivals are taken as 1 - p_A where an image's class is that of the cascade, as p_A elsewhere.
+    # p_A is bounded by the counts in a log, or is Phi(radius / sigma) without them.
     thresholds: Sequence[float] = setting(
         _THRESHOLDS,
         many=True,
@@ -293,7 +292,7 @@ class CascadeEstimate(AtRadii, Analysis):
         help="sort by every K-th image, and take the accuracies from the others: whoever chooses "
         "the best cascade by an image cannot measure it there",
     )
-    rows: int = setting(20, parse=positive_int, help="cascades that people see")
+    rows: int = setting(20, parse=positive_int, help="cascades to show")
 
     def __call__(self, logs: Logs) -> Table:
         part = logs.certification

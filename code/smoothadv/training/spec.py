@@ -332,8 +332,8 @@ class TrainSpec(RunSpec):
         metavar="N",
         group=_DATA,
         records="teacher_draws",
-        help="at most so many noisy copies of a training image get a vote of the teacher of cat-rs; "
-        "fewer if the standard error is already small enough (default: 10000)",
+        help="largest number of noisy copies of a training image on which the teacher of cat-rs "
+        "votes; fewer once the standard error is small enough (default: 10000)",
     )
     teacher_noise: float = setting(
         None,
