@@ -1,4 +1,4 @@
-"""Frozen dataclasses describe runs and components; each field, made by ``setting``, says all of
+"""Frozen dataclasses describe runs and components. Each field, made by ``setting``, describes
 itself.
 
 A field says what it means, which values it takes, what a command calls it, whether Python has it as
@@ -241,27 +241,27 @@ def setting(
     records: str = "",
     **further: Any,
 ) -> Any:
-    """A field of a frozen dataclass; one without default is required, one that may be None says so
-    in its type.
+    """A field of a frozen dataclass, required if it has no default. The type of a field says
+    whether it may be None.
 
-    What it is: ``help`` is its meaning, or a function that returns it, ``unit`` its unit.
-    ``records`` is the manifest's name for it where it decides the numbers.
+    Meaning: ``help`` is a text, or a function that returns one; ``unit`` is its unit. ``records``
+    is the name in the manifest of a field that decides the numbers.
 
-    Which values it takes: ``parse`` turns a text into the value and raises SettingError on a bad
-    one; or it is one of ``choices``, which may be a Registry. ``check`` reads what is given in
-    Python (None: as ``parse``), unless that is an object of the ``kind``. Without parser and
-    choices it must be one: by default a bool, which makes a switch. ``many`` takes a list of one
-    value or more, "*" also of none; with "extend" the flag can be given again, with "append" for
-    each value.
+    Values: ``parse`` turns a text into a value, and raises SettingError for a bad text. ``choices``
+    lists the values instead; it may be a Registry. ``check`` reads a value that Python gives (None:
+    as ``parse`` does); an object of the ``kind`` needs no reading. A field with neither ``parse``
+    nor ``choices`` takes only objects of the ``kind``. The default kind, bool, makes a switch.
+    ``many`` makes a list of at least one value; with "*" it may be empty, with "extend" the flag
+    may be given again, with "append" it is given once for each value.
 
-    What commands call it: ``flag`` is its flag, or several separated by spaces, of which the first
-    is the main one; a name without dashes makes a positional argument, "" no option. By default the
-    flag is ``--field-name`` if there is a ``help``. The flag of a switch that is True by default
-    turns it off; one that is None by default has ``--x`` and ``--no-x``. ``constants`` makes a
-    switch ``--value`` of each value, with its help text. ``group`` is the title of the options
-    around it in the help of the command.
+    Commands: ``flag`` holds one flag or several, separated by spaces, the main one first. A name
+    without dashes makes a positional argument, "" makes no option. By default a field with ``help``
+    has the flag ``--field-name``. The flag of a switch that is True by default turns it off; a
+    switch that is None by default has ``--x`` and ``--no-x``. ``constants`` makes a switch
+    ``--value`` of each value, with its help text. ``group`` is the title above the option in the
+    command's help.
 
-    What Python calls it: the name of the field, if ``keyword``.
+    Python: functions have the field as a keyword of its name, if ``keyword``.
 
     ``further`` arguments are those of dataclasses.field. The result is Any, as there: the
     annotation of the field is its type.
