@@ -4,73 +4,61 @@ there.
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.commands import CODE
 from support.recorded_graphs import recorded_graphs as recorded_graphs
 
-BENCHMARKS = CODE.parent / "benchmarks"
+SMOKE = ["--smoke", "--device", "cpu"]
 
 
 @pytest.fixture
-def gpu(monkeypatch) -> ModuleType:
+def gpu(monkeypatch) -> Iterator[ModuleType]:
     """The benchmark as a module, which finds those beside it."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("gpu")
-
-
-@pytest.fixture
-def variants(gpu) -> ModuleType:
-    return importlib.import_module("gpu_variants")
+    monkeypatch.syspath_prepend(str(CODE.parent / "benchmarks"))
+    threads = torch.get_num_threads()
+    yield importlib.import_module("gpu")
+    torch.set_num_threads(threads)
 
 
 def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
     """Seconds, also where a CPU emulates bf16."""
-    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", "eager"]
+    words = [*SMOKE, "--precision", "fp32", "bf16", "integers", "--modes", "eager", "--sound"]
     gpu.main([*words, "--out", str(tmp_path)])
     written, page = sorted(tmp_path.iterdir())
-    assert (
-        written.suffix == ".json"
-        and page.suffix == ".md"
-        and capsys.readouterr().out == page.read_text()
-    )
+    assert (written.suffix, page.suffix) == (".json", ".md")
+    assert capsys.readouterr().out == page.read_text()
     content = json.loads(written.read_text())
     assert {"device", "date", "PyTorch", "Python"} <= content["facts"].keys()
     assert min(content["ceilings"].values()) > 0
-    seen = {
-        (each["case"].split()[0], each["precision"], each["mode"])
-        for each in content["measurements"]
-    }
-    assert {
-        ("certify", "tf32", "plain"),
-        ("certify", "bf16", "eager"),
-        ("train", "bf16", "eager"),
-    } <= seen
-    trained = [each for each in content["measurements"] if each["case"].startswith("train")]
-    assert {each["case"].split(" ", 2)[2] for each in trained} == {
-        "PGD T=2 m=1",
-        "PGD T=4 m=4",
-        "DDN T=4 m=1",
-    }
-    assert all(each["batch"] == 4 for each in trained)
+    seen = [(each["case"], each["precision"], each["mode"]) for each in content["measurements"]]
+    network, updates = "digits_resnet8", ("PGD T=2 m=1", "PGD T=4 m=4", "DDN T=4 m=1")
+    kinds = [("tf32", "plain"), ("fp32", "eager"), ("fp32", "eager, --sound"), ("bf16", "eager")]
+    kinds += [("bf16", "eager, --sound"), ("integers", "eager")]
+    expected = [(f"certify {network}", *kind) for kind in kinds]
+    for name in updates:
+        pairs = [("tf32", "plain"), ("fp32", "eager"), ("bf16", "eager")]
+        pairs = pairs if name == updates[0] else pairs[:2]
+        expected += [(f"train {network} {name}", *pair) for pair in pairs]
+    assert sorted(seen) == sorted(expected)
     for each in content["measurements"]:
         assert each["trouble"] == "" and each["rate"] > 0 and each["ratio"] > 0
-        assert (
-            each["mode"] != "plain"
-            or each["ratio"] == pytest.approx(1)
-            or each["precision"] == "fp32"
-        )
+        assert each["mode"] != "plain" or each["ratio"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("works", [-1, 0, 1])
-def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu, variants):
+def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
     """Where it is made, as when a CUDA graph cannot be captured, at its first run, or once it is
     timed.
     """
-    options, runs = gpu.parsed(["--smoke", "--device", "cpu"]), []
+    options, runs, kernels = gpu.options_of(SMOKE), [], set()
+    cudnn = torch.backends.cudnn
+    usual = cudnn.allow_tf32, cudnn.deterministic, False
 
     def broken() -> None:
         runs.append(None)
@@ -82,69 +70,86 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu, var
             broken()
         return broken
 
-    prepared = {
-        "plain": lambda: lambda: sum(range(1000)),
-        "graph": prepare,
-        "eager": lambda: lambda: sum(range(10)),
-    }
-    made = [variants.Measurement("certify x", "tf32", mode, 1) for mode in prepared]
-    made = [variants.Variant(each, make, 10) for each, make in zip(made, prepared.values())]
-    plain, failed, other = variants.measured(made, options)
+    def found() -> tuple[bool, bool, bool]:
+        every = torch.are_deterministic_algorithms_enabled()
+        return cudnn.allow_tf32, cudnn.deterministic, every
+
+    def other() -> None:
+        kernels.add(found())
+
+    ways = [
+        ("plain", "tf32", "any", lambda: lambda: sum(range(10_000))),
+        ("graph", "tf32", "any", prepare),
+        ("eager", "tf32", "any", lambda: other),
+        ("eager", "fp32", "deterministic", lambda: other),
+        ("eager", "bf16", "sound", lambda: other),
+    ]
+    made = [
+        gpu.Variant(gpu.Line("certify x", precision, mode, 1), run, 10, asked)
+        for mode, precision, asked, run in ways
+    ]
+    plain, failed, *others = gpu.measured(made, options)
     assert failed.trouble == "RuntimeError: no such kernel" and failed.rate == 0
-    assert plain.ratio == 1 and other.rate > 0 and other.ratio > 1
-    assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
+    assert plain.ratio == 1 and others[0].rate > 0 and others[0].ratio > 1
+    assert "| RuntimeError: no such kernel |" in failed.row()
+    assert kernels == {(True, False, False), (False, True, False), (True, True, True)}
+    assert found() == usual
 
 
 @pytest.mark.parametrize("fails", ["", "CUDA out of memory."])
-def test_updates_by_a_graph_are_timed_or_named(fails, gpu, variants, recorded_graphs):
-    options = gpu.parsed(["--smoke", "--device", "cpu"])
-    options.warm_ups, recorded_graphs.fails = 2, fails
-    plain, timed = variants.measured(
-        variants.updates("DDN T=4 m=1", "fp32", "graph", options), options
-    )
+def test_updates_by_a_graph_are_timed_or_named(fails, gpu, recorded_graphs):
+    """With the deterministic kernels that training has: others may compute something else."""
+    options, kernels = gpu.options_of(SMOKE), []
+    options.warm_ups, recorded_graphs.fails, graph = 2, fails, recorded_graphs.CUDAGraph
+
+    def made() -> TorchDispatchMode:
+        kernels.append(torch.backends.cudnn.deterministic)
+        return graph()
+
+    recorded_graphs.CUDAGraph = made
+    name, speed = "DDN T=4 m=1", gpu.training_speed
+    variants = [speed.plain(name, "tf32", options), speed.ours(name, "fp32", "graph", options)]
+    plain, timed = gpu.measured(variants, options)
     assert plain.rate > 0 and timed.trouble.endswith(fails) and bool(timed.rate) == (not fails)
     assert [graph.replays for graph in recorded_graphs.graphs] == [0 if fails else 2]
+    assert kernels == [True]
 
 
 def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypatch):
-    words = [
-        "--smoke",
-        "--device",
-        "cpu",
-        "--precision",
-        "fp32",
-        "--modes",
-        "eager",
-        "--out",
-        str(tmp_path),
-        "--cases",
-        "PGD T=2 m=1",
-        "DDN T=4 m=1",
-    ]
+    """Also on another day and with other modes and batches: one file, and no line of it twice."""
+    words = [*SMOKE, "--out", str(tmp_path), "--cases", "PGD T=2 m=1", "DDN T=4 m=1"]
     seen = []
 
     def measured(variants, options):
-        seen.append(variants[-1].measurement.case)
-        return [variant.measurement for variant in variants]
+        seen.append([variant.line.key for variant in variants])
+        return [variant.line for variant in variants]
 
     clock = iter(range(0, 10**6, 50))  # a part takes 50 s
     monkeypatch.setattr(gpu, "measured", measured)
     monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    gpu.main([*words, "--minutes", "2"])
-    assert (
-        len(seen) == 1
-        and "2 parts remain: the same command again continues" in capsys.readouterr().err
-    )
-    gpu.main(words)
-    assert len(seen) == len(set(seen)) == 3
-    (written,) = tmp_path.glob("*.json")
-    lines = json.loads(written.read_text())["measurements"]
-    assert [each["mode"] for each in lines] == ["plain", "eager"] * 3
-    gpu.main(words)
+    eager = [*words, "--precision", "fp32", "--modes", "eager"]
+    gpu.main([*eager, "--minutes", "2"])
+    assert len(seen) == 1
+    assert "2 parts remain: the same command again continues" in capsys.readouterr().err
+    tomorrow = SimpleNamespace(today=lambda: SimpleNamespace(isoformat=lambda: "2999-01-01"))
+    monkeypatch.setattr(gpu, "date", tomorrow)
+    gpu.main(eager)
+    gpu.main(eager)
     assert len(seen) == 3, "all is measured"
+    gpu.main([*words, "--precision", "fp32", "bf16", "--modes", "compiled", "eager"])
+    monkeypatch.setitem(gpu.SMOKE, "batches", [2, 3])
+    gpu.main(eager)
+    assert [len(part) for part in seen] == [2] * len(seen), "each with its plain variant"
+    (written,) = tmp_path.glob("*.json")
+    content = json.loads(written.read_text())
+    keys = [gpu.Line(**each).key for each in content["measurements"]]
+    assert len(keys) == len(set(keys)) and set(keys) == {key for part in seen for key in part}
+    assert {(mode, batch) for _, _, mode, batch in keys} >= {("compiled", 2), ("eager", 3)}
     monkeypatch.setitem(gpu.SMOKE, "rounds", 2)
+    gpu.main(eager)
+    monkeypatch.setitem(gpu.SMOKE, "rounds", 3)
     with pytest.raises(SystemExit, match="results of other settings: move it"):
-        gpu.main(words)
+        gpu.main(eager)
 
 
 def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):
@@ -153,12 +158,52 @@ def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):
     """
     found = {"copy": 5.3e9, "bf16": 1e15, "tf32": 1e15}
     for precision, rate, share in [("bf16", 500.0, 0.5), ("tf32", 500.0, 1.0)]:
-        measurement = gpu.Measurement("certify cifar_resnet110", precision, "eager", 1, rate)
-        gpu.relate(measurement, found)
-        assert measurement.of_ceiling == pytest.approx(share)
+        line = gpu.Line("certify cifar_resnet110", precision, "eager", 1, rate)
+        gpu.relate(line, found)
+        assert line.of_ceiling == pytest.approx(share)
     found = {"copy": 1e18, "bf16": 3.54e9}
-    measurement = gpu.Measurement("train cifar_resnet110 PGD T=2 m=1", "bf16", "eager", 1, 0.25)
-    gpu.relate(measurement, found)
-    assert measurement.of_ceiling == pytest.approx(0.25), (
-        "two steps of 1.01 GFLOP and an update of 1.52"
-    )
+    line = gpu.Line("train cifar_resnet110 PGD T=2 m=1", "bf16", "eager", 1, 0.25)
+    gpu.relate(line, found)
+    assert line.of_ceiling == pytest.approx(0.25), "two steps of 1.01 GFLOP and an update of 1.52"
+
+
+def test_activations_of_a_deep_network_fit_into_fp16(gpu):
+    networks = importlib.import_module("networks")
+    network, largest = networks.prepared("cifar_resnet110", torch.device("cpu"), 1), []
+    for layer in network.modules():
+        layer.register_forward_hook(lambda *call: largest.append(float(call[-1].abs().max())))
+    with torch.no_grad():
+        network(torch.rand(8, 3, 32, 32) + networks.SIGMA * torch.randn(8, 3, 32, 32))
+    assert len(largest) > 250 and max(largest) < torch.finfo(torch.float16).max / 10
+
+
+def test_image_has_8_bits_on_a_device_that_divides_by_multiplying(gpu):
+    """Whatever the device, the CPU divides."""
+    devices = []
+
+    class Divisions(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if function.overloadpacket is torch.ops.aten.div:
+                devices.append(result.device.type)
+            return result
+
+    with Divisions():
+        image = gpu.certification_speed.grey_image("digits_resnet8", torch.device("meta"))
+    assert devices == ["cpu"] and image.device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    "device, compiled", [("cpu", ["compiled", "compiled, --sound"]), ("cuda", ["compiled"])]
+)
+def test_sound_noise_is_measured_wherever_certify_takes_it(device, compiled, gpu):
+    options = gpu.options_of([*SMOKE, "--sound"])
+    options.device = torch.device(device)
+    modes = {"eager": ["eager", "eager, --sound"], "compiled": compiled}
+    for mode, names in modes.items():
+        for precision in gpu.certification_speed.PRECISIONS[:-1]:
+            made = gpu.certification_speed.ours("digits_resnet8", precision, mode, options)
+            assert [each.line.mode for each in made] == names
+            assert [each.kernels for each in made] == ["any", "sound"][: len(names)]
+    (only,) = gpu.certification_speed.ours("digits_resnet8", "integers", "eager", options)
+    assert (only.line.mode, only.kernels) == ("eager", "sound")
