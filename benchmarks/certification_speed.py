@@ -42,28 +42,6 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", INTEGERS)
 GAUSSIAN, ROUNDED = GaussianNoise(SIGMA, 0), RoundedGaussianNoise(SIGMA, 0)
 
 
-class Replayed(torch.nn.Module):
-    """The module as a CUDA graph of one batch's kernels."""
-
-    def __init__(self, module: torch.nn.Module, example: torch.Tensor) -> None:
-        super().__init__()
-        self._input = example.clone(memory_format=torch.preserve_format)
-        with torch.inference_mode():
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):
-                for _ in range(3):
-                    module(self._input)
-            torch.cuda.current_stream().wait_stream(stream)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._output = module(self._input)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self._input.copy_(images)
-        self._graph.replay()
-        return self._output
-
-
 def grey_image(arch: str, device: torch.device) -> torch.Tensor:
     """A random image [C, H, W] of 8 bits, made on the CPU as datasets make theirs: a GPU divides by
     255 by multiplying with the rounded inverse.
@@ -129,8 +107,8 @@ def plain(arch: str, precision: str, batch: int, options: argparse.Namespace) ->
 
 
 def ours(arch: str, precision: str, mode: str, options: argparse.Namespace) -> list[Variant]:
-    """This package in a precision and a mode ("eager", "compiled" or "graph") in every batch;
-    with ``options.sound`` also with the noise of --sound, which networks of integers always have.
+    """This package in a precision and a mode, "eager" or "compiled", in every batch; with
+    ``options.sound`` also with the noise of --sound, which networks of integers always have.
     """
     device, description = options.device, description_of(arch)
 
@@ -139,13 +117,9 @@ def ours(arch: str, precision: str, mode: str, options: argparse.Namespace) -> l
         voter = CompiledClassifier(voter) if mode == "compiled" else voter
         line.batch = line.batch or default_batch(voter, description.image_shape, device)
         # With a smaller batch the figures would be those of another variant.
-        counted = [description.num_classes], line.batch, device, True
-        counter = VoteCounter([voter], *counted)
+        classes = [description.num_classes]
+        counter = VoteCounter([voter], classes, line.batch, device, keep_batch=True)
         voter.use_fast_form(partial(check_exact, counter))
-        if mode == "graph":
-            example = torch.rand(line.batch, *description.image_shape, device=device)
-            example = example.contiguous(memory_format=torch.channels_last)
-            counter = VoteCounter([Replayed(voter, example)], *counted)
         return counting(counter, noise, grey_image(arch, device), options.draws)
 
     noises: dict[str, Noise] = {mode: ROUNDED if precision == INTEGERS else GAUSSIAN}

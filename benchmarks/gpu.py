@@ -14,10 +14,8 @@ medians over rounds. Results are written after each part, to one file, whatever 
 chooses; a line that is in it already is not measured again, and of the plain one the first
 measurement stands. A variant that fails, for example as the memory is too small for its batch,
 becomes a line that says so. Rates include all the work: drawing noise, counting votes, updating
-weights. "graph" replays a batch's forward pass in certification as a CUDA graph, which the commands
-do not do: it shows what launching kernels costs. An update of training is then one as --cuda-graph
-makes it, and "compiled-graph" is that of a network that --compile has compiled. Networks are
-trained for --updates updates on digits.
+weights. "graph" is an update of training as --cuda-graph makes it, and "compiled-graph" that of a
+network that --compile has compiled. Networks are trained for --updates updates on digits.
 
 The ceiling of a case is the smaller of two rates: measured copy bandwidth divided by its bytes, and
 measured matrix speed divided by its FLOP. The bytes are those of the activations that even fused
@@ -176,7 +174,7 @@ def parts(options: argparse.Namespace) -> list[list[Variant]]:
         }
         if options.device.type == "cuda":
             found.append([*plain.values()])
-        modes = [mode for mode in options.modes if mode != "compiled-graph"]
+        modes = [mode for mode in options.modes if "graph" not in mode]
         for pair in pairs(options, certification_speed.PRECISIONS, modes, arch == options.archs[0]):
             found.append([plain["tf32"], *certification_speed.ours(arch, *pair, options)])
     for case in options.cases if "train" in options.only else ():
