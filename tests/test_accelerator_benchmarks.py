@@ -4,7 +4,7 @@ there.
 
 import importlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import date
 from itertools import repeat
 from types import ModuleType, SimpleNamespace
@@ -60,16 +60,13 @@ def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
         if len(runs) > works:
             raise RuntimeError("no such kernel\nand more")
 
-    def prepare() -> Callable[[], None]:
-        return broken() if works < 0 else broken
-
     def found() -> None:
         cudnn, every = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
         kernels.append((cudnn.allow_tf32, cudnn.deterministic, every))
 
     ways = [
         ("tf32", "any", lambda: lambda: sum(range(10_000))),
-        ("tf32", "any", prepare),
+        ("tf32", "any", broken if works < 0 else lambda: broken),
         ("tf32", "any", lambda: found),
         ("fp32", "deterministic", lambda: found),
         ("bf16", "sound", lambda: found),
@@ -134,19 +131,24 @@ def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypat
         gpu.main(eager)
 
 
-def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):
+@pytest.mark.parametrize(
+    "case, precision, rate, found, share",
+    [
+        ("certify cifar_resnet110", "bf16", 500, {"copy": 5.3e9, "bf16": 1e15}, 0.5),
+        ("certify cifar_resnet110", "tf32", 500, {"copy": 5.3e9, "tf32": 1e15}, 1),
+        ("certify cifar_resnet110", "integers", 500, {"copy": 5.3e9}, None),
+        ("train cifar_resnet110 PGD T=2 m=1", "bf16", 1, {"copy": 1e18, "bf16": 3.54e9}, 1),
+    ],
+)
+def test_share_of_the_ceiling_is_that_of_whichever_is_lower(
+    case, precision, rate, found, share, gpu
+):
     """ResNet-110 moves 5.3 MB and computes 0.506 GFLOP per image in half precision, twice the bytes
-    in float32.
+    in float32; two steps of 1.01 GFLOP and an update of 1.52.
     """
-    found = {"copy": 5.3e9, "bf16": 1e15, "tf32": 1e15}
-    for precision, rate, share in [("bf16", 500.0, 0.5), ("tf32", 500.0, 1.0)]:
-        line = gpu.Line("certify cifar_resnet110", precision, "eager", 1, rate)
-        gpu.relate(line, found)
-        assert line.of_ceiling == pytest.approx(share)
-    found = {"copy": 1e18, "bf16": 3.54e9}
-    line = gpu.Line("train cifar_resnet110 PGD T=2 m=1", "bf16", "eager", 1, 0.25)
+    line = gpu.Line(case, precision, "eager", 1, rate)
     gpu.relate(line, found)
-    assert line.of_ceiling == pytest.approx(0.25), "two steps of 1.01 GFLOP and an update of 1.52"
+    assert line.of_ceiling == (share and pytest.approx(share))
 
 
 def test_activations_of_a_deep_network_fit_into_fp16(gpu):
