@@ -67,7 +67,7 @@ def counting(
 def filling(noise: Noise, arch: str, options: argparse.Namespace) -> Callable[[], None]:
     """A function that only draws the noise."""
     image = grey_image(arch, options.device)
-    out = torch.empty(100, *image.shape, device=options.device)
+    out = torch.empty(min(100, options.draws), *image.shape, device=options.device)
     out, stream = out.to(memory_format=torch.channels_last), noise.stream(0, options.device)
 
     def run() -> None:
@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> None:
         for precision in [*options.precision, *[INTEGERS] * options.integers]:
             variants += ours(options.arch, precision, mode, options)
     for name, noise in {"noise alone": GAUSSIAN, "noise alone, --sound": ROUNDED}.items():
-        line = Line(f"certify {options.arch}", "fp32", name, 100)
+        line = Line(f"certify {options.arch}", "fp32", name, min(100, options.draws))
         made = partial(filling, noise, options.arch, options)
         variants.append(Variant(line, made, options.draws))
     report(variants, options)

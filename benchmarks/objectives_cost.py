@@ -60,11 +60,10 @@ def variant(name: str, options: argparse.Namespace) -> Variant:
     chosen, settings, _, epoch = CASES[name]
 
     def prepare() -> Callable[[], object]:
-        network, device = prepared(options.arch, options.device, options.updates), options.device
-        teacher = Teacher(copy.deepcopy(network), torch.full((1, 10), 0.1, device=device))
+        network = copy.deepcopy(prepared(options.arch, options.device, options.updates))
+        teacher = Teacher(network, torch.full((1, 10), 0.1, device=options.device))
         objective = OBJECTIVES[chosen](noise_sd=SIGMA, **settings)
-        how = {"epoch": epoch, "teacher": teacher}
-        return updating(network, objective, Execution(), options.batch, device, **how)
+        return updating(objective, Execution(), options, epoch=epoch, teacher=teacher)
 
     line = Line(name, options.usual, "eager", options.batch)
     return Variant(line, prepare, options.batch, "deterministic")

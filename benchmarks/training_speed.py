@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import plain_training
 import torch
-from networks import SIGMA, prepared
+from networks import SIGMA, description_of, prepared
 from timing import Line, Variant, parsed, parser_of, report
 
 from smoothadv.attacks import ATTACKS
@@ -48,35 +48,34 @@ MODES["compiled-graph"] = ("compile", "graph")
 PRECISIONS = ("fp32", "tf32", "bf16")
 
 
-def batch_of(
-    model: torch.nn.Module, size: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def batch_of(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
     """Images, channels last as datasets give them, and labels of which about 30 % differ from the
-    model's prediction on the noisy image.
+    network's prediction on the noisy image.
     """
-    images = torch.rand(size, 3, 32, 32, device=device)
+    size, device = options.batch, options.device
+    images = torch.rand(size, *description_of(options.arch).image_shape, device=device)
+    network = prepared(options.arch, device, options.updates)
     with torch.no_grad():
-        predicted = model(images + SIGMA * torch.randn_like(images)).argmax(1)
+        predicted = network(images + SIGMA * torch.randn_like(images)).argmax(1)
     wrong = torch.arange(size, device=device) % 10 < 3
     labels = torch.where(wrong, (predicted + 1) % 10, predicted)
     return images.contiguous(memory_format=torch.channels_last), labels
 
 
 def updating(
-    network: torch.nn.Module,
     objective: Objective,
     execution: Execution,
-    size: int,
-    device: torch.device,
+    options: argparse.Namespace,
     mode: str = "eager",
     epoch: int = 0,
     teacher: Teacher | None = None,
 ) -> Callable[[], object]:
-    """A function that updates a copy of the network on a batch of ``size``. In a mode of CUDA
-    graphs it raises the warning of an update that cannot be one.
+    """A function that updates a copy of the network on one batch. In a mode of CUDA graphs it
+    raises the warning of an update that cannot be one.
     """
-    images, labels = batch_of(network, size, device)
-    model = execution.prepare(copy.deepcopy(network), device)
+    (images, labels), size, device = batch_of(options), options.batch, options.device
+    network = copy.deepcopy(prepared(options.arch, device, options.updates))
+    model = execution.prepare(network, device)
     optimizer = optimizer_of(Schedule(size, 1, 1e-12, 1), model, device)
     settings = execution, Processes(), device, images[:2], size, teacher
     update = Update(model, objective, optimizer, *settings)
@@ -97,12 +96,12 @@ def updating(
 def plain(name: str, precision: str, options: argparse.Namespace) -> Variant:
     """The released update."""
     method, steps, copies = CASES[name]
-    device, size = options.device, options.batch
+    size = options.batch
 
     def prepare() -> Callable[[], object]:
-        network = prepared(options.arch, device, options.updates)
-        images, labels = (values.contiguous() for values in batch_of(network, size, device))
-        model, attack = copy.deepcopy(network), PLAIN[method](EPSILON, steps)
+        images, labels = (values.contiguous() for values in batch_of(options))
+        model = copy.deepcopy(prepared(options.arch, options.device, options.updates))
+        attack = PLAIN[method](EPSILON, steps)
         optimizer = torch.optim.SGD(model.parameters(), 1e-12, momentum=0.9, weight_decay=1e-4)
         part = size // copies
 
@@ -127,8 +126,7 @@ def ours(name: str, precision: str, mode: str, options: argparse.Namespace) -> V
         )
         attack = ATTACKS[method](EPSILON, steps)
         objective = OBJECTIVES["smoothadv"](attack, SIGMA, copies, warmup=0)
-        network = prepared(options.arch, options.device, options.updates)
-        return updating(network, objective, execution, options.batch, options.device, mode)
+        return updating(objective, execution, options, mode)
 
     line = Line(f"train {options.arch} {name}", precision, mode, options.batch)
     return Variant(line, prepare, options.batch, "deterministic")
