@@ -123,8 +123,9 @@ def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypat
     gpu.main(eager)
     (written,) = tmp_path.glob("*.json")
     lines = json.loads(written.read_text())["measurements"]
-    assert len(lines) == len({tuple(gpu.Line(**each).key) for each in lines})
-    assert {gpu.Line(**each).key for each in lines} == {key for part in seen for key in part}
+    keys = [key for part in seen for key in part]
+    assert [gpu.Line(**each).key for each in lines] == [*dict.fromkeys(keys)]
+    assert sum(key[2] != "plain" for key in keys) == sum(each["mode"] != "plain" for each in lines)
     assert {("compiled", 2), ("eager", 3)} <= {(each["mode"], each["batch"]) for each in lines}
     monkeypatch.setitem(gpu.SMOKE, "rounds", 2)
     with pytest.raises(SystemExit, match="results of other settings: move it"):
@@ -158,7 +159,7 @@ def test_activations_of_a_deep_network_fit_into_fp16(gpu):
         layer.register_forward_hook(lambda *call: largest.append(float(call[-1].abs().max())))
     with torch.no_grad():
         network(torch.rand(8, 3, 32, 32) + networks.SIGMA * torch.randn(8, 3, 32, 32))
-    assert len(largest) > 250 and max(largest) < torch.finfo(torch.float16).max / 10
+    assert len(largest) > 250 and max(largest) < torch.finfo(torch.float16).max / 300
 
 
 def test_image_has_8_bits_on_a_device_that_divides_by_multiplying(gpu, monkeypatch):
