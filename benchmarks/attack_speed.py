@@ -27,7 +27,8 @@ EPSILON = 0.5
 
 def variants(copies: int, options: argparse.Namespace) -> list[Variant]:
     """The plain attack and this package's, in so many copies of each image."""
-    count, device = max(1, options.examples // copies), options.device
+    count = max(1, options.examples // copies)
+    device = options.device
     network = prepared(options.arch, device, options.updates)
     images = torch.rand(count, 3, 32, 32, device=device)
     labels = torch.randint(10, (count,), device=device)

@@ -39,7 +39,8 @@ from smoothadv.voting.counter import Poll, VoteCounter, check_exact
 
 INTEGERS = "integers"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", INTEGERS)
-GAUSSIAN, ROUNDED = GaussianNoise(SIGMA, 0), RoundedGaussianNoise(SIGMA, 0)
+GAUSSIAN = GaussianNoise(SIGMA, 0)
+ROUNDED = RoundedGaussianNoise(SIGMA, 0)
 
 
 def grey_image(arch: str, device: torch.device) -> torch.Tensor:
@@ -68,7 +69,8 @@ def filling(noise: Noise, arch: str, options: argparse.Namespace) -> Callable[[]
     """A function that only draws the noise."""
     image = grey_image(arch, options.device)
     out = torch.empty(min(100, options.draws), *image.shape, device=options.device)
-    out, stream = out.to(memory_format=torch.channels_last), noise.stream(0, options.device)
+    out = out.to(memory_format=torch.channels_last)
+    stream = noise.stream(0, options.device)
 
     def run() -> None:
         for start in range(0, options.draws, len(out)):
@@ -88,7 +90,8 @@ def voter_of(arch: str, precision: str, options: argparse.Namespace) -> VotingCl
     """The classifier in a precision, or in integers, as it votes."""
     network = prepared(arch, options.device, options.updates)
     if precision == INTEGERS:
-        network, precision = quantized(network, description_of(arch).image_shape), "fp32"
+        network = quantized(network, description_of(arch).image_shape)
+        precision = "fp32"
     precision = "fp32" if precision == "tf32" else precision
     return optimized_for_inference(network, options.device, precision=precision)
 
@@ -110,7 +113,8 @@ def ours(arch: str, precision: str, mode: str, options: argparse.Namespace) -> l
     """This package in a precision and a mode, "eager" or "compiled", in every batch; with
     ``options.sound`` also with the noise of --sound, which networks of integers always have.
     """
-    device, description = options.device, description_of(arch)
+    device = options.device
+    description = description_of(arch)
 
     def prepare(line: Line, noise: Noise) -> Callable[[], None]:
         voter = voter_of(arch, precision, options)

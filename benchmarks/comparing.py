@@ -24,7 +24,9 @@ from smoothadv.records.readers import read_certification_log
 ROOT = Path(__file__).parent.parent
 SEEDS = (0, 1, 2)
 SELECTION_SEED = 100
-DRAWS, DRAWS_TO_SELECT, RESAMPLES = 10_000, 1_000, 10_000
+DRAWS = 10_000
+DRAWS_TO_SELECT = 1_000
+RESAMPLES = 10_000
 Key = TypeVar("Key", bound=Hashable)
 
 

@@ -67,7 +67,8 @@ def jobs_of(seed: int, folder: Path, draws: int) -> dict[str, Job]:
         kind: type[Job] = Job,
         needs: tuple[Job, ...] = (),
     ) -> None:
-        name, how = f"{way}_n_{draws}_seed_{seed}", ("--N", str(draws))
+        name = f"{way}_n_{draws}_seed_{seed}"
+        how = ("--N", str(draws))
         arch = "digits_resnet8" if kind is Job else "digits_dncnn"
         if kind is not Job:
             made = f"{folder}/models/{name}"
@@ -81,7 +82,8 @@ def jobs_of(seed: int, folder: Path, draws: int) -> dict[str, Job]:
     attack = "--attack PGD --epsilon 0.5 --num-steps 4 --num-noise-vec 2"
     add("smoothadv", f"train_pgd --noise {SIGMA} {attack} --epochs 30 --lr-step-size 12")
     clean = found["clean"]
-    words, behind = f"train_denoiser --noise {SIGMA}", ("--classifier", clean.checkpoint)
+    words = f"train_denoiser --noise {SIGMA}"
+    behind = ("--classifier", clean.checkpoint)
     options = "--recipe denoiser --epochs 60 --lr-step-size 20"
     add("mse", f"{words} {options}", *behind, kind=Denoised, needs=(clean,))
     mse = found["mse"]
@@ -153,9 +155,11 @@ def draw(jobs: dict[str, Job], columns: int = 9) -> Figure:
     rows = [("image", images, None), (f"noise {SIGMA}", noisy, jobs["clean"])]
     for way, job in jobs.items():
         if isinstance(job, Denoised):
-            load, more = load_denoiser, (description,)
+            load = load_denoiser
+            more = (description,)
             if way == "diffusion":
-                load, more = load_diffusion, (description.image_shape, SIGMA)
+                load = load_diffusion
+                more = (description.image_shape, SIGMA)
             network = load(job.certifying[-1], *more)[0]
             name = WAYS[way][2:].replace(", ", "\n").replace("denoiser", "denoised")
             rows.append((name, network(noisy), job))

@@ -45,7 +45,8 @@ class Method:
         words = ["train", "--noise", str(sigma if self.noise else 0.0), *self.schedule]
         name = f"{self.file}_sigma_{sigma}"
         if self.attacks:
-            words[0], name = "train_pgd", f"{name}_eps_{epsilon}"
+            words[0] = "train_pgd"
+            name = f"{name}_eps_{epsilon}"
             words += ["--attack", "PGD", "--epsilon", str(epsilon), "--num-steps", "4"]
             words += ["--num-noise-vec", str(self.copies), *self.options]
         words += ["--seed", str(seed), *PLAIN_IMAGES]
@@ -74,7 +75,8 @@ def select(folder: Path, processes: int) -> Epsilons:
     """The epsilon of each method at each sigma, by the average radius on held-out training images;
     of SmoothAdv's variants that of SmoothAdv.
     """
-    held_out, where = comparing.hold_out(folder / "held_out"), folder / "selection"
+    held_out = comparing.hold_out(folder / "held_out")
+    where = folder / "selection"
     more = {"dataset": held_out, "certifying": ("--N", str(comparing.DRAWS_TO_SELECT))}
     jobs = {
         (method, sigma): [
@@ -95,11 +97,13 @@ def select(folder: Path, processes: int) -> Epsilons:
 def table(radii: Radii, epsilons: Epsilons) -> str:
     """The tables for both sigmas; ``radii`` are [seeds, images]."""
     draws = comparing.resampled(next(iter(radii.values())).shape[1])
-    names, lines = ["training", "epsilon", "average certified radius", "seeds"], []
+    names = ["training", "epsilon", "average certified radius", "seeds"]
+    lines = []
     for sigma in SIGMAS:
         lines += ["", f"sigma = {sigma}:", "", *comparing.head(names, RADII, 1)]
         for method in METHODS:
-            found, epsilon = radii[method, sigma], epsilons[method, sigma]
+            found = radii[method, sigma]
+            epsilon = epsilons[method, sigma]
             cells = [method.name, "" if epsilon is None else f"{epsilon:g}"]
             cells += [cell(found.clip(min=0).mean(0), draws, 3), comparing.seeds_of(found)]
             cells += [cell(100.0 * (found >= radius).mean(0), draws, 1) for radius in RADII]

@@ -95,7 +95,8 @@ def relate(line: Line, found: dict[str, float]) -> None:
 
 def page(content: dict) -> str:
     """The results as Markdown."""
-    facts, found = content["facts"], content["ceilings"]
+    facts = content["facts"]
+    found = content["ceilings"]
     speeds = [f"{name} {rate / 1e12:,.1f}" for name, rate in found.items() if name != "copy"]
     lines = [
         f"# Speed on {facts['device']}",

@@ -135,7 +135,8 @@ def main() -> None:
 def measure(arch: str, batch: int, options: argparse.Namespace) -> None:
     """Print the table of an architecture at a batch."""
     classifier = prepared(arch, CPU, options.updates)
-    made, images = quantized(classifier, SHAPE), noisy_images(batch)
+    made = quantized(classifier, SHAPE)
+    images = noisy_images(batch)
     voters = forms(classifier, made, batch) | exported(classifier, made, batch)
     logits = {name: voter(images) for name, voter in voters.items() if "floats" not in name}
     assert all(torch.equal(logits["integers"], other) for other in logits.values())

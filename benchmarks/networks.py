@@ -55,7 +55,8 @@ def noisy_digits(arch: str, device: torch.device) -> tuple[torch.Tensor, torch.T
     """A random batch of digits [B, C, H, W], resized to the architecture's images, in Gaussian
     noise, and its labels [B].
     """
-    (images, labels), shape = _digits(), description_of(arch).image_shape
+    images, labels = _digits()
+    shape = description_of(arch).image_shape
     chosen = torch.randint(len(images), (_BATCH,))
     resized = F.interpolate(images[chosen].to(device), shape[1:]).expand(-1, *shape)
     return resized + SIGMA * torch.randn(resized.shape, device=device), labels[chosen].to(device)

@@ -145,7 +145,9 @@ class Trained:
 
     def job(self, folder: Path, seed: int, draws: int = DRAWS, dataset: str = "digits") -> Job:
         """The model of a seed."""
-        epochs, method, needs = self.epochs, self.method, ()
+        epochs = self.epochs
+        method = self.method
+        needs = ()
         value = f"_{self.value:g}" if method.flag else ""
         name = f"{method.name}{value}_sigma_{self.sigma}_epochs_{epochs}_seed_{seed}"
         words = ["train", "--noise", str(self.sigma), "--seed", str(seed)]
@@ -164,7 +166,8 @@ def select(folder: Path, processes: int) -> dict[tuple[str, float], float]:
     """The value of each objective's setting at each sigma, by the average radius on held-out
     training images.
     """
-    dataset, where = comparing.hold_out(folder / "held_out"), folder / "selection"
+    dataset = comparing.hold_out(folder / "held_out")
+    where = folder / "selection"
     values = {
         (method.name, sigma): [factor * method.value(sigma) for factor in FACTORS]
         for method in METHODS
@@ -191,13 +194,15 @@ Key = tuple[str, float, str]
 def table(radii: dict[Key, np.ndarray], what: dict[Key, Trained]) -> str:
     """The tables of both sigmas and modes; ``radii`` are [seeds, images]."""
     draws = comparing.resampled(next(iter(radii.values())).shape[1])
-    names, lines = ["objective", "setting", "epochs", "passes", "average certified radius"], []
+    names = ["objective", "setting", "epochs", "passes", "average certified radius"]
+    lines = []
     names += ["against Gaussian", "seeds"]
     for mode, sigma in dict.fromkeys((mode, sigma) for _, sigma, mode in radii):
         lines += ["", f"sigma = {sigma}, {MODES[mode]}:", "", *comparing.head(names, RADII, 2)]
         base = radii["gaussian", sigma, mode].clip(min=0).mean(0)
         for method in METHODS:
-            found, trained = radii[method.name, sigma, mode], what[method.name, sigma, mode]
+            found = radii[method.name, sigma, mode]
+            trained = what[method.name, sigma, mode]
             means = found.clip(min=0).mean(0)
             setting = f"`{method.flag} {trained.value:g}`" if method.flag else ""
             teacher = f" + {trained.passes_of_teacher:.0f}" if method.teacher else ""

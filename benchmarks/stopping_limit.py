@@ -197,7 +197,8 @@ def simulated(
     procedure: Procedure, populations: Iterable[Population], generator: np.random.Generator
 ) -> Result:
     """What a procedure needs and loses on all inputs."""
-    sigma, rows = procedure.smoothing.sigma, []
+    sigma = procedure.smoothing.sigma
+    rows = []
     for population in populations:
         for p, right in zip(population.p.tolist(), population.right.tolist()):
             certificate, successes = certify(procedure, p, generator)

@@ -63,8 +63,10 @@ class Variant:
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
         """Within, PyTorch takes these kernels, and TF32 where the precision is not "fp32"."""
-        cudnn, algorithms = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
-        before, memory = (cudnn.allow_tf32, cudnn.deterministic), torch.utils.deterministic
+        cudnn = torch.backends.cudnn
+        algorithms = torch.are_deterministic_algorithms_enabled()
+        before = (cudnn.allow_tf32, cudnn.deterministic)
+        memory = torch.utils.deterministic
         fills = memory.fill_uninitialized_memory
         memory.fill_uninitialized_memory = False  # as certify has it
         cudnn.allow_tf32 = self.line.precision != "fp32"

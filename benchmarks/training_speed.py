@@ -52,7 +52,8 @@ def batch_of(options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
     """Images, channels last as datasets give them, and labels of which about 30 % differ from the
     network's prediction on the noisy image.
     """
-    size, device = options.batch, options.device
+    size = options.batch
+    device = options.device
     images = torch.rand(size, *description_of(options.arch).image_shape, device=device)
     network = prepared(options.arch, device, options.updates)
     with torch.no_grad():
@@ -73,7 +74,9 @@ def updating(
     """A function that updates a copy of the network on one batch. In a mode of CUDA graphs it
     raises the warning of an update that cannot be one.
     """
-    (images, labels), size, device = batch_of(options), options.batch, options.device
+    images, labels = batch_of(options)
+    size = options.batch
+    device = options.device
     network = copy.deepcopy(prepared(options.arch, device, options.updates))
     model = execution.prepare(network, device)
     optimizer = optimizer_of(Schedule(size, 1, 1e-12, 1), model, device)
@@ -81,7 +84,8 @@ def updating(
     update = Update(model, objective, optimizer, *settings)
     if "graph" in MODES[mode]:
         update.compute = GraphedUpdate(update)
-    steps, taught = iter(range(1_000_000)), torch.zeros(size, dtype=torch.int64)
+    steps = iter(range(1_000_000))
+    taught = torch.zeros(size, dtype=torch.int64)
 
     def run() -> None:
         with warnings.catch_warnings():
@@ -107,7 +111,8 @@ def plain(name: str, precision: str, options: argparse.Namespace) -> Variant:
 
         def run() -> None:
             for start in range(0, part * copies, part):
-                some, right = images[start : start + part], labels[start : start + part]
+                some = images[start : start + part]
+                right = labels[start : start + part]
                 noise = training_noise(some, copies, SIGMA, None)
                 plain_training.update(model, optimizer, some, right, noise, attack)
 
