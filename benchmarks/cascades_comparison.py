@@ -5,24 +5,31 @@ docs/cascades.md.
 
 For each of three seeds, SmoothAdv trains a model at each noise level, a router is trained from
 their logs on half of the training images, and all are certified on every second test image. The
-oracle takes of each image the single model with the largest radius; it knows the labels. The script
-runs the commands that a user would type and continues where it was interrupted.
+oracle takes of each image the single model with the largest radius; it knows the labels.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from digits_comparison import CODE, RESAMPLES, average_radius, call, cell, interval, write_between
-
-from smoothadv.records.readers import read_certification_log
+from comparing import (
+    SEEDS,
+    call,
+    cell,
+    certified_radii,
+    head,
+    interval,
+    parser_of,
+    resampled,
+    row,
+    seeds_of,
+    shares,
+    write_between,
+)
 
 SIGMAS = (1.0, 0.5, 0.25)
-SEEDS = (0, 1, 2)
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 THRESHOLD = 0.7
 DRAWS, DRAWS_TO_ROUTE = 5_000, 500
@@ -77,26 +84,15 @@ def run_seed(folder: Path, seed: int) -> dict[str, Path]:
     return logs
 
 
-def radii_of(log: Path) -> np.ndarray:
-    """The radius of each image, in order; -1 where the class is wrong or there is none."""
-    table = read_certification_log(log)
-    return np.where(table.correct == 1, table.radius, -1.0)
-
-
 def table(found: dict[str, np.ndarray]) -> str:
     """The table, and the differences of each combination from the best single models; ``found`` has
     radii [seeds, images].
     """
-    images = next(iter(found.values())).shape[1]
-    draws = np.random.default_rng(0).integers(images, size=(RESAMPLES, images))
-    heads = " | ".join(f"{radius:.2f}" for radius in RADII)
-    lines = [f"| model | average certified radius | seeds | {heads} |"]
-    lines.append("|---|---:|---:|" + "---:|" * len(RADII))
+    draws = resampled(next(iter(found.values())).shape[1])
+    lines = head(["model", "average certified radius", "seeds"], RADII, 1)
     for name, radii in found.items():
-        by_seed = ", ".join(f"{average_radius(seed):.3f}" for seed in radii)
-        accuracies = [f"{100 * (radii >= radius).mean():.1f}" for radius in RADII]
-        average = cell(radii.clip(min=0).mean(0), draws, 1, 3)
-        lines.append("| " + " | ".join([name, average, by_seed, *accuracies]) + " |")
+        average = cell(radii.clip(min=0).mean(0), draws, 3)
+        lines.append(row([name, average, seeds_of(radii), *shares(radii, RADII)]))
     lines += ["", "In pairs, in points of certified accuracy at 0, .25, .5 and .75:", ""]
     for name in (*CASCADES, ROUTER):
         for sigma in (0.5, 0.25):
@@ -111,15 +107,11 @@ def table(found: dict[str, np.ndarray]) -> str:
 
 def main() -> None:
     """Train, certify, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("logs/cascades_comparison"))
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--page", type=Path, default=CODE.parent / "docs" / "cascades.md")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "cascades_comparison", "cascades.md").parse_args()
     folder = options.folder.resolve()
     with ThreadPoolExecutor(options.processes) as pool:
         logs = [*pool.map(lambda seed: run_seed(folder, seed), SEEDS)]
-    found = {name: np.stack([radii_of(each[name]) for each in logs]) for name in logs[0]}
+    found = {name: np.stack([certified_radii(each[name]) for each in logs]) for name in logs[0]}
     found["oracle"] = np.max([found[name_of(sigma)] for sigma in SIGMAS], axis=0)
     text = table(found)
     write_between(options.page, text, "cascades comparison")

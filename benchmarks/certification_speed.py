@@ -1,15 +1,17 @@
-"""Noisy samples per second of certification, as a ratio to a plain eager float32 loop over the same
+"""Noisy samples per second of certification, as a ratio to a plain eager loop over the same
 network.
 
     python benchmarks/certification_speed.py --plain-batch 100 400 1000 --draws 1000 \\
-        --rounds 5 --precision fp32 bf16 --compile --integers
+        --rounds 5 --precision fp32 bf16 --compile --integers --sound
     python benchmarks/certification_speed.py --arch resnet50 --plain-batch 8 --draws 16 \\
         --batch 8 --compile
+    python benchmarks/certification_speed.py --device cuda --precision tf32 bf16 --sound \\
+        --integers --plain-batch 1000 --draws 16384
 
 All variants alternate in this process, and include drawing the noise and counting the votes.
 Printed are medians over rounds of the ratio within a round. The last lines give the speed of
-drawing noise alone. Weights are random, because speed does not depend on them; the statistics of
-normalization come from noise-like images.
+drawing noise alone. The plain loop computes in float32, on a GPU in TF32; "fp32" is without TF32.
+--sound is not compiled on a GPU, where certify refuses that.
 """
 
 from __future__ import annotations
@@ -19,17 +21,15 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from networks import SIGMA, description_of, prepared
 from plain_certification import count_votes, gaussian
-from timing import conditions, in_turns, parsed, parser_of, print_rates
+from timing import Line, Variant, parsed, parser_of, report
 
-from smoothadv.architectures import get_architecture
-from smoothadv.datasets import describe_dataset
 from smoothadv.exact.conversion import convert, read_network
 from smoothadv.exact.network import IntegerNetwork
 from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise
 from smoothadv.statistics import Draws
 from smoothadv.voting.classifier import (
-    PRECISIONS,
     CompiledClassifier,
     VotingClassifier,
     default_batch,
@@ -37,21 +37,17 @@ from smoothadv.voting.classifier import (
 )
 from smoothadv.voting.counter import Poll, VoteCounter, check_exact
 
-SIGMA = 0.25
-DATASETS = {"resnet50": "imagenet"}
 INTEGERS = "integers"
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", INTEGERS)
+GAUSSIAN = GaussianNoise(SIGMA, 0)
+ROUNDED = RoundedGaussianNoise(SIGMA, 0)
 
 
-def settled(arch: str, dataset: str, device: torch.device) -> torch.nn.Module:
-    """The architecture in eval mode, whose batch normalization has the statistics of noise-like
-    images.
+def grey_image(arch: str, device: torch.device) -> torch.Tensor:
+    """A random image [C, H, W] of 8 bits, made on the CPU as datasets make theirs: a GPU divides by
+    255 by multiplying with the rounded inverse.
     """
-    torch.manual_seed(0)
-    network = get_architecture(arch, dataset).to(device).train()
-    with torch.no_grad():
-        for _ in range(3):
-            network(torch.rand(16, *describe_dataset(dataset).image_shape, device=device))
-    return network.eval()
+    return ((torch.rand(description_of(arch).image_shape) * 255).round() / 255).to(device)
 
 
 def counting(
@@ -69,92 +65,103 @@ def counting(
     return run
 
 
-def filling(
-    noise: Noise, image: torch.Tensor, batch: int, draws: int, device: torch.device
-) -> Callable[[], None]:
+def filling(noise: Noise, arch: str, options: argparse.Namespace) -> Callable[[], None]:
     """A function that only draws the noise."""
-    out = torch.empty(batch, *image.shape, device=device).to(memory_format=torch.channels_last)
-    stream = noise.stream(0, device)
+    image = grey_image(arch, options.device)
+    out = torch.empty(min(100, options.draws), *image.shape, device=options.device)
+    out = out.to(memory_format=torch.channels_last)
+    stream = noise.stream(0, options.device)
 
     def run() -> None:
-        for start in range(0, draws, batch):
+        for start in range(0, options.draws, len(out)):
             stream.fill(out, image, start)
 
     return run
 
 
-def quantized(classifier: torch.nn.Module, images: torch.Tensor) -> IntegerNetwork:
-    """The network of integers, calibrated on ``images``."""
-    floats = read_network(classifier, shape := tuple(images.shape[1:]))
-    return convert(floats, [images], shape, RoundedGaussianNoise(SIGMA, 0).clip)
-
-
-def voter_of(
-    network: torch.nn.Module, kind: str, shape: tuple[int, ...], device: torch.device
-) -> VotingClassifier:
-    """The classifier in a precision, or in integers, as it votes."""
-    if kind != INTEGERS:
-        return optimized_for_inference(network, device, precision=kind)
+def quantized(classifier: torch.nn.Module, shape: tuple[int, ...]) -> IntegerNetwork:
+    """The network of integers, calibrated on noisy images of random grey levels."""
     levels = (torch.rand(64, *shape) + SIGMA * torch.randn(64, *shape)) * 255
-    return optimized_for_inference(quantized(network, levels.round() / 255), device)
+    images = levels.round() / 255
+    return convert(read_network(classifier, shape), [images], shape, ROUNDED.clip)
 
 
-def variants(options: argparse.Namespace) -> dict[str, Callable[[], None]]:
-    """The functions to time, by name, the plain loop first."""
-    dataset, device = DATASETS.get(options.arch, "cifar10"), options.device
-    description = describe_dataset(dataset)
-    network = settled(options.arch, dataset, device)
-    image = (torch.rand(description.image_shape) * 255).round().to(device) / 255
-    classes, gauss, rounded = (
-        description.num_classes,
-        GaussianNoise(SIGMA, 0),
-        RoundedGaussianNoise(SIGMA, 0),
-    )
-    runs: dict[str, Callable[[], None]] = {
-        f"plain, batch {batch}": partial(
-            count_votes, network, image, options.draws, batch, classes, gaussian(SIGMA)
-        )
-        for batch in options.plain_batch
-    }
-    kinds = [*options.precision, *[INTEGERS] * options.integers]
-    arrangements = [(kind, False) for kind in kinds]
-    arrangements += [(kind, True) for kind in kinds if options.compile]
-    for kind, compiled in arrangements:
-        voter = voter_of(network, kind, description.image_shape, device)
-        voter = CompiledClassifier(voter) if compiled else voter
-        batch = options.batch or default_batch(voter, description.image_shape, device)
-        counter = VoteCounter([voter], [classes], batch, device)
+def voter_of(arch: str, precision: str, options: argparse.Namespace) -> VotingClassifier:
+    """The classifier in a precision, or in integers, as it votes."""
+    network = prepared(arch, options.device, options.updates)
+    if precision == INTEGERS:
+        network = quantized(network, description_of(arch).image_shape)
+        precision = "fp32"
+    precision = "fp32" if precision == "tf32" else precision
+    return optimized_for_inference(network, options.device, precision=precision)
+
+
+def plain(arch: str, precision: str, batch: int, options: argparse.Namespace) -> Variant:
+    """Cohen et al.'s loop."""
+    classes = description_of(arch).num_classes
+
+    def prepare() -> Callable[[], object]:
+        image = grey_image(arch, options.device)
+        network = prepared(arch, options.device, options.updates)
+        noise = gaussian(SIGMA)
+        return partial(count_votes, network, image, options.draws, batch, classes, noise)
+
+    return Variant(Line(f"certify {arch}", precision, "plain", batch), prepare, options.draws)
+
+
+def ours(arch: str, precision: str, mode: str, options: argparse.Namespace) -> list[Variant]:
+    """This package in a precision and a mode, "eager" or "compiled", in every batch; with
+    ``options.sound`` also with the noise of --sound, which networks of integers always have.
+    """
+    device = options.device
+    description = description_of(arch)
+
+    def prepare(line: Line, noise: Noise) -> Callable[[], None]:
+        voter = voter_of(arch, precision, options)
+        voter = CompiledClassifier(voter) if mode == "compiled" else voter
+        line.batch = line.batch or default_batch(voter, description.image_shape, device)
+        # With a smaller batch the figures would be those of another variant.
+        classes = [description.num_classes]
+        counter = VoteCounter([voter], classes, line.batch, device, keep_batch=True)
         voter.use_fast_form(partial(check_exact, counter))
-        name = f"{kind}{', compiled' if compiled else ''}, batch {batch}"
-        noise = rounded if kind == INTEGERS else gauss
-        runs[name] = counting(counter, noise, image, options.draws)
-        if kind == "fp32" and not compiled:
-            runs[f"{name}, --sound"] = counting(counter, rounded, image, options.draws)
-            runs["drawing Gaussian noise alone"] = filling(
-                gauss, image, batch, options.draws, device
-            )
-            runs["drawing --sound noise alone"] = filling(
-                rounded, image, batch, options.draws, device
-            )
-    return runs
+        return counting(counter, noise, grey_image(arch, device), options.draws)
+
+    noises: dict[str, Noise] = {mode: ROUNDED if precision == INTEGERS else GAUSSIAN}
+    if options.sound and precision != INTEGERS and (mode != "compiled" or device.type == "cpu"):
+        noises[f"{mode}, --sound"] = ROUNDED
+    variants = []
+    for batch in options.batches:
+        for name, noise in noises.items():
+            line = Line(f"certify {arch}", precision, name, batch)
+            kernels = "sound" if noise is ROUNDED else "any"
+            made = partial(prepare, line, noise)
+            variants.append(Variant(line, made, options.draws, kernels))
+    return variants
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Parse, measure, print."""
     parser = parser_of(__doc__, rounds=7)
     parser.add_argument("--arch", default="cifar_resnet110")
     parser.add_argument("--plain-batch", type=int, nargs="+", default=[400])
     parser.add_argument(
-        "--batch", type=int, default=None, help="batch of ours; None: as certify chooses"
+        "--batch", type=int, nargs=1, default=[0], dest="batches", help="0: as certify chooses"
     )
     parser.add_argument("--draws", type=int, default=800, help="per round and variant")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--precision", nargs="+", choices=list(PRECISIONS), default=["fp32"])
+    parser.add_argument("--precision", nargs="+", choices=PRECISIONS[:-1], default=["fp32"])
     parser.add_argument("--integers", action="store_true", help="a network of integers, too")
-    options = parsed(parser)
-    times = in_turns(variants(options), options)
-    print(f"{options.arch}, {options.draws} draws, {conditions(options)}")
-    print_rates(times, next(iter(times[0])), options.draws, "samples/s")
+    parser.add_argument("--sound", action="store_true", help="also with the noise of --sound")
+    options = parsed(parser, arguments)
+    variants = [plain(options.arch, options.usual, batch, options) for batch in options.plain_batch]
+    for mode in ["eager"] + ["compiled"] * options.compile:
+        for precision in [*options.precision, *[INTEGERS] * options.integers]:
+            variants += ours(options.arch, precision, mode, options)
+    for name, noise in {"noise alone": GAUSSIAN, "noise alone, --sound": ROUNDED}.items():
+        line = Line(f"certify {options.arch}", "fp32", name, min(100, options.draws))
+        made = partial(filling, noise, options.arch, options)
+        variants.append(Variant(line, made, options.draws))
+    report(variants, options)
 
 
 if __name__ == "__main__":

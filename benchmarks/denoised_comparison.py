@@ -5,22 +5,20 @@ docs/results/denoised.md and .png.
 
 One classifier per seed is trained without noise. It is certified at sigma as it is, behind a
 denoiser of mean squared error, behind one of stability that starts from the former, and behind a
-diffusion model in one step; beside it are Gaussian augmentation and SmoothAdv. The script runs the
-commands that a user would type, several at a time, and continues where it was interrupted. It needs
-the package diffusers.
+diffusion model in one step; beside it are Gaussian augmentation and SmoothAdv. It needs the package
+diffusers.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-import digits_comparison as digits
+import comparing
 import numpy as np
 import torch
+from comparing import Job, cell, row
 from matplotlib.figure import Figure
 from torch.nn import functional as F
 
@@ -29,7 +27,7 @@ from smoothadv.datasets import describe_dataset, get_dataset
 from smoothadv.models.load import load_denoiser
 from smoothadv.records.readers import read_certification_log
 
-SIGMA, RADII, DRAWS = 0.25, (0.0, 0.25, 0.5, 0.75), 10_000
+SIGMA, RADII = 0.25, (0.0, 0.25, 0.5, 0.75)
 WAYS = {
     "clean": "classifier without noise",
     "mse": "+ denoiser, mean squared error",
@@ -38,96 +36,62 @@ WAYS = {
     "gaussian": "Gaussian augmentation",
     "smoothadv": "SmoothAdv",
 }
-_DENOISED = ("mse", "stability", "diffusion")
-_OPTIONS = {
-    **dict.fromkeys(("clean", "gaussian"), "--epochs 30 --lr-step-size 10"),
-    "mse": "--recipe denoiser --epochs 60 --lr-step-size 20",
-    "stability": "--objective stability --optimizer adamw --lr 0.0003 --epochs 30 --lr-step-size "
-    "15",
-    "smoothadv": "--attack PGD --epsilon 0.5 --num-steps 4 --num-noise-vec 2 --epochs 30 "
-    "--lr-step-size 12",
-}
 
 
 @dataclass(frozen=True)
-class Job:
-    """One way and one seed: a log, and the models that it needs."""
-
-    way: str
-    seed: int
-    folder: Path
-    draws: int = DRAWS
+class Denoised(Job):
+    """A denoiser to train; certified is the classifier that it needs, behind it."""
 
     @property
-    def log(self) -> Path:
-        return self.folder / "logs" / f"{self.way}_n_{self.draws}_seed_{self.seed}.tsv"
+    def certified(self) -> str:
+        return self.needs[0].checkpoint
 
-    def model(self, way: str) -> Path:
-        return self.folder / "models" / f"{way}_seed_{self.seed}"
 
-    def checkpoint(self, way: str) -> str:
-        return str(self.model(way) / "checkpoint.pth.tar")
+class Diffusion(Denoised):
+    """A small UNet2DModel of diffusers, which predicts the noise at random steps of DDPM (Ho et
+    al., 2020).
+    """
 
-    @property
-    def denoiser(self) -> str:
-        return (
-            f"diffusers:{self.model(self.way)}"
-            if self.way == "diffusion"
-            else self.checkpoint(self.way)
-        )
+    def make(self) -> None:
+        train_diffusion(self.model, int(self.training[-1]))
 
-    def train(self, way: str) -> None:
-        """Make a model, and those that it starts from, unless it is there."""
-        model, noise = self.model(way), "0" if way == "clean" else str(SIGMA)
-        if (model / "done").exists():
-            return
-        if way == "diffusion":
-            train_diffusion(model, self.seed)
-        else:
-            command = {
-                "mse": "train_denoiser",
-                "stability": "train_denoiser",
-                "smoothadv": "train_pgd",
-            }.get(way, "train")
-            arch = "digits_dncnn" if way in _DENOISED else "digits_resnet8"
-            words = [
-                "digits",
-                arch,
-                str(model),
-                "--noise",
-                noise,
-                "--seed",
-                str(self.seed),
-                *_OPTIONS[way].split(),
-            ]
-            if way in _DENOISED:
-                words += ["--classifier", self.checkpoint("clean")]
-            if way == "stability":
-                self.train("mse")
-                words += ["--pretrained-model", self.checkpoint("mse")]
-            digits.call(command, *words, "--resume")
-        (model / "done").touch()
 
-    def run(self) -> None:
-        """Train what is missing and certify all test images, unless the log is complete."""
-        if self.log.exists() and len(read_certification_log(self.log)) == len(
-            get_dataset("digits", "test")
-        ):
-            return
-        classifier = "clean" if self.way in _DENOISED else self.way
-        for way in (classifier, self.way):
-            self.train(way)
-        words = [
-            "digits",
-            self.checkpoint(classifier),
-            str(SIGMA),
-            str(self.log),
-            "--N",
-            str(self.draws),
-        ]
-        digits.call(
-            "certify", *words, *(["--denoiser", self.denoiser] if self.way in _DENOISED else [])
-        )
+def jobs_of(seed: int, folder: Path, draws: int) -> dict[str, Job]:
+    """The job of each way, and of a seed."""
+    found: dict[str, Job] = {}
+
+    def add(
+        way: str,
+        words: str,
+        *more: str,
+        kind: type[Job] = Job,
+        needs: tuple[Job, ...] = (),
+    ) -> None:
+        name = f"{way}_n_{draws}_seed_{seed}"
+        how = ("--N", str(draws))
+        arch = "digits_resnet8" if kind is Job else "digits_dncnn"
+        if kind is not Job:
+            made = f"{folder}/models/{name}"
+            denoiser = f"diffusers:{made}" if kind is Diffusion else f"{made}/checkpoint.pth.tar"
+            how += ("--denoiser", denoiser)
+        training = (*words.split(), *more, "--seed", str(seed))
+        found[way] = kind(folder, name, SIGMA, training, how, "digits", arch, needs)
+
+    add("clean", "train --noise 0 --epochs 30 --lr-step-size 10")
+    add("gaussian", f"train --noise {SIGMA} --epochs 30 --lr-step-size 10")
+    attack = "--attack PGD --epsilon 0.5 --num-steps 4 --num-noise-vec 2"
+    add("smoothadv", f"train_pgd --noise {SIGMA} {attack} --epochs 30 --lr-step-size 12")
+    clean = found["clean"]
+    words = f"train_denoiser --noise {SIGMA}"
+    behind = ("--classifier", clean.checkpoint)
+    options = "--recipe denoiser --epochs 60 --lr-step-size 20"
+    add("mse", f"{words} {options}", *behind, kind=Denoised, needs=(clean,))
+    mse = found["mse"]
+    options = "--objective stability --optimizer adamw --lr 0.0003 --epochs 30 --lr-step-size 15"
+    behind += ("--pretrained-model", mse.checkpoint)
+    add("stability", f"{words} {options}", *behind, kind=Denoised, needs=(clean, mse))
+    add("diffusion", "", kind=Diffusion, needs=(clean,))
+    return found
 
 
 def train_diffusion(folder: Path, seed: int, updates: int = 3000) -> None:
@@ -162,7 +126,7 @@ def table(radii: dict[str, np.ndarray], draws: int) -> str:
     images].
     """
     seeds, images = radii["clean"].shape
-    resampled = np.random.default_rng(0).integers(images, size=(digits.RESAMPLES, images))
+    resampled = comparing.resampled(images)
     lines = [
         f"sigma = {SIGMA}, {images} test images, n = {draws:,}, {seeds} seed{'s' * (seeds > 1)}, "
         "in percent:",
@@ -173,11 +137,10 @@ def table(radii: dict[str, np.ndarray], draws: int) -> str:
         "|---|" + "---:|" * (len(RADII) + 1),
     ]
     for way, found in radii.items():
-        cells = [digits.cell((found >= radius).mean(0), resampled, 100, 1) for radius in RADII]
+        cells = [cell(100.0 * (found >= radius).mean(0), resampled, 1) for radius in RADII]
         gain = 100 * ((found >= 0.25).mean(0) - (radii["clean"] >= 0.25).mean(0))
-        low, high = digits.interval(gain, resampled)
-        cells.append("" if way == "clean" else f"{gain.mean():+.1f} [{low:+.1f}, {high:+.1f}]")
-        lines.append("| " + " | ".join([WAYS[way], *cells]) + " |")
+        cells.append("" if way == "clean" else cell(gain, resampled, 1, "+"))
+        lines.append(row([WAYS[way], *cells]))
     return "\n".join(lines)
 
 
@@ -190,19 +153,16 @@ def draw(jobs: dict[str, Job], columns: int = 9) -> Figure:
     images = torch.stack([test[index][0] for index in range(columns)])
     noisy = images + SIGMA * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     rows = [("image", images, None), (f"noise {SIGMA}", noisy, jobs["clean"])]
-    for way in (way for way in _DENOISED if way in jobs):
-        network = (
-            load_diffusion(jobs[way].denoiser, description.image_shape, SIGMA)
-            if way == "diffusion"
-            else load_denoiser(jobs[way].denoiser, description)
-        )[0]
-        rows.append(
-            (
-                WAYS[way][2:].replace(", ", "\n").replace("denoiser", "denoised"),
-                network(noisy),
-                jobs[way],
-            )
-        )
+    for way, job in jobs.items():
+        if isinstance(job, Denoised):
+            load = load_denoiser
+            more = (description,)
+            if way == "diffusion":
+                load = load_diffusion
+                more = (description.image_shape, SIGMA)
+            network = load(job.certifying[-1], *more)[0]
+            name = WAYS[way][2:].replace(", ", "\n").replace("denoiser", "denoised")
+            rows.append((name, network(noisy), job))
     figure = Figure(figsize=(1.1 * columns + 1.3, 1.45 * len(rows)), layout="constrained")
     for line, (title, pixels, job) in zip(figure.subplots(len(rows), columns), rows):
         line[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=9)
@@ -222,42 +182,22 @@ def draw(jobs: dict[str, Job], columns: int = 9) -> Figure:
 
 def main() -> None:
     """Train, certify, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--folder", type=Path, default=Path("logs/denoised_comparison"), help="for models and logs"
-    )
-    parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="jobs at a time, one thread each"
-    )
-    parser.add_argument(
-        "--page", type=Path, default=digits.CODE.parent / "docs/results/denoised.md"
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--draws", type=int, default=DRAWS, help="n of the certificates")
+    parser = comparing.parser_of(__doc__, "denoised_comparison", "results/denoised.md")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(comparing.SEEDS))
+    parser.add_argument("--draws", type=int, default=comparing.DRAWS, help="n of the certificates")
     parser.add_argument(
         "--ways", nargs="+", choices=WAYS, default=list(WAYS), help="all unless asked otherwise"
     )
     options = parser.parse_args()
     folder = options.folder.resolve()
-    jobs = {
-        way: [Job(way, seed, folder, options.draws) for seed in options.seeds]
-        for way in options.ways
-    }
-    # By stages, so that no two jobs make the same model.
-    for stage in (("clean", "gaussian", "smoothadv"), ("mse", "diffusion"), ("stability",)):
-        some = [job for way in stage for job in jobs.get(way, [])]
-        digits.run_all(some, options.processes, ", ".join(stage))
-    radii = {
-        way: np.stack([digits.certified_radii(job) for job in group]) for way, group in jobs.items()
-    }
-    text = (
-        table(radii, options.draws)
-        + "\n\n![images, noisy and denoised, with their certificates](denoised.png)"
-    )
-    digits.write_between(options.page, text, "denoised comparison")
-    draw({way: group[0] for way, group in jobs.items()}).savefig(
-        options.page.parent / "denoised.png", dpi=120
-    )
+    by_seed = [jobs_of(seed, folder, options.draws) for seed in options.seeds]
+    jobs = {way: [each[way] for each in by_seed] for way in options.ways}
+    comparing.run_all(sum(jobs.values(), []), options.processes, "training and certifying")
+    text = table(comparing.stacked_radii(jobs), options.draws)
+    text += "\n\n![images, noisy and denoised, with their certificates](denoised.png)"
+    comparing.write_between(options.page, text, "denoised comparison")
+    picture = draw({way: group[0] for way, group in jobs.items()})
+    picture.savefig(options.page.parent / "denoised.png", dpi=120)
     print(text)
 
 

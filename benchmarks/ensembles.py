@@ -1,19 +1,16 @@
-"""What an ensemble gains over its members, and what consensus saves, on checkpoints of digits and
-the same noise.
+"""What consensus saves in an ensemble of checkpoints of digits.
 
-    python benchmarks/ensembles.py --sigma 0.25 A.pth.tar B.pth.tar C.pth.tar --N 1000 --skip 2
+    python benchmarks/ensembles.py --sigma 0.25 A.pth.tar B.pth.tar C.pth.tar
 
 Saving: passes of members with consensus, by the images in them, as a share of all members on all
 images. The ratio of times, of this process on one thread, is the median over rounds in which the
-ways alternate. The votes are compared draw by draw. Then each member and both ensembles certify the
-same images.
+ways alternate. The votes are compared draw by draw.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,22 +18,11 @@ from pathlib import Path
 
 import torch
 
-import smoothadv
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import get_dataset
 from smoothadv.noise import GaussianNoise
 from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
-
-RADII = (0.0, 0.25, 0.5, 0.75)
-
-
-def ensemble_file(folder: Path, checkpoints: list[Path], mean: str) -> Path:
-    """A TOML file that names the ensemble."""
-    path = folder / f"{mean}.toml"
-    members = ", ".join(f'"{checkpoint.resolve()}"' for checkpoint in checkpoints)
-    path.write_text(f'members = [{members}]\nmean = "{mean}"\n')
-    return path
 
 
 def counted_rows(voter: VotingClassifier) -> list[int]:
@@ -48,9 +34,9 @@ def counted_rows(voter: VotingClassifier) -> list[int]:
     return rows
 
 
-def saving(path: Path, sigma: float, batch: int, images: int, rounds: int) -> str:
+def saving(members: Ensemble, sigma: float, batch: int, images: int, rounds: int) -> str:
     """The saving of consensus at this batch, as a line for people."""
-    dataset, members = get_dataset("digits", "test"), load_classifier(path, "digits")
+    dataset = get_dataset("digits", "test")
     voter = optimized_for_inference(members, torch.device("cpu"), dataset[0][0])
     noise = GaussianNoise(sigma, 0)
     batches = [
@@ -89,58 +75,23 @@ def saving(path: Path, sigma: float, batch: int, images: int, rounds: int) -> st
     )
 
 
-def certified(name: str, model: Path, options: argparse.Namespace) -> str:
-    """A row of the table: average certified radius and certified accuracy in percent at RADII."""
-    rows = smoothadv.certify(
-        model,
-        "digits",
-        sigma=options.sigma,
-        n=options.N,
-        skip=options.skip,
-        device="cpu",
-        seed=options.seed,
-    )
-    radii = (rows.correct * rows.radius).mean()
-    shares = [100 * (rows.correct * (rows.radius >= radius)).mean() for radius in RADII]
-    abstained = 100 * (rows.predict == -1).mean()
-    return " | ".join(
-        [name, f"{radii:.3f}", *(f"{share:.1f}" for share in shares), f"{abstained:.1f}"]
-    )
-
-
 def main() -> None:
+    """Parse, measure, print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoints", nargs="+", type=Path)
     parser.add_argument("--sigma", type=float, required=True)
-    parser.add_argument(
-        "--N", type=int, default=1000, help="draws of the certificates; 0: only the saving"
-    )
-    parser.add_argument("--skip", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--images", type=int, default=40, help="images of the comparison of times")
+    parser.add_argument("--images", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="+", default=[16, 128, 512])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        by_mean = {
-            mean: ensemble_file(Path(folder), options.checkpoints, mean)
-            for mean in ("logits", "probabilities")
-        }
-        for batch in options.batches:
-            line = saving(
-                by_mean["probabilities"], options.sigma, batch, options.images, options.rounds
-            )
-            print(line, flush=True)
-        if not options.N:
-            return
-        print("model | ACR | " + " | ".join(f"at {radius:g}" for radius in RADII) + " | abstains")
-        for number, checkpoint in enumerate(options.checkpoints, start=1):
-            print(certified(f"member {number}", checkpoint, options), flush=True)
-        for mean, path in by_mean.items():
-            print(certified(f"mean of {mean}", path, options), flush=True)
+    loaded = [load_classifier(checkpoint, "digits") for checkpoint in options.checkpoints]
+    members = Ensemble(loaded, "probabilities")
+    for batch in options.batches:
+        how = options.sigma, batch, options.images, options.rounds
+        print(saving(members, *how), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ import re
 from pathlib import Path
 
 import numpy as np
-from digits_comparison import CODE, RESAMPLES, call, interval, write_between
-
-from smoothadv.records.readers import read_certification_log
+from comparing import ROOT, call, cell, certified_radii, resampled, write_between
 
 ATTACK = ["--attack", "PGD", "--epsilon", "0.5", "--num-steps", "4", "--num-noise-vec", "2"]
 
@@ -45,13 +43,12 @@ def checkpoints(options: argparse.Namespace, model: Path) -> dict[str, tuple[Pat
     return found
 
 
-def certified_radii(options: argparse.Namespace, row: str, model: Path) -> np.ndarray:
+def radii_of(options: argparse.Namespace, row: str, model: Path) -> np.ndarray:
     """The radius of each image, in order; -1 where the class is wrong or there is none."""
     log = options.folder / f"{options.name}_{row}.tsv"
     words = [options.dataset, str(model), str(options.sigma), str(log), "--sound", "--overwrite"]
     call("certify", *words, "--N", str(options.N), "--skip", str(options.skip))
-    table = read_certification_log(log)
-    return np.where(table.correct == 1, table.radius, -1.0)
+    return certified_radii(log)
 
 
 def table(options: argparse.Namespace) -> str:
@@ -66,14 +63,12 @@ def table(options: argparse.Namespace) -> str:
         base: list[np.ndarray] = []
         for kind, (checkpoint, votes) in checkpoints(options, model).items():
             row = f"{model.parent.name}_{kind.split()[0]}"
-            radii = certified_radii(options, row, checkpoint)
-            draws = np.random.default_rng(0).integers(len(radii), size=(RESAMPLES, len(radii)))
+            radii = radii_of(options, row, checkpoint)
+            draws = resampled(len(radii))
             values = [100.0 * (radii >= radius) for radius in options.radii] + [radii.clip(0)]
             base, cells = base or values, []
             for value, before, digits in zip(values, base, [1] * len(heads) + [3]):
-                low, high = interval(value - before, draws)
-                change = f"{(value - before).mean():+.{digits}f}"
-                change = f" ({change} [{low:+.{digits}f}, {high:+.{digits}f}])"
+                change = f" ({cell(value - before, draws, digits, '+')})"
                 cells.append(f"{value.mean():.{digits}f}{change if kind != 'float' else ''}")
             lines.append(f"| {model.parent.name}, {kind} | {' | '.join(cells)} | {votes} |")
             print(lines[-1], flush=True)
@@ -93,7 +88,7 @@ def main() -> None:
     parser.add_argument("--arch", default="digits_resnet8", help="of the models, for --tune")
     parser.add_argument("--name", default="digits", help="of the table on the page")
     parser.add_argument("--folder", type=Path, default=Path("logs/integer_accuracy"))
-    page = CODE.parent / "docs" / "results" / "integer.md"
+    page = ROOT / "docs" / "results" / "integer.md"
     parser.add_argument("--page", type=Path, default=page)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

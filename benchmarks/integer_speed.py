@@ -1,27 +1,27 @@
-"""Time of a noisy sample in a network of integers, as a ratio to the compiled float network.
+"""Noisy samples per second of a network of integers, as a ratio to the compiled float network.
 
     python benchmarks/integer_speed.py --arch cifar_resnet20 cifar_resnet110 --batch 100 25
 
 All forms alternate in this process, on one thread; all forms of integers must return the same
-logits. Printed are medians over rounds: of the time, and of the ratio within a round. Weights are
-random, statistics and ranges those of noise-like images. "Bytes" are convolutions of 8 bits by
+logits. Printed are medians over rounds: of the rate, and of the ratio within a round. Weights are
+random, statistics and ranges those of noisy images. "Bytes" are convolutions of 8 bits by
 oneDNN, which votes where the CPU has AVX2. ONEDNN_MAX_CPU_ISA=AVX2 and
 ATEN_CPU_CAPABILITY=avx2 show a CPU without them. Of ONNX Runtime and OpenVINO those that are
-installed compute the exported networks, too.
+installed compute the exported networks, too. "x plain" is relative to the first row.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import statistics
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
 import torch
-from certification_speed import quantized, settled
-from timing import in_turns, parsed, parser_of
+from certification_speed import quantized
+from networks import SIGMA, prepared
+from timing import Line, Variant, parsed, parser_of, report
 
 from smoothadv.exact.export import as_onnx
 from smoothadv.exact.network import IntegerNetwork
@@ -32,7 +32,7 @@ from smoothadv.voting.classifier import (
 )
 from smoothadv.voting.counter import VoteCounter, check_exact
 
-CPU, SHAPE, SIGMA, BASE = torch.device("cpu"), (3, 32, 32), 0.25, "floats, compiled"
+CPU, SHAPE, BASE = torch.device("cpu"), (3, 32, 32), "floats, compiled"
 
 
 def noisy_images(count: int) -> torch.Tensor:
@@ -134,19 +134,20 @@ def main() -> None:
 @torch.inference_mode()
 def measure(arch: str, batch: int, options: argparse.Namespace) -> None:
     """Print the table of an architecture at a batch."""
-    made = quantized(classifier := settled(arch, "cifar10", CPU), noisy_images(64))
-    images, voters = noisy_images(batch), forms(classifier, made, batch)
-    voters |= exported(classifier, made, batch)
-    logits = {name: voter(images) for name, voter in voters.items()}
-    assert all(
-        torch.equal(logits[name], logits["integers"]) for name in voters if "floats" not in name
+    classifier = prepared(arch, CPU, options.updates)
+    made = quantized(classifier, SHAPE)
+    images = noisy_images(batch)
+    voters = forms(classifier, made, batch) | exported(classifier, made, batch)
+    logits = {name: voter(images) for name, voter in voters.items() if "floats" not in name}
+    assert all(torch.equal(logits["integers"], other) for other in logits.values())
+    runs = {name: partial(voter, images) for name, voter in voters.items()}
+    report(
+        [
+            Variant(Line(arch, "fp32", name, batch), lambda run=run: run, batch)
+            for name, run in {BASE: runs.pop(BASE), **runs}.items()
+        ],
+        options,
     )
-    rounds = in_turns({name: partial(voter, images) for name, voter in voters.items()}, options)
-    print(f"{arch}, batch {batch}, {options.rounds} rounds, torch {torch.__version__}")
-    for name in voters:
-        each = statistics.median(times[name] for times in rounds) / batch * 1e6
-        ratio = statistics.median(times[name] / times[BASE] for times in rounds)
-        print(f"{name:20s} {each:9,.0f} us {ratio:6.2f} x {BASE}", flush=True)
 
 
 if __name__ == "__main__":

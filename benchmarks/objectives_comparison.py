@@ -11,29 +11,21 @@ setting of each objective is chosen on training images alone: a fifth of them is
 is trained on the rest with a quarter of the paper's value, that value and four times that value,
 and the largest average certified radius on the held-out images wins. Then models of three seeds are
 trained on all training images and certified on all test images.
-
-The script runs the commands that a user would type, several at a time, and continues where it was
-interrupted.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import digits_comparison as digits
+import comparing
 import numpy as np
+from comparing import DRAWS, DRAWS_TO_SELECT, SEEDS, SELECTION_SEED, Job, cell, row
+from digits_comparison import PLAIN_IMAGES, RADII, SIGMAS
 from matplotlib.figure import Figure
 
-from smoothadv.datasets import get_dataset
-from smoothadv.records.readers import read_certification_log
-
-SIGMAS, SEEDS, RADII = (0.25, 0.5), (0, 1, 2), (0.0, 0.25, 0.5, 0.75, 1.0)
-EPOCHS, SELECTION_SEED = 30, 100
-DRAWS, DRAWS_TO_SELECT, TEACHER_DRAWS = 10_000, 1_000, 1_000
+EPOCHS, TEACHER_DRAWS = 30, 1_000
 FACTORS = (0.25, 1.0, 4.0)
 
 
@@ -122,23 +114,13 @@ def epochs_of(method: Method, sigma: float, mode: str) -> int:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One model to train and certify."""
+class Trained:
+    """What is trained: an objective with the value of its flag, at a sigma, for so many epochs."""
 
     method: Method
     sigma: float
     value: float
-    seed: int
     epochs: int
-    dataset: str
-    images: int
-    folder: Path
-    draws: int = DRAWS
-
-    @property
-    def name(self) -> str:
-        value = f"_{self.value:g}" if self.method.flag else ""
-        return f"{self.method.name}{value}_sigma_{self.sigma}_epochs_{self.epochs}_seed_{self.seed}"
 
     @property
     def passes(self) -> float:
@@ -148,196 +130,109 @@ class Job:
     @property
     def passes_of_teacher(self) -> float:
         """Of the teacher's training per image, and of its votes."""
-        teacher = self.teacher()
-        votes = (
-            TEACHER_DRAWS
-            if "--teacher-draws" in self.method.options(self.epochs, self.sigma)
-            else 0
-        )
-        return 0 if teacher is None else teacher.passes + votes
+        if self.teacher is None:
+            return 0
+        has_votes = "--teacher-draws" in self.method.options(self.epochs, self.sigma)
+        return self.teacher.passes + TEACHER_DRAWS * has_votes
 
     @property
-    def log(self) -> Path:
-        return self.folder / "logs" / f"{self.name}.tsv"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "models" / self.name
-
-    def teacher(self) -> Job | None:
-        """The job that makes the teacher: at the paper's value, for as many epochs as all."""
+    def teacher(self) -> Trained | None:
+        """What the teacher is: at the paper's value, trained for as many epochs as all."""
         if not self.method.teacher:
             return None
         method = BY_NAME[self.method.teacher]
-        value = method.value(self.sigma)
-        return Job(
-            method, self.sigma, value, self.seed, EPOCHS, self.dataset, self.images, self.folder
-        )
+        return Trained(method, self.sigma, method.value(self.sigma), EPOCHS)
 
-    def train(self) -> None:
-        """Train the model, unless it is there; its teacher first."""
-        words = [
-            self.dataset,
-            "digits_resnet8",
-            str(self.model),
-            "--noise",
-            str(self.sigma),
-            "--seed",
-            str(self.seed),
-        ]
-        words += [
-            "--objective",
-            self.method.name,
-            "--epochs",
-            str(self.epochs),
-            "--evaluate-every",
-            "1000",
-            "--resume",
-        ]
-        words += ["--crop-padding", "0", "--no-horizontal-flip", "--batch", "128", "--lr", "0.1"]
-        words += [
-            "--lr-step-size",
-            str(-(-self.epochs // 3)),
-            *self.method.options(self.epochs, self.sigma),
-        ]
-        words += [self.method.flag, f"{self.value:g}"] if self.method.flag else []
-        if teacher := self.teacher():
-            words += ["--teacher", str(teacher.model / "checkpoint.pth.tar")]
-        if not (self.model / "done").exists():
-            digits.call("train", *words)
-            (self.model / "done").touch()
-
-    def run(self) -> None:
-        """Train and certify, unless the log is complete."""
-        if self.log.exists() and len(read_certification_log(self.log)) == self.images:
-            return
-        self.train()
-        checkpoint = str(self.model / "checkpoint.pth.tar")
-        words = [self.dataset, checkpoint, str(self.sigma), str(self.log), "--N", str(self.draws)]
-        digits.call("certify", *words, "--precision", "bf16")
-
-
-def run_all(jobs: list[Job], processes: int, what: str) -> None:
-    """Train the teachers of the jobs, then run the jobs."""
-    teachers = {job.teacher() for job in jobs} - {None}
-    with digits.ThreadPoolExecutor(processes) as pool:
-        list(pool.map(Job.train, sorted(teachers, key=lambda job: job.name)))
-    digits.run_all(jobs, processes, what)
+    def job(self, folder: Path, seed: int, draws: int = DRAWS, dataset: str = "digits") -> Job:
+        """The model of a seed."""
+        epochs = self.epochs
+        method = self.method
+        needs = ()
+        value = f"_{self.value:g}" if method.flag else ""
+        name = f"{method.name}{value}_sigma_{self.sigma}_epochs_{epochs}_seed_{seed}"
+        words = ["train", "--noise", str(self.sigma), "--seed", str(seed)]
+        words += ["--objective", method.name, "--epochs", str(epochs), "--lr", "0.1"]
+        words += ["--evaluate-every", "1000", "--lr-step-size", str(-(-epochs // 3))]
+        words += [*PLAIN_IMAGES, *method.options(epochs, self.sigma)]
+        words += [method.flag, f"{self.value:g}"] if method.flag else []
+        if self.teacher is not None:
+            needs = (self.teacher.job(folder, seed, draws, dataset),)
+            words += ["--teacher", needs[0].checkpoint]
+        how = ("--N", str(draws), "--precision", "bf16")
+        return Job(folder, name, self.sigma, tuple(words), how, dataset, needs=needs)
 
 
 def select(folder: Path, processes: int) -> dict[tuple[str, float], float]:
     """The value of each objective's setting at each sigma, by the average radius on held-out
     training images.
     """
-    dataset, images = digits.hold_out(folder / "held_out")
-    jobs = [
-        Job(
-            method,
-            sigma,
-            factor * method.value(sigma),
-            SELECTION_SEED,
-            EPOCHS,
-            dataset,
-            images,
-            where,
-            DRAWS_TO_SELECT,
-        )
+    dataset = comparing.hold_out(folder / "held_out")
+    where = folder / "selection"
+    values = {
+        (method.name, sigma): [factor * method.value(sigma) for factor in FACTORS]
         for method in METHODS
         for sigma in SIGMAS
-        for factor in (FACTORS if method.flag else ())
-        for where in [folder / "selection"]
-    ]
-    run_all(jobs, processes, "choosing")
-    best: dict[tuple[str, float], Job] = {}
-    for job in jobs:
-        key = (job.method.name, job.sigma)
-        if key not in best or average(job) > average(best[key]):
-            best[key] = job
-    return {key: job.value for key, job in best.items()}
-
-
-def average(job: Job) -> float:
-    """The average certified radius of a job's log."""
-    return float(digits.average_radius(digits.certified_radii(job)))
-
-
-def table(
-    radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, float, str], list[Job]]
-) -> str:
-    """The tables of both sigmas and modes; ``radii`` are [seeds, images]."""
-    images = next(iter(radii.values())).shape[1]
-    draws = np.random.default_rng(0).integers(images, size=(digits.RESAMPLES, images))
-    lines = []
-    for mode, sigma in (
-        (mode, sigma) for mode in MODES for sigma in SIGMAS if ("gaussian", sigma, mode) in radii
-    ):
-        lines += ["", f"sigma = {sigma}, {MODES[mode]}:", ""]
-        head = [
-            "objective",
-            "setting",
-            "epochs",
-            "passes",
-            "average certified radius",
-            "against Gaussian",
-            "seeds",
+        if method.flag
+    }
+    jobs = {
+        (name, sigma): [
+            Trained(BY_NAME[name], sigma, value, EPOCHS).job(
+                where, SELECTION_SEED, DRAWS_TO_SELECT, dataset
+            )
+            for value in some
         ]
-        lines.append("| " + " | ".join([*head, *(f"{radius:.2f}" for radius in RADII)]) + " |")
-        lines.append("|---|---|---:|---:|---:|---:|---:|" + "---:|" * len(RADII))
+        for (name, sigma), some in values.items()
+    }
+    comparing.run_all(sum(jobs.values(), []), processes, "choosing")
+    return {key: values[key][jobs[key].index(job)] for key, job in comparing.best(jobs).items()}
+
+
+Key = tuple[str, float, str]
+"""An objective, a sigma and a mode."""
+
+
+def table(radii: dict[Key, np.ndarray], what: dict[Key, Trained]) -> str:
+    """The tables of both sigmas and modes; ``radii`` are [seeds, images]."""
+    draws = comparing.resampled(next(iter(radii.values())).shape[1])
+    names = ["objective", "setting", "epochs", "passes", "average certified radius"]
+    lines = []
+    names += ["against Gaussian", "seeds"]
+    for mode, sigma in dict.fromkeys((mode, sigma) for _, sigma, mode in radii):
+        lines += ["", f"sigma = {sigma}, {MODES[mode]}:", "", *comparing.head(names, RADII, 2)]
+        base = radii["gaussian", sigma, mode].clip(min=0).mean(0)
         for method in METHODS:
-            key = (method.name, sigma, mode)
-            if key not in radii:
-                continue
-            found, (job, *_) = radii[key], jobs[key]
+            found = radii[method.name, sigma, mode]
+            trained = what[method.name, sigma, mode]
             means = found.clip(min=0).mean(0)
-            gain = means - radii["gaussian", sigma, mode].clip(min=0).mean(0)
-            low, high = digits.interval(gain, draws)
-            cells = [
-                f"`{method.name}`",
-                f"`{method.flag} {job.value:g}`" if method.flag else "",
-                str(job.epochs),
-            ]
-            cells += [
-                f"{job.passes:.0f}" + (f" + {job.passes_of_teacher:.0f}" if method.teacher else "")
-            ]
-            cells += [digits.cell(means, draws, 1, 3)]
-            cells += [
-                "" if method.name == "gaussian" else f"{gain.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
-            ]
-            cells += [", ".join(f"{digits.average_radius(seed):.3f}" for seed in found)]
-            cells += [f"{100 * (found >= radius).mean():.1f}" for radius in RADII]
-            lines.append("| " + " | ".join(cells) + " |")
+            setting = f"`{method.flag} {trained.value:g}`" if method.flag else ""
+            teacher = f" + {trained.passes_of_teacher:.0f}" if method.teacher else ""
+            gain = "" if method.name == "gaussian" else cell(means - base, draws, 3, "+")
+            cells = [f"`{method.name}`", setting, str(trained.epochs)]
+            cells += [f"{trained.passes:.0f}{teacher}", cell(means, draws, 3), gain]
+            lines.append(row([*cells, comparing.seeds_of(found), *comparing.shares(found, RADII)]))
     return "\n".join(lines)
 
 
-def draw(
-    radii: dict[tuple[str, float, str], np.ndarray], jobs: dict[tuple[str, float, str], list[Job]]
-) -> Figure:
+def draw(radii: dict[Key, np.ndarray], what: dict[Key, Trained]) -> Figure:
     """The average certified radius against the cost of training, for each sigma, a mark for each
     seed.
     """
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     for axes, sigma in zip(figure.subplots(1, len(SIGMAS)), SIGMAS):
         for number, (method, marker) in enumerate(zip(METHODS, "os^DvPX<>")):
-            color = f"C{number}"
-            keys = [
-                (method.name, sigma, mode) for mode in MODES if (method.name, sigma, mode) in radii
-            ]
+            style = {"color": f"C{number}", "marker": marker, "markersize": 4}
+            keys = [(method.name, sigma, mode) for mode in MODES]
             points = [
-                (
-                    jobs[key][0].passes + jobs[key][0].passes_of_teacher,
-                    radii[key].clip(min=0).mean(1),
-                )
+                (what[key].passes + what[key].passes_of_teacher, radii[key].clip(min=0).mean(1))
                 for key in keys
+                if key in radii
             ]
             points.sort(key=lambda point: point[0])
-            axes.plot(
-                [cost for cost, _ in points], [each.mean() for _, each in points], color=color
-            )
-            axes.plot([], [], color=color, marker=marker, markersize=4, label=method.name)
+            costs = [cost for cost, _ in points]
+            axes.plot(costs, [each.mean() for _, each in points], color=style["color"])
+            axes.plot([], [], label=method.name, **style)
             for cost, each in points:
-                axes.plot(
-                    [cost] * len(each), each, marker, color=color, markersize=4, linestyle="none"
-                )
+                axes.plot([cost] * len(each), each, linestyle="none", **style)
         axes.set(
             xscale="log",
             xlabel="passes per training image, with its teacher's",
@@ -350,46 +245,29 @@ def draw(
 
 def main() -> None:
     """Select, train, certify, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("logs/objectives_comparison"),
-        help="for models and logs",
-    )
-    parser.add_argument(
-        "--processes",
-        type=int,
-        default=os.cpu_count() or 1,
-        help="jobs at a time, with one thread each",
-    )
-    parser.add_argument(
-        "--page", type=Path, default=digits.CODE.parent / "docs/results/objectives.md"
-    )
+    parser = comparing.parser_of(__doc__, "objectives_comparison", "results/objectives.md")
     parser.add_argument(
         "--modes", nargs="+", choices=MODES, default=list(MODES), help="both unless asked otherwise"
     )
     options = parser.parse_args()
-    folder, images = options.folder.resolve(), len(get_dataset("digits", "test"))
+    folder = options.folder.resolve()
     chosen = select(folder, options.processes)
-    jobs: dict[tuple[str, float, str], list[Job]] = {}
+    what: dict[Key, Trained] = {}
     for mode in options.modes:
-        for method, sigma in ((method, sigma) for method in METHODS for sigma in SIGMAS):
-            value, epochs = chosen.get((method.name, sigma), 0.0), epochs_of(method, sigma, mode)
-            jobs[method.name, sigma, mode] = [
-                Job(method, sigma, value, seed, epochs, "digits", images, folder) for seed in SEEDS
-            ]
-        group = [job for (_, _, of_mode), group in jobs.items() if of_mode == mode for job in group]
-        run_all(
-            list(dict.fromkeys(group)), options.processes, f"training and certifying {MODES[mode]}"
-        )
-        radii = {
-            key: np.stack([digits.certified_radii(job) for job in group])
-            for key, group in jobs.items()
-        }
-        text = "![average certified radius against cost](objectives.png)\n" + table(radii, jobs)
-        digits.write_between(options.page, text, "objectives comparison")
-        draw(radii, jobs).savefig(options.page.parent / "objectives.png", dpi=150)
+        for sigma in SIGMAS:
+            for method in METHODS:
+                value, epochs = (
+                    chosen.get((method.name, sigma), 0.0),
+                    epochs_of(method, sigma, mode),
+                )
+                what[method.name, sigma, mode] = Trained(method, sigma, value, epochs)
+        jobs = {key: [each.job(folder, seed) for seed in SEEDS] for key, each in what.items()}
+        group = [job for key, some in jobs.items() if key[2] == mode for job in some]
+        comparing.run_all(group, options.processes, f"training and certifying {MODES[mode]}")
+        radii = comparing.stacked_radii(jobs)
+        text = "![average certified radius against cost](objectives.png)\n" + table(radii, what)
+        comparing.write_between(options.page, text, "objectives comparison")
+        draw(radii, what).savefig(options.page.parent / "objectives.png", dpi=150)
         print(text)
 
 

@@ -33,7 +33,7 @@ for cell in json.load(open("docs/tour.ipynb"))["cells"]:
     print(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```", end="\n\n")
 PROGRAM
 cp benchmarks/results/README.md "$pages/measured.md"
-cp benchmarks/results/{threads,gpu_*}.md "$pages"
+cp benchmarks/results/gpu_*.md "$pages"
 cp "$report" "$pages/digits_report.html"
 sed -i -E \
     -e 's#\]\((\.\./)*docs/#](#g' \

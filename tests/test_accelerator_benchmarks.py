@@ -4,161 +4,178 @@ there.
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from datetime import date
+from itertools import repeat
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from support.commands import CODE
 from support.recorded_graphs import recorded_graphs as recorded_graphs
 
-BENCHMARKS = CODE.parent / "benchmarks"
+SMOKE = ["--smoke", "--device", "cpu"]
 
 
 @pytest.fixture
-def gpu(monkeypatch) -> ModuleType:
+def gpu(monkeypatch) -> Iterator[ModuleType]:
     """The benchmark as a module, which finds those beside it."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("gpu")
-
-
-@pytest.fixture
-def variants(gpu) -> ModuleType:
-    return importlib.import_module("gpu_variants")
+    monkeypatch.syspath_prepend(str(CODE.parent / "benchmarks"))
+    threads = torch.get_num_threads()
+    yield importlib.import_module("gpu")
+    torch.set_num_threads(threads)
 
 
 def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
     """Seconds, also where a CPU emulates bf16."""
-    words = ["--smoke", "--device", "cpu", "--precision", "fp32", "bf16", "--modes", "eager"]
+    words = [*SMOKE, "--precision", "fp32", "bf16", "integers", "--modes", "eager", "--sound"]
     gpu.main([*words, "--out", str(tmp_path)])
     written, page = sorted(tmp_path.iterdir())
-    assert (
-        written.suffix == ".json"
-        and page.suffix == ".md"
-        and capsys.readouterr().out == page.read_text()
-    )
+    assert (written.suffix, page.suffix) == (".json", ".md")
+    assert capsys.readouterr().out == page.read_text()
     content = json.loads(written.read_text())
-    assert {"device", "date", "PyTorch", "Python"} <= content["facts"].keys()
-    assert min(content["ceilings"].values()) > 0
-    seen = {
-        (each["case"].split()[0], each["precision"], each["mode"])
-        for each in content["measurements"]
-    }
-    assert {
-        ("certify", "tf32", "plain"),
-        ("certify", "bf16", "eager"),
-        ("train", "bf16", "eager"),
-    } <= seen
-    trained = [each for each in content["measurements"] if each["case"].startswith("train")]
-    assert {each["case"].split(" ", 2)[2] for each in trained} == {
-        "PGD T=2 m=1",
-        "PGD T=4 m=4",
-        "DDN T=4 m=1",
-    }
-    assert all(each["batch"] == 4 for each in trained)
+    assert {"device", "date"} <= content["facts"].keys() and min(content["ceilings"].values()) > 0
+    seen = {(each["case"], each["precision"], each["mode"]) for each in content["measurements"]}
+    assert len(seen) == len(content["measurements"]) == 13
+    network, first, *others = "digits_resnet8", "PGD T=2 m=1", "PGD T=4 m=4", "DDN T=4 m=1"
+    kinds = [("fp32", "eager, --sound"), ("bf16", "eager, --sound"), ("integers", "eager")]
+    assert seen >= {(f"certify {network}", *kind) for kind in [("tf32", "plain"), *kinds]}
+    assert seen >= {(f"train {network} {name}", "fp32", "eager") for name in [first, *others]}
+    assert (f"train {network} {first}", "bf16", "eager") in seen
     for each in content["measurements"]:
         assert each["trouble"] == "" and each["rate"] > 0 and each["ratio"] > 0
-        assert (
-            each["mode"] != "plain"
-            or each["ratio"] == pytest.approx(1)
-            or each["precision"] == "fp32"
-        )
+        assert each["mode"] != "plain" or each["ratio"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("works", [-1, 0, 1])
-def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu, variants):
+def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
     """Where it is made, as when a CUDA graph cannot be captured, at its first run, or once it is
     timed.
     """
-    options, runs = gpu.parsed(["--smoke", "--device", "cpu"]), []
+    options, runs, kernels = gpu.options_of(SMOKE), [], []
 
     def broken() -> None:
         runs.append(None)
         if len(runs) > works:
             raise RuntimeError("no such kernel\nand more")
 
-    def prepare() -> Callable[[], None]:
-        if works < 0:
-            broken()
-        return broken
+    def found() -> None:
+        cudnn, every = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
+        kernels.append((cudnn.allow_tf32, cudnn.deterministic, every))
 
-    prepared = {
-        "plain": lambda: lambda: sum(range(1000)),
-        "graph": prepare,
-        "eager": lambda: lambda: sum(range(10)),
-    }
-    made = [variants.Measurement("certify x", "tf32", mode, 1) for mode in prepared]
-    made = [variants.Variant(each, make, 10) for each, make in zip(made, prepared.values())]
-    plain, failed, other = variants.measured(made, options)
+    ways = [
+        ("tf32", "any", lambda: lambda: sum(range(10_000))),
+        ("tf32", "any", broken if works < 0 else lambda: broken),
+        ("tf32", "any", lambda: found),
+        ("fp32", "deterministic", lambda: found),
+        ("bf16", "sound", lambda: found),
+    ]
+    made = [
+        gpu.Variant(gpu.Line("certify x", precision, "", 1), run, 10, asked)
+        for precision, asked, run in ways
+    ]
+    plain, failed, *others = gpu.measured(made, options)
     assert failed.trouble == "RuntimeError: no such kernel" and failed.rate == 0
-    assert plain.ratio == 1 and other.rate > 0 and other.ratio > 1
-    assert "| RuntimeError: no such kernel |" in gpu.page({"device": "x"}, {"copy": 1.0}, [failed])
+    assert plain.ratio == 1 and others[0].rate > 0 and others[0].ratio > 1
+    assert "| RuntimeError: no such kernel |" in failed.row()
+    found()
+    usual, strict, sound = (True, False, False), (False, True, False), (True, True, True)
+    assert set(kernels) == {usual, strict, sound} and kernels[-1] == usual
 
 
 @pytest.mark.parametrize("fails", ["", "CUDA out of memory."])
-def test_updates_by_a_graph_are_timed_or_named(fails, gpu, variants, recorded_graphs):
-    options = gpu.parsed(["--smoke", "--device", "cpu"])
+def test_updates_by_a_graph_are_timed_or_named(fails, gpu, recorded_graphs):
+    """With the kernels that training has: others may compute something else."""
+    options = gpu.options_of(SMOKE)
     options.warm_ups, recorded_graphs.fails = 2, fails
-    plain, timed = variants.measured(
-        variants.updates("DDN T=4 m=1", "fp32", "graph", options), options
-    )
+    name, speed = "DDN T=4 m=1", gpu.training_speed
+    variants = [speed.plain(name, "tf32", options), speed.ours(name, "fp32", "graph", options)]
+    plain, timed = gpu.measured(variants, options)
     assert plain.rate > 0 and timed.trouble.endswith(fails) and bool(timed.rate) == (not fails)
     assert [graph.replays for graph in recorded_graphs.graphs] == [0 if fails else 2]
+    assert [variant.kernels for variant in variants] == ["any", "deterministic"]
 
 
 def test_parts_are_continued_where_they_stopped(gpu, tmp_path, capsys, monkeypatch):
-    words = [
-        "--smoke",
-        "--device",
-        "cpu",
-        "--precision",
-        "fp32",
-        "--modes",
-        "eager",
-        "--out",
-        str(tmp_path),
-        "--cases",
-        "PGD T=2 m=1",
-        "DDN T=4 m=1",
-    ]
+    """Also on another day and with other modes and batches: one file, and no line of it twice."""
+    words = [*SMOKE, "--out", str(tmp_path), "--cases", "PGD T=2 m=1", "DDN T=4 m=1"]
     seen = []
 
     def measured(variants, options):
-        seen.append(variants[-1].measurement.case)
-        return [variant.measurement for variant in variants]
+        seen.append([variant.line.key for variant in variants])
+        return [variant.line for variant in variants]
 
     clock = iter(range(0, 10**6, 50))  # a part takes 50 s
+    days = map(date, [2026, *[2027] * 4, 2026], repeat(1), repeat(1))
     monkeypatch.setattr(gpu, "measured", measured)
     monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    gpu.main([*words, "--minutes", "2"])
-    assert (
-        len(seen) == 1
-        and "2 parts remain: the same command again continues" in capsys.readouterr().err
-    )
-    gpu.main(words)
-    assert len(seen) == len(set(seen)) == 3
+    monkeypatch.setattr(gpu, "date", SimpleNamespace(today=lambda: next(days)))
+    eager = [*words, "--precision", "fp32", "--modes", "eager"]
+    gpu.main([*eager, "--minutes", "2"])
+    assert len(seen) == 1
+    assert "2 parts remain: the same command again continues" in capsys.readouterr().err
+    gpu.main(eager)
+    gpu.main(eager)
+    assert len(seen) == 3, "all is measured"
+    gpu.main([*words, "--precision", "fp32", "bf16", "--modes", "compiled", "eager"])
+    monkeypatch.setitem(gpu.SMOKE, "batches", [2, 3])
+    gpu.main(eager)
     (written,) = tmp_path.glob("*.json")
     lines = json.loads(written.read_text())["measurements"]
-    assert [each["mode"] for each in lines] == ["plain", "eager"] * 3
-    gpu.main(words)
-    assert len(seen) == 3, "all is measured"
+    keys = [key for part in seen for key in part]
+    assert [gpu.Line(**each).key for each in lines] == [*dict.fromkeys(keys)]
+    assert sum(key[2] != "plain" for key in keys) == sum(each["mode"] != "plain" for each in lines)
+    assert {("compiled", 2), ("eager", 3)} <= {(each["mode"], each["batch"]) for each in lines}
     monkeypatch.setitem(gpu.SMOKE, "rounds", 2)
     with pytest.raises(SystemExit, match="results of other settings: move it"):
-        gpu.main(words)
+        gpu.main(eager)
 
 
-def test_share_of_the_ceiling_is_that_of_whichever_is_lower(gpu):
+@pytest.mark.parametrize(
+    "case, precision, rate, found, share",
+    [
+        ("certify cifar_resnet110", "bf16", 500, {"copy": 5.3e9, "bf16": 1e15}, 0.5),
+        ("certify cifar_resnet110", "tf32", 500, {"copy": 5.3e9, "tf32": 1e15}, 1),
+        ("certify cifar_resnet110", "integers", 500, {"copy": 5.3e9}, None),
+        ("train cifar_resnet110 PGD T=2 m=1", "bf16", 1, {"copy": 1e18, "bf16": 3.54e9}, 1),
+    ],
+)
+def test_share_of_the_ceiling_is_that_of_whichever_is_lower(
+    case, precision, rate, found, share, gpu
+):
     """ResNet-110 moves 5.3 MB and computes 0.506 GFLOP per image in half precision, twice the bytes
-    in float32.
+    in float32; two steps of 1.01 GFLOP and an update of 1.52.
     """
-    found = {"copy": 5.3e9, "bf16": 1e15, "tf32": 1e15}
-    for precision, rate, share in [("bf16", 500.0, 0.5), ("tf32", 500.0, 1.0)]:
-        measurement = gpu.Measurement("certify cifar_resnet110", precision, "eager", 1, rate)
-        gpu.relate(measurement, found)
-        assert measurement.of_ceiling == pytest.approx(share)
-    found = {"copy": 1e18, "bf16": 3.54e9}
-    measurement = gpu.Measurement("train cifar_resnet110 PGD T=2 m=1", "bf16", "eager", 1, 0.25)
-    gpu.relate(measurement, found)
-    assert measurement.of_ceiling == pytest.approx(0.25), (
-        "two steps of 1.01 GFLOP and an update of 1.52"
+    line = gpu.Line(case, precision, "eager", 1, rate)
+    gpu.relate(line, found)
+    assert line.of_ceiling == (share and pytest.approx(share))
+
+
+def test_activations_of_a_deep_network_fit_into_fp16(gpu):
+    networks = importlib.import_module("networks")
+    network, largest = networks.prepared("cifar_resnet110", torch.device("cpu"), 1), []
+    for layer in network.modules():
+        layer.register_forward_hook(lambda *call: largest.append(float(call[-1].abs().max())))
+    with torch.no_grad():
+        network(torch.rand(8, 3, 32, 32) + networks.SIGMA * torch.randn(8, 3, 32, 32))
+    assert len(largest) > 250 and max(largest) < torch.finfo(torch.float16).max / 300
+
+
+def test_image_has_8_bits_on_a_device_that_divides_by_multiplying(gpu, monkeypatch):
+    """Whatever the device, the CPU divides."""
+    devices = set()
+    divide = torch.Tensor.div
+    monkeypatch.setattr(
+        torch.Tensor, "__truediv__", lambda a, b: devices.add(a.device.type) or divide(a, b)
     )
+    image = gpu.certification_speed.grey_image("digits_resnet8", torch.device("meta"))
+    assert devices == {"cpu"} and image.device.type == "meta"
+
+
+@pytest.mark.parametrize("device, kernels", [("cpu", ["any", "sound"]), ("cuda", ["any"])])
+def test_sound_noise_is_measured_wherever_certify_takes_it(device, kernels, gpu):
+    options = gpu.options_of([*SMOKE, "--sound"])
+    options.device = torch.device(device)
+    made = gpu.certification_speed.ours("digits_resnet8", "bf16", "compiled", options)
+    assert [each.kernels for each in made] == kernels

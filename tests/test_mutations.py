@@ -3,7 +3,7 @@ what survives.
 """
 
 import ast
-import importlib.util
+import importlib
 import sys
 from types import ModuleType
 
@@ -48,13 +48,10 @@ print([each.fault for each in mutations.unexpected_outcomes(listed, pathlib.Path
 """
 
 
-@pytest.fixture(scope="module")
-def mutations() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("mutations", BENCHMARKS / "mutations.py")
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["mutations"] = module  # where dataclasses look for annotations
-    specification.loader.exec_module(module)
-    return module
+@pytest.fixture
+def mutations(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("mutations")
 
 
 def test_every_mutation_changes_what_is_there_once_and_names_tests(mutations):

@@ -5,7 +5,7 @@ import os
 MOST_THREADS = 1024
 JOBS_AT_A_TIME = "SMOOTHADV_JOBS"
 """The environment variable that says how many jobs a sweep runs at a time on this machine."""
-# Threads that sleep soon gain nothing on images of 8x8 pixels (benchmarks/threads.py).
+# Threads that sleep soon gain nothing on images of 8x8 pixels.
 _PIXELS_OF_A_THREAD = 64
 
 
