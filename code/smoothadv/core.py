@@ -95,7 +95,7 @@ class Smooth:
             Smoothing(self.sigma, n0, n, alpha, distance), **settings
         )
         procedure.require_one_classifier()
-        return self._run(x, procedure.votes(_NO_LABEL), min(batch_size, max(n0, n)), stream)
+        return self._run(x, procedure.run(_NO_LABEL), min(batch_size, max(n0, n)), stream)
 
     def predict(
         self,

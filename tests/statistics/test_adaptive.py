@@ -82,7 +82,7 @@ def test_every_decision_is_that_of_the_plain_loop(smoothing, radii):
 
 
 def test_a_selection_without_hope_ends_the_run_at_once():
-    voting = Adaptive(SMALL).votes(0)
+    voting = Adaptive(SMALL).run(0)
     next(voting)
     with pytest.raises(StopIteration) as stop:
         voting.send(np.array([10, 10, 10, 10, 10]))

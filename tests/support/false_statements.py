@@ -67,7 +67,7 @@ def whole_run(
     the probabilities at each stage.
     """
     stages = p if isinstance(p[0], list) else [p]
-    voting = procedure.votes(-1)
+    voting = procedure.run(-1)
     request = next(voting)
     while True:
         try:

@@ -39,7 +39,7 @@ def more_misses(candidate: int, misses: int) -> Callable[[np.ndarray], bool]:
 
 def certify(procedure: Procedure, votes: ListedVotes, label: int = 2) -> Certificate:
     """What the procedure states when it gets these votes."""
-    voting = procedure.votes(label)
+    voting = procedure.run(label)
     request = next(voting)
     while True:
         assert request.count >= 1
@@ -60,7 +60,7 @@ def answered(
     those of the ``selection`` in others; the last one of a fixed sample lacks some. The requests
     are added to ``asked``.
     """
-    voting = procedure.votes(0)
+    voting = procedure.run(0)
     request = next(voting)
     while True:
         if asked is not None:

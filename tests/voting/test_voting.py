@@ -52,9 +52,9 @@ NOISES = {
 IMAGES = 6
 # A voting is spent when it returns: each poll makes its own.
 VOTINGS = {
-    "exact": lambda: Exact(Smoothing(0.25, 7, 60, 0.01)).votes(0),
-    "exact, of which few are needed": lambda: Exact(Smoothing(0.25, 30, 250, 0.05)).votes(0),
-    "adaptive": lambda: Adaptive(Smoothing(0.25, 10, 400, 0.01), radii=(0.05, 0.15)).votes(0),
+    "exact": lambda: Exact(Smoothing(0.25, 7, 60, 0.01)).run(0),
+    "exact, of which few are needed": lambda: Exact(Smoothing(0.25, 30, 250, 0.05)).run(0),
+    "adaptive": lambda: Adaptive(Smoothing(0.25, 10, 400, 0.01), radii=(0.05, 0.15)).run(0),
     "predict": lambda: predict(45, 0.001),
     "one draw": lambda: ask([Draws(1)]),
     "no draws": lambda: ask([Draws(0), Draws(5), Draws(0), Draws(0)]),
@@ -399,10 +399,10 @@ NOISE = GaussianNoise(0.25, 7)
 def polls() -> list[Poll]:
     """Polls of all kinds, some with rounds that end early, of two stages."""
     votings = [
-        Exact(Smoothing(0.25, 10, 100, 0.01)).votes(0),
+        Exact(Smoothing(0.25, 10, 100, 0.01)).run(0),
         ask([Draws(40, more_misses(1, 5)), Draws(40)]),
         predict(70, 0.01),
-        Exact(Smoothing(0.25, 5, 90, 0.2)).votes(0),
+        Exact(Smoothing(0.25, 5, 90, 0.2)).run(0),
     ]
     return [
         Poll(image_of(number), streams_of(number), on_stages(voting, 2, number))

@@ -146,6 +146,11 @@ class Procedure(Checked, ABC):
     """
     smoothing: Smoothing
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "votes" in vars(cls):
+            raise SettingError(f"{cls.__name__}: found a method votes(label), call it run(label)")
+
     @classmethod
     def least_draws(cls, alpha: float) -> int | None:
         """The smallest n that can certify anything at level ``alpha``; None where that depends on
@@ -221,7 +226,7 @@ class Procedure(Checked, ABC):
     @cached_property
     def largest_radius(self) -> float | None:
         """The radius of an input whose every draw is a success; None if not even that certifies."""
-        voting, others = self.votes(0), [0] * getattr(self, "top_k", 1)
+        voting, others = self.run(0), [0] * getattr(self, "top_k", 1)
         request = next(voting)
         while True:
             try:
@@ -230,7 +235,7 @@ class Procedure(Checked, ABC):
                 return None if end.value.prediction == ABSTAIN else float(end.value.radius)
 
     @abstractmethod
-    def votes(self, label: int) -> Voting:
+    def run(self, label: int) -> Voting:
         """Certify one input, whose true class is ``label`` (negative: unknown).
 
         The label may decide which class the statement is about, or, in benchmarks, that none is
@@ -258,7 +263,7 @@ class FixedSample(Procedure):
         """The counts of other classes that the radius depends on, one for each of ``columns``."""
         return []
 
-    def votes(self, label: int) -> Voting:
+    def run(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
         candidate = self.candidate(selection, label)
         looked = yield from self.decide(selection, candidate)
