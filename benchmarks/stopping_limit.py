@@ -9,7 +9,7 @@ Printed are, per noise level and overall, the draws per input (selection include
 of certified accuracy at a radius of the paper's tables against exact with n = 100,000 on the same
 draws (points), and the ratio of the draws to Wald's bound:
 
-* ``adaptive``, ``sequential``: the procedures of these names, each run through its ``votes``. All
+* ``adaptive``, ``sequential``: the procedures of these names, each run through its ``run``. All
   misses go to one rival, so that ``sequential`` gains nothing by its bound on the rival and pays a
   tenth of alpha for it.
 * ``plan``: exact error spending for p_A alone, with the constants of ``sequential``.

@@ -30,7 +30,9 @@ from smoothadv.statistics.bounds import certified_radius
 from smoothadv.statistics.ranges import RANGES
 
 COUNT_COLUMNS = ("successes", "trials")
-"""What logs call the counts of every certificate."""
+"""What logs call the counts of every certificate: successes of trials estimation draws voted for
+the selected class.
+"""
 ABSTAIN = -1
 """The class that stands for "no statement" in results and logs."""
 
