@@ -279,7 +279,7 @@ class FixedSample(Procedure):
         procedures that look more than once.
         """
         n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
-        columns = self.counts(settings)
+        columns, reached = self.counts(settings), np.zeros_like(selection)
 
         def radius(votes: np.ndarray) -> float | None:
             """That of these votes if all that are missing are for the class."""
@@ -287,7 +287,21 @@ class FixedSample(Procedure):
             counts = [own, n, *self.rivals(votes, candidate)]
             return self.radius_from(dict(zip(columns, counts)), settings)
 
-        estimation = yield Draws(n, lambda votes: radius(votes) is None, stage)
+        def is_settled(votes: np.ndarray) -> bool:
+            """Whether the class cannot be certified. Where it can with twice the votes against it,
+            it can with fewer, and a batch is compared with those.
+            """
+            nonlocal reached
+            if (votes <= reached).all():
+                return False
+            twice = 2 * votes
+            twice[candidate] = n
+            if twice.sum() <= 2 * n and radius(twice) is not None:
+                reached = twice
+                return False
+            return radius(votes) is None
+
+        estimation = yield Draws(n, is_settled, stage)
         found = radius(estimation) if estimation.sum() == n else None
         return Looked(-1.0 if found is None else found, estimation)
 
