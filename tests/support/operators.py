@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
