@@ -288,18 +288,17 @@ class FixedSample(Procedure):
             return self.radius_from(dict(zip(columns, counts)), settings)
 
         def is_settled(votes: np.ndarray) -> bool:
-            """Whether the class cannot be certified. Where it can with twice the votes against it,
-            it can with fewer, and a batch is compared with those.
+            """Whether the class cannot be certified. Where it can with twice the votes for others,
+            it can with fewer, too: until these are ``reached``, nothing is computed.
             """
             nonlocal reached
-            if (votes <= reached).all():
-                return False
-            twice = 2 * votes
-            twice[candidate] = n
-            if twice.sum() <= 2 * n and radius(twice) is not None:
+            if (votes > reached).any():
+                twice = 2 * votes
+                twice[candidate] = n
+                if twice.sum() > 2 * n or radius(twice) is None:
+                    return radius(votes) is None
                 reached = twice
-                return False
-            return radius(votes) is None
+            return False
 
         estimation = yield Draws(n, is_settled, stage)
         found = radius(estimation) if estimation.sum() == n else None

@@ -95,11 +95,11 @@ def certified_radius(
     return radius_of(failure_upper_bound(successes, trials, alpha), sigma, noise_distance)
 
 
-def radius_of(q: float, sigma: float, noise_distance: float = 0.0) -> float | None:
-    """The radius of ``certified_radius`` where the bound on q = 1 - p is ``q``."""
+@within_ranges
+def radius_of(failure: float, sigma: float, noise_distance: float = 0.0) -> float | None:
+    """The radius of ``certified_radius`` where ``failure`` is the upper bound on q = 1 - p."""
     loss = sigma * _distance_quantile(noise_distance)
-    if noise_distance:
-        q = min(1.0, (q + noise_distance) * (1 + 1e-15))
+    q = min(1.0, (failure + noise_distance) * (1 + 1e-15)) if noise_distance else failure
     if q > 0.5:
         return None
     # ndtri is accurate to a few units in the last place; the factor makes the radius smaller by
