@@ -20,7 +20,7 @@ logs do not contain p_A, so it is estimated:
 Printed are, per noise level and overall, the draws per input (selection included), the largest drop
 of certified accuracy at a radius of the paper's tables against exact with n = 100,000 on the same
 draws (points), and the ratio of the draws to Wald's bound. The procedures are run through their
-``votes``; the selection is assumed to find the class that p_A belongs to. All misses go to one
+``run``; the selection is assumed to find the class that p_A belongs to. All misses go to one
 rival, so that ``sequential`` gains nothing by its bound on the rival and pays a tenth of alpha for
 it. Wald's bound is what no sequential test of level alpha goes below on average, even if it knows
 p_A: log(1 / alpha) / KL(p_A, t) draws for the highest radius that it can decide with 125,000, whose

@@ -165,13 +165,17 @@ def test_the_class_is_selected_by_the_first_n0_draws_alone():
     assert (certificate.successes, certificate.trials) == (0, 1_000 - 550 + 1)
 
 
-def test_the_same_stream_gives_the_same_certificate():
-    smooth = smooth_linear(0.5)
+@pytest.mark.parametrize("bias", [BIAS, -4.5, -5.0])
+def test_the_same_stream_gives_the_same_certificate(bias):
+    """By the steps of CERTIFY, too, also where two classes tie or nearly do."""
+    smooth = smooth_linear(0.5, bias=bias)
+    x = image(*POINT)
     first, again, other = (
-        smooth.certificate(image(*POINT), 10, 500, ALPHA, 100, stream=stream(seed))
-        for seed in (1, 1, 2)
+        smooth.certificate(x, 10, 500, ALPHA, 100, stream=stream(seed)) for seed in (1, 1, 2)
     )
     assert first == again != other
+    found = smooth.certify(x, 10, 500, ALPHA, 100, stream=stream(1))
+    assert found == (first.prediction, first.radius)
 
 
 def test_without_a_stream_every_call_draws_afresh_from_the_global_seed():
@@ -204,11 +208,11 @@ class FarFromGaussian(GaussianNoise):
 
 def test_certificates_count_the_distance_of_the_noise_from_a_gaussian():
     far = FarFromGaussian(0.25, 0).stream(0, "cpu")
-    certificate = Smooth(models.ConstantClassifier(0, 2), 2, 0.25).certificate(
-        image(0.5, 0.5), 10, 500, ALPHA, 100, stream=far
-    )
+    smooth = Smooth(models.ConstantClassifier(0, 2), 2, 0.25)
+    certificate = smooth.certificate(image(0.5, 0.5), 10, 500, ALPHA, 100, stream=far)
     assert (
         certificate.radius
+        == smooth.certify(image(0.5, 0.5), 10, 500, ALPHA, 100, stream=far)[1]
         == certified_radius(500, 500, 0.25, ALPHA, 2e-4)
         < maximum_radius(500, 0.25, ALPHA)
     )

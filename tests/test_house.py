@@ -24,7 +24,7 @@ BUILDING = {"architectures", "attacks", "datasets", "models", "noise", "voting"}
 ALLOWED = {
     "version": set(),
     "base": {"version"},
-    "records": BASE,
+    "records": BASE | {"statistics"},
     "statistics": BASE,
     "noise": BASE | {"statistics"},
     "datasets": BASE | {"noise"},
@@ -155,6 +155,10 @@ def test_cycle_is_noticed(sources):
 
 def test_statistics_and_analysis_do_without_torch():
     assert torch_users(SOURCES) == []
+    edges = graph(SOURCES)
+    needed = [reaches(edges, module) for module in SOURCES if part(module) == "statistics"]
+    others = set().union(*needed) - SOURCES.keys() - sys.stdlib_module_names - {"tomli"}
+    assert others == {"numpy", "scipy", "mpmath"}, "statistics need no other library"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from smoothadv.base.settings import checked, positive_int, positive_noise_level
 from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.noise.scale import SLACK, check_scale
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
+from smoothadv.statistics.bounds import failure_upper_bound, radius_of
 from smoothadv.statistics.prediction import predict
 from smoothadv.statistics.ranges import check
 from smoothadv.voting.counter import Poll, VoteCounter
@@ -55,21 +56,23 @@ class Smooth:
         """The class at ``x`` [C, H, W] and the radius of the closed l2 ball where it is certified;
         else (ABSTAIN, 0.0).
 
-        This is CERTIFY of Cohen et al., section 3.2.2, with abstention where p_lower < 1/2:
-
-            candidate = votes(n0).argmax()                         # select
-            successes = votes(n)[candidate]                        # estimate
-            p_lower = lower_confidence_bound(successes, n, alpha)  # bound
-            radius = sigma * norm.ppf(p_lower)                     # radius
-
-        ``n0`` draws select the class, ``n`` fresh ones estimate its probability, ``alpha`` is the
-        probability of a false statement, ``batch_size`` the draws per forward pass. ``stream``
-        supplies the noise: by default a new one seeded by torch's global generator, so that every
-        call draws new noise. ``statistics.FixedSample`` has the steps, ``statistics.exact`` the
-        guarantee.
+        This is CERTIFY of Cohen et al., section 3.2.2, with abstention where p_lower < 1/2, or as
+        soon as more than n / 2 votes are against the class. ``n0`` draws select the class, ``n``
+        fresh ones estimate its probability, ``alpha`` is the probability of a false statement,
+        ``batch_size`` the draws per forward pass. ``stream`` supplies the noise: by default a new
+        one seeded by torch's global generator, so that every call draws new noise.
+        ``statistics.exact`` has the guarantee.
         """
-        certificate = self.certificate(x, n0, n, alpha, batch_size, stream=stream)
-        return certificate.prediction, certificate.radius
+        x, stream, smoothing = self._smoothed(x, stream, n0, n, alpha)
+
+        def voting() -> Generator[Draws, np.ndarray, tuple[int, float]]:
+            candidate = int((yield Draws(n0)).argmax())  # select
+            votes = yield Draws(n, lambda votes: votes.sum() - votes[candidate] > n / 2)  # estimate
+            q = failure_upper_bound(int(votes[candidate]), n, alpha)  # bound: q = 1 - p_lower
+            radius = radius_of(q, self.sigma, smoothing.noise_distance)  # sigma * Phi^-1(p_lower)
+            return (ABSTAIN, 0.0) if radius is None else (candidate, radius)
+
+        return self._run(x, voting(), min(batch_size, max(n0, n)), stream)
 
     def certificate(
         self,
@@ -88,14 +91,10 @@ class Smooth:
         ``method`` names a certification procedure, ``settings`` are its fields. An adaptive one
         draws at most n.
         """
-        x = _image(x)
-        stream = self._stream(stream, x)
-        distance = stream.noise.distance(x.numel())
-        procedure: Procedure = PROCEDURES[method](
-            Smoothing(self.sigma, n0, n, alpha, distance), **settings
-        )
+        x, stream, smoothing = self._smoothed(x, stream, n0, n, alpha)
+        procedure: Procedure = PROCEDURES[method](smoothing, **settings)
         procedure.require_one_classifier()
-        return self._run(x, procedure.votes(_NO_LABEL), min(batch_size, max(n0, n)), stream)
+        return self._run(x, procedure.run(_NO_LABEL), min(batch_size, max(n0, n)), stream)
 
     def predict(
         self,
@@ -133,6 +132,15 @@ class Smooth:
         with explained(self.base_classifier, x):
             (result,) = counter.run([Poll(x, (stream,), voting)])
         return result.outcome
+
+    def _smoothed(
+        self, x: torch.Tensor, stream: NoiseStream | None, n0: int, n: int, alpha: float
+    ) -> tuple[torch.Tensor, NoiseStream, Smoothing]:
+        """The image, its stream of noise, and what procedures need to know of both."""
+        x = _image(x)
+        stream = self._stream(stream, x)
+        distance = stream.noise.distance(x.numel())
+        return x, stream, Smoothing(self.sigma, n0, n, alpha, distance)
 
     def _stream(self, stream: NoiseStream | None, x: torch.Tensor) -> NoiseStream:
         """The stream given, or a fresh one; ValueError where its noise is not this classifier's."""

@@ -51,7 +51,7 @@ class OnGrid(Procedure):
     on_grid: ClassVar[bool] = True
     largest_radius: ClassVar[float] = 1.0
 
-    def votes(self, label: int) -> Voting:
+    def run(self, label: int) -> Voting:
         raise NotImplementedError
 
 

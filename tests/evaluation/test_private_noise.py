@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import smoothadv
 from smoothadv.attacks import SmoothedAttack
@@ -30,6 +29,7 @@ from smoothadv.noise import (
 from support import slow_noise
 from support.commands import settings_of, timeless
 from support.evaluations import key_of_log
+from support.operators import Operators
 
 SIGMA, SHAPE, N0, N = 0.25, (1, 8, 8), 50, 400
 IMAGES = np.full((3, *SHAPE), 51 / 255, dtype=np.float32)
@@ -268,25 +268,17 @@ def test_a_log_is_continued_by_the_kernel_that_began_it_alone(kernels, tmp_path,
 @pytest.mark.parametrize("shares", [1, 5, 41])
 def test_a_batch_takes_one_launch_and_one_upload_whatever_the_shares(kernels, shares):
     """What PyTorch is told on its meta device, which computes nothing."""
-    launched, calls = kernels("Triton 9"), []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            calls.append(function.overloadpacket)
-            return function(*args, **(kwargs or {}))
-
+    launched = kernels("Triton 9")
     stream = GaussianNoise(0.25, 0).stream(0, "meta")
     batch = [
         Rows(stream, torch.zeros(3, 4, 4, device="meta"), 2 * share, 2) for share in range(shares)
     ]
-    with Watch():
+    with Operators() as seen:
         stream.noise.fill(torch.empty(100, 3, 4, 4, device="meta"), batch)
-    free = {torch.ops.aten.empty, torch.ops.aten.lift_fresh, torch.ops.aten.detach}
-    assert launched == [100] and set(calls) - free == {
-        torch.ops.aten._to_copy,
-        torch.ops.aten.fill_,
-    }
-    assert calls.count(torch.ops.aten._to_copy) == calls.count(torch.ops.aten.fill_) == 1
+    aten = torch.ops.aten
+    free = {aten.empty, aten.lift_fresh, aten.detach}
+    assert launched == [100]
+    assert [each for each in seen.calls if each not in free] == [aten._to_copy, aten.fill_]
 
 
 def test_the_noise_of_all_attacked_images_takes_one_launch(kernels):

@@ -81,15 +81,6 @@ def test_every_decision_is_that_of_the_plain_loop(smoothing, radii):
     assert decided_before_the_end or len(radii) == 1
 
 
-def test_a_selection_without_hope_ends_the_run_at_once():
-    voting = Adaptive(SMALL).votes(0)
-    next(voting)
-    with pytest.raises(StopIteration) as stop:
-        voting.send(np.array([10, 10, 10, 10, 10]))
-    assert stop.value.value.prediction == ABSTAIN
-    assert stop.value.value.details == {"samples": 50, "level": -1, "looks": 0}
-
-
 def test_a_constant_classifier_gets_the_largest_radius():
     certificate = certify(Adaptive(SMALL), ListedVotes(np.full(3050, 2)))
     assert (certificate.prediction, certificate.radius) == (2, 1.25)

@@ -198,19 +198,6 @@ def test_every_boundary_is_the_smallest_that_keeps_the_allowance(design, t):
 
 
 @many
-@given(designs(), nulls, st.floats(0.01, 0.99))
-def test_a_smaller_probability_crosses_less_often(design, t, factor):
-    looks, allowance = design
-    row = efficacy_row(t, looks, allowance)
-    assert (
-        crossing_probability(t * factor, looks, row) <= crossing_probability(t, looks, row) + 1e-13
-    )
-    assert exact_spending(Fraction(t * factor), looks.tolist(), row.tolist())[-1] <= Fraction(
-        allowance[-1]
-    )
-
-
-@many
 @given(
     designs(),
     st.lists(nulls, min_size=1, max_size=5).map(sorted),

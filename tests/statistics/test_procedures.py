@@ -166,7 +166,7 @@ def test_a_tie_on_the_boundary_is_certified_no_more_often_than_alpha(trials, alp
 
 
 def test_requests_are_settled_by_one_miss_more_than_certifies():
-    voting = Exact(Smoothing(0.25, 100, 100_000, 1e-3)).votes(0)
+    voting = Exact(Smoothing(0.25, 100, 100_000, 1e-3)).run(0)
     assert next(voting) == Draws(100)
     request = voting.send(np.array([10, 45, 45]))
     assert request.count == 100_000
@@ -177,7 +177,7 @@ def test_requests_are_settled_by_one_miss_more_than_certifies():
 @pytest.mark.parametrize("name", [name for name in OF_ONE if PROCEDURES[name].fixed_sample])
 @pytest.mark.parametrize(("missing", "prediction"), [(0, 2), (1, ABSTAIN)])
 def test_fewer_votes_than_were_asked_for_certify_nothing(name, missing, prediction):
-    voting = PROCEDURES[name](SMOOTHING).votes(2)
+    voting = PROCEDURES[name](SMOOTHING).run(2)
     _, request = next(voting), voting.send(np.array([0, 0, 100, 0]))
     with pytest.raises(StopIteration) as end:
         voting.send(np.array([0, 0, request.count - missing, 0]))

@@ -30,7 +30,7 @@ USUAL = {
     **dict.fromkeys("trials n_max examples".split(), 100),
     **dict.fromkeys("top_k k most stages dimension parts".split(), 2),
     **dict.fromkeys("alpha false_alarm rho gamma".split(), 0.01),
-    **dict.fromkeys("null early share alpha_share confidence chance".split(), 0.6),
+    **dict.fromkeys("null early share alpha_share confidence chance failure".split(), 0.6),
     **dict.fromkeys("radius l2_radius linf_radius power tilt sigma patience".split(), 0.5),
     "rivals": [5, 2],
     "votes": np.array([60, 30, 10]),
@@ -64,7 +64,7 @@ BAD = {
         "trials n n_max examples step top_k k most stages dimension parts".split(), _COUNT
     ),
     **dict.fromkeys("alpha false_alarm rho gamma alpha_share confidence".split(), _LEVEL),
-    **dict.fromkeys("null early chance".split(), _SHARE),
+    **dict.fromkeys("null early chance failure".split(), _SHARE),
     **dict.fromkeys("l2_radius linf_radius power tilt".split(), _LENGTH),
     **dict.fromkeys("sigma patience".split(), (*_LENGTH, 0)),
     "radius": (*_NO_NUMBERS, np.inf, 10**400),

@@ -10,6 +10,7 @@ from scipy import signal, special, stats
 
 from smoothadv.statistics import ABSTAIN, Certificate, Procedure
 from smoothadv.statistics.cascade import STAGE
+from support.votes import stated
 
 
 def quantile(p: float) -> float:
@@ -67,13 +68,11 @@ def whole_run(
     the probabilities at each stage.
     """
     stages = p if isinstance(p[0], list) else [p]
-    voting = procedure.votes(-1)
-    request = next(voting)
-    while True:
-        try:
-            request = voting.send(generator.multinomial(request.count, stages[request.stage]))
-        except StopIteration as end:
-            return end.value
+    return stated(
+        procedure,
+        lambda request: generator.multinomial(request.count, stages[request.stage]),
+        label=-1,
+    )
 
 
 def false_runs(

@@ -37,16 +37,23 @@ def more_misses(candidate: int, misses: int) -> Callable[[np.ndarray], bool]:
     return lambda counts: bool(counts.sum() - counts[candidate] > misses)
 
 
-def certify(procedure: Procedure, votes: ListedVotes, label: int = 2) -> Certificate:
-    """What the procedure states when it gets these votes."""
-    voting = procedure.votes(label)
+def stated(
+    procedure: Procedure, answer: Callable[[Draws], np.ndarray], label: int = 0
+) -> Certificate:
+    """What the procedure states when it gets these answers."""
+    voting = procedure.run(label)
     request = next(voting)
     while True:
         assert request.count >= 1
         try:
-            request = voting.send(votes.answer(request))
+            request = voting.send(answer(request))
         except StopIteration as stop:
             return stop.value
+
+
+def certify(procedure: Procedure, votes: ListedVotes, label: int = 2) -> Certificate:
+    """What the procedure states when it gets these votes."""
+    return stated(procedure, votes.answer, label)
 
 
 def answered(
@@ -60,19 +67,17 @@ def answered(
     those of the ``selection`` in others; the last one of a fixed sample lacks some. The requests
     are added to ``asked``.
     """
-    voting = procedure.votes(0)
-    request = next(voting)
-    while True:
-        if asked is not None:
-            asked.append(request)
+    requests = [] if asked is None else asked
+
+    def answer(request: Draws) -> np.ndarray:
+        requests.append(request)
         selects = request.count == procedure.smoothing.n0
         given = selection if selects and selection is not None else shares
         votes = np.round(np.array(given[request.stage]) * request.count).astype(int)
         votes[0] += request.count - missing * (not selects) - votes.sum()
-        try:
-            request = voting.send(votes)
-        except StopIteration as end:
-            return end.value
+        return votes
+
+    return stated(procedure, answer)
 
 
 def listed(p: float, draws: int, generator: np.random.Generator) -> np.ndarray:

@@ -150,7 +150,7 @@ def test_every_procedure_uses_every_draw_once(name, sizes, rarity, batch):
         20_000 if name == "sequential" else 5 * MOST
     )  # it votes as adaptive does, but with tables of all radii
     check_votings(
-        [kind(Smoothing(0.25, n0, min(n, most), 1e-3), **own).votes(2) for n0, n in sizes],
+        [kind(Smoothing(0.25, n0, min(n, most), 1e-3), **own).run(2) for n0, n in sizes],
         rarity,
         batch,
     )

@@ -57,7 +57,6 @@ from smoothadv.base.settings import (
     setting,
 )
 from smoothadv.records.logs import (
-    COUNT_COLUMNS,
     MODEL,
     differing_fields,
     flat,
@@ -66,7 +65,7 @@ from smoothadv.records.logs import (
 )
 from smoothadv.records.manifests import METHODS, SETTINGS, WORDS, fits
 from smoothadv.records.readers import read_fields, read_prediction_log
-from smoothadv.statistics import PROCEDURES, Procedure
+from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Procedure
 from smoothadv.statistics.accuracy import abstention_rate
 from smoothadv.statistics.bounds import binomial_interval, maximum_radius
 from smoothadv.statistics.cascade import StagedProcedure

@@ -22,9 +22,9 @@ from smoothadv.analysis.radii import AtRadii
 from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
 from smoothadv.base.errors import UserError, counted, warn
 from smoothadv.base.settings import any_seed, number, positive_int, probability, setting
-from smoothadv.records.logs import CLASS, COUNT_COLUMNS, numbered
+from smoothadv.records.logs import CLASS, numbered
 from smoothadv.records.readers import DataFrame
-from smoothadv.statistics import ABSTAIN
+from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS
 from smoothadv.statistics.bounds import binomial_interval, tolerated_false_statements
 from smoothadv.statistics.on_grid import LABEL_AWARE
 

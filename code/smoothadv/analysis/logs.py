@@ -14,9 +14,9 @@ from smoothadv.analysis.facts import FIELDS, Facts, Value, display, unread_folde
 from smoothadv.analysis.table_formats import Cell, Column, Label, Table
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import SettingError, one_of, setting
-from smoothadv.records.logs import CLASS, COUNT_COLUMNS, images_selected, numbered
+from smoothadv.records.logs import CLASS, images_selected, numbered
 from smoothadv.records.readers import DataFrame
-from smoothadv.statistics import PROCEDURES, Procedure
+from smoothadv.statistics import COUNT_COLUMNS, PROCEDURES, Procedure
 from smoothadv.statistics.exact import Exact
 from smoothadv.statistics.on_grid import GRID_COLUMNS, LABEL_AWARE
 from smoothadv.statistics.top_k import RIVALS, TopK

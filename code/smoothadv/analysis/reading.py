@@ -16,10 +16,10 @@ from smoothadv.analysis.facts import Facts, Value, facts_of
 from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
 from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.progress import Progress
-from smoothadv.records.logs import COUNT_COLUMNS, is_manifest, is_shard_folder
+from smoothadv.records.logs import is_manifest, is_shard_folder
 from smoothadv.records.manifests import METHODS
 from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log
-from smoothadv.statistics import ABSTAIN, Procedure
+from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, Procedure
 from smoothadv.statistics.bounds import maximum_radius
 from smoothadv.statistics.exact import Exact
 from smoothadv.statistics.grey_noise import grey_noise_distance

@@ -67,7 +67,7 @@ def _row(
     procedure: Procedure, label: int, sound: bool
 ) -> Generator[Draws, np.ndarray, dict[str, Any]]:
     """Run the procedure on one image; returns the columns of the image's row."""
-    certificate = yield from procedure.votes(label)
+    certificate = yield from procedure.run(label)
     row = {"predict": certificate.prediction, "radius": format_radius(certificate.radius)}
     row |= {"successes": certificate.successes, "trials": certificate.trials, **certificate.details}
     return {**row, _SOUND_COLUMN: squared_grey_radius(certificate.radius)} if sound else row

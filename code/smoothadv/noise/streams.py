@@ -170,11 +170,7 @@ class Noise(ABC):
         kernels = kernels_on(out.device)
         if kernels is not None and len(out):
             images = [rows.image.to(out.device, torch.float32).contiguous() for rows in batch]
-            self._launch(
-                kernels,
-                out,
-                to_device(torch.from_numpy(self._plan(len(out), batch, images)), out.device),
-            )
+            self._launch(kernels, out, to_device(self._plan(len(out), batch, images), out.device))
             return
         filled = 0
         for rows in batch:
@@ -197,15 +193,20 @@ class Noise(ABC):
     def _launch(self, kernels: ModuleType, out: torch.Tensor, plan: torch.Tensor) -> None:
         """Set ``out`` [B, ...] to the rows of a plan, by one kernel of the module ``kernels``."""
 
-    def _plan(self, size: int, batch: Sequence[Rows], images: Sequence[torch.Tensor]) -> np.ndarray:
-        """What a kernel reads: int64 [1 + size, 4].
+    def _plan(
+        self, size: int, batch: Sequence[Rows], images: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """What a kernel reads: int64 [1 + size, 4], in memory from which a GPU copies at once.
 
         First the key of Philox and sigma, as the bits of a float64; then for each row the address
         of its image in memory, the draw, and the words of example and purpose. Rows that are left
         over repeat the first.
         """
         first_word, second_word, example_word, purpose_word = self._words
-        plan = np.empty((1 + size, 4), dtype=np.int64)
+        memory = torch.empty(
+            (1 + size, 4), dtype=torch.int64, pin_memory=images[0].device.type == "cuda"
+        )
+        plan = memory.numpy()
         plan[0] = first_word, second_word, np.float64(self.sigma).view(np.int64), 0
         filled = 1
         for rows, image in zip(batch, images):
@@ -216,7 +217,7 @@ class Noise(ABC):
             part[:, 1] += np.arange(rows.count)
             filled += rows.count
         plan[filled:] = plan[1:2]
-        return plan
+        return memory
 
     @staticmethod
     def _check_address(counters: int, draws: int, example: int, first: int, purpose: int) -> None:

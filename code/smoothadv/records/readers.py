@@ -30,6 +30,7 @@ from smoothadv.records.manifests import (
     prediction_checks,
     row_checks,
 )
+from smoothadv.statistics import COUNT_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,8 +120,8 @@ def read_certification_log(path: str | Path) -> DataFrame:
         ~((radius >= 0) & (radius < np.inf)),
     )
     _refuse(path, idx, "an abstention with a radius", (predict == -1) & (radius > 0))
-    if columns.keys() >= set(records.COUNT_COLUMNS):
-        successes, trials = (columns[name] for name in records.COUNT_COLUMNS)
+    if columns.keys() >= set(COUNT_COLUMNS):
+        successes, trials = (columns[name] for name in COUNT_COLUMNS)
         impossible = (successes < 0) | (successes > trials) | ((trials < 1) & (predict >= 0))
         _refuse(
             path,

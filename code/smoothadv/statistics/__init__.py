@@ -30,7 +30,9 @@ from smoothadv.statistics.bounds import certified_radius
 from smoothadv.statistics.ranges import RANGES
 
 COUNT_COLUMNS = ("successes", "trials")
-"""What logs call the counts of every certificate."""
+"""What logs call the counts of every certificate: successes of trials estimation draws voted for
+the selected class.
+"""
 ABSTAIN = -1
 """The class that stands for "no statement" in results and logs."""
 
@@ -146,6 +148,11 @@ class Procedure(Checked, ABC):
     """
     smoothing: Smoothing
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "votes" in vars(cls):
+            raise SettingError(f"{cls.__name__}: found a method votes(label), call it run(label)")
+
     @classmethod
     def least_draws(cls, alpha: float) -> int | None:
         """The smallest n that can certify anything at level ``alpha``; None where that depends on
@@ -221,7 +228,7 @@ class Procedure(Checked, ABC):
     @cached_property
     def largest_radius(self) -> float | None:
         """The radius of an input whose every draw is a success; None if not even that certifies."""
-        voting, others = self.votes(0), [0] * getattr(self, "top_k", 1)
+        voting, others = self.run(0), [0] * getattr(self, "top_k", 1)
         request = next(voting)
         while True:
             try:
@@ -230,7 +237,7 @@ class Procedure(Checked, ABC):
                 return None if end.value.prediction == ABSTAIN else float(end.value.radius)
 
     @abstractmethod
-    def votes(self, label: int) -> Voting:
+    def run(self, label: int) -> Voting:
         """Certify one input, whose true class is ``label`` (negative: unknown).
 
         The label may decide which class the statement is about, or, in benchmarks, that none is
@@ -258,7 +265,7 @@ class FixedSample(Procedure):
         """The counts of other classes that the radius depends on, one for each of ``columns``."""
         return []
 
-    def votes(self, label: int) -> Voting:
+    def run(self, label: int) -> Voting:
         selection = yield Draws(self.smoothing.n0)
         candidate = self.candidate(selection, label)
         looked = yield from self.decide(selection, candidate)
@@ -272,7 +279,7 @@ class FixedSample(Procedure):
         procedures that look more than once.
         """
         n, settings = self.smoothing.n, {**vars(self.smoothing), **vars(self)}
-        columns = self.counts(settings)
+        columns, reached = self.counts(settings), np.zeros_like(selection)
 
         def radius(votes: np.ndarray) -> float | None:
             """That of these votes if all that are missing are for the class."""
@@ -280,7 +287,20 @@ class FixedSample(Procedure):
             counts = [own, n, *self.rivals(votes, candidate)]
             return self.radius_from(dict(zip(columns, counts)), settings)
 
-        estimation = yield Draws(n, lambda votes: radius(votes) is None, stage)
+        def is_settled(votes: np.ndarray) -> bool:
+            """Whether the class cannot be certified. Where it can with twice the votes for others,
+            it can with fewer, too: until these are ``reached``, nothing is computed.
+            """
+            nonlocal reached
+            if (votes > reached).any():
+                twice = 2 * votes
+                twice[candidate] = n
+                if twice.sum() > 2 * n or radius(twice) is None:
+                    return radius(votes) is None
+                reached = twice
+            return False
+
+        estimation = yield Draws(n, is_settled, stage)
         found = radius(estimation) if estimation.sum() == n else None
         return Looked(-1.0 if found is None else found, estimation)
 

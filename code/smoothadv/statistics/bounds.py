@@ -92,10 +92,14 @@ def certified_radius(
     the exact value, and for alpha up to .99 within 1e-8 sigma of it. Same unit as ``sigma``. None
     where p_lower < 1/2. ValueError on impossible counts, alpha outside (0, 1) or sigma <= 0.
     """
+    return radius_of(failure_upper_bound(successes, trials, alpha), sigma, noise_distance)
+
+
+@within_ranges
+def radius_of(failure: float, sigma: float, noise_distance: float = 0.0) -> float | None:
+    """The radius of ``certified_radius`` where ``failure`` is the upper bound on q = 1 - p."""
     loss = sigma * _distance_quantile(noise_distance)
-    q = failure_upper_bound(successes, trials, alpha)
-    if noise_distance:
-        q = min(1.0, (q + noise_distance) * (1 + 1e-15))
+    q = min(1.0, (failure + noise_distance) * (1 + 1e-15)) if noise_distance else failure
     if q > 0.5:
         return None
     # ndtri is accurate to a few units in the last place; the factor makes the radius smaller by

@@ -219,7 +219,7 @@ class CascadeProcedure(StagedProcedure):
             radii.append(bound.certified_by(own, rival, trials))
         return self.largest(min(radii))
 
-    def votes(self, label: int) -> Voting:
+    def run(self, label: int) -> Voting:
         candidate, last, selection = yield from self.selected()
         order, promised = [*range(last + 1)], self.promised(selection, last)
         if self.on_grid:  # what decides soonest first

@@ -167,7 +167,7 @@ class GridProcedure(OnGrid):
         parts = divmod(shared, max(1, rival))
         return self.certified(np.array([own, *[rival] * parts[0], parts[1]]), 0, look)
 
-    def votes(self, label: int) -> Voting:
+    def run(self, label: int) -> Voting:
         n0 = self.smoothing.n0
         selection = yield Draws(n0)
         candidate = int(selection.argmax())

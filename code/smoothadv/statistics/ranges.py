@@ -30,7 +30,7 @@ RANGES: dict[str, Range] = {
     **dict.fromkeys("trials n n_max examples batch step stages looks top_k k".split(), _SIZE),
     **dict.fromkeys("dimension most parts".split(), _SIZE),
     **dict.fromkeys("alpha false_alarm rho gamma confidence alpha_share".split(), _LEVEL),
-    **dict.fromkeys("null nulls early allowance accuracies chance".split(), _SHARE),
+    **dict.fromkeys("null nulls early allowance accuracies chance failure".split(), _SHARE),
     **dict.fromkeys("l2_radius linf_radius power tilt values".split(), _LENGTH),
     **dict.fromkeys("sigma patience".split(), _ABOVE_0),
     "share": (Real, "a number above 0 and at most 1", lambda v: 0 < v <= 1),

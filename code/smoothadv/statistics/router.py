@@ -68,7 +68,7 @@ class RouterProcedure(StagedProcedure):
         stage, router = self.bounds[row[STAGE] - 1], self.bounds[len(self.sigmas) - 1]
         return self.largest(min(router.certified_by(*of_router), stage.certified_by(*of_stage)))
 
-    def votes(self, label: int) -> Voting:
+    def run(self, label: int) -> Voting:
         chosen = yield from self.selected()
         bounds = [Bound(self.bounds[at], choice, votes, at) for at, choice, votes in chosen]
         if self.on_grid:  # what decides soonest first

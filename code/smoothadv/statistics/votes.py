@@ -40,7 +40,7 @@ def certify_votes(
         expected = "one like PROCEDURES['exact'](Smoothing(...))"
         raise SettingError(f"procedure: {found_value(procedure)}, expected {expected}")
     procedure.require_one_classifier()
-    return _answered(procedure.votes(label), draw, batch, label)
+    return _answered(procedure.run(label), draw, batch, label)
 
 
 def predict_votes(

@@ -102,16 +102,16 @@ class _OpenPoll:
         def counts_after(number: int) -> np.ndarray:
             return self.counts + np.bincount(votes[:number], minlength=len(self.counts))
 
-        decided = is_settled(counts_after(len(votes)))
-        if decided:
+        counts = counts_after(len(votes))
+        if decided := is_settled(counts):
             # Count exactly up to the vote that decides: otherwise the counts would depend on the
             # batch.
             numbers = range(1, len(votes) + 1)
             place = bisect_left(numbers, True, key=lambda number: is_settled(counts_after(number)))
-            votes = votes[: numbers[place]]
-        self.counts = counts_after(len(votes))
-        if decided or self.counts.sum() == self.request.count:
-            self._proceed(self.counts)
+            counts = counts_after(numbers[place])
+        self.counts = counts
+        if decided or counts.sum() == self.request.count:
+            self._proceed(counts)
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ class VoteCounter:
 
     @torch.inference_mode()
     def _forward(self, shares: list[_Share]) -> torch.Tensor:
-        """The votes of a plan, int32 [draws]; _NO_VOTE where logits are not finite. The last batch
+        """The votes of a plan, int64 [draws]; _NO_VOTE where logits are not finite. The last batch
         is padded; there are several where the batch was halved.
         """
         image, stage, votes = shares[0].owner.image, shares[0].owner.stage, []
@@ -256,8 +256,9 @@ class VoteCounter:
                     f"the base classifier returned shape {tuple(logits.shape)} for {len(buffer)} "
                     f"images and {self.num_classes[stage]} classes"
                 )
-            votes.append(logits.argmax(1).where(logits.isfinite().all(1), _NO_VOTE))
-        return torch.cat(votes)[: shares[-1].stop].int()
+            broken = (logits * 0).sum(1) != 0  # 0 times infinity, or NaN, is NaN
+            votes.append(logits.argmax(1).masked_fill_(broken, _NO_VOTE))
+        return torch.cat(votes)[: shares[-1].stop]
 
     def _batch_buffer(self, image_shape: tuple[int, ...]) -> torch.Tensor:
         shape = (self.batch, *image_shape)
