@@ -170,7 +170,7 @@ def certify(
     """The certificate for class 0 of probability ``p``, and how many of the first N draws that
     class won.
     """
-    voting = procedure.votes(0)
+    voting = procedure.run(0)
     request, drawn, successes, of_n = next(voting), -N0, 0, 0
     while True:
         hits = int(generator.binomial(request.count, p))
