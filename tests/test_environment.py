@@ -2,11 +2,8 @@
 versions of the lock.
 """
 
-import importlib.util
-import json
 import re
 import runpy
-import subprocess
 import sys
 from importlib import metadata
 
@@ -210,37 +207,3 @@ def test_lock_names_one_version_of_each_requirement(repository, monkeypatch):
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"python_version": "3.11"}):
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), text
-
-
-@pytest.mark.parametrize("outcome", ["unknown", "none is newer", "cannot be had", "pass", "fail"])
-def test_newest_versions_are_tried_where_they_can_be_had(repository, monkeypatch, capsys, outcome):
-    spec = importlib.util.spec_from_file_location("newest", repository / ".ci/newest.py")
-    newest = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(newest)
-    monkeypatch.chdir(repository)
-    commands = []
-
-    def run(command, **options):
-        commands.append(command)
-        code = 0
-        if "--dry-run" in command:
-            found = [] if outcome == "none is newer" else [("numpy", "9.0"), ("smoothadv", "1")]
-            entries = [{"metadata": {"name": name, "version": version}} for name, version in found]
-            with open(command[command.index("--report") + 1], "w") as report:
-                json.dump({"install": entries}, report)
-            code = int(outcome == "unknown")
-        elif "--target" in command:
-            assert command[-1] == "numpy==9.0" and "--no-deps" in command
-            code = int(outcome == "cannot be had")
-        else:
-            assert options["env"]["PYTHONPATH"].startswith(
-                commands[1][commands[1].index("--target") + 1]
-            )
-            code = int(outcome == "fail")
-        return subprocess.CompletedProcess(command, code, "", "ERROR: why\n")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert newest.main() == (outcome == "fail")
-    assert len(commands) == {"unknown": 1, "none is newer": 1, "cannot be had": 2}.get(outcome, 3)
-    assert ("ERROR: why" in capsys.readouterr().out) == (outcome in ("unknown", "cannot be had"))
-    assert all((repository / test).exists() for test in newest.TESTS)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import smoothadv
-from smoothadv.records.readers import read_certification_log
 from smoothadv.voting.classifier import VotingClassifier
 from support.commands import call, header, manifest_of, refused, rows, snapshot, succeed, timeless
 from support.evaluations import EVALUATIONS, arguments_of
@@ -38,20 +37,6 @@ def certify(checkpoint, workplace, capsys):
     return lambda outfile, *options, sigma=0.25, model=checkpoint: call(
         capsys, "certify", "digits", model, sigma, outfile, *few, *options
     )
-
-
-def test_rows_are_consistent(log):
-    """The reader refuses others: it is right where the prediction is the label, and abstains with
-    radius 0.
-    """
-    table = read_certification_log(log)
-    assert {*table.correct} == {0, 1} and -1 in {*table.predict}, (
-        "each is needed for this test to say anything"
-    )
-    assert {*table.predict} <= {*range(-1, 10)}
-    for row in rows(log):
-        hours, minutes, seconds = row["time"].split(":")
-        assert 3600 * int(hours) + 60 * int(minutes) + float(seconds) > 0
 
 
 @pytest.mark.parametrize(

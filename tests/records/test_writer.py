@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -346,34 +344,6 @@ def test_rows_that_another_process_wrote_before_the_lock_are_kept(tmp_path, monk
     monkeypatch.setattr(writer, "lock", lock_after_another)
     with open_log(path) as log:
         assert log.rows.keys() == {3}
-
-
-WRITER = """
-import pathlib, sys
-from support.logs_of_attacks import images_of, open_log, row_of
-with open_log(pathlib.Path(sys.argv[1])) as log:
-    log.append(row_of(3), images_of(3))
-    print("wrote", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_log_of_a_killed_process_is_locked_until_its_end(tmp_path, repository, monkeypatch):
-    path = tmp_path / "log.tsv"
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(str(repository / n) for n in ("code", "tests"))
-    )
-    command = [sys.executable, "-c", WRITER, str(path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as writer:
-        try:
-            assert writer.stdout.readline() == "wrote\n"
-            assert "another process" in refusal(path)
-        finally:
-            writer.kill()
-            writer.communicate()
-    write_rows(path, ROWS)
-    assert path.read_bytes() == WHOLE
 
 
 def replace(path: Path) -> None:

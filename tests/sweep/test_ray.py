@@ -129,16 +129,6 @@ def assert_interrupted(running: Running, at_once: int = 4) -> None:
     assert f"{at_once} stopped" in output.splitlines()[-1] and "running" not in output, output
 
 
-def test_interrupted_sweep_stops_its_jobs_on_the_cluster(cluster, folder, reference):
-    """60 seconds."""
-    words, environment = on(cluster)
-    with sweep_runs.started(folder, *words, environment=environment) as running:
-        assert_interrupted(running)
-    with sweep_runs.started(folder, *words, environment=environment) as running:
-        assert_done(running, reference)
-    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [2] * 4
-
-
 def test_interrupted_sweep_stops_the_ray_that_it_has_started(own_ray, folder, reference):
     """Two jobs run, for this machine may have few CPUs. 60 seconds."""
     with sweep_runs.started(folder, *RUN, "--jobs", 2, environment=own_ray) as running:

@@ -80,23 +80,15 @@ def preempt(cluster: Cluster, job: int) -> None:
     assert final_state(cluster, cluster.submit(*command, cwd=cluster.folder)) == "COMPLETED"
 
 
-def lose_node(cluster: Cluster, job: int) -> None:
-    cluster.lose("n1")
-    cluster.wait_until(lambda: "down" in cluster.run("sinfo"))
-    cluster.recover("n1")
-
-
 FAULTS = {
     "requeued by hand": lambda cluster, job: cluster.run("scontrol", "requeue", job),
     "asked to stop": lambda cluster, job: cluster.run("scancel", "--signal=TERM", job),
     "preempted": preempt,
-    "node lost": lose_node,
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_disturbed_job_ends_with_the_weights_of_one_that_was_not(cluster, whole, tmp_path, fault):
-    """40 seconds each, a minute where a node is lost."""
     job = submit(cluster, tmp_path)
     cluster.wait_until(lambda: has_epochs(tmp_path, 2))
     FAULTS[fault](cluster, job)
@@ -110,12 +102,11 @@ def test_disturbed_job_ends_with_the_weights_of_one_that_was_not(cluster, whole,
         >= (2, 0)
         > (first["first_epoch"], first["first_step"])
     )
-    if fault != "node lost":
-        assert "stopped by SIGTERM" in output_of(tmp_path)
-        step = second["first_step"]
-        assert step in (0, 12) or (12 * second["first_epoch"] + step) % 10 == 0, (
-            "where the processes agree to stop"
-        )
+    assert "stopped by SIGTERM" in output_of(tmp_path)
+    step = second["first_step"]
+    assert step in (0, 12) or (12 * second["first_epoch"] + step) % 10 == 0, (
+        "where the processes agree to stop"
+    )
 
 
 def test_job_is_stopped_before_its_time_is_over_and_goes_on(cluster, tmp_path):

@@ -247,26 +247,6 @@ def test_report_on_nothing_is_refused(workplace, capsys):
     assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
 
 
-def begun_certifying(folder: Path, name: str) -> bool:
-    logs = [*(folder / "logs/tiny" / name).rglob("*.tsv")]
-    return bool(logs) and len(rows(logs[0])) >= 5
-
-
-@pytest.mark.slow
-def test_sweep_killed_in_all_of_its_phases_is_completed_by_the_same_command(workplace, reference):
-    """A minute."""
-    sweep_runs.lay_out(workplace)
-    for name in sweep_runs.NAMES[:2]:
-        for in_phase in (sweep_runs.trained_epochs, begun_certifying):
-            with sweep_runs.started(workplace, "run", *CPU, environment=ENVIRONMENT) as running:
-                running.wait_until(lambda phase=in_phase, name=name: phase(workplace, name))
-                running.process.kill()
-                assert running.wait() == -signal.SIGKILL
-    done = sweep_runs.ran(workplace, "run", *CPU)
-    assert done.process.returncode == 0, done.err
-    sweep_runs.audit(workplace, reference)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
