@@ -2,9 +2,7 @@
 killed, in shards, or shared out by torchrun among any number of processes.
 """
 
-import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,14 +16,14 @@ from support.commands import (
     manifest_of,
     refused,
     rows,
+    run_process,
     script,
     snapshot,
     succeed,
     wait_until,
 )
 from support.evaluations import EVALUATIONS, IMAGES, arguments_of, assert_equal, stop_at_pass
-from support.patience import HANG_SECONDS
-from support.torchrun import launched, needs_proc, torchrun, workers_of
+from support.torchrun import agent, store_of_agent, torchrun
 
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 KINDS = ["exact", "adaptive", "predict", "attack", "falsify"]
@@ -389,21 +387,17 @@ def test_torchrun_starts_anew_only_when_told(command, warm, workplace, start, wh
     assert_equal(workplace, whole("exact"), "exact")
 
 
-@needs_proc
-@pytest.mark.slow
-def test_killed_worker_is_started_again_by_torchrun(command, tmp_path, whole):
-    """torchrun then starts all of them anew, which takes 15 seconds; also with --overwrite, no
-    finished row is computed again.
-    """
-    line = torchrun(command("exact", "--overwrite", *hold(tmp_path)), 2, restarts=1)
-    with launched(line, tmp_path, lambda: rows_in(tmp_path, "exact") == 8) as launcher:
-        os.kill(workers_of(launcher)[1], signal.SIGKILL)
-        (tmp_path / "held").unlink()
-        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
-    (tmp_path / "output").unlink()
+def test_killed_workers_are_started_again_by_torchrun(command, warm, tmp_path, whole):
+    """Also with --overwrite, no finished row is computed again."""
+    store, held = store_of_agent(), command("exact", "--overwrite", *hold(tmp_path))
+    with warm.workers(2, held, tmp_path, **agent(store.port, 0)) as workers:
+        wait_until(lambda: rows_in(tmp_path, "exact") == 8, workers[0])
     release(tmp_path)
+    kept = [row for path in tmp_path.rglob("*.tsv") for row in path.read_bytes().splitlines()]
+    done = warm.run_workers(2, command("exact", "--overwrite"), tmp_path, **agent(store.port, 1))
+    assert [each.returncode for each in done] == [0, 0], done
+    assert {*kept} <= {*(tmp_path / "log.tsv").read_bytes().splitlines()}
     assert_equal(tmp_path, whole("exact"), "exact")
-    assert len(manifest_of(tmp_path / "log.tsv")["runs"]) > 2
 
 
 @pytest.mark.parametrize("kind", ["exact", "attack"])
@@ -429,7 +423,6 @@ Registry("nothing").register("varies")(setup.device_name)
 """
 
 
-@needs_proc
 def test_processes_whose_rows_could_not_join_are_refused_before_any_work(command, workplace):
     """By torchrun itself, which ends those that wait for the one that refuses."""
     Path("varies.py").write_text(VARIES)

@@ -3,8 +3,6 @@ one or all stopped.
 """
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from support.commands import call, refused, rows, run_process, script, succeed, timeless
-from support.patience import HANG_SECONDS
-from support.torchrun import launched, needs_proc, torchrun, workers_of
+from support.commands import call, refused, rows, script, succeed, timeless, wait_until
+from support.torchrun import agent, store_of_agent
 from support.trainings import AT_ONCE, read, same_state
 
 PGD = [
@@ -69,11 +66,6 @@ def watched(optimizer, *arguments):
 torch.optim.SGD.step = watched
 runpy.run_path(entry_point, run_name="__main__")
 """
-
-
-def training(*options: object, restarts: int = 0) -> list[str]:
-    """Under torchrun; options given later win."""
-    return torchrun(script("train_pgd", *TRAINING, *options), 2, restarts)
 
 
 @pytest.fixture(scope="module")
@@ -165,53 +157,22 @@ def saved(folder: Path) -> tuple[int, int]:
     return content["epoch"], content["step"]
 
 
-@needs_proc
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("moment", [(0, 10), (1, 5)], ids=["first epoch", "second epoch"])
-def test_killed_worker_is_started_again_and_goes_on_from_the_last_checkpoint(
-    whole, tmp_path, rank, moment
+def test_killed_workers_that_torchrun_starts_again_go_on_from_the_last_checkpoint(
+    whole, warm, tmp_path, moment
 ):
-    """Without --resume: torchrun starts all of them anew. 20 seconds each."""
-    with launched(
-        training(*AT_ONCE, restarts=1), tmp_path, lambda: saved(tmp_path) >= moment
-    ) as launcher:
-        os.kill(workers_of(launcher)[rank], signal.SIGKILL)
-        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
-    assert "resuming after epoch" in (tmp_path / "output").read_text()
+    """Without --resume."""
+    command, store = script("train_pgd", *TRAINING, *AT_ONCE), store_of_agent()
+    with warm.workers(2, command, tmp_path, **agent(store.port, 0)) as workers:
+        wait_until(lambda: saved(tmp_path) >= moment, workers[0])
+    again = warm.run_workers(2, command, tmp_path, **agent(store.port, 1))
+    assert "resuming after epoch" in again[0].stdout, again
     assert same_state(tmp_path / "run", whole)
     assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
     first, second = read(tmp_path / "run")["runs"]
-    assert (
-        (second["first_epoch"], second["first_step"])
-        >= moment
-        > (first["first_epoch"], first["first_step"])
-    )
+    assert (second["first_epoch"], second["first_step"]) >= moment
+    assert (first["first_epoch"], first["first_step"]) == (0, 0)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FILES
-
-
-@needs_proc
-@pytest.mark.slow
-def test_terminated_torchrun_saves_within_the_epoch_and_is_resumed(whole, tmp_path):
-    """20 seconds. Waits for the checkpoint of the first epoch; the next one follows soon."""
-    command = training("--epochs", 1000)
-    with launched(command, tmp_path, lambda: saved(tmp_path) >= (1, 0)) as launcher:
-        launcher.terminate()
-        assert launcher.wait(timeout=HANG_SECONDS) != 0
-    output = (tmp_path / "output").read_text()
-    assert output.count("stopped by SIGTERM") >= 1 and "--resume" in output
-    epoch, step = saved(tmp_path)
-    assert epoch >= 1 and (step == 0 or (STEPS * epoch + step) % 10 == 0), (
-        "the processes agree at every tenth step"
-    )
-    epochs = epoch + 1
-    fresh = tmp_path / "fresh"
-    fresh.mkdir()
-    for folder, options in [(tmp_path, ["--resume"]), (fresh, [])]:
-        finished = run_process(training("--epochs", epochs, *options), folder)
-        assert finished.returncode == 0, finished.stderr
-    assert same_state(tmp_path / "run", fresh / "run")
-    assert timeless(tmp_path / "run/log.txt") == timeless(fresh / "run/log.txt")
 
 
 def test_three_processes_that_were_stopped_end_with_the_weights_of_others(warm, tmp_path):

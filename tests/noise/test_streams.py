@@ -211,34 +211,6 @@ def test_words_are_those_of_a_slow_implementation(counter, key):
     assert fast(counter, key) == slow_noise.philox(counter, key)
 
 
-@given(
-    st.lists(words, min_size=1, max_size=5),
-    st.lists(words, min_size=1, max_size=4),
-    words,
-    words,
-    keys,
-)
-def test_counters_that_broadcast_give_the_words_of_every_combination(
-    positions, draws, example, purpose, key
-):
-    shapes = torch.tensor(positions)[None, :], torch.tensor(draws)[:, None]
-    found = philox((*shapes, torch.tensor([[example]]), torch.tensor([[purpose]])), key)
-    expected = [
-        [slow_noise.philox((p, d, example, purpose), key) for p in positions] for d in draws
-    ]
-    assert torch.equal(torch.stack(found, dim=-1), torch.tensor(expected))
-
-
-@given(st.lists(counters, min_size=1, max_size=20), keys)
-def test_words_are_int64_within_32_bits_and_leave_the_counters_alone(listed, key):
-    counter = tuple(torch.tensor(column) for column in zip(*listed))
-    before = [column.clone() for column in counter]
-    found = torch.stack(philox(counter, key))
-    assert found.dtype == torch.int64
-    assert 0 <= int(found.min()) and int(found.max()) < 2**32
-    assert all(torch.equal(column, copy) for column, copy in zip(counter, before))
-
-
 KINDS = [GaussianNoise, RoundedGaussianNoise]
 MOST = 2**32
 many = settings(max_examples=50)

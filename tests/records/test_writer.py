@@ -401,19 +401,6 @@ def test_archive_has_every_row_and_needs_no_reader_of_ours(log):
     assert snapshot(log.parent) == before, "again, for nothing"
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 4, 5), (1, 5, 1)], ids=str)
-@pytest.mark.parametrize("order", [[7], [9, 2, 2**40, 0]], ids=str)
-def test_images_of_any_shape_and_order_come_back(tmp_path, shape, order):
-    path = tmp_path / "log.tsv"
-    for index in order:  # the archive is unpacked again
-        write_rows(path, [index], image_shape=shape)
-        finish_images(path, shape)
-    arrays = read_examples(examples_path(path))
-    assert arrays["idx"].tolist() == sorted(order)
-    for row, index in enumerate(sorted(order)):
-        assert (arrays["adversarial"][row] == images_of(index, shape)[1]).all()
-
-
 SPOOLS = {
     "missing": lambda content: None,
     "empty": lambda content: b"",
