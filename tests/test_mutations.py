@@ -66,12 +66,3 @@ def test_every_mutation_changes_what_is_there_once_and_names_tests(mutations):
 def test_text_that_is_not_there_once_is_named(mutations, source):
     with pytest.raises(ValueError, match=r"whole\.py has [02] times, not once: n \+ 1"):
         mutations.read_list(SMALL)[0].applied(source)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["# a.py: b.py\nno change\n", "# a.py: b.py\nno text\n- x\n", "# a.py: b.py\n- x\n+ y\n"],
-)
-def test_list_with_anything_else_in_it_is_refused(mutations, text):
-    with pytest.raises(ValueError, match=r"a\.py are not written"):
-        mutations.read_list(text)

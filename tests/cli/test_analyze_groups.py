@@ -21,9 +21,6 @@ def analyze(workplace, capsys):
     return lambda *arguments: call(capsys, "analyze", *arguments)
 
 
-GROUPS = ["Cohen=cohen", "Ours=ours"]
-
-
 USAGE = [
     (["nonsense", "cohen"], "nonsense"),
     (["summary"], "LOG"),

@@ -191,9 +191,6 @@ class WarmProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, once it has ended."""
         deadline = time.monotonic() + (timeout or HANG_SECONDS)

@@ -130,19 +130,3 @@ def test_cancelled_job_does_not_come_back(cluster, tmp_path):
     assert "stopped by SIGTERM" in output_of(tmp_path) and "to be continued" not in output_of(
         tmp_path
     )
-
-
-def test_refused_option_ends_the_job(cluster, tmp_path):
-    """Ten seconds."""
-    job = submit(cluster, tmp_path, "--no-such-option")
-    assert final_state(cluster, job) == "FAILED" and cluster.job(job)["Restarts"] == "0"
-    assert "error: unknown option --no-such-option" in output_of(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "arguments", [[], ["train", "digits"], ["no_such_command", "digits", "digits_resnet8", "run"]]
-)
-def test_script_says_how_it_is_used(cluster, tmp_path, arguments):
-    job = cluster.submit(f"--output={tmp_path / 'output.txt'}", SCRIPT, *arguments, cwd=CLONE)
-    assert final_state(cluster, job) == "FAILED" and cluster.job(job)["ExitCode"] == "2:0"
-    assert output_of(tmp_path).startswith("usage: sbatch ") and output_of(tmp_path).count("\n") == 1
