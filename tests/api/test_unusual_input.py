@@ -107,7 +107,6 @@ SAME = {
             collate_fn=lambda pairs: [torch.as_tensor(part)[None] for part in pairs[0]],
         ),
     ),
-    "dataset of one memory": lambda: (Reused({}),),
     "loader in order": lambda: (DataLoader(PAIRS, batch_size=4, sampler=[*range(COUNT)]),),
     "loader of a share": lambda: (
         DataLoader(PAIRS, sampler=DistributedSampler(PAIRS, 1, 0, shuffle=False)),
@@ -140,6 +139,11 @@ def test_pictures_of_pillow_in_pairs_or_dicts_are_images_of_8_bits(item):
     found, expected = (
         certify(images=Items(dict(enumerate(items))), labels=None) for items in (pictures, levels)
     )
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_a_dataset_may_put_each_image_into_the_memory_of_the_one_before():
+    found, expected = (certify(images=kind({}), labels=None) for kind in (Reused, Items))
     pd.testing.assert_frame_equal(found, expected)
 
 

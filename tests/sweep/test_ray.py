@@ -89,7 +89,6 @@ def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference, wha
 
 
 def test_sweep_starts_ray_itself(own_ray, folder, reference):
-    """40 seconds."""
     with sweep_runs.started(folder, *RUN, environment=own_ray) as running:
         assert_done(running, reference)
     assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1] * 4
@@ -97,7 +96,6 @@ def test_sweep_starts_ray_itself(own_ray, folder, reference):
 
 
 def test_lost_head_ends_the_sweep_and_another_one_takes_it_on(folder, reference, tmp_path):
-    """80 seconds."""
     with RayCluster(tmp_path / "ray", cpus=2) as cluster:
         words, environment = on(cluster)
         with sweep_runs.started(folder, *words, environment=environment) as running:

@@ -122,7 +122,6 @@ def test_job_is_stopped_before_its_time_is_over_and_goes_on(cluster, tmp_path):
 
 
 def test_cancelled_job_does_not_come_back(cluster, tmp_path):
-    """20 seconds."""
     job = submit(cluster, tmp_path, epochs=100_000)
     cluster.wait_until(lambda: has_epochs(tmp_path, 1))
     cluster.run("scancel", job)
