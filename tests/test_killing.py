@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from smoothadv.voting.classifier import VotingClassifier
 from support.commands import (
     call,
     on_a_small_disk,
@@ -70,7 +71,8 @@ OTHER_SETTINGS = [
 def test_the_same_log_under_other_settings_is_refused_naming_them(
     checkpoint, finished, method, change, field, capsys, monkeypatch
 ):
-    """Without --resume too; a later option replaces an earlier one."""
+    """Without --resume too, and before any pass; a later option replaces an earlier one."""
+    monkeypatch.delattr(VotingClassifier, "forward")
     monkeypatch.setattr(
         torch, "compile", lambda function, **options: function
     )  # which takes ten seconds

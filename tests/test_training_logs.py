@@ -65,10 +65,6 @@ def test_our_log_is_read_exactly(tmp_path):
     assert table.attrs["notes"] == []
 
 
-def test_the_columns_of_this_test_are_among_those_that_we_write():
-    assert set(OURS.splitlines()[0].split(" ")) < set(TRAINING_COLUMNS)
-
-
 def whole_log(tested: str = "2.0 0.25 0.5 nan 100", untested: str = "nan nan nan nan 0") -> str:
     """A log with all columns that we write, of one epoch that was tested and one that was not."""
     rows = [f"0 11 0.1 0 2.25 0.125 nan {tested} 900.5", f"1 11 0.1 0 1.5 0.5 nan {untested} 900.5"]

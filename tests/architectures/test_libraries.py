@@ -17,17 +17,25 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.models.load import classifier_digest
 from smoothadv.voting.classifier import optimized_for_inference
 from support.named_networks import NAMES, save_hf, save_onnx, small_network
+from support.optional import needs
 
 DIGITS = describe_dataset("digits")
 PHOTOS = replace(DIGITS, name="photos", class_names=("a", "b", "c", "d"), image_shape=(3, 32, 32))
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
+PACKAGES = {"timm": "timm", "hf": "transformers", "onnx": "onnxruntime"}
+
+
+def named(name: str, *more: object) -> object:
+    """A case of a network by name, which needs its library."""
+    package = PACKAGES.get(name.partition(":")[0])
+    return pytest.param(name, *more, marks=needs(package) if package else ())
 
 
 @pytest.mark.parametrize(
     ("name", "preparation", "alias"),
     [
-        ("timm:resnet18", "224,235,bicubic", "n01440764"),
-        ("timm:resnet18.a1_in1k", "224,235,bicubic", "n01440764"),
+        named("timm:resnet18", "224,235,bicubic", "n01440764"),
+        named("timm:resnet18.a1_in1k", "224,235,bicubic", "n01440764"),
         ("torchvision:resnet18", "224,256", "tench"),
     ],
 )
@@ -89,6 +97,7 @@ def test_folder_of_transformers_says_whether_it_normalizes_and_numbers_its_class
     assert (found.mean, found.std, found.class_names) == (None, None, names)
 
 
+@needs("transformers")
 def test_folder_of_transformers_gives_the_weights_that_were_saved(tmp_path):
     from transformers import ResNetForImageClassification
 
@@ -100,9 +109,12 @@ def test_folder_of_transformers_gives_the_weights_that_were_saved(tmp_path):
     assert not torch.equal(drawn["classifier.1.weight"], saved["classifier.1.weight"])
 
 
-@pytest.mark.parametrize("name", ["timm:test_resnet", "timm:test_efficientnet", "hf:FOLDER"])
+@pytest.mark.parametrize(
+    "name", [*map(named, ["timm:test_resnet", "timm:test_efficientnet", "hf:FOLDER"])]
+)
 def test_network_takes_the_channels_size_and_classes_of_digits(name, tmp_path):
-    name = name.replace("FOLDER", str(save_hf(tmp_path)))
+    if "FOLDER" in name:
+        name = f"hf:{save_hf(tmp_path)}"
     model = get_architecture(name, "digits")
     assert model.training and model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
     torch.manual_seed(1)
@@ -114,7 +126,7 @@ def test_network_takes_the_channels_size_and_classes_of_digits(name, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["timm:test_vit", "torchvision:vit_b_32"])
+@pytest.mark.parametrize("name", [named("timm:test_vit"), "torchvision:vit_b_32"])
 def test_transformer_takes_the_size_of_the_images(name):
     assert get_architecture(name, PHOTOS)(torch.rand(1, 3, 32, 32)).shape == (1, 4)
 
@@ -122,19 +134,19 @@ def test_transformer_takes_the_size_of_the_images(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
+        named(
             "timm:test_vit",
             r"timm:test_vit cannot be applied to images of shape \[1, 8, 8\].*"
             "divisible by patch size",
         ),
         ("torchvision:resnet18", "torchvision:resnet18 cannot be applied .* 3 channels, but got 1"),
-        ("timm:resnet19", "there is no timm:resnet19 .did you mean 'resnet"),
+        named("timm:resnet19", "there is no timm:resnet19 .did you mean 'resnet"),
         ("torchvision:resnt18", "there is no torchvision:resnt18 .did you mean 'resnet18'"),
         ("torchvision:fcn_resnet50", "torchvision:fcn_resnet50 cannot be"),
-        ("timm:", "there is no timm:"),
+        named("timm:", "there is no timm:"),
         ("tim:resnet18", "did you mean 'timm'"),
-        ("onnx:file", "onnx:file is for evaluation"),
-        ("hf:/nowhere/at/all", "hf:/nowhere/at/all cannot be made: .*/nowhere/at/all"),
+        named("onnx:file", "onnx:file is for evaluation"),
+        named("hf:/nowhere/at/all", "hf:/nowhere/at/all cannot be made: .*/nowhere/at/all"),
     ],
 )
 def test_what_cannot_be_made_is_one_line(name, message):
@@ -146,7 +158,7 @@ def test_what_cannot_be_made_is_one_line(name, message):
     ("name", "package", "extra"),
     [
         ("timm:resnet18", "timm", "timm"),
-        ("hf:x", "transformers", "transformers"),
+        named("hf:x", "transformers", "transformers"),
         ("onnx:x", "onnxruntime", "onnx"),
     ],
 )
@@ -159,6 +171,7 @@ def test_missing_package_is_one_line(name, package, extra, monkeypatch):
         library_network(name, pretrained=False)
 
 
+@needs("timm")
 @pytest.mark.parametrize("reached", [True, False])
 def test_hub_is_asked_for_files_only_where_it_can_be_reached(reached, monkeypatch):
     """huggingface_hub itself would try six times."""
@@ -181,6 +194,7 @@ def test_hub_is_asked_for_files_only_where_it_can_be_reached(reached, monkeypatc
     assert was_offline == [not reached] and not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
+@needs("timm")
 @pytest.mark.parametrize("images", [None, PHOTOS])
 @pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:resnet18"])
 def test_weights_that_cannot_be_fetched_are_one_line(name, images, monkeypatch):
@@ -252,8 +266,7 @@ def test_onnx_computes_what_the_network_does(fixed, tmp_path):
 
 @pytest.mark.parametrize("location", ["n.onnx.data", "weights/all.bin"])
 def test_digest_of_onnx_covers_weights_in_other_files(location, tmp_path):
-    import onnx
-
+    onnx = pytest.importorskip("onnx")
     model = onnx.load(save_onnx(tmp_path / "n.onnx", small_network(), torch.rand(2, 3, 8, 8)))
     (tmp_path / "weights").mkdir()
     onnx.save_model(
@@ -303,6 +316,7 @@ def test_onnx_refuses_what_it_lacks(tmp_path):
         library_network(f"onnx:{flat}", pretrained=True)
 
 
+@needs("transformers")
 def test_other_configuration_of_the_same_weights_is_another_classifier(tmp_path):
     """The number of heads of attention is neither in weights nor in the printed structure."""
     from transformers import ViTConfig, ViTForImageClassification
@@ -327,6 +341,7 @@ def test_other_configuration_of_the_same_weights_is_another_classifier(tmp_path)
     assert digests[0] == digests[2] and not {*digests[0]} & {*digests[1]}
 
 
+@needs("transformers")
 def test_folder_that_lacks_a_last_layer_or_a_way_to_make_images_is_refused(tmp_path):
     from transformers import ResNetForImageClassification
 

@@ -7,8 +7,6 @@ from torch import nn
 from smoothadv.attacks.noise_attacks import from_targets, until_misclassified
 from support.models import (
     ConstantClassifier,
-    Recorder,
-    network_with_state,
     random_linear_classifier,
 )
 
@@ -103,25 +101,6 @@ def test_each_copy_stops_at_the_first_misclassified_noise(model):
     assert torch.equal(path[0], NOISE) and wrong[0].sum() < wrong[-1].sum()
     for now, later, is_wrong in zip(path, path[1:], wrong):
         assert torch.equal((now == later).flatten(2).all(2).flatten(), is_wrong)
-
-
-@every_attack
-def test_models_are_left_as_they_were_and_attacked_in_eval_mode(attack, slow, goals):
-    network = network_with_state().double()
-    network[3].bias.requires_grad_(False)
-    before, recorder = [part.clone() for part in network.state_dict().values()], Recorder(network)
-    network[0].eval()
-    with torch.no_grad():
-        attack(recorder, X, goals, NOISE, 2, SIZE)
-    assert (
-        recorder.modes == [False, False]
-        and recorder.training
-        and network.training
-        and not network[0].training
-    )
-    assert [each.requires_grad for each in network.parameters()] == [True, True, True, False]
-    assert all(map(torch.equal, network.state_dict().values(), before))
-    assert all(each.grad is None for each in network.parameters())
 
 
 @every_attack

@@ -21,9 +21,6 @@ def analyze(workplace, capsys):
     return lambda *arguments: call(capsys, "analyze", *arguments)
 
 
-GROUPS = ["Cohen=cohen", "Ours=ours"]
-
-
 USAGE = [
     (["nonsense", "cohen"], "nonsense"),
     (["summary"], "LOG"),
@@ -157,20 +154,6 @@ def test_analysis_takes_a_folder_with_all_kinds_of_logs(analyze, workplace, anal
         assert (
             sorted(path.name for path in (workplace / "new").rglob("*") if path.is_file()) == files
         )
-
-
-@pytest.mark.parametrize("analysis", ANALYSES)
-def test_analysis_takes_one_log_of_its_kind(analyze, analysis):
-    kinds = ANALYSES[analysis].kinds
-    for kind, log in [
-        ("certification", COHEN.format("0.25")),
-        ("training", "trained/log.txt"),
-        ("prediction", "attacked/N100/PGD_0.250/num_1/predictions"),
-    ]:
-        outcome = analyze(analysis, log, *to_file(analysis, "result"))
-        several = dict.fromkeys(("cascade", "compare", "gap", "held_out"), ())
-        needed = {**several, "plot_empirical": ("prediction",)}.get(analysis, kinds)
-        assert ends_well_or_in_one_line(outcome) == (kind in needed), (kind, outcome)
 
 
 @pytest.mark.parametrize("analysis", ANALYSES)

@@ -27,21 +27,20 @@ def unfinished() -> None:
 
 
 @pytest.mark.usefixtures("workplace", "unfinished")
-class TestUnfinished:
-    def test_curves_and_page_say_so(self, analyze):
-        figure = CertifiedAccuracyPlot()(read_logs(["logs"]))
-        assert sorted(PROGRESS in line.get_label() for line in figure.axes[0].lines) == [
-            False,
-            True,
-        ]
-        assert analyze("report", "logs", "-o", "a.html").code == 0
-        warnings, _, sections = Path("a.html").read_text().partition("</ul>")
-        assert PROGRESS in warnings and "Best log by radius<" in sections.replace(
-            ", digits, 10 images", ""
-        )
-        assert sections.replace("\u00a0", " ").count(f"begun ({PROGRESS})") >= 3, (
-            "all logs, provenance, hyper-parameters"
-        )
+def test_curves_and_page_of_unfinished_logs_say_so(analyze):
+    figure = CertifiedAccuracyPlot()(read_logs(["logs"]))
+    assert sorted(PROGRESS in line.get_label() for line in figure.axes[0].lines) == [
+        False,
+        True,
+    ]
+    assert analyze("report", "logs", "-o", "a.html").code == 0
+    warnings, _, sections = Path("a.html").read_text().partition("</ul>")
+    assert PROGRESS in warnings and "Best log by radius<" in sections.replace(
+        ", digits, 10 images", ""
+    )
+    assert sections.replace("\u00a0", " ").count(f"begun ({PROGRESS})") >= 3, (
+        "all logs, provenance, hyper-parameters"
+    )
 
 
 @pytest.mark.parametrize(

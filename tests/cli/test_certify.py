@@ -10,10 +10,7 @@ import pytest
 import torch
 
 import smoothadv
-from smoothadv.records.readers import read_certification_log
-from smoothadv.voting.classifier import VotingClassifier
 from support.commands import call, header, manifest_of, refused, rows, snapshot, succeed, timeless
-from support.evaluations import EVALUATIONS, arguments_of
 
 N, ALPHA, SIGMA, EXAMPLES = 100, 0.001, 0.5, 40
 
@@ -38,20 +35,6 @@ def certify(checkpoint, workplace, capsys):
     return lambda outfile, *options, sigma=0.25, model=checkpoint: call(
         capsys, "certify", "digits", model, sigma, outfile, *few, *options
     )
-
-
-def test_rows_are_consistent(log):
-    """The reader refuses others: it is right where the prediction is the label, and abstains with
-    radius 0.
-    """
-    table = read_certification_log(log)
-    assert {*table.correct} == {0, 1} and -1 in {*table.predict}, (
-        "each is needed for this test to say anything"
-    )
-    assert {*table.predict} <= {*range(-1, 10)}
-    for row in rows(log):
-        hours, minutes, seconds = row["time"].split(":")
-        assert 3600 * int(hours) + 60 * int(minutes) + float(seconds) > 0
 
 
 @pytest.mark.parametrize(
@@ -168,23 +151,6 @@ def test_certify_as_a_function_writes_the_log_of_the_command(checkpoint, workpla
     (workplace / "command.tsv.manifest.json").rename(workplace / "old.tsv.manifest.json")
     smoothadv.certify(checkpoint, "digits", **{**options, "limit": 10}, log="old.tsv")
     assert len(timeless(workplace / "old.tsv")) == 10, "it goes on with a log of the command"
-
-
-@pytest.mark.parametrize("kind", ["exact", "adaptive", "predict", "attack", "falsify"])
-def test_other_settings_are_refused_before_any_pass(kind, checkpoint, workplace, capsys):
-    succeed("certify", *arguments_of("exact", checkpoint, Path(), "--max", 3, "--N", 100))
-    certified = Path("log.tsv").rename("certified.tsv")
-    Path("log.tsv.manifest.json").rename("certified.tsv.manifest.json")
-    command, words = EVALUATIONS[kind][0], arguments_of(kind, checkpoint, certified)
-    words = [*words, *([] if kind == "falsify" else ["--max", 2])]
-    succeed(command, *words)
-    other = ["--radii", 0, 0.5] if kind == "adaptive" else ["--N", 51]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delattr(VotingClassifier, "forward")
-        outcome = call(capsys, command, *words, *other)
-    assert refused(
-        outcome, "cannot resume", "with other settings", "radii" if kind == "adaptive" else "now 51"
-    )
 
 
 def test_a_batch_has_room_for_all_draws_and_no_more(certify, workplace, monkeypatch):

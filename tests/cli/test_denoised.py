@@ -228,10 +228,10 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(denoiser, checkpoint, 
         (["quantize", "digits", denoiser, 0.25, "out.pth.tar"], ["is a denoiser"]),
         ([*train, "--pretrained-model", checkpoint], ["is no denoiser"]),
         ([*train, "--classifier", denoiser], ["is a denoiser"]),
-        ([*train, "--classifier", "timm:x"], ["there is no timm:x"]),
+        ([*train, "--classifier", "torchvision:x"], ["there is no torchvision:x"]),
         (
-            ["quantize", "digits", "timm:x", 0.25, "out.pth.tar"],
-            ["timm:x does not exist: no network by name can"],
+            ["quantize", "digits", "torchvision:x", 0.25, "out.pth.tar"],
+            ["torchvision:x does not exist: no network by name can"],
         ),
     ]:
         assert refused(call(capsys, *command), *words), command

@@ -100,30 +100,6 @@ def test_text_is_shown_as_it_is_but_for_what_steers_a_terminal():
 
 
 TRAIN = ["train", "imagefolder:images", "digits_resnet8", "run", "--epochs", "1", "--noise", "0.25"]
-MANIFESTS = {
-    "runs of numbers": json.dumps({"settings": SETTINGS, "runs": [1, "a"]}),
-    "runs of other fields": json.dumps(
-        {"settings": SETTINGS, "runs": [{"packages": "a"}, {"command": None}]}
-    ),
-    "runs that are text": json.dumps({"settings": SETTINGS, "runs": "abc"}),
-}
-
-
-@pytest.mark.parametrize("content", MANIFESTS.values(), ids=MANIFESTS)
-@pytest.mark.parametrize(
-    "command", [[*CERTIFY, "--resume"], ["analyze", "report", "out.tsv"]], ids=["certify", "report"]
-)
-def test_a_manifest_of_something_else_gets_one_line(
-    content, command, checkpoint, workplace, capsys
-):
-    doctored(checkpoint)
-    write_log(SETTINGS, name="out.tsv")
-    manifest = Path("out.tsv.manifest.json")
-    manifest.write_text(content)
-    outcome = call(capsys, *command)
-    assert_harmless(outcome)
-    if outcome.code:  # the report leaves out what is no run
-        assert "out.tsv" in outcome.err
 
 
 def picture(width: int, height: int) -> bytes:

@@ -19,6 +19,7 @@ from smoothadv.models.load import load
 from support.commands import call, refused, run_process, script, settings_of, succeed, timeless
 from support.image_files import random_image, save_image
 from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
+from support.optional import needs
 
 CHEAP = ("--N", 100, "--device", "cpu")
 SMOKE = (
@@ -208,10 +209,11 @@ def test_photographs_are_prepared_as_the_network_expects(place):
             "is for networks by name",
             2,
         ),
-        (
+        pytest.param(
             ("imagefolder:photos", "timm:test_resne", 0.25),
             "there is no timm:test_resne (did you mean 'test_resnet'?)",
             1,
+            marks=needs("timm"),
         ),
         (
             ("imagefolder:photos", "hf:hf+timm:test_resnet", 0.25),
@@ -248,6 +250,7 @@ def test_what_does_not_fit_is_one_line(place, words, message, code, capsys):
     )
 
 
+@needs("timm")
 def test_network_of_timm_trains_resumes_and_is_certified(workplace, capsys):
     """In two runs as in one, to the last bit."""
     train = ("train", "digits", "timm:test_resnet")
@@ -302,6 +305,7 @@ def test_finetuning_starts_from_the_library(place, capsys):
     )
 
 
+@needs("timm")
 def test_layers_of_timm_have_their_own_rates(place, capsys):
     """The last layer that of training, those before it a share; a run goes on with them; other
     networks refuse.
@@ -398,6 +402,7 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
         )
 
 
+@needs("onnx", "onnxruntime")
 @pytest.mark.parametrize(
     ("kind", "inputs", "settings"),
     [

@@ -2,7 +2,6 @@
 and combined.
 """
 
-import shutil
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import product
@@ -14,7 +13,7 @@ import torch
 
 from smoothadv.api import torch_settings_kept
 from smoothadv.datasets import get_dataset
-from support.commands import call, header, manifest_of, refused, rows, run_process, script, timeless
+from support.commands import call, header, manifest_of, refused, rows, timeless
 from support.image_files import save_image
 
 COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
@@ -206,30 +205,3 @@ def test_sound_is_refused_at_an_image_that_is_not_of_8_bits(
         )
         assert list(workplace.iterdir()) == []
         assert certify("log.tsv", "--max", 2).code == 0, "without --sound they may be certified"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
-def test_compiled_classifier_votes_alike(certify, checkpoint, workplace):
-    """Ten seconds, to compile."""
-    certify("eager.tsv")
-    command = [
-        "digits",
-        checkpoint,
-        SIGMA,
-        "log.tsv",
-        "--N",
-        N,
-        "--max",
-        EXAMPLES,
-        "--device",
-        "cpu",
-        "--compile",
-    ]
-    done = run_process(script("certify", *command), workplace)
-    assert done.returncode == 0, done.stderr
-    assert manifest_of(workplace / "log.tsv")["settings"]["compiled"] is True
-    for eager, compiled in zip(
-        timeless(workplace / "eager.tsv"), timeless(workplace / "log.tsv"), strict=True
-    ):
-        assert abs(int(eager["successes"]) - int(compiled["successes"])) <= 2

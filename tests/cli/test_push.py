@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from safetensors.torch import load, save
 
 import smoothadv
 from smoothadv.base.files import digest, file_digest
@@ -16,6 +14,9 @@ from smoothadv.exact.network import IntegerNetwork
 from support.commands import Outcome, call, manifest_of, refused, script, succeed, timeless
 from support.hub import READER, WRITER, Hub, served, stand_in
 
+yaml = pytest.importorskip("yaml")
+tensors = pytest.importorskip("safetensors.torch")
+pytest.importorskip("huggingface_hub")
 FEW = ("--N", 200, "--skip", 40, "--device", "cpu")
 NAME = "hf-hub:me/pgd"
 
@@ -77,7 +78,7 @@ def test_certificates_are_those_of_the_file_after_a_round_trip(checkpoints, hub,
     files = hub.files("me/pgd")
     assert sorted(files) == ["README.md", "config.json", "model.safetensors"]
     source = torch.load(model, weights_only=True)
-    weights = load(files["model.safetensors"])
+    weights = tensors.load(files["model.safetensors"])
     assert weights.keys() == source["state_dict"].keys()
     assert all(torch.equal(weights[name], source["state_dict"][name]) for name in weights)
     fields = json.loads(files["config.json"])["checkpoint"]
@@ -209,9 +210,9 @@ def weights_with(key: str):
     """Renames a tensor in weights of which config.json has the digest."""
 
     def change(files: dict[str, bytes]) -> None:
-        weights = load(files["model.safetensors"])
+        weights = tensors.load(files["model.safetensors"])
         name = next(iter(weights))
-        files["model.safetensors"] = save({key: weights.pop(name), **weights})
+        files["model.safetensors"] = tensors.save({key: weights.pop(name), **weights})
         of_config(weights_sha256=digest([files["model.safetensors"]]))(files)
 
     return change

@@ -16,8 +16,6 @@ from support.commands import (
     manifest_of,
     refused,
     rows,
-    run_process,
-    script,
     succeed,
     timeless,
 )
@@ -26,21 +24,16 @@ from support.integers import SHORT, needs_bytes
 SOUND = ("--sound", "--N0", 20, "--N", 200, "--device", "cpu", "--skip", 40)
 
 
-@pytest.fixture(params=["here", pytest.param("in processes", marks=pytest.mark.slow)])
-def certify(request, workplace, capsys):
-    """Run certify in an environment; in this process that decides only the number of threads."""
+@pytest.fixture
+def certify(workplace, capsys):
+    """Run certify with a number of threads."""
 
-    def run(model: Path, log: str, *options: object, **environment: str) -> tuple[int, str]:
-        arguments = ("digits", model, 0.25, log, *SOUND, *options)
-        if request.param == "here":
-            torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", 1)))
-            done = call(capsys, "certify", *arguments)
-            return done.code, done.err
-        done = run_process(script("certify", *arguments), workplace, **environment)
-        return done.returncode, done.stderr
+    def run(model: Path, log: str, *options: object, threads: int = 1) -> tuple[int, str]:
+        torch.set_num_threads(threads)
+        done = call(capsys, "certify", "digits", model, 0.25, log, *SOUND, *options)
+        return done.code, done.err
 
-    yield run
-    torch.set_num_threads(1)
+    return run
 
 
 def test_votes_agree_and_equal_commands_write_equal_integers(
@@ -80,19 +73,15 @@ def test_votes_agree_and_equal_commands_write_equal_integers(
     )
 
 
-def test_log_goes_on_with_other_instructions_threads_and_batch(certify, integers, workplace):
+def test_log_goes_on_with_other_threads_and_batch(certify, integers, workplace):
     """No machine is in the settings, so that any may go on; the rows are those of one undisturbed
     run.
     """
     assert certify(integers, "whole.tsv", "--max", 9)[0] == 0
-    old = {"ONEDNN_MAX_CPU_ISA": "SSE41", "OMP_NUM_THREADS": "1"}
-    assert certify(integers, "log.tsv", "--max", 4, **old) == (0, "")
-    assert certify(integers, "log.tsv", "--max", 9, OMP_NUM_THREADS="2") == (0, "")
+    assert certify(integers, "log.tsv", "--max", 4) == (0, "")
+    assert certify(integers, "log.tsv", "--max", 9, threads=2) == (0, "")
     assert timeless(workplace / "log.tsv") == timeless(workplace / "whole.tsv")
-    other = {"MKL_CBWR": "COMPATIBLE"}
-    assert (
-        certify(integers, "shards.tsv", "--max", 9, "--shard", "0/2", "--batch", 7, **other)[0] == 0
-    )
+    assert certify(integers, "shards.tsv", "--max", 9, "--shard", "0/2", "--batch", 7)[0] == 0
     assert certify(integers, "shards.tsv", "--max", 9, "--shard", "1/2", "--batch", 64)[0] == 0
     succeed("certify", "merge", "shards.tsv")
     assert timeless(workplace / "shards.tsv") == timeless(workplace / "whole.tsv")
@@ -111,7 +100,7 @@ def test_log_goes_on_with_other_instructions_threads_and_batch(certify, integers
 
 def test_log_of_a_float_network_does_not_go_on_so(certify, checkpoint):
     assert certify(checkpoint, "log.tsv", "--max", 2)[0] == 0
-    code, said = certify(checkpoint, "log.tsv", "--max", 4, OMP_NUM_THREADS="2")
+    code, said = certify(checkpoint, "log.tsv", "--max", 4, threads=2)
     assert code == 1 and "threads" in said and said.count("\n") == 1
 
 

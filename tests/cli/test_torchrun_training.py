@@ -3,19 +3,15 @@ one or all stopped.
 """
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support.commands import call, refused, rows, run_process, script, succeed, timeless
-from support.patience import HANG_SECONDS
-from support.torchrun import launched, needs_proc, torchrun, workers_of
+from support.commands import call, refused, rows, script, succeed, timeless, wait_until
+from support.torchrun import agent, store_of_agent
 from support.trainings import AT_ONCE, read, same_state
 
 PGD = [
@@ -70,11 +66,6 @@ def watched(optimizer, *arguments):
 torch.optim.SGD.step = watched
 runpy.run_path(entry_point, run_name="__main__")
 """
-
-
-def training(*options: object, processes: int = 2, restarts: int = 0) -> list[str]:
-    """Under torchrun; options given later win."""
-    return torchrun(script("train_pgd", *TRAINING, *options), processes, restarts)
 
 
 @pytest.fixture(scope="module")
@@ -166,106 +157,44 @@ def saved(folder: Path) -> tuple[int, int]:
     return content["epoch"], content["step"]
 
 
-@needs_proc
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("moment", [(0, 10), (1, 5)], ids=["first epoch", "second epoch"])
-def test_killed_worker_is_started_again_and_goes_on_from_the_last_checkpoint(
-    whole, tmp_path, rank, moment
+def test_killed_workers_that_torchrun_starts_again_go_on_from_the_last_checkpoint(
+    whole, warm, tmp_path, moment
 ):
-    """Without --resume: torchrun starts all of them anew. 20 seconds each."""
-    with launched(
-        training(*AT_ONCE, restarts=1), tmp_path, lambda: saved(tmp_path) >= moment
-    ) as launcher:
-        os.kill(workers_of(launcher)[rank], signal.SIGKILL)
-        assert launcher.wait(timeout=HANG_SECONDS) == 0, (tmp_path / "output").read_text()
-    assert "resuming after epoch" in (tmp_path / "output").read_text()
+    """Without --resume."""
+    command, store = script("train_pgd", *TRAINING, *AT_ONCE), store_of_agent()
+    with warm.workers(2, command, tmp_path, **agent(store.port, 0)) as workers:
+        wait_until(lambda: saved(tmp_path) >= moment, workers[0])
+    again = warm.run_workers(2, command, tmp_path, **agent(store.port, 1))
+    assert "resuming after epoch" in again[0].stdout, again
     assert same_state(tmp_path / "run", whole)
     assert timeless(tmp_path / "run/log.txt") == timeless(whole / "log.txt")
     first, second = read(tmp_path / "run")["runs"]
-    assert (
-        (second["first_epoch"], second["first_step"])
-        >= moment
-        > (first["first_epoch"], first["first_step"])
-    )
+    assert (second["first_epoch"], second["first_step"]) >= moment
+    assert (first["first_epoch"], first["first_step"]) == (0, 0)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FILES
 
 
-def terminate(folder: Path, command: list[str], ready: Callable[[], bool]) -> str:
-    """Start torchrun, ask it to end once it is ``ready``; returns its output."""
-    with launched(command, folder, ready) as launcher:
-        launcher.terminate()
-        assert launcher.wait(timeout=HANG_SECONDS) != 0
-    return (folder / "output").read_text()
-
-
-@needs_proc
-@pytest.mark.slow
-def test_terminated_torchrun_saves_within_the_epoch_and_is_resumed(whole, tmp_path):
-    """20 seconds. Waits for the checkpoint of the first epoch; the next one follows soon."""
-    output = terminate(tmp_path, training("--epochs", 1000), lambda: saved(tmp_path) >= (1, 0))
-    assert output.count("stopped by SIGTERM") >= 1 and "--resume" in output
-    epoch, step = saved(tmp_path)
-    assert epoch >= 1 and (step == 0 or (STEPS * epoch + step) % 10 == 0), (
-        "the processes agree at every tenth step"
-    )
-    epochs = epoch + 1
-    fresh = tmp_path / "fresh"
-    fresh.mkdir()
-    for folder, options in [(tmp_path, ["--resume"]), (fresh, [])]:
-        finished = run_process(training("--epochs", epochs, *options), folder)
-        assert finished.returncode == 0, finished.stderr
-    assert same_state(tmp_path / "run", fresh / "run")
-    assert timeless(tmp_path / "run/log.txt") == timeless(fresh / "run/log.txt")
-
-
-@needs_proc
-@pytest.mark.slow
-def test_terminated_torchrun_saves_where_an_epoch_has_fewer_than_ten_steps(tmp_path):
-    """Otherwise torchrun kills it after 30 seconds, in which it trains for hundreds of epochs."""
-    command = training("--batch", 256, "--epochs", 100_000)
-    output = terminate(tmp_path, command, lambda: saved(tmp_path) >= (1, 0))
-    assert "stopped by SIGTERM" in output
-
-
-@pytest.mark.slow
-def test_three_processes_that_were_stopped_end_with_the_weights_of_others(tmp_path):
-    """25 seconds. The sum of three numbers depends on their order, which two cannot show."""
+def test_three_processes_that_were_stopped_end_with_the_weights_of_others(warm, tmp_path):
+    """The sum of three numbers depends on their order, which two cannot show."""
     halves, whole = tmp_path / "halves", tmp_path / "whole"
     for folder, options in [(whole, []), (halves, ["--epochs", 1]), (halves, ["--resume"])]:
         folder.mkdir(exist_ok=True)
-        finished = run_process(training(*options, processes=3), folder)
-        assert finished.returncode == 0, finished.stderr
+        command = script("train_pgd", *TRAINING, *options)
+        assert [each.returncode for each in warm.run_workers(3, command, folder)] == [0] * 3
     assert timeless(halves / "run/log.txt")[0] == timeless(whole / "run/log.txt")[0], (
         "they began identically"
     )
     assert same_state(halves / "run", whole / "run")
 
 
-@pytest.mark.slow
-def test_batch_that_is_too_small_to_be_shared_is_refused(tmp_path):
-    """Five seconds."""
-    done = run_process(training("--batch", 2, processes=3), tmp_path)
-    assert done.returncode != 0 and "error: --batch is 2 images for 3 processes" in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_fewer_images_than_processes_are_refused(warm, tmp_path):
+    """Once, however many processes there are."""
     content = {"images": np.zeros((3, 8, 8), np.uint8), "labels": np.arange(3)}
     few = {f"train_{name}": one[:1] for name, one in content.items()}
     np.savez(tmp_path / "few.npz", **few, **{f"test_{name}": one for name, one in content.items()})
-    command = script("train_pgd", "npz:few.npz", *TRAINING[1:])[1:]
-    first, other = warm.run_workers(2, [sys.executable, *command], tmp_path)
+    command = script("train_pgd", "npz:few.npz", *TRAINING[1:])
+    first, other = warm.run_workers(2, command, tmp_path)
     assert first.stderr == "error: found 1 training image for 2 processes: start fewer\n"
     assert first.returncode == other.returncode == 1 and other.stderr == ""
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_refusal_is_said_once_by_several_processes(whole, tmp_path):
-    """Seven seconds. torchrun adds its own report of who failed."""
-    command = training()
-    command[command.index("run")] = str(whole)
-    done = run_process(command, tmp_path)
-    assert done.returncode != 0
-    assert sum(line.startswith("error: ") for line in done.stderr.splitlines()) == 1

@@ -10,13 +10,12 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from timm.data import ImageNetInfo
 
 from smoothadv.datasets import DATASETS, SPLITS, describe_dataset, get_dataset
+from smoothadv.datasets.imagenet import SYNSETS
 from support.image_files import random_image, save_image
 from support.refusals import refusal
 
-SYNSETS = ImageNetInfo().label_names()
 PLAIN = [name for name in DATASETS if not DATASETS[name].takes_location]
 
 
@@ -184,7 +183,7 @@ FACTS = {
     ),
     "imagenet32": (1000, (3, 32, 32), CIFAR_MEAN, CIFAR_STD, (256, 150, 0.1, 50)),
     "imagenet": (
-        tuple(SYNSETS),
+        SYNSETS,
         (3, 224, 224),
         (0.485, 0.456, 0.406),
         (0.229, 0.224, 0.225),
@@ -342,6 +341,10 @@ def test_folders_called_by_numbers_are_taken_as_numbers_from_0(imagenet, tmp_pat
     for label in (0, 2, 10, 999):
         image, found = dataset[label]
         assert found == label and holds(image, label, "test")
+
+
+def test_synsets_are_those_of_timm():
+    assert [*SYNSETS] == pytest.importorskip("timm.data").ImageNetInfo().label_names()
 
 
 def test_fine_classes_of_cifar100_are_in_alphabetical_order():

@@ -5,32 +5,22 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import smoothadv
 from smoothadv.base.errors import UserError
 from smoothadv.records.logs import recorded_settings
 from smoothadv.statistics.bounds import threshold_radius, two_sided_radius
-from support.commands import call, header, refused, rows, succeed, timeless
+from support.commands import call, header, refused, rows, succeed
 from support.models import IntervalClassifier
-from support.staged import slow_votes, write_stages
+from support.staged import N0, NUMBERS, N, slow_votes, write_stages
 
-N, N0, SIGMAS = 600, 60, (0.25, 0.12)
-NUMBERS = ["--N", N, "--N0", N0, "--skip", 12, "--device", "cpu"]
+SIGMAS = (0.25, 0.12)
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 
 
-@pytest.fixture(scope="module")
-def cascade(tmp_path_factory, checkpoints) -> Path:
-    path = tmp_path_factory.mktemp("cascade") / "cascade.toml"
-    return write_stages(path, [(checkpoints["PGD"], 0.25), (checkpoints["gaussian"], 0.12)], 0.7)
-
-
-@pytest.fixture(scope="module")
-def log(cascade) -> Path:
-    path = cascade.parent / "log.tsv"
-    succeed("certify", "digits", cascade, "stages", path, *NUMBERS)
-    return path
+@pytest.fixture
+def log(logs) -> Path:
+    return logs["cascade"]
 
 
 def test_rows_follow_from_their_counts(log):
@@ -87,30 +77,6 @@ def test_manifest_has_both_stages(log, checkpoints):
     assert settings["method"] == "cascade" and len(settings["checkpoint_sha256"]["stages"]) == 2
     assert len({*settings["checkpoint_sha256"]["stages"]}) == 2
     assert [each["objective"]["name"] for each in settings["training"]] == ["SmoothAdv", "Gaussian"]
-
-
-def test_a_torn_log_is_continued_and_shards_are_merged(cascade, log, workplace):
-    lines = log.read_bytes().splitlines(keepends=True)
-    torn = Path("torn.tsv")
-    torn.write_bytes(b"".join(lines[:7]) + lines[7][:11])
-    manifest = Path(f"{log}.manifest.json")
-    Path("torn.tsv.manifest.json").write_bytes(manifest.read_bytes())
-    succeed("certify", "digits", cascade, "stages", torn, *NUMBERS)
-    assert timeless(torn) == timeless(log)
-    for shard in ("0/2", "1/2"):
-        succeed("certify", "digits", cascade, "stages", "all.tsv", *NUMBERS, "--shard", shard)
-    succeed("certify", "merge", "all.tsv")
-    assert timeless(Path("all.tsv")) == timeless(log)
-
-
-@pytest.mark.parametrize("options", [["--method", "sequential"], ["--sound"]])
-def test_logs_are_verified_by_new_draws(cascade, workplace, options, capsys):
-    succeed("certify", "digits", cascade, "stages", "log.tsv", *NUMBERS, *options)
-    found = call(capsys, "certify", "verify", "log.tsv", "--rows", 5, "--device", "cpu")
-    assert found.code == 0 and "all are equal" in found.out
-    if "--method" in options:
-        grid = recorded_settings(Path("log.tsv"))["radii"]
-        assert {float(row["radius"]) for row in rows(Path("log.tsv"))} <= {*grid}
 
 
 def test_another_cascade_does_not_continue_a_log(cascade, log, workplace, capsys, checkpoints):
@@ -194,30 +160,18 @@ def test_a_cascade_given_as_a_checkpoint_is_answered(cascade, workplace, capsys)
     assert refused(outcome, "it is a cascade, or a router: write stages in place of sigma")
 
 
-def test_predictions_are_those_of_the_cascade_and_few_are_wrong(cascade, log, workplace, capsys):
-    succeed("predict", "digits", cascade, "stages", "p.tsv", "--N", 2000, *NUMBERS[4:])
-    pairs = [(a["predict"], b["predict"]) for a, b in zip(rows(Path("p.tsv")), rows(log))]
-    both = [(a, b) for a, b in pairs if "-1" not in (a, b)]
-    assert len(both) > 15 and all(a == b for a, b in both)
-    low = Path("low.toml")
-    low.write_text(cascade.read_text().replace("threshold = 0.7", "threshold = 0.1"))
-    outcome = call(capsys, "predict", "digits", low, "stages", "q.tsv")
-    assert refused(outcome, "threshold: found 0.1, expected a probability from 0.5")
-    outcome = call(capsys, "predict", "digits", cascade, "stages", "q.tsv", "--top-k", 2)
-    assert refused(outcome, "--top-k is not for cascades", code=2)
-
-
-def test_no_certificate_is_contradicted_by_an_attack_that_knows_the_cascade(
-    cascade, log, workplace, capsys
-):
-    options = ["--N", 1000, "--num-noise-vec", 8, "--num-steps", 5, "--device", "cpu"]
-    outcome = call(capsys, "attack", "digits", cascade, "stages", "out", "--against", log, *options)
-    assert outcome.code == 0 and ", 0 flipped" in outcome.out
-    other = Path("other.toml")
-    other.write_text(cascade.read_text().replace("threshold = 0.7", "threshold = 0.8"))
-    outcome = call(capsys, "attack", "digits", other, "stages", "o", "--against", log, *options)
-    assert outcome.code == 1
-    assert "certifies something else: threshold was 0.7, now 0.8" in outcome.err
+def test_another_threshold_is_neither_predicted_with_nor_attacked(cascade, log, workplace, capsys):
+    for command, threshold, options, words in [
+        ("predict", 0.1, ["q.tsv"], "threshold: found 0.1, expected a probability from 0.5"),
+        (
+            *("attack", 0.8, ["o", "--against", log, "--device", "cpu"]),
+            "certifies something else: threshold was 0.7, now 0.8",
+        ),
+    ]:
+        other = Path("other.toml")
+        other.write_text(cascade.read_text().replace("threshold = 0.7", f"threshold = {threshold}"))
+        outcome = call(capsys, command, "digits", other, "stages", *options)
+        assert outcome.code == 1 and words in outcome.err
 
 
 def test_an_attack_makes_the_accuracy_smaller(cascade, workplace):
@@ -230,37 +184,16 @@ def test_an_attack_makes_the_accuracy_smaller(cascade, workplace):
     assert large < small
 
 
-def images() -> tuple[torch.Tensor, torch.Tensor]:
-    grey = torch.linspace(0.1, 0.9, 12)
-    pictures = torch.full((12, 1, 2, 2), 0.5)
-    pictures[:, 0, 0, 0] = grey
-    return pictures, (grey > 0.5).long()
-
-
-def test_stages_in_python_are_modules_or_paths(workplace):
+def test_stages_in_python_are_modules_or_paths(pictures, workplace):
     """Two classes by a threshold on one pixel: linear, so that the true radius is the distance."""
-    pictures, labels = images()
-    wide, narrow = IntervalClassifier(0.5), IntervalClassifier(0.5)
-    found = smoothadv.certify(
-        images=pictures,
-        labels=labels,
-        stages=[(wide, 0.5), (narrow, 0.25)],
-        n=2000,
-        threshold=0.8,
-        log="log.tsv",
-    )
-    distance = np.abs(pictures[:, 0, 0, 0].numpy() - 0.5)
+    images, labels = pictures
+    stages = [(IntervalClassifier(0.5), sigma) for sigma in (0.5, 0.25)]
+    given = {"images": images, "labels": labels, "stages": stages, "n": 2000, "threshold": 0.8}
+    found = smoothadv.certify(**given, log="log.tsv")
+    distance = np.abs(images[:, 0, 0, 0].numpy() - 0.5)
     assert (found.predict == found.label).sum() >= 10
     assert (found.radius <= distance).all() and (found.radius > distance * 0.5 - 0.1).all()
-    again = smoothadv.certify(
-        images=pictures,
-        labels=labels,
-        stages=[(wide, 0.5), (narrow, 0.25)],
-        n=2000,
-        threshold=0.8,
-        log="log.tsv",
-    )
-    pd.testing.assert_frame_equal(found, again)
+    pd.testing.assert_frame_equal(found, smoothadv.certify(**given, log="log.tsv"))
 
 
 @pytest.mark.parametrize(
@@ -273,10 +206,10 @@ def test_stages_in_python_are_modules_or_paths(workplace):
         ([(IntervalClassifier(0.5), 0.5), (IntervalClassifier(0.2, 0.5), 0.25)], "classes"),
     ],
 )
-def test_stages_that_are_none_are_refused(stages, words):
-    pictures, labels = images()
+def test_stages_that_are_none_are_refused(pictures, stages, words):
+    images, labels = pictures
     with pytest.raises(UserError, match=words):
-        smoothadv.certify(images=pictures, labels=labels, stages=stages, n=100)
+        smoothadv.certify(images=images, labels=labels, stages=stages, n=100)
 
 
 @pytest.mark.parametrize(
@@ -288,11 +221,11 @@ def test_stages_that_are_none_are_refused(stages, words):
         ({"settings": {"sigmas": (1, 2)}}, "found 'sigmas', expected alpha_share"),
     ],
 )
-def test_nothing_beside_stages_is_ignored(more, words):
-    pictures, labels = images()
+def test_nothing_beside_stages_is_ignored(pictures, more, words):
+    images, labels = pictures
     stages = [(IntervalClassifier(0.5), 0.5)] * 2
     with pytest.raises(UserError, match=words):
-        smoothadv.certify(images=pictures, labels=labels, stages=stages, n=100, **more)
+        smoothadv.certify(images=images, labels=labels, stages=stages, n=100, **more)
 
 
 def test_integers_are_stages(workplace, checkpoints):
@@ -307,7 +240,6 @@ def test_integers_are_stages(workplace, checkpoints):
     succeed("certify", "verify", "log.tsv", "--rows", 5)
 
 
-def test_a_sigma_or_stages_are_needed():
-    pictures, labels = images()
+def test_a_sigma_or_stages_are_needed(pictures):
     with pytest.raises(TypeError, match="missing a required argument: 'sigma'"):
-        smoothadv.certify(IntervalClassifier(0.5), pictures, labels)
+        smoothadv.certify(IntervalClassifier(0.5), *pictures)

@@ -15,45 +15,16 @@ from smoothadv.records.logs import recorded_settings
 from smoothadv.records.readers import read_certification_log
 from smoothadv.statistics.bounds import two_sided_radius
 from smoothadv.training.routing import routed
-from support.commands import call, forget_plugins, header, refused, rows, succeed, timeless
+from support.commands import call, header, refused, rows, succeed
 from support.models import IntervalClassifier
-from support.staged import slow_votes, write_stages
+from support.staged import N0, NUMBERS, N, slow_votes, write_stages
 
-N = 600
-NUMBERS = ["--N", N, "--N0", 60, "--skip", 12, "--device", "cpu"]
-BRIGHTNESS = """
-import torch
-
-class Brightness(torch.nn.Module):
-    def forward(self, images):
-        score = 40 * (images.flatten(1).mean(1, keepdim=True) - 0.31)
-        return torch.cat([score, -score], dim=1)
-
-def router(description):
-    return Brightness()
-"""
 pytestmark = pytest.mark.filterwarnings("ignore::smoothadv.base.errors.DoubtfulWarning")
 
 
-@pytest.fixture(scope="module")
-def stages(checkpoints) -> list[tuple[Path, float]]:
-    return [(checkpoints["PGD"], 0.25), (checkpoints["gaussian"], 0.12)]
-
-
-@pytest.fixture(scope="module")
-def router(tmp_path_factory, stages) -> Path:
-    """Bright digits go to the first stage."""
-    folder = tmp_path_factory.mktemp("router")
-    (folder / "bright.py").write_text(BRIGHTNESS)
-    yield write_stages(folder / "router.toml", stages, router=(folder / "bright.py:router", 0.2))
-    forget_plugins()
-
-
-@pytest.fixture(scope="module")
-def log(router) -> Path:
-    path = router.parent / "log.tsv"
-    succeed("certify", "digits", router, "stages", path, *NUMBERS)
-    return path
+@pytest.fixture
+def log(logs) -> Path:
+    return logs["router"]
 
 
 def test_rows_follow_from_their_counts(log):
@@ -85,7 +56,7 @@ def test_counts_are_those_of_draws_of_its_own(log, stages):
     differ, compared = 0, {1: 0, 2: 0}
     for row in [each for each in rows(log) if each["predict"] != "-1"][:12]:
         place = int(row["stage"])
-        votes = slow_votes(log, place, stages[place - 1], int(row["idx"]), 60, N)
+        votes = slow_votes(log, place, stages[place - 1], int(row["idx"]), N0, N)
         differ += abs(int(votes[int(row["predict"])]) - int(row["successes"]))
         votes[int(row["predict"])] = 0
         differ, compared[place] = differ + abs(int(votes.max()) - int(row["rival"])), 1
@@ -100,50 +71,8 @@ def test_the_manifest_has_all_classifiers(log):
     assert settings["dataset_fingerprint"] == get_dataset("digits", "test").fingerprint()
 
 
-def test_a_torn_log_is_continued_and_shards_are_merged(router, log, workplace):
-    lines = log.read_bytes().splitlines(keepends=True)
-    Path("torn.tsv").write_bytes(b"".join(lines[:7]) + lines[7][:11])
-    manifest = Path(f"{log}.manifest.json")
-    Path("torn.tsv.manifest.json").write_bytes(manifest.read_bytes())
-    succeed("certify", "digits", router, "stages", "torn.tsv", *NUMBERS)
-    assert timeless(Path("torn.tsv")) == timeless(log)
-    for shard in ("0/2", "1/2"):
-        succeed("certify", "digits", router, "stages", "all.tsv", *NUMBERS, "--shard", shard)
-    succeed("certify", "merge", "all.tsv")
-    assert timeless(Path("all.tsv")) == timeless(log)
-
-
-@pytest.mark.parametrize("options", [["--method", "sequential"], ["--sound"]])
-def test_logs_are_verified_by_new_draws(router, workplace, options, capsys):
-    succeed("certify", "digits", router, "stages", "log.tsv", *NUMBERS, *options)
-    verify = ["certify", "verify", "log.tsv", "--rows", 5, "--device", "cpu"]
-    assert refused(call(capsys, *verify), "which is not run unasked: add --classifier")
-    found = call(capsys, *verify, "--classifier", router)
-    assert found.code == 0 and "all are equal" in found.out
-    if "--method" in options:
-        grid = recorded_settings(Path("log.tsv"))["radii"]
-        assert {float(row["radius"]) for row in rows(Path("log.tsv"))} <= {*grid}
-
-
-def test_predictions_are_those_of_the_router_and_few_are_wrong(router, log, workplace, capsys):
-    succeed("predict", "digits", router, "stages", "p.tsv", "--N", 2000, *NUMBERS[4:])
-    pairs = [(a["predict"], b["predict"]) for a, b in zip(rows(Path("p.tsv")), rows(log))]
-    both = [(a, b) for a, b in pairs if "-1" not in (a, b)]
-    assert len(both) > 15 and all(a == b for a, b in both)
-    outcome = call(capsys, "predict", "digits", router, "stages", "q.tsv", "--top-k", 2)
-    assert refused(outcome, "--top-k is not for routers", code=2)
-
-
-def test_no_certificate_is_contradicted_by_an_attack_that_knows_the_router(
-    router, log, workplace, capsys
-):
-    options = ["--N", 1000, "--num-noise-vec", 8, "--num-steps", 5, "--device", "cpu"]
-    outcome = call(capsys, "attack", "digits", router, "stages", "out", "--against", log, *options)
-    assert outcome.code == 0 and ", 0 flipped" in outcome.out
-
-
 def test_analyses_keep_routers_apart(log, router, stages, capsys):
-    alone = router.parent / "alone.tsv"
+    alone = log.with_name("beside_router.tsv")
     succeed("certify", "digits", *stages[0], alone, *NUMBERS)
     outcome = call(capsys, "analyze", "table", f"router={log}", f"alone={alone}")
     assert outcome.code == 0 and "procedure" in outcome.err
@@ -255,23 +184,16 @@ def test_logs_of_no_use_are_refused(training_logs, log, router, workplace, capsy
     assert "leave one of them out" in refusal(*training_logs, "--use-unlabelled", "x.npz")
 
 
-def images() -> tuple[torch.Tensor, torch.Tensor]:
-    grey = torch.linspace(0.1, 0.9, 12)
-    pictures = torch.full((12, 1, 2, 2), 0.5)
-    pictures[:, 0, 0, 0] = grey
-    return pictures, (grey > 0.5).long()
-
-
-def test_a_router_in_python_is_a_module_or_a_path(workplace):
+def test_a_router_in_python_is_a_module_or_a_path(pictures, workplace):
     """Two classes by a threshold on one pixel, the stage by another one: the true radius is the
     distance to the nearer one.
     """
-    pictures, labels = images()
+    images, labels = pictures
     stage = IntervalClassifier(0.5)
-    given = {"images": pictures, "labels": labels, "n": 2000, "log": "log.tsv"}
+    given = {"images": images, "labels": labels, "n": 2000, "log": "log.tsv"}
     given |= {"stages": [(stage, 0.5), (stage, 0.25)], "router": (IntervalClassifier(0.2), 0.3)}
     found = smoothadv.certify(**given)
-    pixel = pictures[:, 0, 0, 0].numpy()
+    pixel = images[:, 0, 0, 0].numpy()
     distance = np.minimum(np.abs(pixel - 0.5), np.abs(pixel - 0.2))
     assert (found.predict == found.label).sum() >= 9
     assert (found.radius <= distance).all() and (found.radius > distance * 0.8 - 0.1).all()
@@ -291,15 +213,14 @@ def test_a_router_in_python_is_a_module_or_a_path(workplace):
         ((IntervalClassifier(0.2, 0.5), 0.5), "has 3 classes, the images of 'images by stage'"),
     ],
 )
-def test_routers_that_are_none_are_refused(router, words):
-    pictures, labels = images()
+def test_routers_that_are_none_are_refused(pictures, router, words):
+    images, labels = pictures
     stages = [(IntervalClassifier(0.5), 0.5)] * 2
     with pytest.raises(UserError, match=words):
-        smoothadv.certify(images=pictures, labels=labels, stages=stages, router=router, n=100)
+        smoothadv.certify(images=images, labels=labels, stages=stages, router=router, n=100)
 
 
-def test_a_router_needs_stages():
-    pictures, labels = images()
+def test_a_router_needs_stages(pictures):
     router = (IntervalClassifier(0.5), 0.5)
     with pytest.raises(UserError, match="found one without stages"):
-        smoothadv.certify(IntervalClassifier(0.5), pictures, labels, sigma=0.5, router=router)
+        smoothadv.certify(IntervalClassifier(0.5), *pictures, sigma=0.5, router=router)

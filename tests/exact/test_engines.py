@@ -26,7 +26,7 @@ from support.integers import needs_bytes, slow_logits
 def log(integers, tmp_path_factory) -> Path:
     """Of six digits, by what votes here."""
     path = tmp_path_factory.mktemp("engines") / "log.tsv"
-    few = ["--N0", 10, "--N", 50, "--skip", 70]
+    few = ["--N0", 10, "--N", 50, "--skip", 70, "--device", "cpu"]
     succeed("certify", "digits", integers, 0.25, path, "--sound", *few)
     return path
 
@@ -93,7 +93,7 @@ def test_each_engine_repeats_the_log_and_one_that_rounds_otherwise_does_not_vote
         return engines[-1]
 
     monkeypatch.setattr(IntegerNetwork, "fast_form", fast_form)
-    done = call(capsys, "certify", "verify", log, "--rows", 9)
+    done = call(capsys, "certify", "verify", log, "--rows", 9, "--device", "cpu")
     assert done.code == 0 and "6 of 6 rows" in done.out and "all are equal" in done.out
     assert ("slower ones vote" in done.err) == is_wrong
     assert (engines[0].images < 6 * 60) == is_wrong, "then it was only checked"

@@ -152,16 +152,6 @@ def test_networks_of_the_house_are_the_reference_to_the_last_bit(arch, side, cou
         torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
-def test_compiled_network_is_the_reference_to_the_last_bit():
-    network = house_network("digits_resnet8", 8)
-    images = extreme_images(network, 16)
-    with torch.inference_mode():
-        assert np.array_equal(
-            torch.compile(network, dynamic=False)(images).numpy(), slow_logits(network, images)
-        )
-
-
 # --------------------------------------------------------------------------------------------------
 # proofs
 

@@ -8,6 +8,7 @@ nothing.
 import math
 import os
 import pickle
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -89,12 +90,12 @@ def released_imagenet(tmp_path):
 
 
 def imagenet_classifier(input_layer: str) -> nn.Sequential:
-    """The released ImageNet form: the input layer, then torchvision's ResNet-50 in a
-    DataParallel.
+    """The released ImageNet form: the input layer, then torchvision's ResNet-50, named as in a
+    DataParallel, which itself would move it to a GPU.
     """
     torch.manual_seed(0)
     first = InputLayer(input_layer, released.IMAGENET_MEAN, released.IMAGENET_STD)
-    model = nn.Sequential(first, nn.DataParallel(resnet50()))
+    model = nn.Sequential(first, nn.Sequential(OrderedDict(module=resnet50())))
     released.randomise_batch_norms(model)
     return model.eval()
 

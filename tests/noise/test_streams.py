@@ -201,24 +201,6 @@ def test_words_are_those_of_a_slow_implementation(counter, key):
     assert fast(counter, key) == slow_noise.philox(counter, key)
 
 
-@given(
-    st.lists(words, min_size=1, max_size=5),
-    st.lists(words, min_size=1, max_size=4),
-    words,
-    words,
-    keys,
-)
-def test_counters_that_broadcast_give_the_words_of_every_combination(
-    positions, draws, example, purpose, key
-):
-    shapes = torch.tensor(positions)[None, :], torch.tensor(draws)[:, None]
-    found = philox((*shapes, torch.tensor([[example]]), torch.tensor([[purpose]])), key)
-    expected = [
-        [slow_noise.philox((p, d, example, purpose), key) for p in positions] for d in draws
-    ]
-    assert torch.equal(torch.stack(found, dim=-1), torch.tensor(expected))
-
-
 KINDS = [GaussianNoise, RoundedGaussianNoise]
 MOST = 2**32
 many = settings(max_examples=50)

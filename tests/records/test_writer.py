@@ -6,8 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -348,34 +346,6 @@ def test_rows_that_another_process_wrote_before_the_lock_are_kept(tmp_path, monk
         assert log.rows.keys() == {3}
 
 
-WRITER = """
-import pathlib, sys
-from support.logs_of_attacks import images_of, open_log, row_of
-with open_log(pathlib.Path(sys.argv[1])) as log:
-    log.append(row_of(3), images_of(3))
-    print("wrote", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_log_of_a_killed_process_is_locked_until_its_end(tmp_path, repository, monkeypatch):
-    path = tmp_path / "log.tsv"
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join(str(repository / n) for n in ("code", "tests"))
-    )
-    command = [sys.executable, "-c", WRITER, str(path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as writer:
-        try:
-            assert writer.stdout.readline() == "wrote\n"
-            assert "another process" in refusal(path)
-        finally:
-            writer.kill()
-            writer.communicate()
-    write_rows(path, ROWS)
-    assert path.read_bytes() == WHOLE
-
-
 def replace(path: Path) -> None:
     path.unlink()
     path.write_bytes(b"idx\tlabel\tradius\n")
@@ -429,19 +399,6 @@ def test_archive_has_every_row_and_needs_no_reader_of_ours(log):
     assert sorted(before) == ["log.npz", "log.tsv", "log.tsv.manifest.json"]
     finish_images(log, SHAPE)
     assert snapshot(log.parent) == before, "again, for nothing"
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 4, 5), (1, 5, 1)], ids=str)
-@pytest.mark.parametrize("order", [[7], [9, 2, 2**40, 0]], ids=str)
-def test_images_of_any_shape_and_order_come_back(tmp_path, shape, order):
-    path = tmp_path / "log.tsv"
-    for index in order:  # the archive is unpacked again
-        write_rows(path, [index], image_shape=shape)
-        finish_images(path, shape)
-    arrays = read_examples(examples_path(path))
-    assert arrays["idx"].tolist() == sorted(order)
-    for row, index in enumerate(sorted(order)):
-        assert (arrays["adversarial"][row] == images_of(index, shape)[1]).all()
 
 
 SPOOLS = {

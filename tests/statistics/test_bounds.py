@@ -250,9 +250,6 @@ def radius_at_sigma_one(successes: int, trials: int, alpha: float) -> float | No
     return certified_radius(successes, trials, 1.0, alpha)
 
 
-BOUNDS = [lower_confidence_bound, failure_upper_bound, radius_at_sigma_one]
-
-
 @given(st.floats(0, 8) | st.sampled_from([5e-324, 1e-300, 0.1, 1e300]), st.integers(1, 10**6))
 def test_radii_are_the_nearest_floats_on_the_safe_side_of_the_root(radius, dimension):
     small, large = bounds.linf_radius(radius, dimension), bounds.l2_radius_for(radius, dimension)

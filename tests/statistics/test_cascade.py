@@ -34,12 +34,10 @@ from support.exact_tails import DIGITS, normal_quantile, probability_of_at_most
 from support.false_statements import (
     claims,
     exactly_false,
-    false_runs,
     quantile,
     two_sided_edges,
     whole_run,
 )
-from support.statistical_checks import too_many
 from support.votes import ListedVotes, answered, certify, listed
 
 ALPHA = 0.05
@@ -193,33 +191,6 @@ def test_controls_exceed_alpha():
     sure = [0.999, 0.001, 0.0]
     alone = exactly_false(claims_of(procedure, 1, 1), sure, radius)
     assert alone > ALPHA, "a certificate of the last stage alone, where the first one decides"
-
-
-HARD = {
-    "the first rival just at the edge": [[0.3, special.ndtr(quantile(0.7) - 0.25), 0.0]],
-    "two rivals tie": [[0.2, 0.4, 0.4]],
-    "the first rival just below the threshold": [[0.3005, 0.6995, 0.0]],
-    "rivals differ by stage": [[0.5, 0.3, 0.2]],
-}
-
-
-@pytest.mark.slow
-@both_forms
-@pytest.mark.parametrize("number", [2, 3])
-@pytest.mark.parametrize("name", HARD)
-def test_whole_runs_are_seldom_false(kind, number, name):
-    """A correct procedure fails with probability at most 1e-6 per case."""
-    first = [*HARD[name][0]]
-    first[2] = 1 - first[0] - first[1]
-    middle, last = [0.55, 0.15, 0.3], [special.ndtr(1.0), 0.0, special.ndtr(-1.0)]
-    p = [first, *([[*middle]] if number == 3 else []), [*last]]
-    runs = 200_000 if kind is Cascade else 20_000
-    further = {} if kind is Cascade else {"radii": (0.1, 0.25, 0.5)}
-    procedure = kind(Smoothing(1.0, 30, 300, ALPHA), sigmas=SIGMAS[number], **further)
-    allowed = {
-        (c, k): theorem(p, k, c, 0.7, SIGMAS[number]) for c in range(3) for k in range(number)
-    }
-    assert not too_many(false_runs(procedure, p, allowed, runs), runs, ALPHA)
 
 
 def linear(margins: list[float], sigmas: tuple[float, ...], p0: float) -> tuple[list, float]:

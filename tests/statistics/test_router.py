@@ -25,12 +25,10 @@ from smoothadv.statistics.two_sided import strongest_rival
 from support.false_statements import (
     claims,
     exactly_false,
-    false_runs,
     quantile,
     two_sided_edges,
     whole_run,
 )
-from support.statistical_checks import too_many
 from support.votes import answered
 
 ALPHA = 0.05
@@ -94,23 +92,6 @@ def test_controls_exceed_alpha():
         for stage in (0, 1)
     ]
     assert 1 - (1 - either[0]) * (1 - either[1]) > 1.4 * ALPHA, "the better of two stages"
-
-
-HARD = {
-    "the router just at the edge": [[0.98, 0.01, 0.01], [0.9, 0.1, 0.0], [0.62, 0.38]],
-    "the stages differ, the router is undecided": [[0.7, 0.3, 0.0], [0.3, 0.7, 0.0], [0.51, 0.49]],
-    "a stage with two equal rivals": [[0.4, 0.3, 0.3], [0.9, 0.1, 0.0], [0.97, 0.03]],
-}
-
-
-@pytest.mark.slow
-@both_forms
-@pytest.mark.parametrize("name", HARD)
-def test_whole_runs_are_seldom_false(kind, name):
-    """A correct procedure fails with probability at most 1e-6 per case."""
-    p, runs = HARD[name], 200_000 if kind is Router else 20_000
-    allowed = {(c, k): theorem(p, k, c) for c in range(3) for k in range(2)}
-    assert not too_many(false_runs(of_kind(kind, 300), p, allowed, runs), runs, ALPHA)
 
 
 @both_forms

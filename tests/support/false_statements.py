@@ -2,14 +2,13 @@
 runs with random votes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 from scipy import signal, special, stats
 
-from smoothadv.statistics import ABSTAIN, Certificate, Procedure
-from smoothadv.statistics.cascade import STAGE
+from smoothadv.statistics import Certificate, Procedure
 from support.votes import stated
 
 
@@ -73,20 +72,3 @@ def whole_run(
         lambda request: generator.multinomial(request.count, stages[request.stage]),
         label=-1,
     )
-
-
-def false_runs(
-    procedure: Procedure,
-    p: list[list[float]],
-    allowed: Mapping[tuple[int, int], float],
-    runs: int,
-) -> int:
-    """How many of so many whole runs, of which some certify, state a radius above that ``allowed``
-    for their class and stage, from 0.
-    """
-    generator = np.random.default_rng(0)
-    found = [whole_run(procedure, p, generator) for _ in range(runs)]
-    certified = [each for each in found if each.prediction != ABSTAIN]
-    assert certified
-    of = [(each.prediction, each.details[STAGE] - 1) for each in certified]
-    return sum(each.radius > allowed[key] + 1e-12 for each, key in zip(certified, of))

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -25,13 +26,12 @@ def save_hf(folder: Path, seed: int = 5, names: Sequence[str] = NAMES, **process
     """A ResNet with these classes, saved by transformers; with a preprocessor_config.json if one is
     given.
     """
-    from transformers import ResNetConfig, ResNetForImageClassification
-
+    transformers = pytest.importorskip("transformers")
     sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
-    config = ResNetConfig(**sizes, layer_type="basic", id2label=dict(enumerate(names)))
+    config = transformers.ResNetConfig(**sizes, layer_type="basic", id2label=dict(enumerate(names)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        ResNetForImageClassification(config).save_pretrained(folder)
+        transformers.ResNetForImageClassification(config).save_pretrained(folder)
     if processor:
         (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return folder
@@ -41,6 +41,8 @@ def save_onnx(path: Path, network: nn.Module, images: torch.Tensor, fixed: bool 
     """The network as an ONNX file, for batches of any size or, if ``fixed``, of the size of
     ``images``.
     """
+    for package in ("onnx", "onnxruntime"):
+        pytest.importorskip(package)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the newer exporter needs a further package
         axes = None if fixed else {"images": {0: "batch"}}

@@ -158,14 +158,6 @@ class Cluster:
         """Return as soon as ``condition`` holds; fail if it never does."""
         wait_for(condition, said=lambda: f"{self.jobs()}\n{self._log('slurmctld')}")
 
-    def lose(self, node: str) -> None:
-        """Let a node die with all that runs on it; Slurm notices within half a minute."""
-        self._end(self.folder / node, {**self._mark, "SLURMD_NODENAME": node})
-
-    def recover(self, node: str) -> None:
-        """Start a lost node again."""
-        self._launch("slurmd", "-D", "-N", node, cwd=self.folder / node)
-
     def _start(self) -> None:
         (self.folder / "state").mkdir(parents=True)
         for node in NODES:

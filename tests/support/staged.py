@@ -12,6 +12,9 @@ from smoothadv.noise import GaussianNoise, NoiseKey
 from support.commands import settings_of
 
 StageFile = tuple[object, float]
+N, N0 = 600, 60
+NUMBERS = ["--N", N, "--N0", N0, "--skip", 12, "--device", "cpu"]
+"""Of the shared logs of stages."""
 
 
 def write_stages(

@@ -124,7 +124,9 @@ class WarmProcesses:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     @contextlib.contextmanager
-    def workers(self, count: int, command: list[str], cwd: Path) -> Iterator[list[WarmProcess]]:
+    def workers(
+        self, count: int, command: list[str], cwd: Path, **environment: str
+    ) -> Iterator[list[WarmProcess]]:
         """The processes that ``torchrun --nproc-per-node COUNT`` starts, without torchrun; killed
         in the end.
         """
@@ -133,6 +135,7 @@ class WarmProcesses:
             "MASTER_PORT": str(_free_port()),
             **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count)),
             "TORCHELASTIC_RUN_ID": "warm",
+            **environment,
         }
         ranks = [dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(count)]
         started = [self.start(command, cwd, **places, **rank) for rank in ranks]
@@ -144,10 +147,10 @@ class WarmProcesses:
                 process.wait()
 
     def run_workers(
-        self, count: int, command: list[str], cwd: Path
+        self, count: int, command: list[str], cwd: Path, **environment: str
     ) -> list[subprocess.CompletedProcess[str]]:
         """Let such processes come to their ends."""
-        with self.workers(count, command, cwd) as started:
+        with self.workers(count, command, cwd, **environment) as started:
             outputs = [process.communicate() for process in started]
         return [
             subprocess.CompletedProcess(command, each.returncode, *text)
@@ -187,9 +190,6 @@ class WarmProcess:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, once it has ended."""

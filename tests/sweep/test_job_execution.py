@@ -105,12 +105,6 @@ def test_stages_run_in_order_and_write_to_the_log(pretend):
     )
 
 
-def test_only_what_is_missing_is_done(pretend):
-    job = pretended_job(Path.cwd(), making("a"), making("b"), making("c"))
-    Path("b").touch()
-    assert run(job, pretend) == DONE and begun() == ["a", "c"]
-
-
 def test_failure_is_recorded_with_stage_and_line_and_the_rest_is_left(pretend):
     failing = making(
         "b",

@@ -89,7 +89,6 @@ def test_jobs_of_a_lost_node_are_done_on_another(cluster, folder, reference, wha
 
 
 def test_sweep_starts_ray_itself(own_ray, folder, reference):
-    """40 seconds."""
     with sweep_runs.started(folder, *RUN, environment=own_ray) as running:
         assert_done(running, reference)
     assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1] * 4
@@ -97,7 +96,6 @@ def test_sweep_starts_ray_itself(own_ray, folder, reference):
 
 
 def test_lost_head_ends_the_sweep_and_another_one_takes_it_on(folder, reference, tmp_path):
-    """80 seconds."""
     with RayCluster(tmp_path / "ray", cpus=2) as cluster:
         words, environment = on(cluster)
         with sweep_runs.started(folder, *words, environment=environment) as running:
@@ -113,36 +111,21 @@ def test_lost_head_ends_the_sweep_and_another_one_takes_it_on(folder, reference,
             assert_done(running, reference, left)
 
 
-def assert_interrupted(running: Running, at_once: int = 4) -> None:
-    """Ctrl-C ends the command and all that it has started, and no work is lost."""
-    running.wait_until(lambda: len(sweep_runs.in_training(running.folder)) == at_once)
-    running.interrupt()
-    assert running.wait() == 130
-    assert running.err.count("interrupted") == 1 and "Traceback" not in running.err, running.err
-    assert sweep_runs.stages(running.folder) == []
-    assert [sweep_runs.attempts(running.folder, name) for name in NAMES].count(1) == at_once
-    assert (
-        sum("stopped by SIGTERM" in sweep_runs.job_log(running.folder, name) for name in NAMES)
-        == at_once
-    )
-    output = sweep_runs.ran(running.folder, "status").out
-    assert f"{at_once} stopped" in output.splitlines()[-1] and "running" not in output, output
-
-
-def test_interrupted_sweep_stops_its_jobs_on_the_cluster(cluster, folder, reference):
-    """60 seconds."""
-    words, environment = on(cluster)
-    with sweep_runs.started(folder, *words, environment=environment) as running:
-        assert_interrupted(running)
-    with sweep_runs.started(folder, *words, environment=environment) as running:
-        assert_done(running, reference)
-    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [2] * 4
-
-
 def test_interrupted_sweep_stops_the_ray_that_it_has_started(own_ray, folder, reference):
-    """Two jobs run, for this machine may have few CPUs. 60 seconds."""
+    """Ctrl-C ends all that it has started, and no work is lost. Two jobs run, for this machine may
+    have few CPUs. 60 seconds.
+    """
     with sweep_runs.started(folder, *RUN, "--jobs", 2, environment=own_ray) as running:
-        assert_interrupted(running, 2)
+        running.wait_until(lambda: len(sweep_runs.in_training(folder)) == 2)
+        running.interrupt()
+        assert running.wait() == 130
+    assert running.err.count("interrupted") == 1 and "Traceback" not in running.err, running.err
+    assert sweep_runs.stages(folder) == []
+    assert [sweep_runs.attempts(folder, name) for name in NAMES].count(1) == 2
+    stopped = ["stopped by SIGTERM" in sweep_runs.job_log(folder, name) for name in NAMES]
+    output = sweep_runs.ran(folder, "status").out
+    assert sum(stopped) == 2 and "2 stopped" in output.splitlines()[-1], output
+    assert "running" not in output
     wait_for(lambda: not processes_with("RAY_TMPDIR", own_ray["RAY_TMPDIR"]))
     with sweep_runs.started(folder, *RUN, environment=own_ray) as running:
         assert_done(running, reference)

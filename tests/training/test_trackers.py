@@ -12,6 +12,7 @@ import pytest
 
 from smoothadv.training.trackers import TRACKERS, Tracker
 from support.commands import call, refused, succeed, timeless
+from support.optional import needs
 from support.trainings import after_update, same_state, send
 
 DIGITS = ("digits", "digits_resnet8")
@@ -105,7 +106,7 @@ def at_home(monkeypatch, tmp_path):
         monkeypatch.setenv(place, str(tmp_path / "wandb_home"))
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in READERS])
 def test_every_row_is_there_once_although_the_run_is_resumed(name, tmp_path):
     """Shown from its first epoch on, by a second process of which the first is repeated; and where
     the tracker comes later.
@@ -130,7 +131,9 @@ def test_every_row_is_there_once_although_the_run_is_resumed(name, tmp_path):
         assert [value for _, value in found[curve]] == pytest.approx(values, rel=1e-6), curve
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs(name)) for name in ("wandb", "mlflow")]
+)
 def test_training_that_is_resumed_within_its_first_epoch_is_one_run(name, tmp_path, capsys):
     folder, options = tmp_path / "run", (*SHORT, "--epochs", 1, "--track", name)
     with pytest.MonkeyPatch.context() as patch:
@@ -140,6 +143,7 @@ def test_training_that_is_resumed_within_its_first_epoch_is_one_run(name, tmp_pa
     assert [step for step, _ in READERS[name](folder)["train/loss"]] == [0]
 
 
+@needs("mlflow")
 def test_training_begun_anew_is_another_run(tmp_path):
     folder = tmp_path / "run"
     for _ in range(2):
@@ -148,12 +152,14 @@ def test_training_begun_anew_is_another_run(tmp_path):
     assert len(runs_of_mlflow(folder)[1]) == 2
 
 
+@needs("mlflow")
 def test_another_place_of_mlflow_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "elsewhere").as_uri())
     succeed("train", *DIGITS, tmp_path / "run", *SHORT, "--epochs", 1, "--track", "mlflow")
     assert (tmp_path / "elsewhere").is_dir() and not (tmp_path / "run/mlruns").exists()
 
 
+@needs("tensorboard")
 def test_tracker_of_a_plug_in_gets_each_row_and_the_end(tmp_path, monkeypatch):
     seen: list[object] = []
 
@@ -176,6 +182,7 @@ def test_tracker_of_a_plug_in_gets_each_row_and_the_end(tmp_path, monkeypatch):
     assert len([*(tmp_path / "run/tensorboard").iterdir()]) == 1, "named twice, written once"
 
 
+@needs("tensorboard")
 def test_tracker_that_fails_is_left_out_and_the_training_goes_on(tmp_path, monkeypatch, capsys):
     seen: list[int] = []
 
@@ -198,6 +205,7 @@ def test_tracker_that_fails_is_left_out_and_the_training_goes_on(tmp_path, monke
     assert len(of_tensorboard(tmp_path / "run")["train/loss"]) == 3
 
 
+@needs("tensorboard")
 def test_weights_are_the_same_with_and_without(tmp_path):
 
     for folder, options in (("plain", ()), ("tracked", ("--track", "tensorboard"))):
@@ -205,18 +213,19 @@ def test_weights_are_the_same_with_and_without(tmp_path):
     assert same_state(tmp_path / "plain", tmp_path / "tracked")
 
 
-def test_package_that_is_not_installed_is_named_in_one_line(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    flags = ("--track", "tensorboard")
-    outcome = call(capsys, "train", *DIGITS, tmp_path / "run", *SHORT, "--epochs", 1, *flags)
-    assert refused(outcome, "--track tensorboard", "pip install tensorboard")
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [
+        ("tensorboard", "torch.utils.tensorboard", "tensorboard"),
+        ("wandb", "wandb", "wandb"),
+        ("mlflow", "mlflow", "mlflow-skinny"),
+    ],
+)
+def test_package_that_is_not_installed_is_named_in_one_line(
+    tmp_path, capsys, monkeypatch, name, module, package
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    flags = ("--epochs", 1, "--track", name)
+    outcome = call(capsys, "train", *DIGITS, tmp_path / "run", *SHORT, *flags)
+    assert refused(outcome, f"--track {name} needs the package {package}: pip install {package}")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(("name", "package"), [("wandb", "wandb"), ("mlflow", "mlflow-skinny")])
-def test_others_name_their_package(monkeypatch, name, package):
-    from smoothadv.base.errors import UserError
-
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UserError, match=f"--track {name} needs the package {package}: pip install"):
-        TRACKERS[name].check(name)
