@@ -4,7 +4,6 @@ what survives.
 
 import ast
 import importlib
-import sys
 from types import ModuleType
 
 import pytest
