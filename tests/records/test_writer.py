@@ -175,6 +175,17 @@ Writers.TestCase.settings = settings(max_examples=50, stateful_step_count=12, de
 TestWriters = Writers.TestCase
 
 
+@pytest.mark.parametrize("second", range(6))
+def test_a_merge_that_is_killed_twice_leaves_no_row_without_its_images(second):
+    for first in range(6):
+        writers = Writers()
+        writers.begin(2, 1)
+        writers.add_to_shard(Shard(0, 1), writers.examples, 2)
+        writers.merging_that_is_killed(first)
+        writers.merging_that_is_killed(second)
+        writers.teardown()
+
+
 # One log
 
 

@@ -116,10 +116,10 @@ def merge(log: Path, shards: Sequence[Path], overwrite: bool = False) -> int:
     _check_complete(parts)
     images, shape = _joined_images(parts)
     with reserved(log, overwrite):
-        # In this order, so that a kill at any point leaves no rows beside another log's manifest,
-        # and merging works again.
-        forget_images(log)
+        # In this order, so that a kill at any point leaves no rows without their images or beside
+        # another log's manifest, and merging works again.
         log.unlink(missing_ok=True)
+        forget_images(log)
         rows = _write(log, parts, images)
     if images:
         finish_images(log, shape)
