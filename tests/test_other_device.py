@@ -16,7 +16,7 @@ from smoothadv.core import Smooth
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.objectives import OBJECTIVES
 from support import stand_in
-from support.commands import rows, succeed, timeless
+from support.commands import rows, settings_of, succeed, timeless
 from support.evaluations import EVALUATIONS, arguments_of
 from support.staged import write_stages
 
@@ -117,8 +117,19 @@ def test_models_of_several_networks(checkpoints, workplace):
         "router": (write_stages(workplace / "routed.toml", stages, router=routed), "stages"),
     }
     for name, model in models.items():
-        succeed("certify", "digits", *model, name, *FEW)
-        assert len(rows(workplace / name)) == COUNT
+        succeed("certify", "digits", *model, f"{name}.tsv", *FEW)
+        assert len(rows(workplace / f"{name}.tsv")) == COUNT
+
+
+@pytest.mark.parametrize("made_on", ["cpu", stand_in.NAME])
+def test_a_log_is_continued_and_verified_on_its_device(made_on, checkpoint, workplace, monkeypatch):
+    """Without --device, also where another device is the default."""
+    about = ("digits", checkpoint, SIGMA, "log.tsv", "--N", 100, "--batch", 32)
+    succeed("certify", *about, "--max", 3, "--device", made_on)
+    stand_in.become_the_default(stand_in.NAME if made_on == "cpu" else "cpu", monkeypatch.setattr)
+    succeed("certify", *about, "--max", COUNT)
+    succeed("certify", "verify", "log.tsv", "--rows", COUNT)
+    assert settings_of(Path("log.tsv"))["device"] == made_on
 
 
 def test_integers_vote_as_on_the_cpu(integers, workplace):

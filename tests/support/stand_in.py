@@ -147,12 +147,16 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def become_the_default(name: str) -> None:
+def become_the_default(name: str, put: Callable[[object, str, object], None] = setattr) -> None:
     """Let commands and functions of this process compute on the device, unless told otherwise."""
     from smoothadv.base import devices
+    from smoothadv.evaluation import setup, verify
+    from smoothadv.training import setup as training
 
-    device = install() if name == NAME else torch.device(name)
-    devices.default_device = lambda: device
+    device = install(put) if name == NAME else torch.device(name)
+    for module in (devices, setup, verify, training):
+        if hasattr(module, "default_device"):
+            put(module, "default_device", lambda: device)
 
 
 def _moved(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
