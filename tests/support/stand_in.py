@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import backend_registration
+from torch.utils import _device, backend_registration
 
 NAME = "standin"
 IS_POSSIBLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
@@ -118,6 +118,12 @@ class _Backend(
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
 
 def install(put: Callable[[object, str, object], None] = setattr) -> torch.device:
     """Make the device known to this process, and return it; ``put`` sets attributes of torch."""
@@ -129,6 +135,7 @@ def install(put: Callable[[object, str, object], None] = setattr) -> torch.devic
             _ATEN.impl(function, partial(_computed, function), "PrivateUse1")
         for name in _IN_LOW_PRECISION:
             _ATEN.impl(name, partial(_cast, getattr(_aten, name)), "AutocastPrivateUse1")
+    _device._device_constructors()  # remembers these functions as they are
     if torch.Generator is not _Generator:
         put(torch, "Generator", _Generator)
         for name in _MADE_ON_THE_CPU:
