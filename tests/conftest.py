@@ -20,6 +20,12 @@ sys.path.insert(0, str(ROOT / "code"))
 # With SMOOTHADV_TEST_SEED=1, every model that a test trains is another one.
 runpy.run_path(str(ROOT / "tests/support/reseeded/sitecustomize.py"))
 
+# With SMOOTHADV_TEST_DEVICE=standin, commands and functions in this process compute there by default.
+if DEVICE := os.environ.pop("SMOOTHADV_TEST_DEVICE", None):
+    from support import stand_in
+
+    stand_in.become_the_default(DEVICE)
+
 # The same examples in each run, on machines of any speed.
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, database=None, max_examples=80
