@@ -60,8 +60,10 @@ def test_the_device_computes_as_the_cpu_but_where_a_gpu_does_not(device):
     assert inverse[1:].eq(1).all() and (levels / 255).cpu().ne(torch.arange(256.0) / 255).any()
     by_tensor = levels / torch.full((), 255.0, device=device)
     assert by_tensor.cpu().equal(torch.arange(256.0) / 255)
-    draws = [torch.rand(4, generator=torch.Generator(where).manual_seed(1), device=where).cpu()
-             for where in (device, device, "cpu")]
+    draws = [
+        torch.rand(4, generator=torch.Generator(where).manual_seed(1), device=where).cpu()
+        for where in (device, device, "cpu")
+    ]
     assert draws[0].equal(draws[1]) and not draws[0].equal(draws[2])
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(2))
     expected = network.eval()(IMAGES)

@@ -160,6 +160,8 @@ def become_the_default(name: str, put: Callable[[object, str, object], None] = s
     from smoothadv.evaluation import setup, verify
     from smoothadv.training import setup as training
 
+    if name == NAME and not IS_POSSIBLE:
+        return
     device = install(put) if name == NAME else torch.device(name)
     for module in (devices, setup, verify, training):
         if hasattr(module, "default_device"):
