@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT / "code"))
 # With SMOOTHADV_TEST_SEED=1, every model that a test trains is another one.
 runpy.run_path(str(ROOT / "tests/support/reseeded/sitecustomize.py"))
 
-# With SMOOTHADV_TEST_DEVICE=standin, commands and functions in this process compute there by default.
-if DEVICE := os.environ.pop("SMOOTHADV_TEST_DEVICE", None):
+# With SMOOTHADV_TEST_DEVICE=standin, what runs in this process computes there by default.
+if DEVICE := os.environ.get("SMOOTHADV_TEST_DEVICE"):
     from support import stand_in
 
     stand_in.become_the_default(DEVICE)

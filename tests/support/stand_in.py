@@ -6,7 +6,6 @@ than the CPU's, and a division by a number is a product with its rounded inverse
 graphs or kernels of its own. PyTorch lets Python define such a device from version 2.10 on.
 """
 
-import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
