@@ -374,6 +374,13 @@ class TrainSpec(RunSpec):
         group=_DATA,
         help="first layer of the model (default: normalize, or that of --pretrained-model)",
     )
+    tf32: bool = setting(
+        True,
+        flag="--no-tf32",
+        group=_EXECUTION,
+        help="on GPUs, compute convolutions in full float32, not in TF32 (default: as PyTorch is "
+        "set, or as the run that is resumed was made)",
+    )
     track: tuple[str, ...] = setting(
         (),
         choices=TRACKERS,
