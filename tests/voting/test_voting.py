@@ -555,16 +555,3 @@ class ByCompany(nn.Module):
 def test_a_classifier_that_is_no_function_of_an_image_is_refused(classifier, message):
     with pytest.raises(UserError, match=message):
         check(classifier.train())
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_all_that_votes_has_one_memory_format(monkeypatch, layout):
-    for module in ("classifier", "counter", "folding"):
-        monkeypatch.setattr(f"smoothadv.voting.{module}.layout_on", lambda *where: layout)
-    network, seen = optimized_for_inference(get_architecture("cifar_resnet20", "cifar10"), CPU), []
-    for layer in (each for each in network.modules() if isinstance(each, nn.Conv2d)):
-        layer.register_forward_pre_hook(lambda layer, given: seen.extend((*given, layer.weight)))
-    counter = VoteCounter([network], [10], 16, CPU)
-    counter.logits_digest((3, 32, 32))
-    check_repeatable(counter, torch.rand(3, 32, 32), GaussianNoise(0.25, 0).stream(0, CPU))
-    assert seen and all(each.is_contiguous(memory_format=layout) for each in seen)
