@@ -2,6 +2,7 @@
 there.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ import smoothadv
 from smoothadv.architectures.logits import probe
 from smoothadv.base.devices import allows_tf32, device_of, device_of_run, layout_on, uses_tf32
 from smoothadv.core import Smooth
+from smoothadv.evaluation import setup
+from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.voting.folding import are_offered_on
 from support.commands import succeed
 
@@ -78,9 +81,8 @@ def test_commands_go_on_and_repeat_on_the_cpu_where_that_began(
 ):
     words, more = (line.replace("MODEL", str(checkpoint)).split() for line in (begin, again))
     succeed(*words, "--device", "cpu")
-    capsys.readouterr()
     succeed(*more)
-    assert f"on the CPU{AS_BEFORE}" in capsys.readouterr().err
+    assert capsys.readouterr().err.count(f"on the CPU{AS_BEFORE}") == 1
 
 
 @pytest.mark.parametrize(
@@ -106,11 +108,22 @@ def test_full_float32_is_contiguous_and_not_fused(
     assert layout_on(gpu, torch.bfloat16) is layout_on(CPU) is last
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_logs_of_gpus_record_whether_float32_was_rounded(monkeypatch, checkpoint, precision):
+    """In fp16 it is float32 that is attacked."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(setup, "kernels_on", lambda device: None)
+    asked = {"sigma": 0.25, "device": "cpu", "tf32": False, "precision": precision}
+    evaluation = setup.prepare(CertifySpec(dataset="digits", model=checkpoint, **asked), None)
+    settings, _ = setup._record(replace(evaluation, device=torch.device("cuda:1")))
+    recorded = (settings["device"], settings.get("tf32"))
+    assert recorded == ("NVIDIA H200", None if precision == "bf16" else False)
+
+
 def test_functions_leave_pytorch_as_it_was():
     module, seen = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), []
     module.register_forward_hook(lambda *given: seen.append(allows_tf32()))
-    images = torch.rand(2, 1, 2, 2)
-    smoothadv.certify(module, images, sigma=0.25, n=100, device="cpu", tf32=False)
+    smoothadv.certify(module, torch.rand(2, 1, 2, 2), sigma=0.25, n=99, device="cpu", tf32=False)
     assert not seen[-1] and allows_tf32()
 
 

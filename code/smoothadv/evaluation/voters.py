@@ -116,8 +116,9 @@ def voter_of(
     example = images[0][0] if len(images) else None
     form = optimized_for_inference(classifier, device, example, spec.precision)
     if example is not None and "checkpoint_sha256" not in base.settings:
-        called = base.name or base.architectures[0].rpartition(".")[2]
-        _check_module(form, example.to(device), called, warns)
+        _check_module(
+            form, example.to(device), base.name or base.architectures[0].rpartition(".")[2], warns
+        )
     if spec.compile and warns:
         print("compiling the classifier first, which may take a minute", file=sys.stderr)
     victim = form

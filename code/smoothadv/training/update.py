@@ -144,8 +144,9 @@ class Update:
         """
         self.model.train()
         self.processes.share_buffers(self.model)
-        layout = layout_on(self.device, CONVOLUTION_DTYPES[self.execution.precision])
-        images = images.contiguous(memory_format=layout)
+        images = images.contiguous(
+            memory_format=layout_on(self.device, CONVOLUTION_DTYPES[self.execution.precision])
+        )
         generator = address.generator(self.device, Purpose.OBJECTIVE)
         taught = self.teacher.batch_fields(indices) if self.teacher else {}
         batch = self.objective.batch(
