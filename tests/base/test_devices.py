@@ -15,6 +15,7 @@ from smoothadv.base.devices import allows_tf32, device_of, device_of_run, layout
 from smoothadv.core import Smooth
 from smoothadv.evaluation import setup
 from smoothadv.evaluation.specs import CertifySpec
+from smoothadv.noise import GaussianNoise
 from smoothadv.voting.folding import are_offered_on
 from support.commands import succeed
 
@@ -48,6 +49,7 @@ def gpus(monkeypatch) -> None:
         ("cuda:2", "cpu", None, "cuda:2", ""),
         ("cuda", None, 1, "cuda:1", ""),
         (None, "NVIDIA H200", 2, "cuda:2", "on the NVIDIA H200\n"),
+        (None, "NVIDIA H200", 3, "cuda:2", f"on the NVIDIA H200{AS_BEFORE}"),
         (None, "NVIDIA A100", 1, "cuda:0", f"on the NVIDIA A100{AS_BEFORE}"),
         (None, "cpu", 1, "cpu", f"on the CPU{AS_BEFORE}"),
     ],
@@ -134,4 +136,5 @@ def test_modules_get_images_where_their_weights_or_buffers_are():
     image = torch.rand(1, 4, 4)
     assert probe(network, image)[1] == 16
     network.register_forward_hook(lambda module, given, logits: torch.ones(len(logits), 16))
-    assert Smooth(network, 16, 0.25).predict(image, 100, 0.001, 50) == 0
+    for stream in (None, GaussianNoise(0.25, 0).stream(0, CPU)):
+        assert Smooth(network, 16, 0.25).predict(image, 100, 0.001, 50, stream=stream) == 0
