@@ -15,7 +15,6 @@ from smoothadv.base.devices import allows_tf32, device_of, device_of_run, layout
 from smoothadv.core import Smooth
 from smoothadv.evaluation import setup
 from smoothadv.evaluation.specs import CertifySpec
-from smoothadv.noise import GaussianNoise
 from smoothadv.voting.folding import are_offered_on
 from support.commands import succeed
 
@@ -136,5 +135,4 @@ def test_modules_get_images_where_their_weights_or_buffers_are():
     image = torch.rand(1, 4, 4)
     assert probe(network, image)[1] == 16
     network.register_forward_hook(lambda module, given, logits: torch.ones(len(logits), 16))
-    for stream in (None, GaussianNoise(0.25, 0).stream(0, CPU)):
-        assert Smooth(network, 16, 0.25).predict(image, 100, 0.001, 50, stream=stream) == 0
+    assert Smooth(network, 16, 0.25).predict(image, 100, 0.001, 50) == 0

@@ -378,8 +378,7 @@ class TrainSpec(RunSpec):
         True,
         flag="--no-tf32",
         group=_EXECUTION,
-        help="on GPUs, compute convolutions in full float32, not in TF32 (default: as PyTorch is "
-        "set, or as the run that is resumed was made)",
+        help="on GPUs, compute in full float32",
     )
     track: tuple[str, ...] = setting(
         (),
