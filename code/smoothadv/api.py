@@ -30,6 +30,7 @@ import torch
 from smoothadv.architectures.libraries import library_network
 from smoothadv.architectures.logits import logits_in, logits_of, probe
 from smoothadv.attacks.estimators import frozen
+from smoothadv.base.devices import allows_tf32
 from smoothadv.base.distributed import is_launched
 from smoothadv.base.errors import UserError
 from smoothadv.base.progress import progress_hidden
@@ -95,6 +96,7 @@ def torch_settings_kept() -> Iterator[None]:
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn_settings, threads = (cudnn.benchmark, cudnn.deterministic), torch.get_num_threads()
+    tf32 = allows_tf32()
     dtype, is_elsewhere = torch.get_default_dtype(), torch.get_default_device().type != "cpu"
     torch.set_default_dtype(torch.float32)
     try:
@@ -110,6 +112,8 @@ def torch_settings_kept() -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = cudnn_settings
+        if allows_tf32() != tf32:
+            cudnn.allow_tf32 = tf32
         torch.set_num_threads(threads)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from smoothadv.architectures.logits import explained, logits_in
+from smoothadv.base.devices import device_of
 from smoothadv.base.settings import checked, positive_int, positive_noise_level
 from smoothadv.noise import GaussianNoise, NoiseStream
 from smoothadv.noise.scale import SLACK, check_scale
@@ -110,7 +111,7 @@ class Smooth:
         Wrong with probability at most ``alpha``: the guarantee of ``statistics.prediction``.
         """
         check(n=n, alpha=alpha)
-        x = _image(x)
+        x = _image(x, self.base_classifier)
         classes = self._run(x, predict(n, alpha), min(batch_size, n), self._stream(stream, x))
         return classes[0] if classes else ABSTAIN
 
@@ -127,7 +128,7 @@ class Smooth:
             [lambda images: logits_in(self.base_classifier(images))],
             [self.num_classes],
             batch_size,
-            stream.device,
+            x.device,
         )
         with explained(self.base_classifier, x):
             (result,) = counter.run([Poll(x, (stream,), voting)])
@@ -137,7 +138,7 @@ class Smooth:
         self, x: torch.Tensor, stream: NoiseStream | None, n0: int, n: int, alpha: float
     ) -> tuple[torch.Tensor, NoiseStream, Smoothing]:
         """The image, its stream of noise, and what procedures need to know of both."""
-        x = _image(x)
+        x = _image(x, self.base_classifier)
         stream = self._stream(stream, x)
         distance = stream.noise.distance(x.numel())
         return x, stream, Smoothing(self.sigma, n0, n, alpha, distance)
@@ -155,9 +156,9 @@ class Smooth:
         return GaussianNoise(self.sigma, seed).stream(0, x.device)
 
 
-def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
-    """``x`` as a float32 tensor; ValueError unless it is one image [C, H, W] of floats, UserError
-    where they are not on the scale of [0, 1].
+def _image(x: torch.Tensor | np.ndarray, classifier: Any) -> torch.Tensor:
+    """``x`` as a float32 tensor on the device of the classifier; ValueError unless it is one image
+    [C, H, W] of floats, UserError where they are not on the scale of [0, 1].
     """
     if not isinstance(x, (torch.Tensor, np.ndarray)):
         raise ValueError(f"x is a {type(x).__name__}: give one image [C, H, W]")
@@ -167,4 +168,4 @@ def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
     if not image.is_floating_point():
         raise ValueError(f"x is {image.dtype}: give float32 in [0, 1], grey levels divided by 255")
     check_scale(image, "x", SLACK)
-    return image.float()
+    return image.to(device_of(classifier, image.device), torch.float32)

@@ -52,6 +52,7 @@ def gpu(monkeypatch) -> Gpu:
         "memory_allocated": lambda device: 0,
         "max_memory_allocated": lambda device: gpu.peak,
         "mem_get_info": lambda device: (FREE, TOTAL),
+        "get_device_capability": lambda device: (9, 0),
     }
     for name, function in accounting.items():
         monkeypatch.setattr(torch.cuda, name, function)

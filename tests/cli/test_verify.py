@@ -128,7 +128,7 @@ def test_another_checkpoint_is_refused_before_any_pass(logs, checkpoints, capsys
             {"method": "unknown", "plugins": {"mine.py": "0" * 64}},
             "'unknown'; it was made with mine.py: add --plugin PATH/mine.py",
         ),
-        ({"device": "a GPU"}, "device was 'a GPU', now 'cpu'"),
+        ({"device": "a GPU"}, "device was 'a GPU', now None"),
         ({"split": None}, "images that a program handed over"),
         ({"N": "many"}, 'says that N is "many"; a whole number from 1 to 1000000000000000000 is'),
         *(

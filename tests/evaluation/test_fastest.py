@@ -127,16 +127,3 @@ def test_network_of_integers_stays_what_it_is(integers, rates):
     assert choose(network) == {"precision": "fp32", "compile": False}
     assert asked == [["fp32"]]
     assert module._precisions(network, torch.device("cuda")) == ["fp32"]
-
-
-@pytest.mark.parametrize("given", [("--compile",), ("--precision", "bf16")])
-def test_what_it_chooses_cannot_be_given(checkpoint, workplace, capsys, given):
-    outcome = call(capsys, "certify", "digits", checkpoint, 0.25, "a.tsv", "--fast", *given)
-    assert refused(outcome, "--fast chooses", "not for --precision or --compile", code=2)
-
-
-def test_cascade_is_refused(checkpoint, workplace, capsys):
-    stage = f'[[stage]]\ncheckpoint = "{checkpoint}"\nsigma = '
-    Path("cascade.toml").write_text(f"{stage}0.5\n{stage}0.25\n")
-    outcome = call(capsys, "certify", "digits", "cascade.toml", "stages", "a.tsv", "--fast")
-    assert refused(outcome, "--fast chooses", "not for a cascade or a router", code=2)

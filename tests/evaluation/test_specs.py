@@ -16,6 +16,7 @@ from smoothadv.evaluation.specs import (
     PredictSpec,
     a_shard,
 )
+from smoothadv.models.name import STAGES, stages_of
 
 KINDS = {
     "certify": CertifySpec,
@@ -62,6 +63,20 @@ def test_every_option_has_a_meaning_and_one_flag_of_its_own(kind):
         (CertifySpec, {"dataset": "digit"}, "did you mean 'digits'"),
         (CertifySpec, {"settings": {"radius": 1}}, "settings of method 'exact': found 'radius'"),
         (CertifySpec, {"method": "adaptive", "alpha": 1e-10}, "alpha must be at least 1e-09 for"),
+        *(
+            (CertifySpec, {"fast": True, **chosen}, "it is not for --precision or --compile")
+            for chosen in ({"compile": True}, {"precision": "bf16"})
+        ),
+        (
+            CertifySpec,
+            {
+                "fast": True,
+                "model": None,
+                "sigma": STAGES,
+                "stages": stages_of([("a", 2), ("b", 1)]),
+            },
+            "--fast chooses for one classifier: it is not for a cascade or a router",
+        ),
         (PredictSpec, {"restarts": 2}, "restarts: found 2, and there is no attack"),
         (PredictSpec, {"attack": len}, "attack: found .*, expected an object like"),
         (

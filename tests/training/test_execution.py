@@ -22,7 +22,7 @@ from smoothadv.training.execution import CompiledForSizes, Execution
 from smoothadv.training.update import Address, Update
 from support.networks import settle_batch_norms
 
-CPU = torch.device("cpu")
+CPU, FULL, LAST = torch.device("cpu"), torch.contiguous_format, torch.channels_last
 OBJECTIVE = SmoothAdv(ATTACKS["PGD"](0.5, 2), 0.25, 2, warmup=0)
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 1, 0, 3])
@@ -202,20 +202,32 @@ def test_convolutions_compute_in_the_precision_and_the_loss_in_float32(precision
     assert {each.dtype for each in update.folded.parameters() if each.dim() == 4} == set(dtypes)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_weights_are_channels_last_and_stay_so(precision):
+@pytest.mark.parametrize(
+    ("precision", "layout", "other"),
+    [("fp32", LAST, FULL), ("bf16", LAST, FULL), ("fp32", FULL, LAST)],
+)
+def test_weights_have_the_memory_format_of_the_device_and_keep_it(
+    monkeypatch, precision, layout, other
+):
+    """So have the images, in whichever they come."""
+    for module in ("training.execution", "training.update", "voting.folding"):
+        monkeypatch.setattr(f"smoothadv.{module}.layout_on", lambda *where: layout)
     update = updater(Execution(precision), "digits_resnet8")
     train(update)
     # A kernel of one pixel or one channel has both memory formats at once.
     weights = [
         each
-        for each in update.model.parameters()
+        for each in (*update.model.parameters(), *update.folded.parameters())
         if each.dim() == 4 and each[0, 0].numel() > 1 < each.shape[1]
     ]
-    assert len(weights) >= 5
-    assert all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
-    assert not any(weight.is_contiguous() for weight in weights), "the memory formats differ"
-    assert all(weight.grad.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+    assert len(weights) >= 10
+    weights += [weight.grad for weight in weights if weight.grad is not None]
+    assert all(weight.is_contiguous(memory_format=layout) for weight in weights)
+    assert not any(weight.is_contiguous(memory_format=other) for weight in weights)
+    update.compute = lambda inputs: inputs.images
+    images = torch.rand(6, 3, 8, 8).to(memory_format=other)
+    given = update(images, LABELS, 6, slice(0, 6), Address(1, 0, 0), 1.0)
+    assert given.is_contiguous(memory_format=layout)
 
 
 def test_how_often_a_run_is_saved_does_not_decide_its_weights():

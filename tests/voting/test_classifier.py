@@ -19,6 +19,7 @@ from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.base.devices import batch_that_fits
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
+from smoothadv.noise import GaussianNoise
 from smoothadv.training.execution import CompiledForSizes
 from smoothadv.voting.classifier import (
     PRECISIONS,
@@ -26,6 +27,7 @@ from smoothadv.voting.classifier import (
     default_batch,
     optimized_for_inference,
 )
+from smoothadv.voting.counter import VoteCounter, check_repeatable
 from smoothadv.voting.folding import fold
 from support import networks
 from support.networks import settle_batch_norms
@@ -416,3 +418,16 @@ def test_deterministic_kernels_are_asked_for_everywhere(warm, tmp_path):
     """In a separate process, since the setting holds for a whole process."""
     done = warm.run([sys.executable, "-c", DETERMINISTIC], tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_all_that_votes_has_one_memory_format(monkeypatch, layout):
+    for module in ("classifier", "counter", "folding"):
+        monkeypatch.setattr(f"smoothadv.voting.{module}.layout_on", lambda *where: layout)
+    network, seen = optimized_for_inference(get_architecture("cifar_resnet20", "cifar10"), CPU), []
+    for layer in (each for each in network.modules() if isinstance(each, nn.Conv2d)):
+        layer.register_forward_pre_hook(lambda layer, given: seen.extend((*given, layer.weight)))
+    counter = VoteCounter([network], [10], 16, CPU)
+    counter.logits_digest((3, 32, 32))
+    check_repeatable(counter, torch.rand(3, 32, 32), GaussianNoise(0.25, 0).stream(0, CPU))
+    assert seen and all(each.is_contiguous(memory_format=layout) for each in seen)

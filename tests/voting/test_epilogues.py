@@ -174,7 +174,7 @@ def as_on_a_gpu(monkeypatch) -> None:
     """Networks in float64 are tried on the CPU, those in float32 are on the GPU."""
     monkeypatch.setattr(folding, "_suits_plain_functions", lambda x: x.dtype == torch.float64)
     for module in (classifier, attacked):
-        monkeypatch.setattr(module, "are_offered_on", lambda device: True)
+        monkeypatch.setattr(module, "are_offered_on", lambda *where: True)
 
 
 def test_where_fusing_would_change_the_function_folding_stays(cudnn, monkeypatch):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from smoothadv.base.devices import device_of
 from smoothadv.base.errors import UserError, counted, first_line, is_out_of_memory
 from smoothadv.datasets import DatasetDescription
 
@@ -65,7 +66,7 @@ def probe(
     name, shape = called or type(network).__name__, list(image.shape)
     weight = next((value for value in network.parameters() if value.is_floating_point()), image)
     try:
-        output = network(image.unsqueeze(0).to(weight.device, copy=True))
+        output = network(image.unsqueeze(0).to(device_of(network, image.device), copy=True))
     except (RuntimeError, ValueError, TypeError, AssertionError, IndexError) as error:
         is_other = weight.dtype not in (image.dtype, torch.float32)
         remedy = ": call its .float(); precision= of certify rounds it" if is_other else ""

@@ -1,15 +1,20 @@
-"""Devices: the default one, their names, one GPU for each process, copies that do not wait for the
-device, and batches that fit into its memory.
+"""Devices: that of a run, that of a module, how they round and which memory format suits them,
+copies that do not wait for them, and batches that fit into their memory.
 """
 
 import math
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import UserError, first_line, is_out_of_memory
 
 T = TypeVar("T")
@@ -44,13 +49,71 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def device_of_process(device: torch.device, local_rank: int | None) -> torch.device:
-    """``device``; for "cuda" without a number, the GPU of process ``local_rank`` of this machine
-    (None: one).
+def device_of_run(
+    run: Any, recorded: Mapping[str, Any], processes: Processes, says: bool
+) -> torch.device:
+    """The device of a ``run``, a specification: the one that it asks for, else the one on which was
+    made what it continues or repeats, if this machine has it, else the first GPU, else the CPU.
+
+    Of several processes each has a GPU of its own, unless the run asks for one by its number.
+    ``recorded`` has what was recorded: the name of the "device", and whether it used "tf32", as
+    which PyTorch is set here, unless the run asks to do without. Where no device is asked for, a
+    line on standard error names the one that is taken as before, or, with ``says``, any.
     """
-    if local_rank is None or device.type != "cuda" or device.index is not None:
+    if (allowed := run.tf32 and recorded.get("tf32")) is not None:
+        torch.backends.cudnn.allow_tf32 = allowed
+    device = run.device or default_device()
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    rank = processes.local_rank
+    if rank is not None and device.type == "cuda" and device.index is None:
+        device = gpus[rank % len(gpus)]
+    if run.device is not None:
         return device
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
+    why = f": PyTorch {torch.__version__} finds no GPU" if device.type == "cpu" else ""
+    before = recorded.get("device")
+    same = [one for one in (*gpus, torch.device("cpu")) if device_name(one) == before]
+    if same and device_name(device) != before:
+        device = same[(rank or 0) % len(same)]
+        why = ", as before (--device takes another)"
+    if processes.is_first and (says or why.startswith(",")):
+        print(f"on the {device_name(device).replace('cpu', 'CPU')}{why}", file=sys.stderr)
+    return device
+
+
+def device_of(module: Any, otherwise: torch.device) -> torch.device:
+    """The device of a module: that of its parameters, else of its buffers; ``otherwise`` if it has
+    neither, or is a function.
+
+    Of several, it is that of the first parameter, where a module so divided takes its input.
+    """
+    tensors = chain(module.parameters(), module.buffers()) if isinstance(module, nn.Module) else ()
+    return next((tensor.device for tensor in tensors), otherwise)
+
+
+def allows_tf32() -> bool:
+    """Whether PyTorch is set to let convolutions use TF32."""
+    # Since PyTorch 2.9, allow_tf32 cannot be read where newer settings differ from it.
+    conv = getattr(torch.backends.cudnn, "conv", None)
+    return torch.backends.cudnn.allow_tf32 if conv is None else conv.fp32_precision == "tf32"
+
+
+def uses_tf32(gpu: torch.device) -> bool:
+    """Whether a GPU rounds what convolutions in float32 read to TF32, as those since Ampere do by
+    default.
+    """
+    return (
+        allows_tf32()
+        and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"  # which NVIDIA's libraries obey
+        and torch.cuda.get_device_capability(gpu) >= (8, 0)
+    )
+
+
+def layout_on(device: torch.device, dtype: torch.dtype | None = None) -> torch.memory_format:
+    """The memory format in which convolutions of ``dtype`` (None: float32) are fast: channels last,
+    but contiguous where a GPU computes in full float32, without its matrix units.
+    """
+    is_full = device.type == "cuda" and dtype in (None, torch.float32) and not uses_tf32(device)
+    return torch.contiguous_format if is_full else torch.channels_last
 
 
 def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -133,7 +196,7 @@ def _bytes_per_image(
     work: Callable[[torch.Tensor], object], shape: tuple[int, ...], device: torch.device
 ) -> float:
     """The peak memory of ``work`` on a batch of this ``shape``, in bytes per image."""
-    images = torch.zeros(shape, device=device).to(memory_format=torch.channels_last)
+    images = torch.zeros(shape, device=device).to(memory_format=layout_on(device))
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

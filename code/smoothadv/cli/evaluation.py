@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from smoothadv.base.errors import counted, escape
 from smoothadv.base.settings import Checked, options_of, output_file, setting
-from smoothadv.cli.options.shared import say_device, say_what_is_certified, use_threads
+from smoothadv.cli.options.shared import say_what_is_certified, use_threads
 from smoothadv.cli.runner import (
     Main,
     Options,
@@ -32,7 +32,7 @@ from smoothadv.records.writer import WrittenLog
 Spec = TypeVar("Spec", bound=EvaluationSpec)
 _IMAGE_FIELDS = (
     "dataset model sigma n n0 alpha sound arch input_layer pretrained denoiser "
-    "data_dir batch precision compile seed device threads"
+    "data_dir batch precision compile seed device tf32 threads"
 ).split()
 """The settings that the subcommand ``images`` has."""
 Evaluate = Callable[[Any], WrittenLog]
@@ -93,7 +93,6 @@ def evaluation_main(
     def body(parser: Parser, options: Options, words: Sequence[str]) -> None:
         spec = spec_of(options, words)
         use_threads(spec)
-        say_device(spec)
         evaluate(spec, parser, options)
 
     hint = "every finished example is in the log; run the same command again to continue"

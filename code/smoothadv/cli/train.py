@@ -10,7 +10,7 @@ from smoothadv.cli.options.shared import use_threads
 from smoothadv.cli.options.training import spec_of, training_parser, with_recipes
 from smoothadv.cli.runner import Options, Parser, invocation, run
 from smoothadv.models.name import STAGES
-from smoothadv.records.logs import ARGUMENTS, CHECKPOINT
+from smoothadv.records.logs import CHECKPOINT
 from smoothadv.training.setup import train
 from smoothadv.training.spec import TrainSpec
 
@@ -46,7 +46,7 @@ def train_command(
 
 def _train(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = spec_of(with_recipes(parser, options, command[1]), command)
-    use_threads(spec, spec.outdir / ARGUMENTS if spec.existing == "resume" else None)
+    use_threads(spec, spec.outdir if spec.existing == "resume" else None)
     if train(spec).is_first:
         what = "certify it with" if spec.route is None else _OF_ROUTER
         print(f"saved {spec.outdir / CHECKPOINT}; {what}:\n  {_certify_command(spec)}")

@@ -26,7 +26,7 @@ class RelabelledImages:
     @property
     def labels(self) -> torch.Tensor | None:
         labels = self.images.labels
-        return None if labels is None else self._classes[torch.as_tensor(labels)]
+        return None if labels is None else self._classes[torch.as_tensor(labels).cpu()]
 
     def __len__(self) -> int:
         return len(self.images)

@@ -229,7 +229,8 @@ def falsify(spec: FalsifySpec) -> tuple[WrittenLog, Certificates]:
                 f"{spec.against} was made with --sound and --batch {recorded}, not {batch}"
             )
         spec = dataclasses.replace(spec, batch=batch)
-    evaluation, every = prepare(spec, path, sound), certificates
+    every = certificates
+    evaluation = prepare(spec, path, sound, certificates.settings if sound else None)
     certificates = every.restricted_to(spec.skip, spec.limit)
     indices = sorted(certificates.claims)
     if spec.only is not None:

@@ -232,7 +232,9 @@ def _write_rows(
                 "time": timedelta(seconds=result.seconds),
                 **result.outcome,
             }
-            images = () if adversarial is None else (example.image.numpy(), adversarial().numpy())
+            images = (
+                () if adversarial is None else (example.image.cpu().numpy(), adversarial().numpy())
+            )
             log.append(row, images)
             rows, hits = rows + 1, hits + content.scores(row)
             bar.update(1)

@@ -6,7 +6,7 @@ The identity is all that decides the numbers in a log; a log is continued only w
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,7 @@ from typing import Any
 import torch
 
 from smoothadv.base.cpus import MOST_THREADS
-from smoothadv.base.devices import (
-    LargestTensor,
-    default_device,
-    device_name,
-    device_of_process,
-)
+from smoothadv.base.devices import LargestTensor, device_name, device_of_run, uses_tf32
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import NonFiniteError, UserError, counted, warn
 from smoothadv.base.files import digest
@@ -200,15 +195,21 @@ def warn_of_few_draws(spec: EvaluationSpec, top_k: int = 1) -> None:
         )
 
 
-def prepare(spec: EvaluationSpec, log: Path | None, sound: bool = False) -> Evaluation:
+def prepare(
+    spec: EvaluationSpec,
+    log: Path | None,
+    sound: bool = False,
+    against: Mapping[str, Any] | None = None,
+) -> Evaluation:
     """Load all that an evaluation needs; UserError where model, images and settings do not fit
     together.
 
-    ``log`` is the log to be written (None: none): if it exists already, its batch is used again.
-    ``sound`` as in ``CertifySpec``.
+    ``log`` is the log to be written (None: none): if it exists already, its device and its batch
+    are used again. ``sound`` as in ``CertifySpec``. ``against`` are the settings of a log whose
+    device is used where there is none to be continued.
     """
     recorded, processes = settings_to_continue(spec, log), join_processes()
-    device = _configured_device(spec, sound, recorded, processes)
+    device = _configured_device(spec, sound, recorded or against or {}, processes, log is not None)
     loaded = load_models(spec)
     own, dataset, base = loaded[0]
     spec = own if spec.stages is None else spec
@@ -300,11 +301,12 @@ def _few_classes(spec: EvaluationSpec, dataset: ImageDataset, indices: range) ->
 def _configured_device(
     spec: EvaluationSpec,
     sound: bool,
-    recorded: dict[str, Any],
+    recorded: Mapping[str, Any],
     processes: Processes,
+    says: bool,
 ) -> torch.device:
-    """The device of an evaluation, once PyTorch is set as it and the log ``recorded`` need;
-    UserError where it cannot do what is asked for.
+    """The device of an evaluation, which a line ``says``, once PyTorch is set as it and the log
+    ``recorded`` need; UserError where it cannot do what is asked for.
     """
     if processes.size > 1 and spec.shard is not None:
         raise UserError(
@@ -319,7 +321,7 @@ def _configured_device(
         torch.set_num_threads(threads)
     if spec.attack is not None:  # before the digest of the logits
         torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = False, True
-    device = device_of_process(spec.device or default_device(), processes.local_rank)
+    device = device_of_run(spec, recorded, processes, says)
     if sound and spec.compile and device.type != "cpu":
         raise UserError(
             "--sound with --compile is for the CPU: elsewhere the compiler chooses kernels by speed"
@@ -370,8 +372,8 @@ def _record(evaluation: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
         settings["sigmas"] = [voter.key.sigma for voter in voters]
     if all(voter.form.is_fused for voter in voters) and not spec.compile:
         settings["fused"] = True
-    if device.type == "cuda" and spec.precision == "fp32":
-        settings["tf32"] = torch.backends.cudnn.allow_tf32
+    if device.type == "cuda" and voters[0].victim.dtype == torch.float32:
+        settings["tf32"] = uses_tf32(device)
     kernels = kernels_on(device)
     if kernels is not None and (not evaluation.is_sound or spec.attack is not None):
         settings["noise_kernel"] = kernels.VERSION

@@ -156,6 +156,13 @@ class EvaluationSpec(ModelSpec):
         records="compiled",
         help="compile the classifier first: takes a minute, then runs faster",
     )
+    tf32: bool = setting(
+        True,
+        flag="--no-tf32",
+        group="speed",
+        help="on GPUs, compute convolutions in full float32, not in TF32 (default: as PyTorch is "
+        "set, or as the log that is continued was made)",
+    )
     shard: Shard | None = setting(
         None,
         parse=a_shard,

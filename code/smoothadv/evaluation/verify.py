@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from smoothadv.base.devices import default_device, device_name
 from smoothadv.base.errors import UsageError, UserError, counted
 from smoothadv.base.plugins import FUNCTIONS, loaded
 from smoothadv.base.settings import settings_of
@@ -53,12 +52,7 @@ def verify(spec: VerifySpec) -> Verification:
         raise UserError(f"{spec.log} is left in doubt: its manifest {fault}")
     settings = settings_and_logits(manifest)
     settings.pop("shard", None)
-    certify_spec = _certification(spec, manifest)
-    device = device_name(spec.device or default_device())
-    if settings.get("device") not in (None, device):
-        difference = f"device was {settings['device']!r}, now {device!r}"
-        raise UserError(f"{spec.log} cannot be repeated here: {difference}")
-    evaluation, _, content = prepare_certification(certify_spec)
+    evaluation, _, content = prepare_certification(_certification(spec, manifest))
     for look in (lambda: evaluation, evaluation.probed):  # no pass is made for other settings
         now = {**look().settings, **content.settings}
         if difference := differing_settings(settings, now):

@@ -116,7 +116,9 @@ def voter_of(
     example = images[0][0] if len(images) else None
     form = optimized_for_inference(classifier, device, example, spec.precision)
     if example is not None and "checkpoint_sha256" not in base.settings:
-        _check_module(form, example, base.name or base.architectures[0].rpartition(".")[2], warns)
+        _check_module(
+            form, example.to(device), base.name or base.architectures[0].rpartition(".")[2], warns
+        )
     if spec.compile and warns:
         print("compiling the classifier first, which may take a minute", file=sys.stderr)
     victim = form
@@ -133,11 +135,9 @@ def _check_module(form: VotingClassifier, image: torch.Tensor, name: str, warns:
 
     An architecture of a checkpoint needs no such check.
     """
-    device = next((weight.device for weight in form.parameters()), torch.device("cpu"))
-    first = image.to(device)
     try:
-        logits = form(torch.stack([first, 1 - first, first]))[0]
-        again = form(torch.stack([first, first / 2, 1 - first]))[0]
+        logits = form(torch.stack([image, 1 - image, image]))[0]
+        again = form(torch.stack([image, image / 2, 1 - image]))[0]
     except (RuntimeError, ValueError, TypeError) as error:
         raise UserError(
             f"{name} does not run with weights and images of {form.dtype}, batch 3: "

@@ -152,6 +152,14 @@ def recorded_settings(log: Path) -> dict[str, Any]:
         return {}
 
 
+def recorded_runs(folder: Path) -> list[dict[str, Any]]:
+    """What the record of a training in ``folder`` says of its runs; none if it cannot be read."""
+    try:
+        return [run for run in read_json(folder / ARGUMENTS)["runs"] if isinstance(run, dict)]
+    except (OSError, LookupError, TypeError, ValueError):
+        return []
+
+
 def read_manifest_file(log: Path) -> dict[str, Any]:
     """The manifest of a log: {"settings": ..., "runs": [...]}. UserError where it is missing or
     cannot be one.

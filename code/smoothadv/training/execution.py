@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from smoothadv.attacks.estimators import frozen
+from smoothadv.base.devices import device_of, layout_on
 from smoothadv.base.settings import Checked, positive_float, setting
 from smoothadv.voting import folding
 from smoothadv.voting.classifier import call_compiled, let_compiler_choose_alike
@@ -69,11 +70,11 @@ class Execution(Checked):
     )
 
     def prepare(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model on the device, channels last."""
+        """The model on the device, in the memory format that is fast there."""
         model = model.to(device)
         if self.synchronized_norm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return model.to(memory_format=torch.channels_last)
+        return model.to(memory_format=layout_on(device, CONVOLUTION_DTYPES[self.precision]))
 
     def compiled(self, model: nn.Module, sizes: set[int]) -> nn.Module:
         """The model; with ``compile``, compiled for batches of these sizes."""
@@ -147,10 +148,10 @@ def folded_form(
     ``example`` [B, C, H, W] holds images on which that is tried, in float64, where only rounding is
     allowed to differ.
     """
-    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+    device = device_of(model, example.device)
     try:
         trial, images = copy.deepcopy(model).cpu().double().eval(), example.cpu().double()
-        for epilogues in (True, False) if are_offered_on(device) else (False,):
+        for epilogues in (True, False) if are_offered_on(device, dtype) else (False,):
             if folding.agree(trial, FoldedModel(trial, None, epilogues), images):
                 form = FoldedModel(model, dtype, epilogues)
                 if not epilogues or runs(form, example.to(device), dtype):

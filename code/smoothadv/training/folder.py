@@ -14,7 +14,6 @@ from smoothadv.base.errors import UserError, counted
 from smoothadv.base.files import (
     lock,
     make_folder,
-    read_json,
     refuse_to_replace,
     write_json,
     write_text,
@@ -33,6 +32,7 @@ from smoothadv.records.logs import (
     TRAINING_COLUMNS,
     TRAINING_LOG,
     differing_fields,
+    recorded_runs,
     tsv,
 )
 
@@ -84,15 +84,12 @@ class RunFolder:
 
     def _open_existing(self) -> None:
         existing, launch = self.existing, self.runs[0]["launch"]
-        if launch is not None:
-            with contextlib.suppress(UserError, OSError, LookupError, TypeError):
-                before = read_json(self.path / ARGUMENTS)["runs"]
-                if launch in [run.get("launch") for run in before]:
-                    existing = "resume"
+        if launch is not None and launch in [one.get("launch") for one in recorded_runs(self.path)]:
+            existing = "resume"
         if existing == "refuse":
             held = f"a trained model ({CHECKPOINT})"
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                epochs = read_json(self.path / ARGUMENTS)["runs"][-1]["epochs"]
+                epochs = recorded_runs(self.path)[-1]["epochs"]
                 done = len((self.path / TRAINING_LOG).read_text().splitlines()) - 1
                 if done < epochs:
                     held = f"a training of which {done} of {counted(epochs, 'epoch')} are done"

@@ -13,7 +13,7 @@ import torch
 
 from smoothadv.architectures import made_architecture
 from smoothadv.architectures.denoisers import DENOISERS
-from smoothadv.base.devices import default_device, device_name, device_of_process
+from smoothadv.base.devices import device_name, device_of_run, uses_tf32
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import UsageError, UserError, counted, warn
 from smoothadv.base.provenance import provenance
@@ -32,6 +32,7 @@ from smoothadv.models.checkpoint import (
 )
 from smoothadv.models.hub import checkpoint_digest
 from smoothadv.noise import derive_generator
+from smoothadv.records.logs import recorded_runs
 from smoothadv.training.folder import RunFolder
 from smoothadv.training.routing import routed
 from smoothadv.training.run import TrainingRun, TrainingSetup
@@ -62,7 +63,8 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     SIGTERM.
     """
     processes = join_processes()
-    device = device_of_process(spec.device or default_device(), processes.local_rank)
+    before = recorded_runs(spec.outdir)[-1:] if spec.existing == "resume" else []
+    device = device_of_run(spec, dict(*before), processes, says=False)
     for_gpus = {
         "--sync-bn": spec.execution.synchronized_norm,
         "--cuda-graph": spec.execution.cuda_graph,
@@ -222,6 +224,7 @@ def _folder(setup: TrainingSetup) -> RunFolder:
         # now, so that an image that cannot be read is named now
         "test_fingerprint": setup.test.fingerprint(),
         "device": device_name(setup.device),
+        **({"tf32": uses_tf32(setup.device)} if setup.device.type == "cuda" else {}),
         "processes": setup.processes.size,
         "launch": setup.processes.launch,
         "torch_threads": torch.get_num_threads(),

@@ -374,6 +374,12 @@ class TrainSpec(RunSpec):
         group=_DATA,
         help="first layer of the model (default: normalize, or that of --pretrained-model)",
     )
+    tf32: bool = setting(
+        True,
+        flag="--no-tf32",
+        group=_EXECUTION,
+        help="on GPUs, compute in full float32",
+    )
     track: tuple[str, ...] = setting(
         (),
         choices=TRACKERS,

@@ -10,6 +10,7 @@ from functools import reduce
 import torch
 from torch import nn
 
+from smoothadv.base.devices import layout_on
 from smoothadv.base.distributed import Processes
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import ImageDataset
@@ -143,6 +144,9 @@ class Update:
         """
         self.model.train()
         self.processes.share_buffers(self.model)
+        images = images.contiguous(
+            memory_format=layout_on(self.device, CONVOLUTION_DTYPES[self.execution.precision])
+        )
         generator = address.generator(self.device, Purpose.OBJECTIVE)
         taught = self.teacher.batch_fields(indices) if self.teacher else {}
         batch = self.objective.batch(

@@ -15,7 +15,7 @@ from torch import nn
 
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.exact import ExactNetwork, is_exact
-from smoothadv.base.devices import batch_that_suits
+from smoothadv.base.devices import batch_that_suits, device_of, layout_on
 from smoothadv.base.errors import UserError, first_line, warn
 from smoothadv.noise import Noise, Purpose
 from smoothadv.voting.folding import ConvolutionReLU, are_offered_on, fold, runs
@@ -59,7 +59,7 @@ class VotingClassifier(nn.Module):
         if (network := self.integers) is None:
             return
         if self.fast is None:
-            self.use(network.fast_form(next(network.buffers()).device))
+            self.use(network.fast_form(device_of(network, torch.device("cpu"))))
         try:
             check(network, self.fast)
         except UserError:
@@ -101,8 +101,8 @@ def optimized_for_inference(
 
     Batch normalization, and the input layer's division, are folded into convolutions, unless that
     changes the logits of ``example``, an image [C, H, W], by more than rounding. On a GPU, sums and
-    ReLUs are computed with the convolution before them, where cuDNN can. Tensors are channels-last;
-    ``precision`` of weights and activations is a name in PRECISIONS.
+    ReLUs are computed with the convolution before them, where cuDNN can. Tensors have the memory
+    format of ``layout_on``; ``precision`` of weights and activations is a name in PRECISIONS.
     """
     images = None if example is None else example.cpu().double().unsqueeze(0)
     dtype = PRECISIONS[precision]
@@ -111,7 +111,7 @@ def optimized_for_inference(
             f"a network of integers is computed exactly, in fp32, not in {precision}: leave "
             "--precision out"
         )
-    for epilogues in (True, False) if are_offered_on(device) else (False,):
+    for epilogues in (True, False) if are_offered_on(device, dtype) else (False,):
         # Folding in float64 on the CPU changes nothing within the digits of float32.
         original = copy.deepcopy(classifier).requires_grad_(False).cpu().double()
         original.eval()  # a user's own train() may return nothing
@@ -119,7 +119,7 @@ def optimized_for_inference(
         voting = VotingClassifier(
             folded.to(dtype).to(device), dtype, is_folded=folded is not original
         )
-        voting = voting.eval().to(memory_format=torch.channels_last)
+        voting = voting.eval().to(memory_format=layout_on(device, dtype))
         if voting.is_fused and (images is None or runs(voting, images.float().to(device))):
             break
     return voting
@@ -163,7 +163,7 @@ def let_compiler_choose_alike(network: nn.Module) -> None:
     """
     import torch._inductor.config as inductor
 
-    if all(weight.device.type == "cpu" for weight in network.parameters()):
+    if device_of(network, torch.device("cpu")).type == "cpu":
         return
     if hasattr(inductor, "deterministic"):
         inductor.deterministic = True

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from smoothadv.architectures.exact import ExactNetwork, digest_of_logits
-from smoothadv.base.devices import to_device, to_host, within_memory
+from smoothadv.base.devices import layout_on, to_device, to_host, within_memory
 from smoothadv.base.errors import NonFiniteError, UserError
 from smoothadv.base.files import digest
 from smoothadv.noise import NoiseStream, Purpose, Rows, derive_generator
@@ -149,7 +149,7 @@ class VoteCounter:
             raise ValueError(f"the batch must be at least 1, got {batch}")
         self.classifiers, self.num_classes, self.batch = classifiers, num_classes, batch
         self.keep_batch, self.on_smaller_batch = keep_batch, on_smaller_batch
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.layout = device, dtype, layout_on(device, dtype)
         self.on_batch: Callable[[int], None] = lambda draws: None
         self._buffer: torch.Tensor | None = None
         # An accelerator works on the next batch while the votes of this one are counted.
@@ -264,7 +264,7 @@ class VoteCounter:
         shape = (self.batch, *image_shape)
         if self._buffer is None or self._buffer.shape != shape:
             self._buffer = torch.empty(
-                shape, dtype=self.dtype, device=self.device, memory_format=torch.channels_last
+                shape, dtype=self.dtype, device=self.device, memory_format=self.layout
             )
         return self._buffer
 
@@ -300,11 +300,11 @@ def check_repeatable(
     """
     classifier = counter.classifiers[stage]
     draws = (stream.noisy(counter.batch, image) for _ in range(2))
-    images, others = (noisy.to(counter.dtype, memory_format=torch.channels_last) for noisy in draws)
+    images, others = (noisy.to(counter.dtype, memory_format=counter.layout) for noisy in draws)
     logits = classifier(images)
     # CUDA's roll returns channels first, and for another layout a compiler would make another
     # classifier.
-    rolled_images = images.roll(1, 0).to(memory_format=torch.channels_last)
+    rolled_images = images.roll(1, 0).to(memory_format=counter.layout)
     again, rolled = classifier(images), classifier(rolled_images)
     others[::2] = images[::2]
     if invalid := len(logits) - int(logits.isfinite().all(1).sum()):
@@ -336,9 +336,7 @@ def check_exact(
     nothing but its logits, so that a second batch must have the logits of the network, too.
     """
     classifier = counter.classifiers[stage]
-    images = network.probe_images().to(
-        counter.device, counter.dtype, memory_format=torch.channels_last
-    )
+    images = network.probe_images().to(counter.device, counter.dtype, memory_format=counter.layout)
     rows = torch.arange(
         -(-len(images) // counter.batch) * counter.batch, device=counter.device
     ) % len(images)

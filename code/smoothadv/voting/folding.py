@@ -24,6 +24,7 @@ from smoothadv.architectures.denoisers import Denoised
 from smoothadv.architectures.ensemble import Ensemble
 from smoothadv.architectures.exact import ExactNetwork
 from smoothadv.architectures.input_layers import Center, Normalize
+from smoothadv.base.devices import layout_on
 from smoothadv.base.errors import first_line, warn
 
 _SUMS = (operator.add, operator.iadd, torch.add)
@@ -193,7 +194,7 @@ def replace_norms(graph: torch.fx.GraphModule, dtype: torch.dtype | None = None)
         kind = {"device": weight.device, "dtype": dtype or weight.dtype}
         folded = type(convolution)(**geometry, bias=True, **kind).requires_grad_(False)
         if isinstance(folded, nn.Conv2d):
-            folded = folded.to(memory_format=torch.channels_last)
+            folded = folded.to(memory_format=layout_on(weight.device, folded.weight.dtype))
         replaced.append((folded, convolution, norm))
         _replace_layer(graph, before, folded)
         node.replace_all_uses_with(before)
@@ -414,11 +415,15 @@ def fuse_epilogues(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return graph
 
 
-def are_offered_on(device: torch.device) -> bool:
-    """Whether to try these calls: not where every kernel has to be deterministic, as with
-    --sound.
+def are_offered_on(device: torch.device, dtype: torch.dtype | None = None) -> bool:
+    """Whether to try these calls for weights of ``dtype`` (None: float32): not where every kernel
+    has to be deterministic, as with --sound, nor in full float32, which they are not known to suit.
     """
-    return device.type in ("cuda", "meta") and not torch.are_deterministic_algorithms_enabled()
+    return (
+        device.type in ("cuda", "meta")
+        and layout_on(device, dtype) is torch.channels_last
+        and not torch.are_deterministic_algorithms_enabled()
+    )
 
 
 @torch.no_grad()

@@ -9,9 +9,9 @@ from typing import Any
 
 from smoothadv.base.cpus import suitable_threads, usable_cpus
 from smoothadv.base.errors import UserError
-from smoothadv.base.files import read_json
 from smoothadv.datasets import describe_dataset, source_of
 from smoothadv.datasets.preparation import split_location
+from smoothadv.records.logs import recorded_runs
 
 
 @cache
@@ -28,20 +28,9 @@ def say_what_is_certified(dataset: str) -> None:
         )
 
 
-def say_device(run: Any) -> None:
-    """Where a run computes, and why on the CPU, unless --device says it."""
-    import torch
-
-    if run.device is None and os.environ.get("RANK", "0") == "0":
-        is_built = torch.backends.cuda.is_built()
-        why = "no CUDA device is there" if is_built else "this PyTorch is built without CUDA"
-        name = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU: {why}"
-        print(f"on the {name}", file=sys.stderr)
-
-
 def use_threads(run: Any, resumed: Path | None = None) -> None:
     """Let PyTorch use the ``threads`` of a run, else OMP_NUM_THREADS, else those of the training
-    whose record is ``resumed``: its bits depend on them; else those that suit the images.
+    in the folder ``resumed``: its bits depend on them; else those that suit the images.
     """
     import torch
 
@@ -56,5 +45,5 @@ def use_threads(run: Any, resumed: Path | None = None) -> None:
                 shape = describe_dataset(run.dataset, run.data_dir).image_shape
                 threads = suitable_threads(shape, most)
             if resumed is not None:
-                threads = min(int(read_json(resumed)["runs"][-1]["torch_threads"]), most)
+                threads = min(int(recorded_runs(resumed)[-1]["torch_threads"]), most)
     torch.set_num_threads(threads or most)

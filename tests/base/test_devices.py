@@ -1,0 +1,138 @@
+"""Which device is taken, how it rounds, and which memory format suits it: with GPUs that are not
+there.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import smoothadv
+from smoothadv.architectures.logits import probe
+from smoothadv.base.devices import allows_tf32, device_of, device_of_run, layout_on, uses_tf32
+from smoothadv.core import Smooth
+from smoothadv.evaluation import setup
+from smoothadv.evaluation.specs import CertifySpec
+from smoothadv.voting.folding import are_offered_on
+from support.commands import succeed
+
+GPUS = ["NVIDIA A100", "NVIDIA H200", "NVIDIA H200"]
+CPU, META = torch.device("cpu"), torch.device("meta")
+AS_BEFORE = ", as before (--device takes another)\n"
+CERTIFY = "certify digits MODEL 0.25 out --N 200 --max 3"
+TRAIN = "train digits digits_resnet8 out --noise 0.25 --steps-per-epoch 1 --epochs 1"
+CUDNN, CONV = torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None)
+newer = pytest.mark.skipif(CONV is None, reason="PyTorch before 2.9")
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch) -> None:
+    """PyTorch says that there are some; its settings are as before afterwards."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(GPUS))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: GPUS[device.index or 0])
+    monkeypatch.setattr(CUDNN, "allow_tf32", True)
+    torch.use_deterministic_algorithms(False)  # for which an earlier test may have asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "recorded", "rank", "device", "line"),
+    [
+        (None, None, None, "cuda", "on the NVIDIA A100\n"),
+        (None, "NVIDIA A100", None, "cuda", "on the NVIDIA A100\n"),
+        (None, "NVIDIA H200", None, "cuda:1", f"on the NVIDIA H200{AS_BEFORE}"),
+        (None, "cpu", None, "cpu", f"on the CPU{AS_BEFORE}"),
+        (None, "NVIDIA V100", None, "cuda", "on the NVIDIA A100\n"),
+        ("cuda:2", "cpu", None, "cuda:2", ""),
+        ("cuda", None, 1, "cuda:1", ""),
+        (None, "NVIDIA H200", 2, "cuda:2", "on the NVIDIA H200\n"),
+        (None, "NVIDIA H200", 3, "cuda:2", f"on the NVIDIA H200{AS_BEFORE}"),
+        (None, "NVIDIA A100", 1, "cuda:0", f"on the NVIDIA A100{AS_BEFORE}"),
+        (None, "cpu", 1, "cpu", f"on the CPU{AS_BEFORE}"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("tf32", "was", "is_used"),
+    [(True, None, True), (False, None, False), (True, False, False), (False, True, False)],
+)
+def test_what_is_continued_keeps_its_device_and_its_arithmetic(
+    capsys, asked, recorded, rank, device, line, tf32, was, is_used
+):
+    run = SimpleNamespace(device=asked and torch.device(asked), tf32=tf32)
+    processes = SimpleNamespace(local_rank=rank, is_first=True)
+    found = device_of_run(run, {"device": recorded, "tf32": was}, processes, says=True)
+    assert (str(found), capsys.readouterr().err, allows_tf32()) == (device, line, is_used)
+
+
+@pytest.mark.parametrize(
+    ("begin", "again"),
+    [
+        (CERTIFY, CERTIFY),
+        (f"{CERTIFY} --shard 0/2", f"{CERTIFY} --shard 0/2"),
+        (CERTIFY.replace("certify", "predict"), CERTIFY.replace("certify", "predict")),
+        (f"{CERTIFY} --sound", "certify verify out"),
+        (f"{CERTIFY} --sound", "attack digits MODEL 0.25 more --against out --num-steps 1"),
+        (TRAIN, f"{TRAIN} --resume"),
+    ],
+)
+def test_commands_go_on_and_repeat_on_the_cpu_where_that_began(
+    begin, again, checkpoint, workplace, capsys
+):
+    words, more = (line.replace("MODEL", str(checkpoint)).split() for line in (begin, again))
+    succeed(*words, "--device", "cpu")
+    succeed(*more)
+    assert capsys.readouterr().err.count(f"on the CPU{AS_BEFORE}") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "override", "capability", "expected"),
+    [
+        ((CUDNN, "allow_tf32", True), "1", (8, 0), True),
+        ((CUDNN, "allow_tf32", False), "1", (9, 0), False),
+        ((CUDNN, "allow_tf32", True), "0", (9, 0), False),
+        ((CUDNN, "allow_tf32", True), "1", (7, 5), False),
+        pytest.param((CONV, "fp32_precision", "ieee"), "1", (9, 0), False, marks=newer),
+    ],
+)
+def test_full_float32_is_contiguous_and_not_fused(
+    monkeypatch, setting, override, capability, expected
+):
+    setattr(*setting)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    gpu, last = torch.device("cuda:1"), torch.channels_last
+    assert uses_tf32(gpu) == are_offered_on(gpu) == expected
+    assert layout_on(gpu) is layout_on(gpu, torch.float32)
+    assert layout_on(gpu) is (last if expected else torch.contiguous_format)
+    assert layout_on(gpu, torch.bfloat16) is layout_on(CPU) is last
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_logs_of_gpus_record_whether_float32_was_rounded(monkeypatch, checkpoint, precision):
+    """In fp16 it is float32 that is attacked."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(setup, "kernels_on", lambda device: None)
+    asked = {"sigma": 0.25, "device": "cpu", "tf32": False, "precision": precision}
+    evaluation = setup.prepare(CertifySpec(dataset="digits", model=checkpoint, **asked), None)
+    settings, _ = setup._record(replace(evaluation, device=torch.device("cuda:1")))
+    recorded = (settings["device"], settings.get("tf32"))
+    assert recorded == ("NVIDIA H200", None if precision == "bf16" else False)
+
+
+def test_functions_leave_pytorch_as_it_was():
+    module, seen = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), []
+    module.register_forward_hook(lambda *given: seen.append(allows_tf32()))
+    smoothadv.certify(module, torch.rand(2, 1, 2, 2), sigma=0.25, n=99, device="cpu", tf32=False)
+    assert not seen[-1] and allows_tf32()
+
+
+def test_modules_get_images_where_their_weights_or_buffers_are():
+    network = nn.Sequential(nn.BatchNorm2d(1, affine=False, device=META), nn.Flatten())
+    divided = nn.Sequential(nn.Linear(1, 1, device=META), nn.Linear(1, 1))
+    assert device_of(network, CPU) == device_of(divided, CPU) == device_of(len, META) == META
+    image = torch.rand(1, 4, 4)
+    assert probe(network, image)[1] == 16
+    network.register_forward_hook(lambda module, given, logits: torch.ones(len(logits), 16))
+    assert Smooth(network, 16, 0.25).predict(image, 100, 0.001, 50) == 0
