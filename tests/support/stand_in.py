@@ -156,15 +156,11 @@ def _is_float(value: Any) -> bool:
 def become_the_default(name: str, put: Callable[[object, str, object], None] = setattr) -> None:
     """Let commands and functions of this process compute on the device, unless told otherwise."""
     from smoothadv.base import devices
-    from smoothadv.evaluation import setup, verify
-    from smoothadv.training import setup as training
 
     if name == NAME and not IS_POSSIBLE:
         return
     device = install(put) if name == NAME else torch.device(name)
-    for module in (devices, setup, verify, training):
-        if hasattr(module, "default_device"):
-            put(module, "default_device", lambda: device)
+    put(devices, "default_device", lambda: device)
 
 
 def _moved(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
