@@ -13,7 +13,7 @@ import torch
 from smoothadv.architectures.logits import explained, logits_in
 from smoothadv.base.settings import checked, positive_int, positive_noise_level
 from smoothadv.noise import GaussianNoise, NoiseStream
-from smoothadv.noise.scale import SLACK, check_scale
+from smoothadv.noise.scale import SLACK, check_scale, with_exact_levels
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
 from smoothadv.statistics.prediction import predict
 from smoothadv.statistics.ranges import check
@@ -159,4 +159,4 @@ def _image(x: torch.Tensor | np.ndarray) -> torch.Tensor:
     if not image.is_floating_point():
         raise ValueError(f"x is {image.dtype}: give float32 in [0, 1], grey levels divided by 255")
     check_scale(image, "x", SLACK)
-    return image.float()
+    return with_exact_levels(image.float())
