@@ -24,7 +24,6 @@ from smoothadv.models.checkpoint import digest_of
 from smoothadv.objectives.distillation import Distillation
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
-from support.commands import timeless
 
 COUNT, CLASSES = 6, 2
 IMAGES = np.random.default_rng(0).random((COUNT, 1, 6, 6), dtype=np.float32)
@@ -199,39 +198,6 @@ def test_a_dataset_may_call_anything_its_labels(labels):
     dataset = TensorDataset(torch.tensor(IMAGES), torch.tensor(LABELS))
     dataset.labels = labels
     assert len(certify(images=dataset, labels=None, limit=2)) == 2
-
-
-HANDED_OVER = {
-    "array": lambda images, path: (images, [*range(10)]),
-    "dataset": lambda images, path: (TensorDataset(images, torch.arange(10)),),
-    "loader": lambda images, path: (DataLoader(TensorDataset(images, torch.arange(10))),),
-    "file": lambda images, path: (
-        np.savez(path, images=images, labels=[*range(10)]),
-        f"npz:{path}",
-    )[1:],
-}
-
-
-@pytest.mark.parametrize("kind", HANDED_OVER)
-@pytest.mark.parametrize("model", ["checkpoint", "integers"])
-def test_images_of_8_bits_are_the_same_however_they_were_divided(kind, model, request, tmp_path):
-    # By 255, or as GPUs do, by a product with the rounded 1/255.
-    model, sound, found = request.getfixturevalue(model), model == "integers", []
-    levels = torch.arange(64).view(1, 1, 8, 8) + 21 * torch.arange(10).view(10, 1, 1, 1)
-    attack = {"sigma": 0.25, "n": 50, "attack": PGD(0.0, 2), "num_noise_vec": 2, "device": "cpu"}
-    for name, images in {"a": levels / 255, "b": levels * torch.tensor(1 / 255)}.items():
-        handed, log = HANDED_OVER[kind](images, tmp_path / f"{name}.npz"), tmp_path / f"{name}.tsv"
-        smoothadv.certify(model, *handed, **QUICK, sound=sound, log=log)
-        smoothadv.falsify(model, *handed, **attack, against=log, outdir=tmp_path / name)
-        found.append([timeless(log), timeless(tmp_path / name / "against.tsv")])
-    assert found[0] == found[1]
-    with pytest.raises(UserError, match="only: example 0 of (images|npz:.*off.npz) is not of 8 b"):
-        smoothadv.certify(
-            model,
-            *HANDED_OVER[kind](images * (1 + 2**-21), tmp_path / "off.npz"),
-            **QUICK,
-            sound=True,
-        )
 
 
 SORTED = np.sort(LABELS)

@@ -24,8 +24,8 @@ def grey_levels(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     means that level, bool.
 
     It does if it lies in [0, 1] and is k/255, rounded to float32, or the number of float32 next to
-    that; only 0 means black. A product with the rounded 1/255, by which GPUs, XLA and torchvision's
-    ToDtype divide, is the next number for 126 of the 256 levels.
+    that; only 0 means black. A product with the rounded 1/255, by which PyTorch divides on GPUs and
+    torchvision's ToDtype everywhere, is the next number for 126 of the 256 levels.
     """
     levels = (images * WHITE).round().float() + 0.0  # -0 becomes 0
     # By a number, accelerators divide by a product, but by a tensor as IEEE 754 specifies.
