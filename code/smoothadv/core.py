@@ -14,7 +14,7 @@ from smoothadv.architectures.logits import explained, logits_in
 from smoothadv.base.devices import device_of
 from smoothadv.base.settings import checked, positive_int, positive_noise_level
 from smoothadv.noise import GaussianNoise, NoiseStream
-from smoothadv.noise.scale import SLACK, check_scale
+from smoothadv.noise.scale import SLACK, check_scale, with_exact_levels
 from smoothadv.statistics import ABSTAIN, PROCEDURES, Certificate, Draws, Procedure, Smoothing
 from smoothadv.statistics.bounds import failure_upper_bound, radius_of
 from smoothadv.statistics.prediction import predict
@@ -168,4 +168,5 @@ def _image(x: torch.Tensor | np.ndarray, classifier: Any) -> torch.Tensor:
     if not image.is_floating_point():
         raise ValueError(f"x is {image.dtype}: give float32 in [0, 1], grey levels divided by 255")
     check_scale(image, "x", SLACK)
-    return image.to(device_of(classifier, image.device), torch.float32)
+    exact = with_exact_levels(image.float())
+    return exact.to(device_of(classifier, image.device))

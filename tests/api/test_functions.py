@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import StackDataset, TensorDataset
+from torch.utils.data import DataLoader, StackDataset, TensorDataset
 
 import smoothadv
 from smoothadv.architectures.ensemble import Ensemble
@@ -25,7 +25,7 @@ from smoothadv.core import Smooth
 from smoothadv.noise import GaussianNoise
 from smoothadv.objectives.stability import Stability
 from smoothadv.records.readers import read_examples
-from support.commands import CODE, call, rows, run_process
+from support.commands import CODE, call, rows, run_process, timeless
 from support.evaluations import key_of_log
 
 SIGMA, COUNT, CLASSES = 0.5, 6, 4
@@ -255,6 +255,41 @@ def test_a_log_is_continued_only_by_the_same_call(tmp_path):
             call_again()
     anew = smoothadv.certify(other, IMAGES, LABELS, **QUICK, log=log, existing="overwrite")
     assert len(anew) == COUNT
+
+
+HANDED_OVER = {
+    "array": lambda images, path: (images, [*range(10)]),
+    "dataset": lambda images, path: (TensorDataset(images, torch.arange(10)),),
+    "loader": lambda images, path: (DataLoader(TensorDataset(images, torch.arange(10))),),
+    "file": lambda images, path: (
+        np.savez(path, images=images, labels=[*range(10)]),
+        f"npz:{path}",
+    )[1:],
+}
+
+
+@pytest.mark.parametrize("kind", HANDED_OVER)
+@pytest.mark.parametrize("model", ["checkpoint", "integers"])
+def test_images_of_8_bits_are_the_same_however_they_were_divided(kind, model, request, tmp_path):
+    # By 255, or as GPUs do, by a product with the rounded 1/255.
+    model, sound, found = request.getfixturevalue(model), model == "integers", []
+    levels = torch.arange(64).view(1, 1, 8, 8) + 21 * torch.arange(10).view(10, 1, 1, 1)
+    quick, attack = {"sigma": 0.25, "n": 50, "device": "cpu"}, PGD(0.0, 2)
+    for name, images in {"a": levels / 255, "b": levels * torch.tensor(1 / 255)}.items():
+        handed, log = HANDED_OVER[kind](images, tmp_path / f"{name}.npz"), tmp_path / f"{name}.tsv"
+        smoothadv.certify(model, *handed, **quick, sound=sound, log=log)
+        smoothadv.falsify(
+            model, *handed, **quick, against=log, outdir=tmp_path / name, attack=attack
+        )
+        found.append([timeless(log), timeless(tmp_path / name / "against.tsv")])
+    assert found[0] == found[1]
+    with pytest.raises(UserError, match="only: example 0 of (images|npz:.*off.npz) is not of 8 b"):
+        smoothadv.certify(
+            model,
+            *HANDED_OVER[kind](images * (1 + 2**-21), tmp_path / "off.npz"),
+            **quick,
+            sound=True,
+        )
 
 
 @pytest.mark.parametrize(

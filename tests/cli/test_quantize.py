@@ -201,6 +201,8 @@ def test_refusals_are_one_line(checkpoint, integers, workplace, capsys, monkeypa
     folder = call(capsys, "quantize", "digits", checkpoint, 0.25, workplace)
     assert refused(folder, f"{workplace} is a folder: name the file to write")
     with monkeypatch.context() as patch:
+        patch.setattr(InMemoryImages, "__getitem__", lambda *which: (torch.full((1, 8, 8), 0.5), 0))
+        assert refused(quantize(checkpoint), "for 8-bit images: example 0 of digits is not of 8")
         patch.setattr(InMemoryImages, "__len__", lambda images: 1)
         assert refused(quantize(checkpoint), "one training image")
     with reserved(Path("new.pth.tar")):

@@ -15,7 +15,7 @@ from PIL import Image
 from smoothadv.base.errors import DoubtfulWarning
 from smoothadv.datasets import SPLITS, get_dataset
 from smoothadv.datasets.hf_dataset import _rows
-from smoothadv.datasets.npz import _levels
+from smoothadv.datasets.npz import _levels, _Pictures
 from smoothadv.datasets.preparation import Preparation
 from support.refusals import refusal
 
@@ -51,6 +51,13 @@ def test_npz_has_the_images_and_labels_that_were_stored(tmp_path, images, labels
 
 def test_floating_point_pixels_are_rounded_to_levels():
     assert _levels(np.float32([0, 0.4, 0.6, 253.6, 255]) / 255).tolist() == [0, 0, 1, 254, 255]
+    # However they were divided: on GPUs by a product with the rounded 1/255.
+    assert 1 == len(
+        {
+            _Pictures(images, LABELS, 3).digest()
+            for images in (COLOURS, COLOURS / np.float32(255), COLOURS * np.float32(1 / 255))
+        }
+    )
 
 
 UNFIT = {

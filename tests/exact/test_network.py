@@ -101,6 +101,7 @@ def test_any_small_network_is_the_reference_to_the_last_bit(network, seed):
         network, images.to(memory_format=torch.channels_last)
     )
     assert is_reference(network, 3 * images - 1), "pixels beyond the range are clamped"
+    assert torch.equal(network.entrance(images), (images * 255).round() - network.mean)
     record, tensors = network.stored()
     again = IntegerNetwork.read(record, tensors, network.image_shape, 5)
     form = byte_form(network)

@@ -16,13 +16,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from smoothadv.base.errors import UserError
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.noise.rounded import _Ranks
+from smoothadv.noise.scale import with_exact_levels
 from support import slow_noise
 from support.slow_noise import SIGMAS, clip_of, noisy_grey, thresholds
 
 CIFAR, IMAGENET = 3 * 32 * 32, 3 * 224 * 224
 EVERY_GREY = torch.arange(256, dtype=torch.float32).view(1, 16, 16) / 255
+PRODUCTS = torch.arange(256).view(1, 16, 16) * torch.tensor(1 / 255)  # as GPUs divide
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,31 @@ def test_distance_is_a_tight_bound_and_grows_with_sigma_as_documented(sigma, cif
         )
 
 
-def test_every_image_of_8_bits_is_accepted():
-    RoundedGaussianNoise(0.25, 0).check_image(EVERY_GREY)
-    for grey in range(256):
-        RoundedGaussianNoise(0.25, 0).check_image(torch.full((1, 1, 1), grey / 255))
+def test_a_product_with_the_rounded_reciprocal_is_the_next_float_for_126_grey_levels():
+    # Those that begin with two ones in binary, but for white.
+    differing = [level for level in range(255) if f"{level:b}".startswith("11")]
+    assert torch.equal(EVERY_GREY.nextafter(PRODUCTS), PRODUCTS) and differing == (
+        (PRODUCTS != EVERY_GREY).flatten().nonzero().flatten().tolist()
+    )
+
+
+@pytest.mark.parametrize("towards", [0.0, 1.0])
+def test_the_float_next_to_a_grey_level_means_it_and_the_one_after_is_refused(towards):
+    limit, noise = torch.tensor(towards), RoundedGaussianNoise(0.25, 0)
+    near = torch.nextafter(EVERY_GREY, limit).where(EVERY_GREY > 0, -0.0)
+    for image in (EVERY_GREY, PRODUCTS, near):
+        assert torch.equal(*(noise.stream(0, "cpu").noisy(3, one) for one in (image, EVERY_GREY)))
+        assert with_exact_levels(image).numpy().tobytes() == EVERY_GREY.numpy().tobytes()
+        assert (image - (EVERY_GREY.double() * 255).round() / 255).abs().max() <= 1.5 * 2**-24, (
+            "as docs/guarantee.md says"
+        )
+    after = torch.nextafter(near, limit)
+    for value in after[after != near]:
+        with pytest.raises(UserError, match=f"value {value:.9g}, expected k/255 with k in 0..255"):
+            noise.check_image(value.view(1, 1, 1))
+    assert torch.equal(
+        with_exact_levels(torch.stack([near, near * 0.9])), torch.stack([EVERY_GREY, near * 0.9])
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +198,9 @@ def test_every_image_of_8_bits_is_accepted():
         256 / 255,
         1e-9,
         -1e-9,
-        1 + 1e-6,
+        1 + 2**-23,
+        1e-45,
+        -1e-45,
         200.0,
         float("nan"),
         float("inf"),
@@ -187,16 +213,5 @@ def test_other_images_are_refused(value):
     """
     image = EVERY_GREY.clone()
     image[0, 3, 4] = value
-    noise = RoundedGaussianNoise(0.25, 0)
-    with pytest.raises(ValueError, match="not of 8 bits"):
-        noise.check_image(image)
-    with pytest.raises(ValueError, match="not of 8 bits"):
-        noise.stream(0, "cpu").noisy(1, image)
-
-
-@pytest.mark.parametrize("grey", range(0, 256, 15))
-@pytest.mark.parametrize("towards", [-1.0, 2.0])
-def test_the_float_next_to_a_grey_level_is_refused(grey, towards):
-    neighbour = torch.nextafter(torch.full((1, 1, 1), grey / 255), torch.tensor(towards))
-    with pytest.raises(ValueError, match="not of 8 bits"):
-        RoundedGaussianNoise(0.25, 0).check_image(neighbour)
+    with pytest.raises(UserError, match="^this one is not of 8 bits: it has the value"):
+        RoundedGaussianNoise(0.25, 0).stream(0, "cpu").noisy(1, image, "this one")

@@ -22,9 +22,11 @@ SHORT = ("--calibration", 64, "--held-out", 20, "--draws", 50)
 def grey_images(
     count: int, shape: tuple[int, ...], clip: int = CLIP, seed: int = 0
 ) -> torch.Tensor:
-    """Images [count, C, H, W] of random grey levels in -clip..255 + clip, float32."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-clip, 256 + clip, (count, *shape), generator=generator).float() / 255
+    """Images [count, C, H, W] of random grey levels in -clip..255 + clip, float32, divided as GPUs
+    do: by a product with the rounded 1/255.
+    """
+    generator, reciprocal = torch.Generator().manual_seed(seed), torch.tensor(1 / 255)
+    return torch.randint(-clip, 256 + clip, (count, *shape), generator=generator) * reciprocal
 
 
 def with_entrance(network: nn.Module, channels: int) -> nn.Sequential:

@@ -95,8 +95,8 @@ def extremes() -> float:
 
 
 def batch_of(noise: Noise, shape: tuple[int, ...], shares: int) -> list[Rows]:
-    """Shares of one to three draws, of images of 8 bits, at the limits of example, purpose and
-    draw, and between.
+    """Shares of one to three draws, of images of 8 bits, divided as GPUs do, at the limits of
+    example, purpose and draw, and between.
     """
     generator = torch.Generator().manual_seed(shares)
     limits = itertools.cycle(
@@ -104,7 +104,7 @@ def batch_of(noise: Noise, shape: tuple[int, ...], shares: int) -> list[Rows]:
     )
     rows = []
     for share, (example, purpose, first) in zip(range(shares), limits):
-        image = torch.randint(0, 256, shape, generator=generator) / 255
+        image = torch.randint(0, 256, shape, generator=generator) * torch.tensor(1 / 255)
         rows.append(Rows(noise.stream(example, "cpu", purpose), image, first, 1 + share % 3))
     return rows
 

@@ -43,7 +43,7 @@ class NumberedNoise(Noise):
     def distance(self, dimension: int) -> float:
         return 0.0
 
-    def check_image(self, image: torch.Tensor) -> None:
+    def check_image(self, image: torch.Tensor, name: str = "") -> None:
         pass
 
     def _launch(self, kernels: ModuleType, out: torch.Tensor, plan: torch.Tensor) -> None:

@@ -24,10 +24,9 @@ from smoothadv.datasets.image_files import eight_bit, planes
 from smoothadv.datasets.images import (
     augmented,
     draw_augmentation,
-    fingerprint_of,
     pixels_of,
 )
-from smoothadv.noise.scale import check_scale
+from smoothadv.noise.scale import check_scale, with_exact_levels
 
 if TYPE_CHECKING:
     # What a torch Dataset with random access is: item i is an image and its label.
@@ -105,13 +104,23 @@ class GivenImages:
 
     def fingerprint(self) -> str:
         """A hash of all images and labels in memory; of a Dataset, of its length and of up to 256
-        evenly spaced images.
+        evenly spaced images. Those of 8 bits count as their grey levels, however they were divided.
 
         To read a Dataset of a million images would take hours.
         """
         if isinstance(self.items, Arrays):
-            return fingerprint_of(self.items.images, self.items.labels.clamp(0))
-        pairs = ((f"{label}\n", image.contiguous().numpy()) for image, label in self._sample())
+            # A part at a time, for the memory.
+            parts = (with_exact_levels(part).numpy() for part in self.items.images.split(64))
+            return digest(
+                chain(
+                    [repr(tuple(self.items.images.shape))],
+                    parts,
+                    [self.items.labels.clamp(0).numpy()],
+                )
+            )
+        pairs = (
+            (f"{label}\n", with_exact_levels(image).numpy()) for image, label in self._sample()
+        )
         return digest(chain([f"{len(self)} {self.description.image_shape}\n"], *pairs))
 
 

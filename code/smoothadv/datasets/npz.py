@@ -72,7 +72,7 @@ class _Pictures(StoredImages):
     def digest(self) -> str:
         from smoothadv.datasets.images import fingerprint_of
 
-        return fingerprint_of(self.images, np.array(self.labels))
+        return fingerprint_of(_levels(self.images), np.array(self.labels))
 
     def described(self, name: str, with_constants: bool) -> DatasetDescription:
         mean, std = constants(_levels(self.images)) if with_constants else (None, None)

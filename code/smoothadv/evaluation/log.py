@@ -20,6 +20,7 @@ from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.evaluation.setup import Evaluation
 from smoothadv.evaluation.shards import Shard, check_siblings, gather, is_merged, remove_shards
+from smoothadv.noise.scale import with_exact_levels
 from smoothadv.records.logs import IMAGES, LOG, differing_settings, shard_folder, shards_of
 from smoothadv.records.writer import (
     LogWriter,
@@ -248,7 +249,11 @@ def _polls(evaluation: Evaluation, content: LogContent, missing: Iterator[int]) 
     group = 1 if content.attack is None else content.attack.examples_per_pass
     group = group * _PASSES if group > 1 else group
     while indices := list(itertools.islice(missing, group)):
-        examples = [Example(index, *evaluation.dataset[index]) for index in indices]
+        examples = [
+            Example(index, with_exact_levels(image), label)
+            for index in indices
+            for image, label in [evaluation.dataset[index]]
+        ]
         for example, poll in zip(examples, content.make_polls(examples)):
             image = to_host(poll.image) if content.keeps_images else None
             yield replace(poll, tag=(example, image))

@@ -99,13 +99,10 @@ class Evaluation:
 
         UserError where the noise cannot be used for it: that of --sound needs images of 8 bits.
         """
-        try:
-            self.voters[0].noise.check_image(image)
-        except ValueError as error:
-            raise UserError(
-                f"--sound certifies 8-bit images only; of {self.settings['dataset']}, example "
-                f"{index}: {error}"
-            ) from error
+        self.voters[0].noise.check_image(
+            image,
+            f"--sound certifies 8-bit images only: example {index} of {self.settings['dataset']}",
+        )
         return tuple(voter.noise.stream(index, self.device, purpose) for voter in self.voters)
 
     def counter(self, batch: int | None = None, consensus: bool = True) -> VoteCounter:

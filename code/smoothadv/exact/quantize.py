@@ -87,12 +87,8 @@ def _noisy(
     images: ImageDataset, index: int, noise: RoundedGaussianNoise, draws: int, purpose: Purpose
 ) -> torch.Tensor:
     """Noisy copies [draws, C, H, W] of an image; UserError where it is not of 8 bits."""
-    try:
-        return noise.stream(index, "cpu", purpose).noisy(draws, images[index][0])
-    except ValueError as error:
-        raise UserError(
-            f"integers are for 8-bit images; of {images.description.name}, example {index}: {error}"
-        ) from error
+    name = f"integers are for 8-bit images: example {index} of {images.description.name}"
+    return noise.stream(index, "cpu", purpose).noisy(draws, images[index][0], name)
 
 
 @torch.inference_mode()

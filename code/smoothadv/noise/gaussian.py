@@ -21,7 +21,7 @@ class GaussianNoise(Noise):
     def distance(self, dimension: int) -> float:
         return 0.0
 
-    def check_image(self, image: torch.Tensor) -> None:
+    def check_image(self, image: torch.Tensor, name: str = "the image") -> None:
         """Accepts every image."""
 
     def _fill_plainly(

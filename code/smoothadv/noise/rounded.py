@@ -17,6 +17,8 @@ from typing import ClassVar
 
 import torch
 
+from smoothadv.base.errors import UserError
+from smoothadv.noise.scale import grey_levels
 from smoothadv.noise.streams import Noise
 from smoothadv.statistics.grey_noise import BITS, WHITE, clip, grey_noise_distance, thresholds
 
@@ -40,26 +42,20 @@ class RoundedGaussianNoise(Noise):
     def distance(self, dimension: int) -> float:
         return grey_noise_distance(self.sigma, dimension)
 
-    def check_image(self, image: torch.Tensor) -> None:
-        # On the CPU: an accelerator divides by a number by multiplying with its rounded inverse.
-        image = image.cpu()
-        grey = (image * WHITE).round()
-        if (
-            not torch.equal(grey.to(torch.float32) / WHITE, image)
-            or grey.min() < 0
-            or grey.max() > WHITE
-        ):
-            raise ValueError(
-                "the image is not of 8 bits: its values are not k/255 in float32 with k in 0..255"
+    def check_image(self, image: torch.Tensor, name: str = "the image") -> None:
+        _, are_meant = grey_levels(image)
+        if not bool(are_meant.all()):
+            raise UserError(
+                f"{name} is not of 8 bits: it has the value {image[~are_meant][0]:.9g}, expected "
+                "k/255 with k in 0..255, rounded to float32, or the number next to that"
             )
 
     def _fill_plainly(
         self, out: torch.Tensor, image: torch.Tensor, example: int, first: int, purpose: int
     ) -> None:
         dimension, device = image.numel(), out.device
-        white = torch.full(
-            (), float(WHITE), device=device
-        )  # every device divides by a tensor as IEEE 754 specifies
+        # Every device divides by a tensor as IEEE 754 specifies.
+        white = torch.full((), float(WHITE), device=device)
         grey = (image.to(device) * WHITE).round().to(torch.int64)
         thresholds = _ranks_on(self, device)
         chunks = self.words(device, -(-dimension // 2), len(out), example, first, purpose)

@@ -154,8 +154,10 @@ class Noise(ABC):
         """
 
     @abstractmethod
-    def check_image(self, image: torch.Tensor) -> None:
-        """ValueError if this noise cannot be added to the image [C, H, W]."""
+    def check_image(self, image: torch.Tensor, name: str = "the image") -> None:
+        """UserError, which calls the image [C, H, W] ``name``, if this noise cannot be added to
+        it.
+        """
 
     def fill(self, out: torch.Tensor, batch: Sequence[Rows]) -> None:
         """Set ``out`` [B, C, H, W], of any float type, to noisy images: the rows of ``batch``, at
@@ -283,11 +285,11 @@ class NoiseStream:
         """
         self.noise.fill(out, [Rows(self, image, first, len(out))])
 
-    def noisy(self, count: int, image: torch.Tensor) -> torch.Tensor:
+    def noisy(self, count: int, image: torch.Tensor, name: str = "the image") -> torch.Tensor:
         """The next ``count`` noisy copies of an image [C, H, W]: float32 [count, C, H, W] on the
-        stream's device.
+        stream's device. An error calls the image ``name``.
         """
-        self.noise.check_image(image)
+        self.noise.check_image(image, name)
         out = torch.empty((count, *image.shape), dtype=torch.float32, device=self.device)
         self.fill(out, image.to(self.device), self.reserve(count))
         return out
