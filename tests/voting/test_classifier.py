@@ -19,7 +19,6 @@ from smoothadv.architectures.input_layers import Center, Normalize
 from smoothadv.base.devices import batch_that_fits
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
-from smoothadv.training.execution import CompiledForSizes
 from smoothadv.voting.classifier import (
     PRECISIONS,
     CompiledClassifier,
@@ -367,10 +366,7 @@ def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another
     assert torch.equal(compiled(noisy), logits), "the same in the same row"
 
 
-@pytest.mark.parametrize(
-    "compiled", [CompiledClassifier, lambda voter: CompiledForSizes(voter, {2})]
-)
-def test_kernels_of_a_gpu_are_not_chosen_by_a_race(compiled, own_compiler_cache, monkeypatch):
+def test_kernels_of_a_gpu_are_not_chosen_by_a_race(own_compiler_cache, monkeypatch):
     """Processes would round differently. On a CPU nothing is timed, and nothing changes."""
     import torch._inductor.config as inductor
 
@@ -381,9 +377,9 @@ def test_kernels_of_a_gpu_are_not_chosen_by_a_race(compiled, own_compiler_cache,
         else ("dynamic_scale_rblock", False)
     )
     monkeypatch.setattr(inductor, name, not chosen)  # other tests of this process may have chosen
-    compiled(voter)
+    CompiledClassifier(voter)
     assert getattr(inductor, name) is not chosen
-    compiled(voter.to("meta"))
+    CompiledClassifier(voter.to("meta"))
     assert getattr(inductor, name) is chosen
 
 

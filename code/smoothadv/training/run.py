@@ -116,10 +116,8 @@ class TrainingRun:
             images_at_a_time=min(len(share), schedule.micro_batch or len(share)),
             teacher=teacher,
         )
-        tries_graphs, execution = self.execution.cuda_graph, self.execution
-        if tries_graphs is None:
-            tries_graphs = not execution.compile and not execution.synchronized_norm
-        if tries_graphs and has_cuda_graphs(setup.device):
+        is_graph = self.execution.cuda_graph is not False and not self.execution.synchronized_norm
+        if is_graph and has_cuda_graphs(setup.device):
             self.update.compute = GraphedUpdate(self.update)
         self.signals: list[int] = []
         self.report: Callable[[str], None] = lambda line: None
