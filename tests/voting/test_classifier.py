@@ -6,6 +6,7 @@ import copy
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,14 @@ from smoothadv.datasets import describe_dataset
 from smoothadv.voting.classifier import (
     PRECISIONS,
     CompiledClassifier,
+    call_compiled,
     default_batch,
     optimized_for_inference,
 )
 from smoothadv.voting.folding import fold
 from support import networks
 from support.networks import settle_batch_norms
+from support.patience import wait_for
 
 CPU = torch.device("cpu")
 STATISTICS = (0.9, 0.5, 0.2), (0.2, 0.3, 0.4)
@@ -381,6 +384,33 @@ def test_kernels_of_a_gpu_are_not_chosen_by_a_race(own_compiler_cache, monkeypat
     assert getattr(inductor, name) is not chosen
     CompiledClassifier(voter.to("meta"))
     assert getattr(inductor, name) is chosen
+
+
+def test_interruption_gives_up_kernels_that_wait_to_be_compiled():
+    """Those at work are waited for, so that they end before the process. Later ones can be
+    compiled.
+    """
+    import torch._inductor.config as inductor
+    from torch._inductor.async_compile import AsyncCompile
+
+    at_work, waiting = [], []
+
+    def compiled(images: torch.Tensor) -> torch.Tensor:
+        submit = AsyncCompile.pool().submit
+        until_given_up = partial(wait_for, lambda: waiting and waiting[-1].cancelled())
+        at_work.extend(submit(until_given_up) for _ in range(2))
+        waiting.extend(submit(int) for _ in range(20))
+        raise KeyboardInterrupt
+
+    with inductor.patch(compile_threads=2):
+        AsyncCompile.pool.cache_clear()
+        with pytest.raises(KeyboardInterrupt):
+            call_compiled(compiled, torch.zeros(1))
+        assert all(each.done() and not each.cancelled() for each in at_work)
+        assert all(each.cancelled() for each in waiting)
+        assert AsyncCompile.pool().submit(int).result() == 0
+        AsyncCompile.pool().shutdown()
+        AsyncCompile.pool.cache_clear()
 
 
 def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):

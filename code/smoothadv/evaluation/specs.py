@@ -154,8 +154,8 @@ class EvaluationSpec(ModelSpec):
         False,
         group="speed",
         records="compiled",
-        help="compile the classifier first, which takes minutes: faster on a CPU, on a GPU for some "
-        "networks only (docs/gpus.md)",
+        help="compile the classifier first, which takes minutes: faster on a CPU, and on a GPU for "
+        "some networks (docs/gpus.md)",
     )
     shard: Shard | None = setting(
         None,

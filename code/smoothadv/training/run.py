@@ -35,6 +35,7 @@ from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import Teacher, TeacherVotes, count_votes
 from smoothadv.training.trackers import TRACKERS
 from smoothadv.training.update import COUNTS, NOT_EVALUATED, Address, Update, means
+from smoothadv.voting.classifier import end_compiling, is_compiling
 
 # Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10
@@ -356,6 +357,9 @@ def _stop_by(decision: int) -> None:
 def noted_signals() -> Iterator[list[int]]:
     """A context in which Ctrl-C and SIGTERM are only added to a list; a second Ctrl-C, a second
     later, stops at once.
+
+    So does either one while the compiler is at work, which may take minutes: it works in the first
+    update after a checkpoint.
     """
     signals: list[int] = []
     process, before, first = os.getpid(), {}, math.inf
@@ -369,11 +373,13 @@ def noted_signals() -> Iterator[list[int]]:
         is_another = time.monotonic() - first > _SECONDS_OF_ONE_REQUEST
         if is_another and number == signal.SIGINT == signals[-1]:
             raise KeyboardInterrupt
-        if not signals:
-            first = time.monotonic()
-            if number == signal.SIGINT and sys.stderr.isatty():
-                print("\nsaving after this step; Ctrl-C again stops at once", file=sys.stderr)
         signals.append(number)
+        if len(signals) == 1:
+            first = time.monotonic()
+        if is_compiling(frame):
+            _stop_by(number)
+        if len(signals) == 1 and number == signal.SIGINT and sys.stderr.isatty():
+            print("\nsaving after this step; Ctrl-C again stops at once", file=sys.stderr)
 
     # Only the main thread may set handlers.
     if threading.current_thread() is threading.main_thread():
@@ -382,6 +388,9 @@ def noted_signals() -> Iterator[list[int]]:
                 before[number] = signal.signal(number, note)
     try:
         yield signals
+    except (KeyboardInterrupt, Terminated):
+        end_compiling()
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
