@@ -166,6 +166,7 @@ class TrainingRun:
         if policy is not None and not self.first_step:
             self._choose_images(policy, epoch)
         began = time.monotonic()
+        after_first = began, 0
         # The checkpoint has a learning rate, also where no step is left.
         self._set_learning_rate(epoch, max(0, self.first_step - 1))
         for number, step, (images, labels) in self._batches(epoch):
@@ -180,6 +181,8 @@ class TrainingRun:
                 images, labels, len(step.indices), part, address, weight, indices
             )
             images_seen += len(step.indices)
+            if number == self.first_step:
+                after_first = time.monotonic(), images_seen
             if progress.advance(len(step.indices)):
                 self._require_finite(epoch, with_weights=False)
                 progress.show(
@@ -188,6 +191,10 @@ class TrainingRun:
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start)
         self._require_finite(epoch)
         seconds = self.seconds + time.monotonic() - start
+        if images_seen > after_first[1]:
+            progress.tell_start(epoch, after_first[0] - began)
+            began, left_out = after_first
+            images_seen -= left_out
         rate = images_seen / max(time.monotonic() - began, 1e-9)
         averages = means(self.processes.total(self.sums).tolist(), self.objective.TERMS)
         return {
