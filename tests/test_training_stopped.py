@@ -109,6 +109,43 @@ def test_process_obeys_a_signal_within_its_first_epoch(number, warm, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == FILES
 
 
+# Calls the compiler. Its first call in an update asks the training to end.
+SIGNALLING_COMPILER = """#!/bin/sh
+case "$*" in *" -o "*)
+    echo $$ >> {folder}/called
+    mkdir {folder}/sent && kill -{number:d} $PPID;;
+esac
+exec {compiler} "$@"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+def test_training_stops_at_once_while_its_network_is_compiled(warm, tmp_path):
+    """Two minutes. Nothing is lost: the compiler works in the first update after a checkpoint."""
+
+    def compiled(name: str, *options: object, path: str = os.environ["PATH"]):
+        command = script("train", *TRAINING, name, *RECIPE, "--compile", *options)
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache" / path), "PATH": path}
+        with warm.start(command, tmp_path, **cache) as process:
+            return process.communicate()[1], process.returncode
+
+    assert compiled("whole")[1] == 0
+    for number, (code, words) in STOPPED.items():
+        name, folder = number.name, tmp_path / number.name / "bin"
+        folder.mkdir(parents=True)
+        text = {"folder": folder, "number": number, "compiler": shutil.which("g++")}
+        (folder / "g++").write_text(SIGNALLING_COMPILER.format(**text))
+        (folder / "g++").chmod(0o755)
+        said, ended = compiled(name, path=f"{folder}:{os.environ['PATH']}")
+        assert ended == code and words in said and "Traceback" not in said
+        assert not (tmp_path / name / "checkpoint.pth.tar").exists(), "the update was not finished"
+        for child in (folder / "called").read_text().split():
+            assert not Path("/proc", child).exists(), "the compiler does not outlive it"
+        assert compiled(name, "--resume")[1] == 0
+        assert same_state(tmp_path / name, tmp_path / "whole")
+
+
 def test_interruption_while_libraries_load_is_quiet_too(tmp_path):
     """That takes seconds, in which people notice a slip; this torch is one whose import was
     interrupted.

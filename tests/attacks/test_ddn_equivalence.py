@@ -15,7 +15,6 @@ from torch import nn
 
 from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.estimators import Estimate, plug_in
-from smoothadv.attacks.geometry import quantize
 from support.models import Recorder, linear_classifier
 from support.released import randomise_batch_norms
 from support.slow_ddn import copies_of, majority, slow_ddn_batch
@@ -131,9 +130,7 @@ def test_result_is_that_of_the_pseudo_code(copies, steps, kind, targeted):
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize(
-    "options", [FAR, {"gamma": 0.3}, {"gamma": 0.3, "quantization_levels": 16}], ids=str
-)
+@pytest.mark.parametrize("options", [FAR, {"gamma": 0.3}], ids=str)
 @pytest.mark.parametrize("steps", [2, 4, 10])
 def test_settings_mean_what_they_do_in_the_pseudo_code(kind, options, steps):
     for seed in range(3):
@@ -205,13 +202,3 @@ def test_a_tied_vote_goes_to_the_smaller_class(label, adversarial):
         linear_classifier((1.0,), -0.5), x, torch.tensor([label]), noise
     )
     assert torch.equal(attacked, x) == adversarial
-
-
-@pytest.mark.parametrize("levels", [2, 16, 256])
-def test_quantized_images_are_the_nearest_grey_levels(levels):
-    x = torch.linspace(0, 1, 1_001, dtype=torch.float64)
-    grid = torch.arange(levels, dtype=torch.float64) / (levels - 1)
-    torch.testing.assert_close(
-        (quantize(x, levels) - x).abs(), (x[:, None] - grid).abs().amin(1), rtol=0, atol=1e-12
-    )
-    torch.testing.assert_close(quantize(grid, levels), grid, rtol=0, atol=1e-12)

@@ -1,20 +1,13 @@
-"""Options that repeat what the released attacks did, each against a plain formula; without them
-none of it happens.
-
-PGD steps at random where the gradient is zero. DDN starts at norm epsilon, anneals past the last
-step, and rounds its iterates and its result to grey levels, which takes the result out of the ball.
+"""An option repeats what the released PGD did, against a plain formula: it steps at random where
+the gradient is zero. Without the option it does not.
 """
-
-import functools
 
 import pytest
 import torch
 from torch import nn
 
-from smoothadv.attacks.ddn import DDN
 from smoothadv.attacks.pgd import PGD
-from support.models import ConstantClassifier, linear_classifier
-from support.slow_ddn import slow_ddn_batch
+from support.models import ConstantClassifier
 
 EPSILON = 0.05
 
@@ -85,101 +78,3 @@ def test_examples_with_a_gradient_are_attacked_as_without_the_option(steps, opti
     assert norms(random - plain)[~bright].min() > 0.009
     if "random_start" not in options:
         assert torch.equal(plain[~bright], x[~bright])
-
-
-@functools.cache
-def conv_net() -> nn.Module:
-    """A random network for which no class is the most likely one over all images: else few were
-    near another.
-    """
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        layers = nn.Conv2d(1, 4, 3, padding=1), nn.Softplus(), nn.Flatten(), nn.Linear(64, 3)
-        model = nn.Sequential(*layers).double().eval()
-    with torch.no_grad():
-        model[-1].bias -= model(
-            torch.rand(200, 1, 4, 4, dtype=torch.float64, generator=seeded())
-        ).mean(0)
-    return model
-
-
-RELEASED = {"quantization_levels": 16, "result_levels": 16}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_perturbation_is_rounded_so_that_inputs_keep_their_own_levels(dtype):
-    """As released: x + round(v). Rounding x + v would move every input, also those without an
-    adversarial example.
-    """
-    model, any_levels = (
-        linear_classifier(torch.ones(48), -24.0, dtype),
-        torch.rand(20, 48, generator=seeded(1)).to(dtype),
-    )
-    grey = torch.randint(0, 256, (20, 48), generator=seeded(2))
-    labels = (
-        torch.arange(20) % 2
-    )  # half of them are attacked, the others are of another class from the start
-    attack = DDN(0.3, 8, initial_norm=0.5, result_levels=256)
-    for x in (any_levels, grey.to(dtype) / 255):
-        found = attack(model, x, labels)
-        moves = (found - x) * 255
-        torch.testing.assert_close(moves, moves.round(), rtol=0, atol=1e-4)
-        unmoved = (model(x).argmax(1) != labels) & (moves == 0).all(1)
-        assert unmoved.any() and (moves != 0).any(1).any()
-        assert torch.equal(found[unmoved], x[unmoved])
-    assert torch.equal(found, (found * 255).round() / 255), (
-        "grey levels become grey levels, to the last bit"
-    )
-    # What lies 0.6 of a level below white goes to white, and from there by rounding 0.4 beyond.
-    bright, towards_white = (
-        torch.full((1, 48), 1 - 0.6 / 255, dtype=dtype),
-        linear_classifier(torch.ones(48), -47.95, dtype),
-    )
-    beyond = DDN(1.0, 8, initial_norm=0.1, result_levels=256)(
-        towards_white, bright, torch.tensor([0])
-    )
-    assert beyond.max().item() == pytest.approx(1 + 0.4 / 255, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("seed", "steps", "epsilon", "ours", "theirs"),
-    [
-        *(
-            (3, steps, epsilon, {"initial_norm_is_epsilon": True}, {"initial_norm": epsilon})
-            for steps in (2, 6)
-            for epsilon in (0.25, 0.4)
-        ),
-        *(
-            (
-                *(3, steps, 0.5),
-                {"initial_norm": 0.3, "anneal_past_end": True},
-                {"initial_norm": 0.3, "annealed_over": steps},
-            )
-            for steps in (1, 2, 3, 8)
-        ),
-        *(
-            (5, steps, 0.4, {"initial_norm": 0.5, **levels}, {"initial_norm": 0.5, **levels})
-            for steps in (1, 2, 8)
-            for levels in (RELEASED, {"result_levels": 64}, {"quantization_levels": 16})
-        ),
-        *(
-            (
-                *(seed, 6, 0.4),
-                {"initial_norm_is_epsilon": True, "anneal_past_end": True, **RELEASED},
-                {"initial_norm": 0.4, "annealed_over": 6, **RELEASED},
-            )
-            for seed in range(3)
-        ),
-    ],
-)
-def test_released_ddn_is_that_of_the_pseudo_code(seed, steps, epsilon, ours, theirs):
-    """It starts at epsilon, anneals past the end, rounds, and all at once, on five images labelled
-    as they are classified.
-    """
-    model = conv_net()
-    x = torch.rand(5, 1, 4, 4, dtype=torch.float64, generator=seeded(seed))
-    noise = 0.05 * torch.randn(5, 3, 1, 4, 4, dtype=torch.float64, generator=seeded(seed + 1))
-    labels = model(x).argmax(1)
-    quick = DDN(epsilon, steps, **ours)(model, x, labels, noise)
-    slow = slow_ddn_batch(model, x, labels, noise, epsilon, steps, **theirs)
-    torch.testing.assert_close(quick, slow, rtol=0, atol=1e-10)

@@ -284,15 +284,7 @@ def test_settings_that_nobody_reads_are_left_out_of_recipes_but_refused_as_optio
     assert_refused(compose("DDN", "--recipe", path, "--random-start"), "--random-start")
 
 
-RELEASED_ATTACK = {
-    "PGD": {"random_if_flat": True},
-    "DDN": {
-        "initial_norm_is_epsilon": True,
-        "quantization_levels": 256,
-        "result_levels": 256,
-        "anneal_past_end": True,
-    },
-}
+RELEASED_ATTACK = {"PGD": {"random_if_flat": True}, "DDN": {}}
 
 
 @pytest.mark.parametrize("attack", RELEASED_ATTACK)
@@ -315,12 +307,12 @@ def test_released_behaviour_counts_in_256ths_and_is_recorded_option_by_option(
 def test_released_behaviour_goes_with_a_recipe_and_the_command_line_wins_over_both(
     compose, monkeypatch
 ):
-    monkeypatch.setitem(COMMANDS, "DDN", ("train_pgd", with_epsilon(COMMANDS["DDN"][1], 128)))
-    options = ["--released-behaviour", "--recipe", "paper-cifar10", "--levels-DDN", 16]
-    composed = compose("DDN", *options)
+    monkeypatch.setitem(COMMANDS, "PGD", ("train_pgd", with_epsilon(COMMANDS["PGD"][1], 128)))
+    options = ["--released-behaviour", "--recipe", "paper-cifar10", "--epochs", 9]
+    composed = compose("PGD", *options)
     attack = composed.objective.attack
-    assert (attack.epsilon, attack.quantization_levels, attack.result_levels) == (0.5, 16, 256)
-    assert (composed.schedule.epochs, composed.schedule.batch) == (150, 64)
+    assert (attack.epsilon, attack.random_if_flat) == (0.5, True)
+    assert (composed.schedule.epochs, composed.schedule.batch) == (9, 64)
     assert composed.objective.epsilon(9) == attack.epsilon > composed.objective.epsilon(8)
 
 

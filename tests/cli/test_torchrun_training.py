@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from support.commands import call, refused, rows, script, succeed, timeless, wait_until
 from support.torchrun import agent, store_of_agent
@@ -121,10 +122,22 @@ def test_one_process_under_torchrun_is_one_process(workplace):
     assert same_state(workplace / "run", workplace / "alone")
 
 
-@pytest.mark.parametrize("flag", ["--sync-bn", "--cuda-graph"])
-def test_what_gpus_alone_can_is_refused_on_the_cpu(flag, workplace, capsys):
+@pytest.mark.parametrize(
+    ("flag", "found", "advice"),
+    [
+        ("--sync-bn", "cpu", "leave it out"),
+        ("--cuda-graph", "cpu", "leave it out"),
+        ("--compile", "cuda", "CUDA graphs, the default, are four times as fast: leave it out"),
+    ],
+)
+def test_what_another_device_alone_can_is_refused(
+    flag, found, advice, workplace, capsys, monkeypatch
+):
+    device = torch.device(found)
+    monkeypatch.setattr("smoothadv.training.setup.device_of_process", lambda *_: device)
     outcome = call(capsys, "train_pgd", *TRAINING, flag)
-    assert refused(outcome, f"error: {flag}", "cpu") and list(workplace.iterdir()) == []
+    assert refused(outcome, f"error: {flag}", f"this trains on {found}", advice)
+    assert list(workplace.iterdir()) == []
 
 
 def test_run_that_torchrun_starts_again_replaces_another_only_if_told_to(

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -249,10 +250,6 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
         ([*PGD, "--noise", 0, "--num-noise-vec", 4], ["--noise 0", "--num-noise-vec"]),
         ([*PGD, "--sync-bn", "--micro-batch", 8], ["--sync-bn", "--micro-batch"]),
         ([*PGD, "--sync-bn", "--cuda-graph"], ["--sync-bn", "--cuda-graph"]),
-        (
-            [*DDN, "--init-norm-DDN", 2, "--init-norm-is-epsilon-DDN"],
-            ["--init-norm-DDN", "--init-norm-is-epsilon-DDN"],
-        ),
         ([*PGD, "--base-attack", "--no-grad-attack"], ["--gradient stein", "--base-attack"]),
         ([*PGD, "--gradient", "hard-stein", "--beta", 2], ["--beta", "--gradient hard-stein"]),
         ([*PGD, "--beta", 0], ["--beta", "'0'"]),
@@ -264,6 +261,26 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
 def test_contradicting_options_are_refused_in_one_line(workplace, capsys, options, words):
     assert refused(call(capsys, "train_pgd", *DIGITS, "run", *options), *words, code=2)
     assert list(workplace.iterdir()) == []
+
+
+@pytest.mark.parametrize(("steps", "rates"), [(3, [32.0, 32.0]), (1, [0.8, 32.0])])
+def test_rate_leaves_out_a_long_first_update_which_is_told(
+    steps, rates, workplace, capsys, monkeypatch
+):
+    """Of 40 seconds, for images to be read; each later one takes a second. A single one counts."""
+    clock, step = SimpleNamespace(now=0), torch.optim.SGD.step
+
+    def stepping(optimizer):
+        step(optimizer)
+        clock.now += 1 if clock.now else 40
+
+    monkeypatch.setattr("smoothadv.training.run.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr(torch.optim.SGD, "step", stepping)
+    options = [*SHORT, "--epochs", 2, "--batch", 32, "--steps-per-epoch", steps]
+    outcome = call(capsys, "train", *DIGITS, "run", "--noise", 0.25, *options)
+    assert [float(row["images_per_second"]) for row in rows(workplace / "run/log.txt")] == rates
+    told = "epoch   1/2  first update after 40 s, which images/s leave out"
+    assert outcome.out.count("first update") == outcome.out.count(told) == (steps > 1)
 
 
 def test_arguments_are_all_recorded_and_the_command_line_wins_over_a_recipe(workplace):

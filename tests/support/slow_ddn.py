@@ -26,10 +26,6 @@ def copies_of(point: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     return torch.stack([point + draw for draw in noise])
 
 
-def rounded(point: torch.Tensor, levels: int | None) -> torch.Tensor:
-    return point if levels is None else torch.round(point * (levels - 1)) / (levels - 1)
-
-
 def slow_ddn(
     model: Callable,
     x: torch.Tensor,
@@ -41,38 +37,27 @@ def slow_ddn(
     initial_norm: float = 1.0,
     gamma: float = 0.05,
     targeted: bool = False,
-    quantization_levels: int | None = None,
-    result_levels: int | None = None,
-    annealed_over: int | None = None,
 ) -> torch.Tensor:
-    """The adversarial example for one x [...] with noise [m, ...]; steps shorten to 0.01 at k =
-    ``annealed_over``.
-    """
+    """The adversarial example for one x [...] with noise [m, ...]."""
     v, norm = torch.zeros_like(x), initial_norm
     worst = torch.maximum(x, 1 - x).norm().item()
     best, best_norm = torch.zeros_like(x), worst
-    annealed_over = steps - 1 if annealed_over is None else annealed_over
     for k in range(steps):
         obeyed = majority(model(copies_of(x + v, noise)).detach()) == label
         adversarial = obeyed if targeted else not obeyed
         if adversarial and v.norm().item() < best_norm:
             best, best_norm = v, v.norm().item()
         gradient = slow_plug_in(model, x + v, label, noise)
-        step = (
-            1.0
-            if annealed_over == 0
-            else 0.01 + 0.495 * (1 + math.cos(math.pi * k / annealed_over))
-        )
+        step = 0.01 + 0.495 * (1 + math.cos(math.pi * k / max(1, steps - 1)))
         if gradient.norm() > 0:
             v = v + (-1 if targeted else 1) * step * gradient / gradient.norm()
         norm = min(norm * (1 - gamma if adversarial else 1 + gamma), worst)
         if v.norm() > 0:
             v = norm * v / v.norm()
         v = torch.clamp(x + v, 0, 1) - x
-        v = rounded(x + v, quantization_levels) - x
     if best.norm() > epsilon:
         best = best * (epsilon / best.norm())
-    return x + rounded(best, result_levels)
+    return x + best
 
 
 def slow_ddn_batch(

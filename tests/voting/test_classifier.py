@@ -6,6 +6,7 @@ import copy
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ from smoothadv.base.devices import batch_that_fits
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise
-from smoothadv.training.execution import CompiledForSizes
 from smoothadv.voting.classifier import (
     PRECISIONS,
     CompiledClassifier,
+    call_compiled,
     default_batch,
     optimized_for_inference,
 )
@@ -31,6 +32,7 @@ from smoothadv.voting.counter import VoteCounter, check_repeatable
 from smoothadv.voting.folding import fold
 from support import networks
 from support.networks import settle_batch_norms
+from support.patience import wait_for
 
 CPU = torch.device("cpu")
 STATISTICS = (0.9, 0.5, 0.2), (0.2, 0.3, 0.4)
@@ -369,10 +371,7 @@ def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another
     assert torch.equal(compiled(noisy), logits), "the same in the same row"
 
 
-@pytest.mark.parametrize(
-    "compiled", [CompiledClassifier, lambda voter: CompiledForSizes(voter, {2})]
-)
-def test_kernels_of_a_gpu_are_not_chosen_by_a_race(compiled, own_compiler_cache, monkeypatch):
+def test_kernels_of_a_gpu_are_not_chosen_by_a_race(own_compiler_cache, monkeypatch):
     """Processes would round differently. On a CPU nothing is timed, and nothing changes."""
     import torch._inductor.config as inductor
 
@@ -383,10 +382,37 @@ def test_kernels_of_a_gpu_are_not_chosen_by_a_race(compiled, own_compiler_cache,
         else ("dynamic_scale_rblock", False)
     )
     monkeypatch.setattr(inductor, name, not chosen)  # other tests of this process may have chosen
-    compiled(voter)
+    CompiledClassifier(voter)
     assert getattr(inductor, name) is not chosen
-    compiled(voter.to("meta"))
+    CompiledClassifier(voter.to("meta"))
     assert getattr(inductor, name) is chosen
+
+
+def test_interruption_gives_up_kernels_that_wait_to_be_compiled():
+    """Those at work are waited for, so that they end before the process. Later ones can be
+    compiled.
+    """
+    import torch._inductor.config as inductor
+    from torch._inductor.async_compile import AsyncCompile
+
+    at_work, waiting = [], []
+
+    def compiled(images: torch.Tensor) -> torch.Tensor:
+        submit = AsyncCompile.pool().submit
+        until_given_up = partial(wait_for, lambda: waiting and waiting[-1].cancelled())
+        at_work.extend(submit(until_given_up) for _ in range(2))
+        waiting.extend(submit(int) for _ in range(20))
+        raise KeyboardInterrupt
+
+    with inductor.patch(compile_threads=2):
+        AsyncCompile.pool.cache_clear()
+        with pytest.raises(KeyboardInterrupt):
+            call_compiled(compiled, torch.zeros(1))
+        assert all(each.done() and not each.cancelled() for each in at_work)
+        assert all(each.cancelled() for each in waiting)
+        assert AsyncCompile.pool().submit(int).result() == 0
+        AsyncCompile.pool().shutdown()
+        AsyncCompile.pool.cache_clear()
 
 
 def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from smoothadv.attacks import ATTACKS
-from smoothadv.attacks.geometry import l2_norm, per_example, project_box, quantize, unit
+from smoothadv.attacks.geometry import l2_norm, per_example, project_box, unit
 from smoothadv.attacks.gradient_attack import GradientAttack, Problem
 from smoothadv.base.settings import number, positive_float, setting
 
-_levels = number(
-    int, "a number of grey levels from 2 to 65,536, like 256", lambda v: 2 <= v <= 65_536
-)
 _unit_interval = number(float, "a number strictly between 0 and 1, like 0.05", lambda v: 0 < v < 1)
 
 
@@ -27,12 +24,8 @@ class DDN(GradientAttack):
     The direction follows the gradient with cosine-annealed steps; the norm shrinks by ``gamma``
     while the example is adversarial and grows while it is not. Adversarial means that the majority
     of the m noisy copies is not classified as the label (``targeted``: is). Where no iterate was
-    adversarial, the result is the clean input. ``quantization_levels`` rounds every iterate to that
-    many grey levels; after the final projection nothing is rounded, so that ||v|| <= epsilon holds,
-    except with ``result_levels``, which rounds v itself, as the released code does: an input of
-    other levels keeps them, and may be moved out of [0, 1] by half a level.
-
-    An input that is adversarial before the first step is returned unchanged.
+    adversarial, the result is the clean input. An input that is adversarial before the first step
+    is returned unchanged.
     """
 
     initial_norm: float = setting(
@@ -44,36 +37,6 @@ class DDN(GradientAttack):
         parse=_unit_interval,
         help="DDN's relative change of norm per step",
     )
-    quantization_levels: int | None = setting(
-        None,
-        flag="--levels-DDN",
-        parse=_levels,
-        help="round DDN's iterates to this many grey levels (default: none)",
-    )
-    initial_norm_is_epsilon: bool = setting(
-        False,
-        flag="--init-norm-is-epsilon-DDN",
-        help="start DDN at norm epsilon, as the released training code does",
-    )
-    result_levels: int | None = setting(
-        None,
-        flag="--result-levels-DDN",
-        parse=_levels,
-        help="round DDN's perturbation to multiples of a step between this many grey levels: the "
-        "result may then lie outside the ball (default: none)",
-    )
-    anneal_past_end: bool = setting(
-        False,
-        flag="--anneal-past-end-DDN",
-        help="shorten DDN's steps as if there was one more, as the released code does",
-    )
-
-    def __post_init__(self) -> None:
-        if self.initial_norm_is_epsilon and self.initial_norm != 1.0:
-            raise ValueError(
-                "--init-norm-DDN and --init-norm-is-epsilon-DDN contradict each other: leave one "
-                "out"
-            )
 
     def perturbation(self, problem: Problem) -> torch.Tensor:
         best = torch.zeros_like(problem.inputs)
@@ -99,13 +62,11 @@ class DDN(GradientAttack):
         best = torch.zeros_like(inputs)
         best_norm = worst_norm = l2_norm(torch.maximum(inputs, 1 - inputs))
         norm = torch.full_like(worst_norm, self.initial_norm)
-        if self.initial_norm_is_epsilon:
-            norm = problem.epsilon.to(norm.dtype)
         v, adversarial = best, torch.zeros_like(labels, dtype=torch.bool)
         if problem.start is not None:
             v, direction = problem.start, unit(problem.estimate(problem.start).gradient)
-        last = self.num_steps if self.anneal_past_end else self.num_steps - 1
-        for k in range(self.num_steps - 1):
+        last = self.num_steps - 1
+        for k in range(last):
             # Cosine annealing from 1 at k = 0 to 0.01 at k = T - 1.
             step = 0.01 + 0.495 * (1 + math.cos(math.pi * k / last))
             v = v + self.direction * step * direction
@@ -114,8 +75,6 @@ class DDN(GradientAttack):
                 worst_norm,
             )
             v = project_box(inputs, unit(v) * per_example(norm, v))
-            if self.quantization_levels is not None:
-                v = quantize(inputs + v, self.quantization_levels) - inputs
             if k + 2 < self.num_steps:
                 estimate = problem.estimate(v)
                 direction, logits = unit(estimate.gradient), estimate.logits
@@ -129,15 +88,6 @@ class DDN(GradientAttack):
                 torch.where(better, length, best_norm),
             )
         return best
-
-    def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        if self.result_levels is None:
-            return super().finish(inputs, v)
-        # Summed in units of a step, where whole numbers do not round: grey levels become exactly
-        # grey levels.
-        steps = self.result_levels - 1
-        moves = (v * steps).round()
-        return torch.where(moves == 0, inputs, (inputs * steps + moves) / steps)
 
     def _adversarial(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Whether most copies get another class than the label (targeted: the label): [B, m, K] and

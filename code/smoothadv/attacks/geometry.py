@@ -102,8 +102,3 @@ def in_grey_levels(
         inside = rounded.flatten(1).square().sum(1) < limit
         best = torch.where(per_example(inside, rounded), rounded, best)
     return ((levels + best) / 255).to(x.dtype)
-
-
-def quantize(x: torch.Tensor, levels: int) -> torch.Tensor:
-    """Images [B, ...] in [0, 1] rounded to ``levels`` equidistant values, 0 and 1 among them."""
-    return (x * (levels - 1)).round() / (levels - 1)

@@ -109,8 +109,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return is_text or not kinds.isdisjoint(("MemoryError", "OutOfMemoryError"))
 
 
-class Terminated(Exception):
-    """The process was asked to end by SIGTERM, as clusters do, and has saved its work."""
+class Terminated(BaseException):
+    """The process was asked to end by SIGTERM, as clusters do, and has saved its work.
+
+    Like KeyboardInterrupt it is no Exception: PyTorch's compiler takes those for its own failures.
+    """
 
 
 class NonFiniteError(UserError, ArithmeticError):

@@ -17,7 +17,7 @@ _EXAMPLES = """examples:
       --attack PGD --epsilon 0.5 --num-steps 2
   torchrun --nproc-per-node 4 code/train_pgd.py cifar10 cifar_resnet110 models/cifar10/fast \\
       --noise 0.5 \\
-      --attack PGD --epsilon 1 --num-steps 2 --recipe fast --compile --precision bf16
+      --attack PGD --epsilon 1 --num-steps 2 --recipe fast --precision bf16
 """
 _DESCRIPTION = (
     "Train a classifier with SmoothAdv (Salman et al., 2019): attack the smoothed classifier, "

@@ -154,7 +154,8 @@ class EvaluationSpec(ModelSpec):
         False,
         group="speed",
         records="compiled",
-        help="compile the classifier first: takes a minute, then runs faster",
+        help="compile the classifier first, which takes minutes: faster on a CPU, and on a GPU for "
+        "some networks (docs/gpus.md)",
     )
     tf32: bool = setting(
         True,

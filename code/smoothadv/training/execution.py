@@ -13,9 +13,10 @@ from torch import nn
 
 from smoothadv.attacks.estimators import frozen
 from smoothadv.base.devices import device_of, layout_on
+from smoothadv.base.errors import UserError
 from smoothadv.base.settings import Checked, positive_float, setting
 from smoothadv.voting import folding
-from smoothadv.voting.classifier import call_compiled, let_compiler_choose_alike
+from smoothadv.voting.classifier import call_compiled
 from smoothadv.voting.folding import (
     are_offered_on,
     fuse_epilogues,
@@ -45,7 +46,7 @@ class Execution(Checked):
         False,
         group=_GROUP,
         records="compile",
-        help="compile the network first: takes minutes, then runs faster",
+        help="compile the network first, on a CPU: takes minutes, then runs faster",
     )
     synchronized_norm: bool = setting(
         False,
@@ -66,8 +67,22 @@ class Execution(Checked):
         None,
         group=_GROUP,
         help="launch all kernels of an update together, as a CUDA graph that was found to compute "
-        "the same (default: on a GPU, without --compile and --sync-bn)",
+        "the same (default: on a GPU, without --sync-bn)",
     )
+
+    def check(self, device: torch.device) -> None:
+        """UserError where nothing trains like this on the device."""
+        for_gpus = {"--sync-bn": self.synchronized_norm, "--cuda-graph": self.cuda_graph}
+        for flag, is_asked_for in for_gpus.items():
+            if is_asked_for and device.type != "cuda":
+                raise UserError(
+                    f"{flag} is for GPUs, and this trains on {device.type}: leave it out"
+                )
+        if self.compile and device.type != "cpu":
+            raise UserError(
+                f"--compile is for training on a CPU, and this trains on {device.type}, where CUDA "
+                "graphs, the default, are four times as fast: leave it out"
+            )
 
     def prepare(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model on the device, in the memory format that is fast there."""
@@ -98,10 +113,8 @@ class CompiledForSizes(nn.Module):
     def __init__(self, module: nn.Module, sizes: set[int]) -> None:
         super().__init__()
         self.module, self._sizes = module, sizes
-        let_compiler_choose_alike(module)
-        self._compiled = (
-            torch.compile(module, dynamic=False),
-        )  # in a tuple: it has the weights of ``module``
+        # In a tuple: it has the weights of ``module``.
+        self._compiled = (torch.compile(module, dynamic=False),)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if len(images) in self._sizes:

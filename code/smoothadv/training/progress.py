@@ -11,6 +11,7 @@ from smoothadv.training.trackers import Tracker
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_OF_A_LONG_START = 10.0
 
 
 class TrainingProgress:
@@ -49,6 +50,14 @@ class TrainingProgress:
         self._bar.close()
         self._tell(methodcaller("close"))
 
+    def tell_start(self, epoch: int, seconds: float) -> None:
+        """Say it if the first update of an epoch took long, for which images are read and kernels
+        made.
+        """
+        if seconds >= _SECONDS_OF_A_LONG_START:
+            begun = f"epoch {epoch + 1:3d}/{self._epochs}  first update after {seconds:,.0f} s"
+            self._say(f"{begun}, which images/s leave out")
+
     def advance(self, images: int) -> bool:
         """Count so many more images; whether it is time to show the sums again, which waits for the
         device.
@@ -83,8 +92,7 @@ class TrainingProgress:
         """Report a line about an epoch, unless the previous line was reported shortly before."""
         self.draw([row])
         is_last = row["epoch"] + 1 == self._epochs
-        is_time = time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES or is_last
-        if not is_time or self._silent:
+        if time.monotonic() - self._printed < _SECONDS_BETWEEN_LINES and not is_last:
             return
         self._printed = time.monotonic()
         training, adversarial = row["train_accuracy"], row["test_adversarial_accuracy"]
@@ -98,8 +106,12 @@ class TrainingProgress:
             tested = _known(clean=clean, noisy=noisy, attacked=adversarial)
             tested = tested or [f"loss {row['test_loss']:.3g}"]
             parts.append(f"of {counted(row['test_images'], 'test image')} {', '.join(tested)}")
-        with self._bar.external_write_mode():
-            self._report("  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"]))
+        self._say("  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"]))
+
+    def _say(self, line: str) -> None:
+        if not self._silent:
+            with self._bar.external_write_mode():
+                self._report(line)
 
     def draw(self, rows: list[dict[str, float]]) -> None:
         """Show the trackers the rows of epochs."""

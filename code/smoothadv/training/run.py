@@ -35,6 +35,7 @@ from smoothadv.training.spec import TrainSpec
 from smoothadv.training.teacher import Teacher, TeacherVotes, count_votes
 from smoothadv.training.trackers import TRACKERS
 from smoothadv.training.update import COUNTS, NOT_EVALUATED, Address, Update, means
+from smoothadv.voting.classifier import end_compiling, is_compiling
 
 # Several processes agree on whether to go on only once in so many steps.
 _STEPS_BETWEEN_DECISIONS = 10
@@ -116,10 +117,8 @@ class TrainingRun:
             images_at_a_time=min(len(share), schedule.micro_batch or len(share)),
             teacher=teacher,
         )
-        tries_graphs, execution = self.execution.cuda_graph, self.execution
-        if tries_graphs is None:
-            tries_graphs = not execution.compile and not execution.synchronized_norm
-        if tries_graphs and has_cuda_graphs(setup.device):
+        is_graph = self.execution.cuda_graph is not False and not self.execution.synchronized_norm
+        if is_graph and has_cuda_graphs(setup.device):
             self.update.compute = GraphedUpdate(self.update)
         self.signals: list[int] = []
         self.report: Callable[[str], None] = lambda line: None
@@ -167,6 +166,7 @@ class TrainingRun:
         if policy is not None and not self.first_step:
             self._choose_images(policy, epoch)
         began = time.monotonic()
+        after_first = began, 0
         # The checkpoint has a learning rate, also where no step is left.
         self._set_learning_rate(epoch, max(0, self.first_step - 1))
         for number, step, (images, labels) in self._batches(epoch):
@@ -181,6 +181,8 @@ class TrainingRun:
                 images, labels, len(step.indices), part, address, weight, indices
             )
             images_seen += len(step.indices)
+            if number == self.first_step:
+                after_first = time.monotonic(), images_seen
             if progress.advance(len(step.indices)):
                 self._require_finite(epoch, with_weights=False)
                 progress.show(
@@ -189,6 +191,10 @@ class TrainingRun:
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start)
         self._require_finite(epoch)
         seconds = self.seconds + time.monotonic() - start
+        if images_seen > after_first[1]:
+            progress.tell_start(epoch, after_first[0] - began)
+            began, left_out = after_first
+            images_seen -= left_out
         rate = images_seen / max(time.monotonic() - began, 1e-9)
         averages = means(self.processes.total(self.sums).tolist(), self.objective.TERMS)
         return {
@@ -358,6 +364,9 @@ def _stop_by(decision: int) -> None:
 def noted_signals() -> Iterator[list[int]]:
     """A context in which Ctrl-C and SIGTERM are only added to a list; a second Ctrl-C, a second
     later, stops at once.
+
+    So does either one while the compiler is at work, which may take minutes: it works in the first
+    update after a checkpoint.
     """
     signals: list[int] = []
     process, before, first = os.getpid(), {}, math.inf
@@ -371,11 +380,13 @@ def noted_signals() -> Iterator[list[int]]:
         is_another = time.monotonic() - first > _SECONDS_OF_ONE_REQUEST
         if is_another and number == signal.SIGINT == signals[-1]:
             raise KeyboardInterrupt
-        if not signals:
-            first = time.monotonic()
-            if number == signal.SIGINT and sys.stderr.isatty():
-                print("\nsaving after this step; Ctrl-C again stops at once", file=sys.stderr)
         signals.append(number)
+        if len(signals) == 1:
+            first = time.monotonic()
+        if is_compiling(frame):
+            _stop_by(number)
+        if len(signals) == 1 and number == signal.SIGINT and sys.stderr.isatty():
+            print("\nsaving after this step; Ctrl-C again stops at once", file=sys.stderr)
 
     # Only the main thread may set handlers.
     if threading.current_thread() is threading.main_thread():
@@ -384,6 +395,9 @@ def noted_signals() -> Iterator[list[int]]:
                 before[number] = signal.signal(number, note)
     try:
         yield signals
+    except (KeyboardInterrupt, Terminated):
+        end_compiling()
+        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -65,13 +65,7 @@ def train(spec: TrainSpec, report: Callable[[str], None] = print) -> Trained:
     processes = join_processes()
     before = recorded_runs(spec.outdir)[-1:] if spec.existing == "resume" else []
     device = device_of_run(spec, dict(*before), processes, says=False)
-    for_gpus = {
-        "--sync-bn": spec.execution.synchronized_norm,
-        "--cuda-graph": spec.execution.cuda_graph,
-    }
-    for flag, is_asked_for in for_gpus.items():
-        if is_asked_for and device.type != "cuda":
-            raise UserError(f"{flag} is for GPUs, and this trains on {device.type}: leave it out")
+    spec.execution.check(device)
     for name in spec.track:  # before there is a folder
         TRACKERS[name].check(name)
     # Else cuDNN may choose kernels whose sums depend on timing, and a resumed run would end with

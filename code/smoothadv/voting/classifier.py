@@ -7,7 +7,9 @@ is certified, so the changes are recorded in a log's settings.
 
 import copy
 import os
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 # The most images in a pass of an attack; the number of noisy images above which a CPU gains
 # nothing.
 _MOST_EXAMPLES, _ENOUGH_FOR_A_CPU = 64, 16
+# Where the compiler is called: by a network, and by the backward pass.
+_COMPILER = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx")
 
 
 class VotingClassifier(nn.Module):
@@ -179,11 +183,32 @@ def call_compiled(
     """
     try:
         return compiled(images)
+    except KeyboardInterrupt:
+        end_compiling()
+        raise
     except Exception as error:
         if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
             raise
         advice = "--compile failed: leave it out, or install a C++ compiler (on a GPU: Triton)"
         raise UserError(f"{advice}; {first_line(error)}") from error
+
+
+def is_compiling(frame: FrameType | None) -> bool:
+    """Whether the code at ``frame``, which a signal has interrupted, works for the compiler."""
+    while frame is not None and frame.f_globals.get("__name__") not in _COMPILER:
+        frame = frame.f_back
+    return frame is not None
+
+
+def end_compiling() -> None:
+    """Give up the kernels that wait to be compiled, and wait for those that are: Python would let
+    all of them be compiled before it exits.
+    """
+    if (module := sys.modules.get("torch._inductor.async_compile")) is None:
+        return
+    if (pool := module.AsyncCompile.pool).cache_info().currsize:
+        pool().shutdown(cancel_futures=True)
+        pool.cache_clear()  # so that another one can be made
 
 
 def default_batch(
