@@ -206,7 +206,9 @@ def prepare(
     device is used where there is none to be continued.
     """
     recorded, processes = settings_to_continue(spec, log), join_processes()
-    device = _configured_device(spec, sound, recorded or against or {}, processes, log is not None)
+    is_command = bool(spec.command) and not spec.command[0].startswith("smoothadv.")
+    says = is_command and log is not None
+    device = _configured_device(spec, sound, recorded or against or {}, processes, says)
     loaded = load_models(spec)
     own, dataset, base = loaded[0]
     spec = own if spec.stages is None else spec
