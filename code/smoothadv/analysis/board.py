@@ -196,9 +196,9 @@ def _name(card: Card) -> str:
     first, skip = card["images.first"], card["images.skip"]
     which = f" (one in {skip})" if skip and skip > 1 else ""
     which += f" from {first}" if first else ""
-    count, alpha = card["images.count"], card["facts.alpha"]
-    words = card["facts.dataset"], f"{counted(count, 'image')}{which}", f"alpha {alpha:g}"
-    return ", ".join([*map(str, words), str(card["certificate"])])
+    images = counted(card["images.count"], "image") + which
+    words = card["facts.dataset"], images, f"alpha {card['facts.alpha']:g}", card["certificate"]
+    return ", ".join(map(str, words))
 
 
 def sign_flip_p_value(differences: np.ndarray) -> float:

@@ -43,12 +43,11 @@ from smoothadv.analysis.radii import (
     Bands,
     Norm,
     Radius,
-    refuse_contradictions,
     round_numbers,
 )
 from smoothadv.analysis.tables import with_bounds
 from smoothadv.base.errors import UserError, warn
-from smoothadv.base.settings import one_of, probability, setting
+from smoothadv.base.settings import one_of, probability, refuse_any, setting
 from smoothadv.statistics.accuracy import (
     accuracy,
     accuracy_curve,
@@ -334,7 +333,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
     )
 
     def __post_init__(self) -> None:
-        refuse_contradictions(
+        refuse_any(
             {
                 f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters": (
                     self.rows == self.columns
@@ -347,7 +346,8 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
                 f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none": (
                     self.high_probability is not None and self.measure == _AVERAGE
                 ),
-            }
+            },
+            ValueError,
         )
 
     def __call__(self, logs: Logs) -> Figure:

@@ -75,14 +75,13 @@ class Parser(argparse.ArgumentParser):
         if called.startswith("smoothadv "):
             epilog = re.sub(r"python code/(\w+)\.py", r"smoothadv \1", epilog)
             epilog = re.sub(r"scripts/grids/([\w-]+)\.toml", r"\1", epilog)
-        formatter = partial(
-            argparse.RawDescriptionHelpFormatter, max_help_position=28, width=_WIDTH
-        )
         super().__init__(
             prog=called,
             description=textwrap.fill(" ".join(description.split()), _WIDTH),
             epilog=epilog,
-            formatter_class=formatter,
+            formatter_class=partial(
+                argparse.RawDescriptionHelpFormatter, max_help_position=28, width=_WIDTH
+            ),
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             **options,
