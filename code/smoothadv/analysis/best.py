@@ -231,10 +231,10 @@ class Empirical(Choosing, Analysis):
         ]
         is_abstention = self.show == _ABSTENTION
         shown = {
-            (name, radius): abstained if is_abstention else Annotated(share, interval=ends or None)
-            for name, radius, share, *_, abstained, ends in (
-                (*row[:8], tuple(row[8:])) for row in rows
-            )
+            (name, radius): abstained
+            if is_abstention
+            else Annotated(share, interval=tuple(ends) or None)
+            for name, radius, share, _, _, _, _, abstained, *ends in rows
         }
         columns = [
             Column("group", "group", "text"),

@@ -130,8 +130,10 @@ class BoardSpec(Checked):
                 )
                 for name, cards in ranked.items()
             ]
-            entries = f"{sum(map(len, ranked.values())):,}"
-            facts = [("entries", entries), ("rankings", f"{len(ranked):,}")]
+            facts = [
+                ("entries", f"{sum(map(len, ranked.values())):,}"),
+                ("rankings", f"{len(ranked):,}"),
+            ]
             return page("Board of smoothed classifiers", facts, [], sections)
         write = FORMATS[form]
         if form != "markdown":

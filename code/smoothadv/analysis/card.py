@@ -273,10 +273,8 @@ def read_card(path: Path) -> Card:
             found = escape(json.dumps(known.get(wrong[0])), 60)
             expected = " ".join(WORDS.get(word, word) for word in _FORMS[wrong[0]].split())
             raise ValueError(f"its {wrong[0]} is {found}; {expected} is expected")
-        count = known["images.count"]
-        packed = _unpacked(content)
-        hundredths = np.frombuffer(packed, np.uint8).reshape(2, count).T.astype(np.int64) @ [1, 256]
-        card = Card(path, content, hundredths)
+        halves = np.frombuffer(_unpacked(content), np.uint8).reshape(2, known["images.count"])
+        card = Card(path, content, halves.T.astype(np.int64) @ [1, 256])
         refuse_any(
             {f"{path} contradicts itself: {one}": is_so for one, is_so in _faults(card).items()}
         )

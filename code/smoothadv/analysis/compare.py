@@ -345,8 +345,10 @@ class CascadeEstimate(AtRadii, Analysis):
                     promise = float(np.maximum(radius[chooses], 0).mean())
                     found.append((promise, row(name, float(threshold), radius)))
         alone = [np.where(at.predict == labels, at.radius, -1.0) for at in rows]
-        singles = [row(title, None, radius) for title, radius in zip(titles, alone)]
-        singles.append(row("oracle: the best log of each image", None, np.max(alone, axis=0)))
+        singles = [
+            *(row(title, None, radius) for title, radius in zip(titles, alone)),
+            row("oracle: the best log of each image", None, np.max(alone, axis=0)),
+        ]
         columns = [
             Column("cascade", f"cascade (at {self.heading})", "text"),
             *columns_of("number", threshold="threshold", average="average certified radius (l2)"),

@@ -47,9 +47,8 @@ class Examples(Analysis):
     )
 
     def __post_init__(self) -> None:
-        both = self.worst is not None and self.best is not None
         fault = "--worst and --best show different images: give one of them"
-        refuse_any({fault: both}, ValueError)
+        refuse_any({fault: None not in (self.worst, self.best)}, ValueError)
 
     def __call__(self, logs: Logs) -> Table:
         refuse_several(logs.certification, "a mean over logs", "procedure")

@@ -202,11 +202,10 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
     for part in reversed(path.parts):
         for pattern in _CERTIFICATION_PARTS if is_certification else _PREDICTION_PARTS:
             if match := re.search(pattern, part):
-                texts = match.groupdict(default="").items()
                 enter(
                     {
                         name.removesuffix("_in_256ths"): _MEANING.get(name, str)(text)
-                        for name, text in texts
+                        for name, text in match.groupdict(default="").items()
                         if text
                     },
                     f"path {part}",
@@ -233,8 +232,7 @@ def _certification_facts(settings: dict[str, Any]) -> dict[str, Value]:
 
 def recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
     """What the settings of a training tell, with keys like ``objective.attack.name``."""
-    facts = _at_places(recipe)
-    facts["teacher"] = str(recipe.get("teacher_sha256") or "")[:12]
+    facts = {**_at_places(recipe), "teacher": str(recipe.get("teacher_sha256") or "")[:12]}
     if objective := facts.get("objective"):
         facts.setdefault("optimizer", "sgd")
         attack, noise = facts.get("attack"), facts.get("noise")

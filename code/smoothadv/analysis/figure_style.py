@@ -275,8 +275,8 @@ def draw_steps(
     right; with markers as far apart on each, shifted by curve so that they do not overlap.
     """
     lines: list[Line2D] = []
-    distance = 1 / _MARKS_PER_CURVE
     for position, ((label, radii, accuracies), style) in enumerate(zip(curves, styles)):
-        how = {"markevery": (distance * (position + 0.5) / len(curves), distance), **style}
+        start = (position + 0.5) / len(curves) / _MARKS_PER_CURVE
+        how = {"markevery": (start, 1 / _MARKS_PER_CURVE), **style}
         lines += axes.step(radii, 100 * accuracies, where="pre", label=label, **how)
     return lines

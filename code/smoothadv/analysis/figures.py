@@ -369,8 +369,9 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         for (row, column), group in cells.items():
             best = [100 * self.accuracies(log, radii, models=len(group)) for log in group]
             if self.measure == _AVERAGE:
-                averages = [average_certified_radius(log.table) for log in group]
-                best = [self.certified_by(log, [one]) for log, one in zip(group, averages)]
+                best = [
+                    self.certified_by(log, [average_certified_radius(log.table)]) for log in group
+                ]
             values[:, rows.index(row), columns.index(column)] = np.max(best, axis=0)
         return self._draw(cells, values, radii, rows, columns)
 

@@ -183,8 +183,8 @@ class AtRadii(Norm):
             return [*map(Radius.of, self.radii)]
         if self.norm == "linf":
             return [*map(Radius.parse, _LINF_RADII)]
-        small = DIMENSIONS.keys() - {"imagenet", "digits"}
-        is_small = {log.facts.get("dataset") for log in logs} <= small
+        datasets = {log.facts.get("dataset") for log in logs}
+        is_small = datasets <= DIMENSIONS.keys() - {"imagenet", "digits"}
         limit = {"most": most} if is_small else {}
         return [*map(Radius.of, default_radii([log.table for log in logs], **limit))]
 

@@ -235,8 +235,10 @@ class Report(Choosing, AtRadii, Analysis):
         for name, group in groups_of(logs, ()).items():
             best = self.select(group, radii) if len(group) > 1 else ()
             for radius, (log, share) in zip(radii, best):
-                known = [(one, log.facts.get(one)) for one in differing]
-                values = [None if value is None else display(one, value) for one, value in known]
+                values = [
+                    None if (value := log.facts.get(one)) is None else display(one, value)
+                    for one in differing
+                ]
                 described = [*values, log.label] if share else [None] * (len(differing) + 1)
                 rows.append([name, radius.text, share, *described])
         columns = [

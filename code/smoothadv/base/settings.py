@@ -297,13 +297,15 @@ def setting(
 
 def settings_of(spec: type) -> list[Setting]:
     """The settings that a dataclass declares, in order of declaration."""
-    found = []
-    for field in dataclasses.fields(spec):
-        if "setting" in field.metadata:
-            how: Setting = field.metadata["setting"]
-            flags = tuple(flag or "--" + field.name.replace("_", "-") for flag in how.flags)
-            found.append(dataclasses.replace(how, field=field.name, flags=flags))
-    return found
+    return [
+        dataclasses.replace(
+            how,
+            field=field.name,
+            flags=tuple(flag or "--" + field.name.replace("_", "-") for flag in how.flags),
+        )
+        for field in dataclasses.fields(spec)
+        if (how := field.metadata.get("setting")) is not None
+    ]
 
 
 def options_of(spec: type) -> list[Setting]:

@@ -151,8 +151,7 @@ def _make_cards(spec: CardSpec) -> None:
         print(f"{spec.check} is the card of {cards[0][0]}")
         return
     for _, card in cards:
-        is_file = spec.output.suffix == ".json"
-        path = spec.output if is_file else spec.output / file_name(card)
+        path = spec.output if spec.output.suffix == ".json" else spec.output / file_name(card)
         refuse_to_replace(path, "card", b'{\n  "card": ')
         write_json(path, card)
         print(f"wrote {path}")

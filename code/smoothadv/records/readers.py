@@ -65,9 +65,11 @@ _brief = partial(escape, most=40, plain=True)
 _LARGE = ("image.npy", "adversarial.npy")
 _NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 _TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+_PERCENT = {"trainacc": "train_accuracy", "testacc": "test_accuracy"}
 # Others spell these in several ways.
-_NAMES = {name.lower().replace("_", ""): name for name in (*_NUMERIC, *_UNREAD, *_TRAINING)}
-_NAMES |= {"trainacc": "train_accuracy", "testacc": "test_accuracy"}  # in percent
+_NAMES = _PERCENT | {
+    name.lower().replace("_", ""): name for name in (*_NUMERIC, *_UNREAD, *_TRAINING)
+}
 
 
 def kind_of_log(path: str | Path) -> str | None:
@@ -150,11 +152,10 @@ def read_training_log(path: str | Path) -> DataFrame:
     """
     path = Path(path)
     texts, notes = _parse(path, "training log", _TRAINING)
-    columns = {"epoch": _numbers(path, "epoch", texts)}
-    columns |= {name: _numbers(path, name, texts, is_real=True) for name in _TRAINING[1:]}
+    columns = {name: _numbers(path, name, texts, is_real=name != "epoch") for name in _TRAINING}
     spellings = {*map(_squeezed, _header(path))}
-    for name, in_percent in (("train_accuracy", "trainacc"), ("test_accuracy", "testacc")):
-        columns[name] /= 100 if in_percent in spellings else 1
+    for spelling, name in _PERCENT.items():
+        columns[name] /= 100 if spelling in spellings else 1
     is_tested = (
         _numbers(path, "test_images", texts) > 0
         if "test_images" in texts
@@ -265,8 +266,7 @@ def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -
         return {}
     if is_prediction:
         kinds = records.PREDICTION_COLUMNS, records.ATTACK_COLUMNS, records.FALSIFICATION_COLUMNS
-        target = [name for name in texts if name == records.TARGET_COLUMN]
-        further = *target, *records.numbered(texts, records.CLASS)
+        further = {records.TARGET_COLUMN} & texts.keys() | {*records.numbered(texts, records.CLASS)}
         expected = [*kinds[bool(settings.get("attack")) + ("against" in settings)], *further]
     elif fault := log_fault(manifest):
         raise UserError(f"{path} is left in doubt: its manifest {fault}")
