@@ -246,13 +246,13 @@ def _entry(card: Card) -> list[Cell]:
 def _verified(card: Card) -> str:
     """What checked its rows, and how many of them were drawn again and attacked."""
     names = "redrawn.rows", "attacked.certificates", "attacked.flipped"
-    redrawn, attacked, flipped = (card[f"verified.{name}"] for name in names)
-    texts = [card["verified.by"]]
-    if redrawn:
-        texts.append(f"{redrawn:,} redrawn")
-    if attacked:
-        texts.append(f"{attacked:,} attacked, {flipped or 0:,} flipped")
-    return "; ".join(texts)
+    redrawn, attacked, flipped = (card[f"verified.{name}"] or 0 for name in names)
+    texts = {
+        card["verified.by"]: True,
+        f"{redrawn:,} redrawn": redrawn > 0,
+        f"{attacked:,} attacked, {flipped:,} flipped": attacked > 0,
+    }
+    return "; ".join(text for text, is_so in texts.items() if is_so)
 
 
 _ENTRY = [

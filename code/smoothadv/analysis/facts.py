@@ -249,15 +249,13 @@ def recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
 def _prediction_facts(settings: dict[str, Any]) -> dict[str, Value]:
     known, target = flat(settings), settings.get("target")
     estimator = known.get("attack.estimator.name", known.get("attack.estimator"))
-    gradient, draws = _GRADIENTS.get(str(estimator), ""), settings.get("num_noise_vec")
-    if known.get("attack.estimator.hard"):
-        gradient += ", hard decisions"
-    if settings.get("base_attack"):
-        gradient, draws = "base classifier", None
+    decisions = ", hard decisions" if known.get("attack.estimator.hard") else ""
+    gradient = _GRADIENTS.get(str(estimator), "") + decisions
+    is_of_base = bool(settings.get("base_attack"))
     return {
         **_at_places(known),
-        "gradient": gradient + _beta(known, "attack"),
-        "num_noise_vec": draws,
+        "gradient": ("base classifier" if is_of_base else gradient) + _beta(known, "attack"),
+        "num_noise_vec": None if is_of_base else settings.get("num_noise_vec"),
         "target": None if target is None else str(target),
     }
 

@@ -436,16 +436,16 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         for (row, column), value in np.ndenumerate(values):
             if math.isnan(value):
                 panel.add_patch(Rectangle((column, row), 1, 1, **hatched))
-                continue
-            panel.text(
-                column + 0.5,
-                row + 0.5,
-                f"{value:#.3g}" if self.measure == _AVERAGE else f"{value:.1f}",
-                ha="center",
-                va="center",
-                color="black" if value > _BLACK_FROM * largest else "white",
-                fontsize=_FONT_SIZE,
-            )
+            else:
+                panel.text(
+                    column + 0.5,
+                    row + 0.5,
+                    f"{value:#.3g}" if self.measure == _AVERAGE else f"{value:.1f}",
+                    ha="center",
+                    va="center",
+                    color="black" if value > _BLACK_FROM * largest else "white",
+                    fontsize=_FONT_SIZE,
+                )
         panel.invert_yaxis()
         panel.tick_params(length=0, labelsize=_FONT_SIZE)
         panel.spines[:].set_visible(False)
