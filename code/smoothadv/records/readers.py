@@ -170,7 +170,7 @@ def read_training_log(path: str | Path) -> DataFrame:
                 not are_possible
             ),
             f"{path} holds epochs that do not ascend from 0 or more: two runs in one file?": (
-                columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any()
+                bool(columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any())
             ),
         }
     )
