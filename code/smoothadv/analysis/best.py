@@ -5,7 +5,7 @@ strongest attack on each model, of the best model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.facts import path_without_attack
@@ -20,7 +20,14 @@ from smoothadv.analysis.logs import (
     groups_of,
 )
 from smoothadv.analysis.radii import AtRadii, Radius
-from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
+from smoothadv.analysis.table_formats import (
+    Annotated,
+    Cell,
+    Column,
+    Table,
+    columns_of,
+    columns_of_ends,
+)
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import one_of, probability, setting
 from smoothadv.records.logs import DENOISER
@@ -51,16 +58,14 @@ class Envelope(Choosing, AtRadii, Analysis):
         part = self.taking_part(logs.certification)
         groups = groups_of(part, self.group_by)
         radii = self.chosen_radii(part)
-        rows: list[list[Cell]] = []
-        people: list[list[Cell]] = []
-        for name, group in groups.items():
-            people.append([name, len(group)])
-            for radius, (best, share) in zip(radii, self.select(group, radii)):
-                table, clean = best.table, accuracy(best.table)
-                facts = (share, abstention_rate(table), clean)
-                shown = dict(zip(_FACTS, facts)) | {_FACTS[0]: Annotated(share, raised=clean)}
-                people[-1].append(shown.get(self.show))
-                rows.append([name, float(radius), *facts, best.label, len(group), len(table)])
+        rows: list[list[Any]] = [
+            [
+                *(name, float(radius), share, abstention_rate(best.table), accuracy(best.table)),
+                *(best.label, len(group), len(best.table)),
+            ]
+            for name, group in groups.items()
+            for radius, (best, share) in zip(radii, self.select(group, radii))
+        ]
         columns = [
             Column("group", "group", "text"),
             Column("radius", self.heading, "number"),
@@ -70,13 +75,22 @@ class Envelope(Choosing, AtRadii, Analysis):
         ]
         if self.show == "model":  # whose names are too long for a column per radius
             return Table(columns, rows)
-        title, compared = self.heading, are_alike([group[0] for group in groups.values()])
-        if self.show != _FACTS[0]:
-            title, compared = f"{title}, {self.show.replace('_', ' ')}", False
+        is_certified = self.show == _FACTS[0]
+        compared = is_certified and are_alike([group[0] for group in groups.values()])
+        title = self.heading + ("" if is_certified else f", {self.show.replace('_', ' ')}")
         columns_for_people = [
             Column("group", title, "text"),
             Column("models", "models", "count"),
             *(radius.column(compared) for radius in radii),
+        ]
+        place = [column.key for column in columns].index(self.show)
+        shown = [
+            (row[0], Annotated(row[2], raised=row[4]) if is_certified else row[place])
+            for row in rows
+        ]
+        people = [
+            [name, len(group), *(cell for of, cell in shown if of == name)]
+            for name, group in groups.items()
         ]
         return Table(columns, rows, Table(columns_for_people, people))
 
@@ -104,7 +118,6 @@ class HeldOut(Choosing, AtRadii, Analysis):
                 "held_out needs logs of several models, and a further log of a chosen one, of "
                 "images beside those that chose it"
             )
-        level = f"{100 * self.confidence:g}%"
         columns = [
             Column("group", "group", "text"),
             Column("radius", self.heading, "number"),
@@ -114,9 +127,8 @@ class HeldOut(Choosing, AtRadii, Analysis):
             Column("chosen_examples", "images", "count"),
             Column("held_out", "on other images", "fraction"),
             Column("held_out_examples", "other images", "count"),
-            *columns_of(
-                "difference", difference="difference", low=f"{level} low", high=f"{level} high"
-            ),
+            Column("difference", "difference", "difference"),
+            *columns_of_ends("difference", self.confidence),
         ]
         return Table(columns, rows)
 
@@ -208,19 +220,22 @@ class Empirical(Choosing, Analysis):
     def __call__(self, logs: Logs) -> Table:
         groups = groups_of(self.taking_part(logs.prediction), self.group_by)
         curves = {name: empirical_curve(group) for name, group in groups.items()}
-        rows: list[list[Cell]] = []
-        shown: dict[tuple[str, float], Cell] = {}
-        for name, curve in curves.items():
-            for radius, best in curve.items():
-                table = best.log.table
-                share, abstained = accuracy(table), abstention_rate(table)
-                ends = None if self.confidence is None else best.interval(self.confidence)
-                counts = (best.models, best.attacks, len(table))
-                rows.append(
-                    [name, radius, share, best.log.label, *counts, abstained, *(ends or ())]
-                )
-                whole = Annotated(share, interval=ends)
-                shown[name, radius] = abstained if self.show == _ABSTENTION else whole
+        rows: list[list[Any]] = [
+            [
+                *(name, radius, accuracy(best.log.table), best.log.label),
+                *(best.models, best.attacks, len(best.log.table), abstention_rate(best.log.table)),
+                *(best.interval(self.confidence) if self.confidence else ()),
+            ]
+            for name, curve in curves.items()
+            for radius, best in curve.items()
+        ]
+        is_abstention = self.show == _ABSTENTION
+        shown = {
+            (name, radius): abstained
+            if is_abstention
+            else Annotated(share, interval=tuple(ends) or None)
+            for name, radius, share, _, _, _, _, abstained, *ends in rows
+        }
         columns = [
             Column("group", "group", "text"),
             Column("radius", "attack radius (l2)", "number"),
@@ -230,9 +245,8 @@ class Empirical(Choosing, Analysis):
             Column(_ABSTENTION, "abstention rate", "fraction"),
         ]
         if self.confidence is not None:
-            level = f"{100 * self.confidence:g}%"
-            columns += columns_of("fraction", low=f"{level} low", high=f"{level} high")
-        title = "attack radius (l2)" + ", abstention rate" * (self.show == _ABSTENTION)
+            columns += columns_of_ends("fraction", self.confidence)
+        title = "attack radius (l2)" + ", abstention rate" * is_abstention
         radii = sorted({radius for _, radius in shown})
         people = Table(
             [Column("group", title, "text"), *(Radius.of(r).column(compared=False) for r in radii)],

@@ -130,8 +130,10 @@ class BoardSpec(Checked):
                 )
                 for name, cards in ranked.items()
             ]
-            entries = f"{sum(map(len, ranked.values())):,}"
-            facts = [("entries", entries), ("rankings", f"{len(ranked):,}")]
+            facts = [
+                ("entries", f"{sum(map(len, ranked.values())):,}"),
+                ("rankings", f"{len(ranked):,}"),
+            ]
             return page("Board of smoothed classifiers", facts, [], sections)
         write = FORMATS[form]
         if form != "markdown":
@@ -196,9 +198,9 @@ def _name(card: Card) -> str:
     first, skip = card["images.first"], card["images.skip"]
     which = f" (one in {skip})" if skip and skip > 1 else ""
     which += f" from {first}" if first else ""
-    count, alpha = card["images.count"], card["facts.alpha"]
-    words = card["facts.dataset"], f"{counted(count, 'image')}{which}", f"alpha {alpha:g}"
-    return ", ".join([*map(str, words), str(card["certificate"])])
+    images = counted(card["images.count"], "image") + which
+    words = card["facts.dataset"], images, f"alpha {card['facts.alpha']:g}", card["certificate"]
+    return ", ".join(map(str, words))
 
 
 def sign_flip_p_value(differences: np.ndarray) -> float:
@@ -244,13 +246,13 @@ def _entry(card: Card) -> list[Cell]:
 def _verified(card: Card) -> str:
     """What checked its rows, and how many of them were drawn again and attacked."""
     names = "redrawn.rows", "attacked.certificates", "attacked.flipped"
-    redrawn, attacked, flipped = (card[f"verified.{name}"] for name in names)
-    texts = [card["verified.by"]]
-    if redrawn:
-        texts.append(f"{redrawn:,} redrawn")
-    if attacked:
-        texts.append(f"{attacked:,} attacked, {flipped or 0:,} flipped")
-    return "; ".join(texts)
+    redrawn, attacked, flipped = (card[f"verified.{name}"] or 0 for name in names)
+    texts = {
+        card["verified.by"]: True,
+        f"{redrawn:,} redrawn": redrawn > 0,
+        f"{attacked:,} attacked, {flipped:,} flipped": attacked > 0,
+    }
+    return "; ".join(text for text, is_so in texts.items() if is_so)
 
 
 _ENTRY = [

@@ -54,6 +54,7 @@ from smoothadv.base.settings import (
     positive_int,
     positive_noise_level,
     probability,
+    refuse_any,
     setting,
 )
 from smoothadv.records.logs import (
@@ -207,10 +208,14 @@ class CardSpec(Checked):
             for name in FIELDS
             if known.get(f"sources.{name}") == "stated"
         }
-        for name, _, value in (text.partition("=") for text in self.fact):
-            stated[name] = _PARSERS.get(name, str)(value)
-        texts = {one: getattr(self, one) for one in ("name", "paper", "url", "extra_data")}
-        texts = {one: before.get(one) if text is None else text for one, text in texts.items()}
+        stated |= {
+            name: _PARSERS.get(name, str)(value)
+            for name, _, value in (text.partition("=") for text in self.fact)
+        }
+        texts = {
+            one: before.get(one) if (text := getattr(self, one)) is None else text
+            for one in ("name", "paper", "url", "extra_data")
+        }
         logs = [log for text in self.logs for log in _read(text, stated)]
         of_one = self.check or self.attacked or self.redrawn
         if len(logs) > 1 and (of_one or self.output.suffix == ".json"):
@@ -268,15 +273,13 @@ def read_card(path: Path) -> Card:
             found = escape(json.dumps(known.get(wrong[0])), 60)
             expected = " ".join(WORDS.get(word, word) for word in _FORMS[wrong[0]].split())
             raise ValueError(f"its {wrong[0]} is {found}; {expected} is expected")
-        count = known["images.count"]
-        packed = _unpacked(content)
-        hundredths = np.frombuffer(packed, np.uint8).reshape(2, count).T.astype(np.int64) @ [1, 256]
-        card = Card(path, content, hundredths)
-        fault = _contradiction(card)
+        halves = np.frombuffer(_unpacked(content), np.uint8).reshape(2, known["images.count"])
+        card = Card(path, content, halves.T.astype(np.int64) @ [1, 256])
+        refuse_any(
+            {f"{path} contradicts itself: {one}": is_so for one, is_so in _faults(card).items()}
+        )
     except _REASONS as error:
         raise UserError(f"{path} is no card of version {VERSION}: {error}") from error
-    if fault:
-        raise UserError(f"{path} contradicts itself: {fault}")
     return card
 
 
@@ -286,39 +289,46 @@ def _unpacked(card: dict[str, Any]) -> bytes:
     return zlib.decompressobj().decompress(base64.b64decode(card["radii"]), most)
 
 
-def _contradiction(card: Card) -> str:
-    """In what a card differs from what the radii of its images show, or from itself; "" if in
-    nothing.
+def _faults(card: Card) -> dict[str, bool]:
+    """Whether a card differs from what the radii of its images show, or from itself, by words for
+    the difference.
     """
     stated = {"0": card.values["clean_accuracy"], **card.values["certified_accuracy"]}
-    for radius, found in shares(card.hundredths, map(float, stated)).items():
-        if stated.get(radius) != found:
-            text = f"at {radius}" if float(radius) else "at 0, clean accuracy,"
-            return f"its accuracy {text} is {stated.get(radius)}, its radii give {found}"
     largest = maximum_radius(card["facts.N"], card["facts.sigma"], card["facts.alpha"])
     floors, average, error = card.floors, card[AVERAGE], 10.0**-_DIGITS
-    if "top" not in card["certificate"] and floors.max() > largest + _HALF:
-        return f"it has a radius of {floors.max()}, the largest that N draws show is {largest:.4f}"
     right = card.hundredths > 0
     ceilings = np.where(right, np.minimum(floors + 1 / PER_UNIT, largest + _HALF), 0.0)
     least, most = floors.mean(), np.maximum(ceilings, floors).mean()
+    fault = f"its average radius is {escape(str(average), 60)}, not a mean and ends around it"
     if len(average) != 3 or not average[1] <= average[0] <= average[2]:
-        return f"its average radius is {escape(str(average), 60)}, not a mean and ends around it"
-    if not least - error <= average[0] <= most + error:
-        return f"its average radius is {average[0]}, its radii give {least:.4f} to {most:.4f}"
+        return {fault: True}
     # Radii differ from their floors by less than 1 / PER_UNIT, hence deviations by at most half.
-    count, (mean, lower, upper) = len(floors), mean_with_interval(floors)
+    count, own = len(floors), mean_with_interval(floors)
     slack = interval_half(count, _HALF * math.sqrt(count / max(1, count - 1))) + 2 * error
-    shifts = np.subtract(average[1:], average[0]) - np.subtract([lower, upper], mean)
-    if count > 1 and np.abs(shifts).max() > slack:
-        return f"the interval of its average radius is {average[1:]}, which its radii do not give"
-    rules = _rules(flat(card.content), int(right.sum()))
-    return next((fault for fault, holds in rules.items() if not holds), "")
+    shifts = np.subtract(average, average[0]) - np.subtract(own, own[0])
+    faults = {
+        f"its accuracy at {radius}{'' if float(radius) else ', clean accuracy,'} is "
+        f"{stated.get(radius)}, its radii give {found}": stated.get(radius) != found
+        for radius, found in shares(card.hundredths, map(float, stated)).items()
+    }
+    return {
+        **faults,
+        f"it has a radius of {floors.max()}, the largest that N draws show is {largest:.4f}": (
+            "top" not in card["certificate"] and floors.max() > largest + _HALF
+        ),
+        f"its average radius is {average[0]}, its radii give {least:.4f} to {most:.4f}": (
+            not least - error <= average[0] <= most + error
+        ),
+        f"the interval of its average radius is {average[1:]}, which its radii do not give": (
+            count > 1 and np.abs(shifts).max() > slack
+        ),
+        **_broken_rules(flat(card.content), int(right.sum())),
+    }
 
 
-def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
-    """What must hold of the numbers that the radii do not give, by words for the violation;
-    ``right`` is the number of images whose class is certified.
+def _broken_rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
+    """What must hold of the numbers that the radii do not give: whether it does not, by words for
+    that; ``right`` is the number of images whose class is certified.
     """
     count, first = known["images.count"], known["images.first"]
     skip = known["images.skip"]
@@ -337,7 +347,7 @@ def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
     of_attack = [one for one in known if ".attacked." in one and known[one] is not None]
     selected = count if of is None or skip is None else len(range(first, of, skip))
     has_manifest = known.get("manifest_sha256") is not None
-    return {
+    rules = {
         f"it has {redrawn} redrawn rows of {count}": redrawn <= count,
         f"it has {attacked} attacked certificates of {count} images": attacked <= count,
         f"it has {flipped} flips of {attacked} attacked certificates": flipped <= attacked
@@ -367,6 +377,7 @@ def _rules(known: Mapping[str, Any], right: int) -> dict[str, bool]:
         f"it took {draws} draws": draws is None
         or (draws == count * (n0 + n) if once else draws >= count),
     }
+    return {fault: not holds for fault, holds in rules.items()}
 
 
 def shares(hundredths: np.ndarray, radii: Iterable[float]) -> dict[str, list[float]]:
@@ -418,11 +429,12 @@ def _card_of(
     """The card of a log; UserError, in one line with the row, unless every row is verified."""
     facts, table, settings = log.facts, log.table, log.facts.settings
     run, sha256 = (facts.runs or [{}])[-1], file_digest(log.path)
-    for name in ("dataset", "sigma"):
-        if facts.get(name) is None:
-            raise UserError(f"no card: {log.path} says no {name}: add --fact {name}=...")
-    if facts.get("split") == "train":
-        raise UserError(f"no card: {log.path} certifies training images")
+    missing = {
+        f"no card: {log.path} says no {name}: add --fact {name}=...": facts.get(name) is None
+        for name in ("dataset", "sigma")
+    }
+    of_training = f"no card: {log.path} certifies training images"
+    refuse_any({**missing, of_training: facts.get("split") == "train"})
     own = facts_of("certification", log.path, {})
     kind, _, place = str(own.get("dataset")).partition(":")
     if place and kind in _OWN_IMAGES:
@@ -461,10 +473,9 @@ def _card_of(
     hundredths = np.where(right == 1, 1 + whole, 0)
     packed = hundredths.astype("<u2").view(np.uint8).reshape(-1, 2).T.tobytes()
     rate = abstention_rate(table)
-    dataset, n0 = str(facts.get("dataset")), settings.get("N0", _PUBLISHED_N0)
+    n0 = settings.get("N0", _PUBLISHED_N0)
     draws = count * (n0 + facts.n) if "sigmas" not in settings else None
-    accuracies = shares(hundredths, [0, *_RADII.get(dataset, _OTHER_RADII)])
-    procedure = str(facts.get("method")) + ", on a grid" * log.is_on_grid
+    accuracies = shares(hundredths, [0, *_RADII.get(str(facts.get("dataset")), _OTHER_RADII)])
     return {
         "card": VERSION,
         **texts,
@@ -473,7 +484,7 @@ def _card_of(
         "sources": {**facts.sources, "N0": "manifest" if "N0" in settings else "assumed"},
         "images": images,
         "certificate": log.procedure_name + ", sound" * bool(settings.get("sound")),
-        "procedure": procedure,
+        "procedure": str(facts.get("method")) + ", on a grid" * log.is_on_grid,
         "draws": int(table.samples.sum()) if "samples" in table else draws,
         "values": {
             "clean_accuracy": accuracies.pop("0"),
@@ -493,28 +504,34 @@ def _verified(log: Log, images: dict[str, Any]) -> dict[str, Any]:
     """What was checked of a log's rows, which are there, and known to be read without a fault;
     UserError if one does not hold.
     """
-    path = log.path
-    if log.progress:
-        raise UserError(f"no card: {path} is not finished: {log.progress}")
-    if not path.read_bytes().endswith((b"\n", b"\r")):
-        raise UserError(f"no card: {path} has a last row without an end: it may be cut off")
-    for before, idx in pairwise(read_fields(path)):
-        if idx < before:
-            raise UserError(f"no card: {path} has a row out of order, idx {idx} below {before}")
+    path, has_manifest = log.path, log.facts.manifest is not None
     key = (str(log.facts.get("dataset")), *(images[name] for name in ("first", "skip", "count")))
     known = _LABELS.get(key, "").split()
-    if known and images["sha256"][:16] not in known:
-        raise UserError(f"no card: {path} has labels that are not those of {key[0]}'s test images")
+    unordered = {
+        f"has a row out of order, idx {idx} below {before}": True
+        for before, idx in pairwise(read_fields(path))
+        if idx < before
+    }
+    faults = {
+        f"is not finished: {log.progress}": bool(log.progress),
+        "has a last row without an end: it may be cut off": (
+            not path.read_bytes().endswith((b"\n", b"\r"))
+        ),
+        **unordered,
+        f"has labels that are not those of {key[0]}'s test images": (
+            bool(known) and images["sha256"][:16] not in known
+        ),
+        "is of a plug-in's procedure, which others cannot check": (
+            has_manifest and log.facts.get("method") not in METHODS
+        ),
+    }
+    refuse_any({f"no card: {path} {fault}": is_so for fault, is_so in faults.items()})
+    by = RECOMPUTED  # by ``reading``
+    if not has_manifest:
+        by = NO_MANIFEST if {*COUNT_COLUMNS} <= {*log.table} else NO_COUNTS
+    elif _VERIFIER.exists():
+        _run_verifier(path)
     checked = _CHECKED[: 3 if known else 2]
-    if log.facts.manifest is None:
-        has_counts = {*COUNT_COLUMNS} <= {*log.table}
-        by = NO_MANIFEST if has_counts else NO_COUNTS
-    elif log.facts.get("method") not in METHODS:
-        raise UserError(f"no card: {path} is of a plug-in's procedure, which others cannot check")
-    else:
-        by = RECOMPUTED  # by ``reading``
-        if _VERIFIER.exists():
-            _run_verifier(path)
     return {"by": by, "checked": checked, "notes": [*log.notes, *rounding_notes(log)]}
 
 

@@ -3,8 +3,6 @@ exact test; gap, accuracy under attack beside certified accuracy, and whether th
 each other; cascade, the certified accuracy that cascades of single models would have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +17,23 @@ from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.best import attack_radius, model_of
 from smoothadv.analysis.logs import Log, Logs, differ, refuse_other_images
 from smoothadv.analysis.radii import AtRadii
-from smoothadv.analysis.table_formats import Annotated, Cell, Column, Table, columns_of
+from smoothadv.analysis.table_formats import (
+    Annotated,
+    Cell,
+    Column,
+    Table,
+    columns_of,
+    columns_of_ends,
+)
 from smoothadv.base.errors import UserError, counted, warn
-from smoothadv.base.settings import any_seed, number, positive_int, probability, setting
+from smoothadv.base.settings import (
+    any_seed,
+    number,
+    positive_int,
+    probability,
+    refuse_any,
+    setting,
+)
 from smoothadv.records.logs import CLASS, numbered
 from smoothadv.records.readers import DataFrame
 from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS
@@ -47,16 +59,20 @@ class Comparison(AtRadii, Analysis):
     )
 
     def __call__(self, logs: Logs) -> Table:
-        if self.high_probability is not None:
-            raise UserError(
-                "compare takes no --high-probability: the deduction is the same for both logs"
-            )
         both = logs.certification or logs.prediction
-        if len(both) != 2:
-            raise UserError(
-                "compare takes two certification logs or two prediction logs, got "
-                f"{len(logs.certification)} and {len(logs.prediction)}"
-            )
+        counts = f"{len(logs.certification)} and {len(logs.prediction)}"
+        refuse_any(
+            {
+                "compare takes no --high-probability: the deduction is the same for both logs": (
+                    self.high_probability is not None
+                ),
+                f"compare takes two certification logs or two prediction logs, got {counts}": (
+                    len(both) != 2
+                ),
+                "compare reads no --radii where predictions are compared: each log is of one "
+                "attack": bool(self.radii) and not logs.certification,
+            }
+        )
         pairs, sizes = pair_up(*both), [len(log.table) for log in both]
         if max(sizes) > len(pairs):
             warn(
@@ -68,19 +84,13 @@ class Comparison(AtRadii, Analysis):
         if logs.certification:
             quantity = f"certified accuracy at {self.heading}"
             rows = self._of_certificates(both, pairs, right)
-        elif self.radii:
-            raise UserError(
-                "compare reads no --radii where predictions are compared: each log is of one attack"
-            )
-        level = f"{100 * self.confidence:g}%"
         first, second = (log.label.text for log in both)
         columns = [
             Column("quantity", quantity, "text"),
             Column("examples", "examples", "count"),
             *columns_of("fraction", first=first, second=second),
-            *columns_of(
-                "difference", difference="second - first", low=f"{level} low", high=f"{level} high"
-            ),
+            Column("difference", "second - first", "difference"),
+            *columns_of_ends("difference", self.confidence),
             *columns_of("count", only_first="only first", only_second="only second"),
             Column("p_value", "p (McNemar, exact)", "probability"),
         ]
@@ -102,8 +112,8 @@ class Comparison(AtRadii, Analysis):
         first, second = ((radius_of[k] * right[k]).to_numpy() for k in range(2))
         rows.append(self._row("larger radius", first > second, second > first))
         grids = ", of grids a lower bound" if any(log.is_on_grid for log in both) else ""
-        average = [first.mean(), second.mean(), (second - first).mean()]
-        average += self._interval_of_mean(second - first)
+        gain = second - first
+        average = [first.mean(), second.mean(), gain.mean(), *self._interval_of_mean(gain)]
         kinds = ("number", "number", "signed", "signed", "signed")
         cells = [Annotated(float(value), kind=kind) for value, kind in zip(average, kinds)]
         title = f"average certified radius (l2){grids}"
@@ -186,7 +196,6 @@ class Gap(Analysis):
             raise UserError(
                 "gap needs a certification log and prediction logs under attack, of the same model"
             )
-        level = f"{100 * self.confidence:g}%"
         columns = [
             Column("attack", "attack", "text"),
             Column("radius", "l2 radius", "number"),
@@ -194,9 +203,8 @@ class Gap(Analysis):
             *columns_of(
                 "fraction", certified_accuracy="certified", empirical_accuracy="under attack"
             ),
-            *columns_of(
-                "fraction", low=f"{level} low", high=f"{level} high", abstention_rate="abstained"
-            ),
+            *columns_of_ends("fraction", self.confidence),
+            Column("abstention_rate", "abstained", "fraction"),
             *columns_of("count", contradictions="contradictions", tolerated="tolerated"),
         ]
         attacks = sorted(attacks, key=attack_radius)
@@ -336,16 +344,17 @@ class CascadeEstimate(AtRadii, Analysis):
                     radius = estimated_radii(stages, threshold, labels)
                     promise = float(np.maximum(radius[chooses], 0).mean())
                     found.append((promise, row(name, float(threshold), radius)))
-        found.sort(key=lambda each: -each[0])
         alone = [np.where(at.predict == labels, at.radius, -1.0) for at in rows]
-        singles = [row(title, None, radius) for title, radius in zip(titles, alone)]
-        singles.append(row("oracle: the best log of each image", None, np.max(alone, axis=0)))
+        singles = [
+            *(row(title, None, radius) for title, radius in zip(titles, alone)),
+            row("oracle: the best log of each image", None, np.max(alone, axis=0)),
+        ]
         columns = [
             Column("cascade", f"cascade (at {self.heading})", "text"),
             *columns_of("number", threshold="threshold", average="average certified radius (l2)"),
             *(radius.column() for radius in radii),
         ]
-        ordered = [each for _, each in found]
+        ordered = [each for _, each in sorted(found, key=lambda each: -each[0])]
         people = Table(columns, [*ordered[: self.rows], *singles])
         return Table(columns, [*ordered, *singles], people)
 
@@ -384,9 +393,13 @@ def _one_sided_radii(rows: DataFrame, sigma: float, alpha: float) -> np.ndarray:
 
 
 def _sigma(log: Log) -> float:
-    if "sigmas" in log.facts.settings:
-        raise UserError(f"{log.path} has several stages: give logs of single models")
     sigma = log.facts.get("sigma")
-    if sigma is None:
-        raise UserError(f"{log.path} does not say its sigma: --sigma states it, or its manifest")
+    refuse_any(
+        {
+            f"{log.path} has several stages: give logs of single models": (
+                "sigmas" in log.facts.settings
+            ),
+            f"{log.path} does not say its sigma: --sigma states it, or its manifest": sigma is None,
+        }
+    )
     return float(sigma)

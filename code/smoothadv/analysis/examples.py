@@ -17,11 +17,10 @@ import numpy as np
 from smoothadv.analysis import ANALYSES, Analysis
 from smoothadv.analysis.best import attack_radius
 from smoothadv.analysis.logs import Log, Logs, refuse_other_images, refuse_several
-from smoothadv.analysis.radii import refuse_contradictions
 from smoothadv.analysis.table_formats import Table, columns_of
 from smoothadv.base.errors import UserError, warn
 from smoothadv.base.files import write_atomically
-from smoothadv.base.settings import positive_int, setting
+from smoothadv.base.settings import positive_int, refuse_any, setting
 from smoothadv.records.logs import examples_path, pictures_folder
 from smoothadv.records.readers import DataFrame, read_examples
 from smoothadv.statistics import ABSTAIN
@@ -48,8 +47,8 @@ class Examples(Analysis):
     )
 
     def __post_init__(self) -> None:
-        both = self.worst is not None and self.best is not None
-        refuse_contradictions({"--worst and --best show different images: give one of them": both})
+        fault = "--worst and --best show different images: give one of them"
+        refuse_any({fault: None not in (self.worst, self.best)}, ValueError)
 
     def __call__(self, logs: Logs) -> Table:
         refuse_several(logs.certification, "a mean over logs", "procedure")
@@ -179,9 +178,8 @@ def write_pictures(log: Path, count: int) -> list[Path]:
     written = []
     for row in range(min(count, len(arrays["idx"]))):
         values = {name: array[row] for name, array in arrays.items()}
-        picture = _captioned(values)
         path = pictures_folder(log) / f"{int(values['idx']):05d}.png"
-        write_atomically(path, partial(picture.save, format="PNG"))
+        write_atomically(path, partial(_captioned(values).save, format="PNG"))
         written.append(path)
     for other in set(pictures_folder(log).glob("*.png")).difference(written):
         if other.stem.isdigit():  # of an earlier attack

@@ -202,11 +202,10 @@ def facts_of(kind: str, path: Path, stated: Mapping[str, Value]) -> Facts:
     for part in reversed(path.parts):
         for pattern in _CERTIFICATION_PARTS if is_certification else _PREDICTION_PARTS:
             if match := re.search(pattern, part):
-                texts = match.groupdict(default="").items()
                 enter(
                     {
                         name.removesuffix("_in_256ths"): _MEANING.get(name, str)(text)
-                        for name, text in texts
+                        for name, text in match.groupdict(default="").items()
                         if text
                     },
                     f"path {part}",
@@ -233,8 +232,7 @@ def _certification_facts(settings: dict[str, Any]) -> dict[str, Value]:
 
 def recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
     """What the settings of a training tell, with keys like ``objective.attack.name``."""
-    facts = _at_places(recipe)
-    facts["teacher"] = str(recipe.get("teacher_sha256") or "")[:12]
+    facts = {**_at_places(recipe), "teacher": str(recipe.get("teacher_sha256") or "")[:12]}
     if objective := facts.get("objective"):
         facts.setdefault("optimizer", "sgd")
         attack, noise = facts.get("attack"), facts.get("noise")
@@ -251,15 +249,13 @@ def recipe_facts(recipe: dict[str, Any]) -> dict[str, Value]:
 def _prediction_facts(settings: dict[str, Any]) -> dict[str, Value]:
     known, target = flat(settings), settings.get("target")
     estimator = known.get("attack.estimator.name", known.get("attack.estimator"))
-    gradient, draws = _GRADIENTS.get(str(estimator), ""), settings.get("num_noise_vec")
-    if known.get("attack.estimator.hard"):
-        gradient += ", hard decisions"
-    if settings.get("base_attack"):
-        gradient, draws = "base classifier", None
+    decisions = ", hard decisions" if known.get("attack.estimator.hard") else ""
+    gradient = _GRADIENTS.get(str(estimator), "") + decisions
+    is_of_base = bool(settings.get("base_attack"))
     return {
         **_at_places(known),
-        "gradient": gradient + _beta(known, "attack"),
-        "num_noise_vec": draws,
+        "gradient": ("base classifier" if is_of_base else gradient) + _beta(known, "attack"),
+        "num_noise_vec": None if is_of_base else settings.get("num_noise_vec"),
         "target": None if target is None else str(target),
     }
 

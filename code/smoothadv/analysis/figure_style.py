@@ -121,9 +121,7 @@ def as_element(figure: Figure, salt: str) -> str:
         save(figure, content, "svg", salt)
     # In text, matplotlib writes &lt; for < and &gt; for >.
     inside = content.getvalue().decode().partition("<svg")[2].partition(">")[2]
-    inside = re.sub(
-        "<(metadata|style).*?</(metadata|style)>|<!--.*?-->", "", inside, flags=re.DOTALL
-    )
+    inside = re.sub("(?s)<(metadata|style).*?</(metadata|style)>|<!--.*?-->", "", inside)
     inside = re.sub(r'<g id="curve-(\d+)-\d+"', r'<g data-curve="\1"', inside)
     width, height = 72 * figure.get_size_inches()
     return f'<svg viewBox="0 0 {width:g} {height:g}">' + re.sub(r'<g id="[^"]*"', "<g", inside)
@@ -209,10 +207,8 @@ def finished(
     ``labels`` are those of radii and accuracies; ``largest`` is where the axis of radii ends.
     """
     (axes,) = figure.axes
-    axes.set_xlabel(labels[0])
-    axes.set_ylabel(labels[1])
-    axes.set_xlim(0, largest if largest > 0 else 1.0)
-    axes.set_ylim(0, 100)
+    ends = (0, largest if largest > 0 else 1.0)
+    axes.set(xlabel=labels[0], ylabel=labels[1], xlim=ends, ylim=(0, 100))
     add_legend(figure, axes, lines)
     add_title(axes.set_title, title)
     return figure
@@ -280,8 +276,7 @@ def draw_steps(
     """
     lines: list[Line2D] = []
     for position, ((label, radii, accuracies), style) in enumerate(zip(curves, styles)):
-        marks = {
-            "markevery": ((position + 0.5) / len(curves) / _MARKS_PER_CURVE, 1 / _MARKS_PER_CURVE)
-        }
-        lines += axes.step(radii, 100 * accuracies, where="pre", label=label, **{**marks, **style})
+        start = (position + 0.5) / len(curves) / _MARKS_PER_CURVE
+        how = {"markevery": (start, 1 / _MARKS_PER_CURVE), **style}
+        lines += axes.step(radii, 100 * accuracies, where="pre", label=label, **how)
     return lines

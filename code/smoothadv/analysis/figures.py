@@ -43,12 +43,11 @@ from smoothadv.analysis.radii import (
     Bands,
     Norm,
     Radius,
-    refuse_contradictions,
     round_numbers,
 )
 from smoothadv.analysis.tables import with_bounds
 from smoothadv.base.errors import UserError, warn
-from smoothadv.base.settings import one_of, probability, setting
+from smoothadv.base.settings import one_of, probability, refuse_any, setting
 from smoothadv.statistics.accuracy import (
     accuracy,
     accuracy_curve,
@@ -103,9 +102,16 @@ class CertifiedAccuracyPlot(Titled, Bands, Norm, Analysis):
         for (log, corners, shares), line in zip(curves, lines if self.confidence else []):
             # To the right end: where no image counts, a band may have a width too.
             low, high = self.ends(np.append(shares, 0.0), len(log.table))
-            band = {"color": line.get_color(), "alpha": 0.18, "linewidth": 0}
-            band |= {"step": "pre", "label": line.get_label()}
-            axes.fill_between(np.append(corners, end or 1.0), 100 * low, 100 * high, **band)
+            axes.fill_between(
+                np.append(corners, end or 1.0),
+                100 * low,
+                100 * high,
+                color=line.get_color(),
+                alpha=0.18,
+                linewidth=0,
+                step="pre",
+                label=line.get_label(),
+            )
         return finished(figure, lines, labels, end, self.title)
 
     def _curve(self, log: Log) -> tuple[np.ndarray, np.ndarray]:
@@ -227,9 +233,13 @@ class EmpiricalPlot(Titled, Choosing, Analysis):
         drawn = draw_steps(axes, solid, [{**style, **plain} for style in styles])
         colours = {name: style["color"] for name, style in zip(certified, styles)} if named else {}
         for position, (name, curve) in enumerate(curves.items()):
-            style = {**styles[len(certified) + position], "linestyle": "--", "linewidth": 1.2}
-            style["color"] = colours.get(name, style["color"])
-            style["markevery"] = mark_every(len(curve), position, len(curves))
+            own = styles[len(certified) + position]
+            style = own | {
+                "linestyle": "--",
+                "linewidth": 1.2,
+                "color": colours.get(name, own["color"]),
+                "markevery": mark_every(len(curve), position, len(curves)),
+            }
             shares = [100 * accuracy(best.log.table) for best in curve.values()]
             label = name if self.group_by else f"{name}, under attack".removeprefix("all, ")
             drawn += axes.plot(list(curve), shares, label=label, **style)
@@ -266,15 +276,18 @@ class TrainingPlot(Titled, Analysis):
         for axes, quantity, scale, unit in quantities:
             for position, (log, style) in enumerate(zip(logs.training, line_styles(count))):
                 name = log.name.removesuffix("/log.txt").removesuffix(".txt")
-                name = f"{name}, " if count > 1 else ""
                 for split, word, line in (("train", "training", "-"), ("test", "test", "--")):
-                    values = scale * log.table[f"{split}_{quantity}"]
-                    values = values[values.notna()]  # not every epoch need have been evaluated
-                    style["linestyle"] = line
-                    style["markevery"] = mark_every(len(values), position, count)
-                    axes.plot(log.table.epoch[values.index] + 1, values, label=name + word, **style)
-            axes.set_xlabel("epoch")
-            axes.set_ylabel(f"{quantity} under noise{unit}")
+                    # Not every epoch need have been evaluated.
+                    values = scale * log.table[f"{split}_{quantity}"].dropna()
+                    axes.plot(
+                        log.table.epoch[values.index] + 1,
+                        values,
+                        label=f"{name}, " * (count > 1) + word,
+                        linestyle=line,
+                        markevery=mark_every(len(values), position, count),
+                        **style,
+                    )
+            axes.set(xlabel="epoch", ylabel=f"{quantity} under noise{unit}")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         panels[0].set_ylim(0, 1.05 * panels[0].dataLim.ymax)
         panels[1].set_ylim(0, 100)
@@ -320,7 +333,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
     )
 
     def __post_init__(self) -> None:
-        refuse_contradictions(
+        refuse_any(
             {
                 f"--rows and --columns are both {self.rows}: a map needs two hyper-parameters": (
                     self.rows == self.columns
@@ -333,7 +346,8 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
                 f"--high-probability is for accuracies: leave it out, {_AVERAGE} is none": (
                     self.high_probability is not None and self.measure == _AVERAGE
                 ),
-            }
+            },
+            ValueError,
         )
 
     def __call__(self, logs: Logs) -> Figure:
@@ -355,8 +369,9 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         for (row, column), group in cells.items():
             best = [100 * self.accuracies(log, radii, models=len(group)) for log in group]
             if self.measure == _AVERAGE:
-                averages = [average_certified_radius(log.table) for log in group]
-                best = [self.certified_by(log, [one]) for log, one in zip(group, averages)]
+                best = [
+                    self.certified_by(log, [average_certified_radius(log.table)]) for log in group
+                ]
             values[:, rows.index(row), columns.index(column)] = np.max(best, axis=0)
         return self._draw(cells, values, radii, rows, columns)
 
@@ -383,8 +398,10 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
             at_left = position % beside == 0
             texts = rows if at_left else [""] * len(rows)
             panel.set_yticks(np.arange(len(rows)) + 0.5, texts, parse_math=False)
-            panel.set_ylabel(_symbol(self.rows) if at_left else "")
-            panel.set_xlabel(_symbol(self.columns) if position + beside >= len(panels) else "")
+            panel.set(
+                ylabel=_symbol(self.rows) if at_left else "",
+                xlabel=_symbol(self.columns) if position + beside >= len(panels) else "",
+            )
             if self.measure == _CERTIFIED:
                 panel.set_title(f"{self.norm_symbol} radius {radius.text}", fontsize=_FONT_SIZE + 1)
         width, height = figure.get_size_inches()
@@ -419,16 +436,16 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
         for (row, column), value in np.ndenumerate(values):
             if math.isnan(value):
                 panel.add_patch(Rectangle((column, row), 1, 1, **hatched))
-                continue
-            panel.text(
-                column + 0.5,
-                row + 0.5,
-                f"{value:#.3g}" if self.measure == _AVERAGE else f"{value:.1f}",
-                ha="center",
-                va="center",
-                color="black" if value > _BLACK_FROM * largest else "white",
-                fontsize=_FONT_SIZE,
-            )
+            else:
+                panel.text(
+                    column + 0.5,
+                    row + 0.5,
+                    f"{value:#.3g}" if self.measure == _AVERAGE else f"{value:.1f}",
+                    ha="center",
+                    va="center",
+                    color="black" if value > _BLACK_FROM * largest else "white",
+                    fontsize=_FONT_SIZE,
+                )
         panel.invert_yaxis()
         panel.tick_params(length=0, labelsize=_FONT_SIZE)
         panel.spines[:].set_visible(False)

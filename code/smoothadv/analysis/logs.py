@@ -261,11 +261,15 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
         for sentence, some in ((_SEVERAL_PROCEDURES, certification), (_SEVERAL_SIZES, prediction))
         if (names := several(some, "procedure"))
     ]
-    for name in ("dataset", "N", "alpha", "method"):
-        values = {log.facts.get(name) for log in certification} - {None}
-        if len(values) > 1:
-            texts = ", ".join(display(name, value) for value in sorted(values, key=_sortable))
-            sentences.append(f"the logs differ in {FIELDS[name]}: {texts}")
+    found = {
+        name: sorted({log.facts.get(name) for log in certification} - {None}, key=_sortable)
+        for name in ("dataset", "N", "alpha", "method")
+    }
+    sentences += [
+        f"the logs differ in {FIELDS[name]}: {', '.join(display(name, one) for one in values)}"
+        for name, values in found.items()
+        if len(values) > 1
+    ]
     sentences += [
         f"{log.path}: {log.progress}; the best log is chosen without it, unless by --unfinished"
         for log in [*certification, *prediction]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -15,7 +15,7 @@ from smoothadv.analysis.facts import DIMENSIONS
 from smoothadv.analysis.logs import Log
 from smoothadv.analysis.table_formats import Column
 from smoothadv.base.errors import UserError
-from smoothadv.base.settings import SettingError, one_of, probability, setting
+from smoothadv.base.settings import SettingError, one_of, probability, refuse_any, setting
 from smoothadv.statistics.accuracy import BANDS, accuracy, certified_accuracies, default_radii
 from smoothadv.statistics.bounds import certified_accuracy_deduction, l2_radius_for, linf_radius
 
@@ -32,13 +32,6 @@ def round_numbers(largest: float) -> np.ndarray:
     """
     per_unit = 10.0 ** -math.ceil(math.log10((largest or 1.0) / _MOST_ROUND_NUMBERS))
     return np.arange(math.floor(largest * per_unit) + 1) / per_unit
-
-
-def refuse_contradictions(faults: Mapping[str, bool]) -> None:
-    """ValueError with the first of these texts about settings that is so."""
-    for fault, is_so in faults.items():
-        if is_so:
-            raise ValueError(fault)
 
 
 @dataclass(frozen=True)
@@ -190,8 +183,8 @@ class AtRadii(Norm):
             return [*map(Radius.of, self.radii)]
         if self.norm == "linf":
             return [*map(Radius.parse, _LINF_RADII)]
-        small = DIMENSIONS.keys() - {"imagenet", "digits"}
-        is_small = {log.facts.get("dataset") for log in logs} <= small
+        datasets = {log.facts.get("dataset") for log in logs}
+        is_small = datasets <= DIMENSIONS.keys() - {"imagenet", "digits"}
         limit = {"most": most} if is_small else {}
         return [*map(Radius.of, default_radii([log.table for log in logs], **limit))]
 
@@ -210,12 +203,9 @@ class AtRadii(Norm):
         """
         accuracies = np.array([self.accuracies(log, radii, models=len(group)) for log in group])
         clean = np.array([accuracy(log.table) for log in group])
-        selected = []
-        for column in accuracies.T:
-            best = np.flatnonzero(column == column.max())
-            winner = best[clean[best].argmax()]
-            selected.append((group[winner], float(column[winner])))
-        return selected
+        are_best = accuracies == accuracies.max(axis=0)
+        winners = np.where(are_best, clean[:, None], -1.0).argmax(axis=0)
+        return [(group[k], float(column[k])) for k, column in zip(winners, accuracies.T)]
 
 
 @dataclass(frozen=True)
@@ -240,7 +230,7 @@ class Bands:
     def __post_init__(self) -> None:
         has_no_band = self.confidence is None
         is_lowered = getattr(self, "high_probability", None) is not None
-        refuse_contradictions(
+        refuse_any(
             {
                 "--confidence and --high-probability are of different kinds of chance: give one of "
                 "them": is_lowered and not has_no_band,
@@ -250,7 +240,8 @@ class Bands:
                 "--bands clopper-pearson needs --radii, chosen in advance; dkw is for all radii": (
                     self.bands == "clopper-pearson" and not getattr(self, "radii", None)
                 ),
-            }
+            },
+            ValueError,
         )
 
     def ends(self, shares: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:

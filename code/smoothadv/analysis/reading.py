@@ -70,8 +70,10 @@ def read_logs(
             elif kind in kinds:
                 getattr(logs, kind).append(_read(entry, kind, stated or {}))
             elif entry.is_named:
-                needed = f"what is needed here is a {' or '.join(sorted(kinds))} log"
-                raise UserError(f"{entry.path} is a {kind} log; {needed}{_READ_BY.get(kind, '')}")
+                raise UserError(
+                    f"{entry.path} is a {kind} log; what is needed here is a "
+                    f"{' or '.join(sorted(kinds))} log{_READ_BY.get(kind, '')}"
+                )
             else:
                 other_kinds.add(kind)
         except UserError as error:
@@ -107,9 +109,11 @@ def _find(argument: str, left_out: list[str]) -> list[_Found]:
     matches = [place] if os.path.isdir(place) else sorted(glob.glob(place, recursive=True))
     if not matches:
         raise UserError(f"{place} is no file, no folder and matches nothing")
-    files: list[Path] = []
-    for match in map(Path, matches):
-        files += _files_below(match, left_out) if match.is_dir() else [match]
+    files = [
+        path
+        for match in map(Path, matches)
+        for path in (_files_below(match, left_out) if match.is_dir() else [match])
+    ]
     if matches == [place]:
         place = os.path.normpath(place)
     return [
@@ -321,21 +325,21 @@ def _notes(log: Log) -> list[str]:
     """What a reader of the numbers must know of the procedure, and of a classifier that ignores its
     input.
     """
-    notes, classes, labels = [], log.table["predict"].unique(), log.table["label"].unique()
-    if len(log.table) >= _FEWEST_TO_JUDGE and len(classes) == 1 and len(labels) > 1:
-        collapsed = f"it predicts class {classes[0]} for every example: the model has collapsed"
-        notes.append("it abstains on every example" if classes[0] == ABSTAIN else collapsed)
-    if log.is_on_grid:
-        notes.append(
-            "its radii were decided on a grid: an average certified radius on the grid is a lower "
-            "bound"
-        )
-    if LABEL_AWARE in log.table:
-        notes.append(
-            f"{int(log.table[LABEL_AWARE].sum())} of its images were given up because the class "
-            "selected was not the label: its accuracies are true, its abstentions mean nothing"
-        )
-    return notes
+    table, is_aware = log.table, LABEL_AWARE in log.table
+    only = table["predict"].iloc[0] if table["predict"].nunique() == 1 else None
+    is_judged = len(table) >= _FEWEST_TO_JUDGE and table["label"].nunique() > 1
+    notes = {
+        "it abstains on every example": is_judged and only == ABSTAIN,
+        f"it predicts class {only} for every example: the model has collapsed": (
+            is_judged and only not in (None, ABSTAIN)
+        ),
+        "its radii were decided on a grid: an average certified radius on the grid is a lower "
+        "bound": log.is_on_grid,
+        f"{int(table[LABEL_AWARE].sum()) if is_aware else 0} of its images were given up because "
+        "the class selected was not the label: its accuracies are true, its abstentions mean "
+        "nothing": is_aware,
+    }
+    return [note for note, is_so in notes.items() if is_so]
 
 
 def _check_trials(log: Log) -> Log:
@@ -360,9 +364,9 @@ def _check_trials(log: Log) -> Log:
     radii = _radii_of_counts(log, _recorded(log, 1.0), at_best)
     wrong = fewer[is_certified[fewer.index] | ~np.isnan(radii)]
     if len(wrong):
-        trials, fault = wrong.trials.iloc[0], "abstains although its counts certify"
-        if trials < log.facts.n:
-            fault = "mixes certificates of different n"
+        trials = wrong.trials.iloc[0]
+        abstains = "abstains although its counts certify"
+        fault = "mixes certificates of different n" if trials < log.facts.n else abstains
         raise UserError(
             f"{log.path} {fault}: {trials} trials at idx {wrong.idx.iloc[0]} where others have "
             f"{log.facts.n}"
@@ -386,8 +390,9 @@ def _recorded(log: Log, sigma: float) -> Procedure:
             settings |= {"noise_distance": distances[0], "noise_distances": distances}
         return log.procedure_type.recorded(settings)
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"its manifest has settings that cannot be: {error!r}"
-        raise UserError(f"{log.path} is left in doubt: {reason}") from error
+        raise UserError(
+            f"{log.path} is left in doubt: its manifest has settings that cannot be: {error!r}"
+        ) from error
 
 
 def _radii_of_counts(log: Log, procedure: Procedure, table: DataFrame) -> np.ndarray:
@@ -399,8 +404,10 @@ def _radii_of_counts(log: Log, procedure: Procedure, table: DataFrame) -> np.nda
         counts, inverse = np.unique(table[columns].to_numpy(), axis=0, return_inverse=True)
         radii = [procedure.shown(dict(zip(columns, row))) for row in counts.tolist()]
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"its counts or the settings in its manifest are impossible ({error!r})"
-        raise UserError(f"{log.path} is left in doubt: {reason}") from error
+        raise UserError(
+            f"{log.path} is left in doubt: its counts or the settings in its manifest are "
+            f"impossible ({error!r})"
+        ) from error
     found = np.array([math.nan if radius is None else radius for radius in radii], dtype=float)
     return found[inverse.reshape(-1)]
 
@@ -450,6 +457,5 @@ def rounding_notes(log: Log) -> list[str]:
     up.
     """
     largest = rounded_by(log.table).max(initial=0.0)
-    if not largest:
-        return []
-    return [f"its radii were rounded to nearest, some of them up, by at most {largest:g}"]
+    note = f"its radii were rounded to nearest, some of them up, by at most {largest:g}"
+    return [note] if largest else []

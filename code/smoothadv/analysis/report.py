@@ -6,7 +6,6 @@ import html
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib import resources
 from typing import Any, ClassVar
 
 from smoothadv.analysis import ANALYSES, Analysis
@@ -154,22 +153,26 @@ class Report(Choosing, AtRadii, Analysis):
             ]
             yield Section("Accuracy under attack", parts)
             found, cards = never_right(finished.prediction, _MOST_PICTURES)
-            text = (
-                f"{len(cards)} of {found} images, each under the weakest attack whose examples are "
-                "saved."
-            )
             if cards:
                 yield Section(
                     "Images that no model gets right under attack",
                     [{"kind": "pictures", "cards": cards}],
-                    text,
+                    f"{len(cards)} of {found} images, each under the weakest attack whose examples "
+                    "are saved.",
                 )
         if logs.certification:
-            parts = []
-            for procedure, alike in Logs(logs.certification).by("procedure").items():
-                for end in ("worst", "best"):
-                    caption = _titled(end.capitalize(), procedure)
-                    parts += self._made(caption, Examples, alike, True, **{end: _EXAMPLES_SHOWN})
+            parts = [
+                one
+                for procedure, alike in Logs(logs.certification).by("procedure").items()
+                for end in ("worst", "best")
+                for one in self._made(
+                    _titled(end.capitalize(), procedure),
+                    Examples,
+                    alike,
+                    True,
+                    **{end: _EXAMPLES_SHOWN},
+                )
+            ]
             text = "" if parts else "Not shown: the logs are not on the same images."
             yield Section("Examples", parts, text)
 
@@ -179,11 +182,14 @@ class Report(Choosing, AtRadii, Analysis):
             bands = {"confidence": 0.95, "bands": "dkw"}
             note = "; bands: 95 %, for all radii at once, over the choice of images"
         if len(logs.certification) <= _MOST_CURVES:
-            caption = f"Certified accuracy of each log{note}"
-            parts += self._made(caption, CertifiedAccuracyPlot, logs, **bands)
-            caption = "Images by their lower bound of p_A"
-            bands |= {"of": "p_A", "norm": "l2", "high_probability": None}
-            parts += self._made(caption, CertifiedAccuracyPlot, logs, True, **bands)
+            by_p_a = {**bands, "of": "p_A", "norm": "l2", "high_probability": None}
+            of_p_a = "Images by their lower bound of p_A"
+            parts = [
+                *self._made(
+                    f"Certified accuracy of each log{note}", CertifiedAccuracyPlot, logs, **bands
+                ),
+                *self._made(of_p_a, CertifiedAccuracyPlot, logs, True, **by_p_a),
+            ]
         caption = "Lower bounds of p_A, 0 if wrong, beside the average radius"
         return [
             *parts,
@@ -195,9 +201,11 @@ class Report(Choosing, AtRadii, Analysis):
     def _best_of_groups(self, logs: Logs) -> list[Part]:
         certification = logs.certification
         caption = "Best certified accuracy, with the clean accuracy of the selected log raised"
-        parts = self._made(caption, Envelope, logs)
-        caption = "Abstention rate of the selected logs"
-        parts += self._made(caption, Envelope, logs, show="abstention_rate")
+        abstained = "Abstention rate of the selected logs"
+        parts = [
+            *self._made(caption, Envelope, logs),
+            *self._made(abstained, Envelope, logs, show="abstention_rate"),
+        ]
         drawn = 0
         for words, by in (("by group", ()), ("by sigma", ("sigma",))):
             count = len(groups_of(certification, by))
@@ -227,8 +235,10 @@ class Report(Choosing, AtRadii, Analysis):
         for name, group in groups_of(logs, ()).items():
             best = self.select(group, radii) if len(group) > 1 else ()
             for radius, (log, share) in zip(radii, best):
-                known = [(one, log.facts.get(one)) for one in differing]
-                values = [None if value is None else display(one, value) for one, value in known]
+                values = [
+                    None if (value := log.facts.get(one)) is None else display(one, value)
+                    for one in differing
+                ]
                 described = [*values, log.label] if share else [None] * (len(differing) + 1)
                 rows.append([name, radius.text, share, *described])
         columns = [
@@ -239,11 +249,15 @@ class Report(Choosing, AtRadii, Analysis):
         return Table(columns, rows)
 
     def _provenance(self, logs: Logs) -> list[Part]:
-        rows: list[list[Cell]] = []
-        for log in logs.all:
-            notes = [*log.notes, *(rounding_notes(log) if "radius" in log.table else [])]
-            made_by = "; then ".join(map(_made_by, log.facts.runs))
-            rows.append([log.label, str(log.path), made_by or None, "; ".join(notes) or None])
+        rows: list[list[Cell]] = [
+            [
+                *(log.label, str(log.path)),
+                "; then ".join(map(_made_by, log.facts.runs)) or None,
+                "; ".join([*log.notes, *(rounding_notes(log) if "radius" in log.table else [])])
+                or None,
+            ]
+            for log in logs.all
+        ]
         titles = {"log": "log", "file": "file", "made_by": "made by", "notes": "to keep in mind"}
         parts = [part("Where each log is from", Table(columns_of("text", **titles), rows))]
         if logs.certification or logs.prediction:
@@ -258,14 +272,17 @@ def page(
     sections: Sequence[Section],
 ) -> str:
     """The HTML page with these sections below its title, a few ``facts`` and the warnings."""
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("smoothadv.analysis", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    template = resources.files(__package__).joinpath("report.html.jinja")
-    return environment.from_string(template.read_text(encoding="utf-8")).render(
+    return environment.get_template("report.html.jinja").render(
         title=title,
         version=__version__,
         facts=facts,
@@ -331,8 +348,11 @@ def _with_attack(log: Log, certification: Sequence[Log]) -> Log:
 
 def _facts(logs: Logs) -> list[tuple[str, str]]:
     """The logs of the page in a few numbers."""
-    kinds = ("certification", "prediction", "training")
-    facts = [(f"{kind} logs", f"{len(some):,}") for kind in kinds if (some := getattr(logs, kind))]
+    facts = [
+        (f"{kind} logs", f"{len(some):,}")
+        for kind in ("certification", "prediction", "training")
+        if (some := getattr(logs, kind))
+    ]
     if logs.certification:
         facts.append(("examples per log", sizes_of(logs.certification)))
     for name in ("dataset", "sigma", "N", "alpha", "method"):

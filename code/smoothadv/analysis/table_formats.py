@@ -60,6 +60,12 @@ def columns_of(kind: str, **titles: str) -> list[Column]:
     return [Column(key, title, kind) for key, title in titles.items()]
 
 
+def columns_of_ends(kind: str, confidence: float) -> list[Column]:
+    """The two columns of the ends of intervals, like "95% low"."""
+    level = f"{100 * confidence:g}%"
+    return columns_of(kind, low=f"{level} low", high=f"{level} high")
+
+
 @dataclass(frozen=True)
 class Table:
     """``rows`` hold one value per column, of full precision; accuracies are fractions, None is a

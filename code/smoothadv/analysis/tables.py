@@ -52,17 +52,19 @@ class Summary(LabelBy, AtRadii, Analysis):
             Column("abstention_rate", "abstention rate", "fraction"),
             *(radius.column(are_alike(ordered)) for radius in radii),
         ]
-        rows: list[list[Cell]] = []
-        for log in ordered:
-            own = on_grid if log.is_on_grid else average
-            radius = average_certified_radius(log.table)
-            rows.append(
-                [
-                    *(log.label, len(log.table), accuracy(log.table)),
-                    *(radius if one is own else None for one in averages),
-                    *(abstention_rate(log.table), *self.accuracies(log, radii).tolist()),
-                ]
-            )
+        rows: list[list[Cell]] = [
+            [
+                *(log.label, len(log.table), accuracy(log.table)),
+                *(
+                    average_certified_radius(log.table)
+                    if log.is_on_grid == (one is on_grid)
+                    else None
+                    for one in averages
+                ),
+                *(abstention_rate(log.table), *self.accuracies(log, radii).tolist()),
+            ]
+            for log in ordered
+        ]
         return with_columns_of_logs(Table(columns, rows), ordered, self.label_by)
 
 

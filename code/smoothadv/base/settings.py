@@ -62,6 +62,13 @@ class SettingError(UserError, argparse.ArgumentTypeError, ValueError):
     """
 
 
+def refuse_any(faults: Mapping[str, bool], error: type[Exception] = UserError) -> None:
+    """Raise the error with the first of these texts that is so."""
+    for fault, is_so in faults.items():
+        if is_so:
+            raise error(fault)
+
+
 def number(
     kind: Callable[[str], Number], description: str, accept: Callable[[Number], bool]
 ) -> Callable[[str], Number]:
@@ -290,13 +297,15 @@ def setting(
 
 def settings_of(spec: type) -> list[Setting]:
     """The settings that a dataclass declares, in order of declaration."""
-    found = []
-    for field in dataclasses.fields(spec):
-        if "setting" in field.metadata:
-            how: Setting = field.metadata["setting"]
-            flags = tuple(flag or "--" + field.name.replace("_", "-") for flag in how.flags)
-            found.append(dataclasses.replace(how, field=field.name, flags=flags))
-    return found
+    return [
+        dataclasses.replace(
+            how,
+            field=field.name,
+            flags=tuple(flag or "--" + field.name.replace("_", "-") for flag in how.flags),
+        )
+        for field in dataclasses.fields(spec)
+        if (how := field.metadata.get("setting")) is not None
+    ]
 
 
 def options_of(spec: type) -> list[Setting]:
@@ -449,9 +458,13 @@ def takes(*specs: type) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         own = inspect.signature(function)
         fixed = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        every = [one for spec in specs for one in settings_of(spec)]
-        named = [one for one in every if one.keyword or one.field in fixed]
-        keywords = {flag: words for one in named for flag, words in _as_keywords(one).items()}
+        keywords = {
+            flag: words
+            for spec in specs
+            for one in settings_of(spec)
+            if one.keyword or one.field in fixed
+            for flag, words in _as_keywords(one).items()
+        }
 
         def in_python(text: str) -> str:
             return _FLAG.sub(lambda flag: keywords.get(flag[0], flag[0]), text)

@@ -27,6 +27,7 @@ from smoothadv.base.settings import (
     options_of,
     output_file,
     output_folder,
+    refuse_any,
     setting,
 )
 from smoothadv.cli.runner import Options, Parser, add_settings, compose, given_settings, run
@@ -150,8 +151,7 @@ def _make_cards(spec: CardSpec) -> None:
         print(f"{spec.check} is the card of {cards[0][0]}")
         return
     for _, card in cards:
-        is_file = spec.output.suffix == ".json"
-        path = spec.output if is_file else spec.output / file_name(card)
+        path = spec.output if spec.output.suffix == ".json" else spec.output / file_name(card)
         refuse_to_replace(path, "card", b'{\n  "card": ')
         write_json(path, card)
         print(f"wrote {path}")
@@ -185,19 +185,26 @@ def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path
     whichever of the two FILE names; a page to FILE if it is called .html, else to report.html in
     the folder FILE. A usage error where the options do not fit.
     """
-    for flag, given in (("--format", asked.format), ("--decimals", asked.decimals)):
-        if given is not None:
-            raise UsageError(f"{flag} is for tables: leave it out, {name} makes a {makes}")
-    if len(asked.output) > 1:
-        raise UsageError(f"-o takes one FILE here, got {len(asked.output)}")
-    if makes == "figure" and not asked.output:
-        raise UsageError(f"{name} needs -o FILE: it writes FILE.png and FILE.pdf, or FILE.svg")
     output = asked.output[0] if asked.output else Path()
-    if makes == "page":
-        return [("page", output if output.suffix in (".html", ".htm") else output / "report.html")]
     ending = output.suffix.lower()
-    if ending in _OTHER_PICTURES:
-        raise UsageError(f"-o {output}: figures are PNG, PDF or SVG, not {ending[1:].upper()}")
+    is_page = makes == "page"
+    of_tables = f"is for tables: leave it out, {name} makes a {makes}"
+    refuse_any(
+        {
+            f"--format {of_tables}": asked.format is not None,
+            f"--decimals {of_tables}": asked.decimals is not None,
+            f"-o takes one FILE here, got {len(asked.output)}": len(asked.output) > 1,
+            f"{name} needs -o FILE: it writes FILE.png and FILE.pdf, or FILE.svg": (
+                not is_page and not asked.output
+            ),
+            f"-o {output}: figures are PNG, PDF or SVG, not {ending[1:].upper()}": (
+                not is_page and ending in _OTHER_PICTURES
+            ),
+        },
+        UsageError,
+    )
+    if is_page:
+        return [("page", output if output.suffix in (".html", ".htm") else output / "report.html")]
     if ending == ".svg":
         return [("svg", output)]
     stem = output.with_suffix("") if ending in (".png", ".pdf") else output

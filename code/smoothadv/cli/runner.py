@@ -75,20 +75,23 @@ class Parser(argparse.ArgumentParser):
         if called.startswith("smoothadv "):
             epilog = re.sub(r"python code/(\w+)\.py", r"smoothadv \1", epilog)
             epilog = re.sub(r"scripts/grids/([\w-]+)\.toml", r"\1", epilog)
-        formatter = partial(
-            argparse.RawDescriptionHelpFormatter, max_help_position=28, width=_WIDTH
-        )
         super().__init__(
             prog=called,
             description=textwrap.fill(" ".join(description.split()), _WIDTH),
             epilog=epilog,
-            formatter_class=formatter,
+            formatter_class=partial(
+                argparse.RawDescriptionHelpFormatter, max_help_position=28, width=_WIDTH
+            ),
             argument_default=argparse.SUPPRESS,
             allow_abbrev=False,
             **options,
         )
-        version = f"smoothadv {__version__}"
-        self.add_argument("--version", action="version", version=version, help="print the version")
+        self.add_argument(
+            "--version",
+            action="version",
+            version=f"smoothadv {__version__}",
+            help="print the version",
+        )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
         self.add_argument(
             "--plugin",
@@ -302,9 +305,11 @@ def _refuse_inputs(options: Options) -> None:
         name: value if isinstance(value, (list, tuple)) else [value]
         for name, value in options.items()
     }
-    written = [*lists.pop("outfile", ()), *lists.pop("-o", ())]
-    for folder in lists.pop("outdir", ()):
-        written += [folder / name for name in (CHECKPOINT, TRAINING_LOG, ARGUMENTS)]
+    folders = lists.pop("outdir", ())
+    written = [
+        *(*lists.pop("outfile", ()), *lists.pop("-o", ())),
+        *(folder / name for folder in folders for name in (CHECKPOINT, TRAINING_LOG, ARGUMENTS)),
+    ]
     for read in (one for values in lists.values() for one in values):
         if isinstance(read, (str, Path)) and os.path.isfile(read):
             for path in filter(os.path.exists, written):
@@ -359,8 +364,7 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return SUCCESS
     except OSError as error:
-        reason = error.strerror or error
-        return _failed(f"{error.filename or 'input/output'}: {reason}", arguments)
+        return _failed(f"{error.filename or 'input/output'}: {error.strerror or error}", arguments)
     except KeyboardInterrupt:
         print(f"\ninterrupted{': ' + interrupted if interrupted else ''}", file=sys.stderr)
         return INTERRUPTED
@@ -369,9 +373,10 @@ def run(
         return TERMINATED
     except Exception as error:
         if is_out_of_memory(error):
-            what = str(error).split(". ")[0]
             return _failed(
-                f"out of memory: use a smaller --batch or --num-noise-vec ({what})", arguments
+                "out of memory: use a smaller --batch or --num-noise-vec "
+                f"({str(error).split('. ')[0]})",
+                arguments,
             )
         if not (place := plugins.blamed(error, arguments)):
             raise

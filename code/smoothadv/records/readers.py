@@ -21,6 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from smoothadv.base.errors import UserError, counted, escape, first_line
+from smoothadv.base.settings import refuse_any
 from smoothadv.records import logs as records
 from smoothadv.records.manifests import (
     METHODS,
@@ -64,9 +65,11 @@ _brief = partial(escape, most=40, plain=True)
 _LARGE = ("image.npy", "adversarial.npy")
 _NOT_OF_LOGS = {".png", ".pdf", ".svg", ".html", ".tex", ".md", ".csv", ".json"}
 _TRAINING = ("epoch", "train_loss", "train_accuracy", "test_loss", "test_accuracy")
+_PERCENT = {"trainacc": "train_accuracy", "testacc": "test_accuracy"}
 # Others spell these in several ways.
-_NAMES = {name.lower().replace("_", ""): name for name in (*_NUMERIC, *_UNREAD, *_TRAINING)}
-_NAMES |= {"trainacc": "train_accuracy", "testacc": "test_accuracy"}  # in percent
+_NAMES = _PERCENT | {
+    name.lower().replace("_", ""): name for name in (*_NUMERIC, *_UNREAD, *_TRAINING)
+}
 
 
 def kind_of_log(path: str | Path) -> str | None:
@@ -113,22 +116,18 @@ def read_certification_log(path: str | Path) -> DataFrame:
     path = Path(path)
     columns, notes = _read_examples(path, "certification log", _CERTIFICATION)
     idx, predict, radius = columns["idx"], columns["predict"], columns["radius"]
-    _refuse(
-        path,
-        idx,
-        "a radius that is negative or not finite, of a prediction that is no abstention (-1)",
-        ~((radius >= 0) & (radius < np.inf)),
-    )
-    _refuse(path, idx, "an abstention with a radius", (predict == -1) & (radius > 0))
+    faults = {
+        "a radius that is negative or not finite, of a prediction that is no abstention (-1)": ~(
+            (radius >= 0) & (radius < np.inf)
+        ),
+        "an abstention with a radius": (predict == -1) & (radius > 0),
+    }
     if columns.keys() >= set(COUNT_COLUMNS):
         successes, trials = (columns[name] for name in COUNT_COLUMNS)
-        impossible = (successes < 0) | (successes > trials) | ((trials < 1) & (predict >= 0))
-        _refuse(
-            path,
-            idx,
-            "successes that are not between 0 and trials, or a certificate of no trials",
-            impossible,
+        faults["successes that are not between 0 and trials, or a certificate of no trials"] = (
+            (successes < 0) | (successes > trials) | ((trials < 1) & (predict >= 0))
         )
+    _refuse(path, idx, faults)
     return _frame(columns, notes)
 
 
@@ -153,11 +152,10 @@ def read_training_log(path: str | Path) -> DataFrame:
     """
     path = Path(path)
     texts, notes = _parse(path, "training log", _TRAINING)
-    columns = {"epoch": _numbers(path, "epoch", texts)}
-    columns |= {name: _numbers(path, name, texts, is_real=True) for name in _TRAINING[1:]}
+    columns = {name: _numbers(path, name, texts, is_real=name != "epoch") for name in _TRAINING}
     spellings = {*map(_squeezed, _header(path))}
-    for name, in_percent in (("train_accuracy", "trainacc"), ("test_accuracy", "testacc")):
-        columns[name] /= 100 if in_percent in spellings else 1
+    for spelling, name in _PERCENT.items():
+        columns[name] /= 100 if spelling in spellings else 1
     is_tested = (
         _numbers(path, "test_images", texts) > 0
         if "test_images" in texts
@@ -165,12 +163,17 @@ def read_training_log(path: str | Path) -> DataFrame:
     )
     losses = np.concatenate([columns["train_loss"], columns["test_loss"][is_tested]])
     accuracies = np.concatenate([columns["train_accuracy"], columns["test_accuracy"][is_tested]])
-    if not np.isfinite(losses).all() or not ((accuracies >= 0) & (accuracies <= 1)).all():
-        raise UserError(f"{path} holds a loss that is not finite or an accuracy outside 0 to 1")
-    if columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any():
-        raise UserError(
-            f"{path} holds epochs that do not ascend from 0 or more: two runs in one file?"
-        )
+    are_possible = np.isfinite(losses).all() and ((accuracies >= 0) & (accuracies <= 1)).all()
+    refuse_any(
+        {
+            f"{path} holds a loss that is not finite or an accuracy outside 0 to 1": (
+                not are_possible
+            ),
+            f"{path} holds epochs that do not ascend from 0 or more: two runs in one file?": (
+                bool(columns["epoch"][0] < 0 or (np.diff(columns["epoch"]) <= 0).any())
+            ),
+        }
+    )
     return _frame(columns, notes, "epoch")
 
 
@@ -228,20 +231,26 @@ def _read_examples(
     correct = [{"true": "1", "false": "0"}.get(text.lower(), text) for text in texts["correct"]]
     wrong, total = np.array([*map(str, hits)]) != correct, hits.cumsum()
     # Only a number above 1 distinguishes a running total from 0s and 1s that are wrong.
-    if wrong.any() and total[-1] > 1 and correct == [*map(str, total)]:
+    if is_total := wrong.any() and total[-1] > 1 and correct == [*map(str, total)]:
         notes.append("its 'correct' is a running total; label and predict were compared instead")
-    else:
-        _refuse(path, idx, "a 'correct' that disagrees with label and predict", wrong)
-    _refuse(path, idx, "an example that is there twice", pd.Series(idx).duplicated().to_numpy())
-    _refuse(
-        path,
-        idx,
-        "an index or a label below 0, or a prediction below -1",
-        (idx < 0) | (label < 0) | (predict < -1),
-    )
+    faults = {
+        "a 'correct' that disagrees with label and predict": wrong & (not is_total),
+        "an example that is there twice": pd.Series(idx).duplicated().to_numpy(),
+        "an index or a label below 0, or a prediction below -1": (
+            (idx < 0) | (label < 0) | (predict < -1)
+        ),
+    }
+    _refuse(path, idx, faults)
     if (manifest := records.manifest_beside(path)) is not None:
-        for fault, holds in _checks(path, texts, manifest).items():
-            _refuse(path, idx, f"a row that cannot be: {fault}", ~np.broadcast_to(holds, len(idx)))
+        rules = _checks(path, texts, manifest)
+        _refuse(
+            path,
+            idx,
+            {
+                f"a row that cannot be: {fault}": ~np.broadcast_to(holds, len(idx))
+                for fault, holds in rules.items()
+            },
+        )
     return columns, notes
 
 
@@ -257,8 +266,7 @@ def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -
         return {}
     if is_prediction:
         kinds = records.PREDICTION_COLUMNS, records.ATTACK_COLUMNS, records.FALSIFICATION_COLUMNS
-        target = [name for name in texts if name == records.TARGET_COLUMN]
-        further = *target, *records.numbered(texts, records.CLASS)
+        further = {records.TARGET_COLUMN} & texts.keys() | {*records.numbered(texts, records.CLASS)}
         expected = [*kinds[bool(settings.get("attack")) + ("against" in settings)], *further]
     elif fault := log_fault(manifest):
         raise UserError(f"{path} is left in doubt: its manifest {fault}")
@@ -374,9 +382,10 @@ def _name(column: str) -> str:
     return _NAMES.get(_squeezed(column), column)
 
 
-def _refuse(path: Path, idx: np.ndarray, fault: str, rows: np.ndarray) -> None:
-    if rows.any():
-        raise UserError(f"{path} holds {fault}, first at idx {idx[rows][0]}")
+def _refuse(path: Path, idx: np.ndarray, faults: dict[str, np.ndarray]) -> None:
+    for fault, rows in faults.items():
+        if rows.any():
+            raise UserError(f"{path} holds {fault}, first at idx {idx[rows][0]}")
 
 
 def read_examples(path: str | Path, rows: Sequence[int] | None = None) -> dict[str, np.ndarray]:

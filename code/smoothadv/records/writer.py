@@ -9,14 +9,12 @@ spool of a whole log ``finish_images`` makes ``logs.examples_path``, a compresse
 arrays with one entry per row, in the order of the indices.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -29,6 +27,7 @@ from smoothadv.base.files import (
     write_atomically,
     write_json,
 )
+from smoothadv.base.settings import refuse_any
 from smoothadv.records.logs import (
     IMAGES,
     LOG,
@@ -43,10 +42,7 @@ from smoothadv.records.logs import (
     spool_path,
     warn_of_other_logits,
 )
-from smoothadv.records.readers import kind_of_log, read_examples
-
-if TYPE_CHECKING:
-    import pandas as pd
+from smoothadv.records.readers import DataFrame, kind_of_log, read_examples
 
 _COPIED = (
     *("idx", "label", "predict", "epsilon", "attack_norm", "target"),
@@ -73,12 +69,12 @@ class WrittenLog:
     rows: Mapping[int, str]
 
     @property
-    def table(self) -> pd.DataFrame:
+    def table(self) -> DataFrame:
         """The rows, see ``table_of``."""
         return table_of(self.path, self.columns, self.rows)
 
 
-def table_of(path: Path, columns: Sequence[str], rows: Mapping[int, str]) -> pd.DataFrame:
+def table_of(path: Path, columns: Sequence[str], rows: Mapping[int, str]) -> DataFrame:
     """The rows that this package wrote, sorted by idx, with a column int64 or float64 for each
     column of numbers, as ``readers`` return those of any file; UserError where there are none, or a
     field was changed.
@@ -127,12 +123,14 @@ def check_path(path: Path, existing: str) -> bool:
 
     ``existing`` is "refuse", "resume" or "overwrite", as in ``LogWriter``.
     """
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: name the log file to write")
-    if path.exists() and existing == "refuse":
-        raise UserError(
-            f"{path} exists already: add --resume to continue it or --overwrite to start it anew"
-        )
+    refuse_any(
+        {
+            f"{path} is a folder: name the log file to write": path.is_dir(),
+            f"{path} exists already: add --resume to continue it or --overwrite to start it anew": (
+                existing == "refuse" and path.exists()
+            ),
+        }
+    )
     if existing == "overwrite" or not path.is_file():
         refuse_to_replace(path, *LOG)
     return existing == "resume" and path.is_file() and path.stat().st_size > 0
