@@ -46,8 +46,8 @@ class RoundedGaussianNoise(Noise):
         _, are_meant = grey_levels(image)
         if not bool(are_meant.all()):
             raise UserError(
-                f"{name} is not of 8 bits: it has the value {image[~are_meant][0]:.9g}, expected "
-                "k/255 with k in 0..255, rounded to float32, or the number next to that"
+                f"{name} is not of 8 bits: it has the value {image[~are_meant][0].item():.9g}, "
+                "expected k/255 with k in 0..255, rounded to float32, or the number next to that"
             )
 
     def _fill_plainly(
