@@ -125,21 +125,23 @@ class _Backend(
 
 
 def install(put: Callable[[object, str, object], None] = setattr) -> torch.device:
-    """Make the device known to this process, and return it; ``put`` sets attributes of torch."""
-    if not hasattr(torch, NAME):
-        backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend())
-        _LIBRARY.fallback(_computed, "PrivateUse1")
-        _LIBRARY.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-        for function in _MADE_WHOLE:
-            _ATEN.impl(function, partial(_computed, function), "PrivateUse1")
-        for name in _IN_LOW_PRECISION:
-            _ATEN.impl(name, partial(_cast, getattr(_aten, name)), "AutocastPrivateUse1")
+    """Make the device usable as any other; ``put`` sets attributes of torch."""
     _device._device_constructors()  # remembers these functions as they are
     if torch.Generator is not _Generator:
         put(torch, "Generator", _Generator)
         for name in _MADE_ON_THE_CPU:
             put(torch, name, _moved(getattr(torch, name)))
     return torch.device(NAME)
+
+
+def become_the_default(name: str, put: Callable[[object, str, object], None] = setattr) -> None:
+    """Let commands and functions of this process compute on the device, unless told otherwise."""
+    from smoothadv.base import devices
+
+    if name == NAME and not IS_POSSIBLE:
+        return
+    device = install(put) if name == NAME else torch.device(name)
+    put(devices, "default_device", lambda: device)
 
 
 def _cast(function: Any, *args: Any) -> torch.Tensor:
@@ -151,16 +153,6 @@ def _cast(function: Any, *args: Any) -> torch.Tensor:
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def become_the_default(name: str, put: Callable[[object, str, object], None] = setattr) -> None:
-    """Let commands and functions of this process compute on the device, unless told otherwise."""
-    from smoothadv.base import devices
-
-    if name == NAME and not IS_POSSIBLE:
-        return
-    device = install(put) if name == NAME else torch.device(name)
-    put(devices, "default_device", lambda: device)
 
 
 def _moved(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -241,3 +233,18 @@ def _outer(value: Any, known: dict[int, StandInTensor]) -> Any:
             return StandInTensor(value)
     assert before.shape == value.shape, "the device cannot change a shape in place"
     return before
+
+
+def _register() -> None:
+    """Make the device known to this process: before the first gradient, as PyTorch asks."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME, _Backend())
+    _LIBRARY.fallback(_computed, "PrivateUse1")
+    _LIBRARY.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for function in _MADE_WHOLE:
+        _ATEN.impl(function, partial(_computed, function), "PrivateUse1")
+    for name in _IN_LOW_PRECISION:
+        _ATEN.impl(name, partial(_cast, getattr(_aten, name)), "AutocastPrivateUse1")
+
+
+if IS_POSSIBLE:
+    _register()
