@@ -49,7 +49,6 @@ class CommandReader:
         return words
 
     def training(self, words: Sequence[str], source: str) -> TrainingExpectation:
-        """As ``Commands``."""
         with reading(source):
             options, spec, description, schedule = self._training(words)
         recipe = spec.recipe(description, schedule)
@@ -77,7 +76,6 @@ class CommandReader:
     def evaluation(
         self, words: Sequence[str], archs: Sequence[str], source: str
     ) -> EvaluationExpectation:
-        """As ``Commands``."""
         with reading(source):
             spec = self._evaluation(words)
             if isinstance(spec, CertifySpec):
