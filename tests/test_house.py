@@ -53,7 +53,7 @@ WITH_TORCH = {"base.devices", "base.distributed"}
 WITHOUT_TORCH = {
     *("version", "base", "records", "statistics", "analysis"),
     *("evaluation.shards", "models.name"),
-    *("sweep.commands", "sweep.folders", "sweep.grid"),
+    *("sweep.folders", "sweep.grid"),
     *("sweep.jobs", "sweep.planning"),
     *("sweep.job_execution", "sweep.stages", "sweep.engines"),
     *("cli.options.recipes", "cli.runner"),

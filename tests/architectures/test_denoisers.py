@@ -15,7 +15,6 @@ from smoothadv.architectures.denoisers import DENOISERS, Denoised, DnCNN
 from smoothadv.architectures.diffusion import (
     OneStepDenoiser,
     load_diffusion,
-    nearest_timestep,
     noise_of,
 )
 from smoothadv.base.errors import DoubtfulWarning, UserError
@@ -176,7 +175,8 @@ def test_noise_on_the_wrong_scale_is_noticed():
 
 @pytest.mark.parametrize("sigma", [0.12, 0.25, 0.5, 1.0])
 def test_step_is_that_of_twice_the_noise(sigma):
-    step, alpha_bar = nearest_timestep(ALPHA_BARS, sigma)
+    denoiser = OneStepDenoiser(PosteriorMean("epsilon"), ALPHA_BARS, sigma)
+    step, alpha_bar = denoiser.timestep, denoiser.alpha_bar
     levels = [math.sqrt((1 - a) / a) for a in ALPHA_BARS.tolist()]
     assert step == min(
         range(1000), key=lambda t: abs(levels[t] - 2 * sigma)

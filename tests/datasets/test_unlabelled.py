@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from smoothadv.datasets import CIFAR_TRAINING, DatasetDescription
-from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
+from smoothadv.datasets.arrays import plain_array, read_pickled_arrays
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from support import refusals
 from support.traps import Trap

@@ -27,10 +27,11 @@ class OneStepDenoiser(nn.Module):
 
         x_t = sqrt(a) (2 (x + noise) - 1)  has the noise of step t where (1 - a) / a = (2 sigma)^2.
 
-    ``unet`` maps x_t and t to what ``prediction`` names: the "epsilon" with x_t = sqrt(a) x_0 +
-    sqrt(1 - a) epsilon, "v_prediction", sqrt(a) epsilon - sqrt(1 - a) x_0 (Salimans and Ho, 2022),
-    or "sample", x_0. The estimate of x_0 is clipped to [-1, 1]. No noise is added: that of the
-    smoothed classifier takes the place of the diffusion's.
+    ``alpha_bars`` [T] has alpha_bar_t of all steps. ``unet`` maps x_t and t to what ``prediction``
+    names: the "epsilon" with x_t = sqrt(a) x_0 + sqrt(1 - a) epsilon, "v_prediction",
+    sqrt(a) epsilon - sqrt(1 - a) x_0 (Salimans and Ho, 2022), or "sample", x_0. The estimate of x_0
+    is clipped to [-1, 1]. No noise is added: that of the smoothed classifier takes the place of the
+    diffusion's.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class OneStepDenoiser(nn.Module):
     ) -> None:
         super().__init__()
         self.unet, self.prediction = unet, prediction
-        self.timestep, self.alpha_bar = nearest_timestep(alpha_bars, sigma)
+        # The step whose noise is nearest to sigma.
+        self.timestep = int((noise_of(alpha_bars) - sigma).abs().argmin())
+        self.alpha_bar = float(alpha_bars[self.timestep])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         signal, noise = math.sqrt(self.alpha_bar), math.sqrt(1 - self.alpha_bar)
@@ -60,14 +63,6 @@ def noise_of(alpha_bars: torch.Tensor) -> torch.Tensor:
     """
     alpha_bars = alpha_bars.double()
     return ((1 - alpha_bars) / alpha_bars).sqrt() / 2
-
-
-def nearest_timestep(alpha_bars: torch.Tensor, sigma: float) -> tuple[int, float]:
-    """The step, of those with alpha_bar in ``alpha_bars`` [T], whose noise is nearest to sigma; and
-    its alpha_bar.
-    """
-    step = int((noise_of(alpha_bars) - sigma).abs().argmin())
-    return step, float(alpha_bars[step])
 
 
 def load_diffusion(

@@ -2,6 +2,7 @@
 224x224 images that of torchvision.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -18,6 +19,14 @@ def initialize(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def stage(
+    block: Callable[[int, int, int], nn.Module], before: int, width: int, blocks: int, stride: int
+) -> nn.Sequential:
+    """Blocks of ``width`` channels; the first one reads ``before`` channels, and has the stride."""
+    first = block(before, width, stride)
+    return nn.Sequential(first, *(block(width, width, 1) for _ in range(blocks - 1)))
 
 
 class BasicBlock(nn.Module):
@@ -56,23 +65,17 @@ class SmallImageResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
-        channels = widths[0]
-        self._stages = []
-        for stage, width in enumerate(widths, start=1):
-            layers = []
-            for block in range(blocks):
-                stride = 2 if stage > 1 and block == 0 else 1
-                layers.append(BasicBlock(channels, width, stride))
-                channels = width
-            self.add_module(f"layer{stage}", nn.Sequential(*layers))
-            self._stages.append(f"layer{stage}")
-        self.fc = nn.Linear(channels, num_classes)
+        self._stages = [f"layer{number}" for number in range(1, len(widths) + 1)]
+        for name, before, width in zip(self._stages, (widths[0], *widths), widths):
+            stride = 1 if name == "layer1" else 2
+            self.add_module(name, stage(BasicBlock, before, width, blocks, stride))
+        self.fc = nn.Linear(widths[-1], num_classes)
         initialize(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
-        for stage in self._stages:
-            x = getattr(self, stage)(x)
+        for name in self._stages:
+            x = getattr(self, name)(x)
         return self.fc(x.mean((2, 3)))
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.architectures import ARCHITECTURES
-from smoothadv.architectures.resnets import initialize
+from smoothadv.architectures.resnets import initialize, stage
 from smoothadv.datasets import DatasetDescription
 
 
@@ -39,20 +39,16 @@ def _wide_resnet(depth: int, factor: int, description: DatasetDescription) -> nn
     """WRN-depth-factor without dropout; parameters have the names of xternalz/WideResNet-pytorch,
     from which most networks of adversarial training are derived.
     """
-    channels = 16
+    widths, blocks = (16, 16 * factor, 32 * factor, 64 * factor), (depth - 4) // 6
     layers: dict[str, nn.Module] = {
-        "conv1": nn.Conv2d(description.image_shape[0], channels, 3, padding=1, bias=False)
+        "conv1": nn.Conv2d(description.image_shape[0], widths[0], 3, padding=1, bias=False)
     }
-    for stage in (1, 2, 3):
-        blocks = []
-        for block in range((depth - 4) // 6):
-            width, stride = 8 * 2**stage * factor, 2 if stage > 1 and block == 0 else 1
-            blocks.append(PreactivationBlock(channels, width, stride))
-            channels = width
-        layers[f"block{stage}"] = nn.Sequential(OrderedDict(layer=nn.Sequential(*blocks)))
-    layers |= {"bn1": nn.BatchNorm2d(channels), "relu": nn.ReLU()}
+    for number, stride in ((1, 1), (2, 2), (3, 2)):
+        made = stage(PreactivationBlock, widths[number - 1], widths[number], blocks, stride)
+        layers[f"block{number}"] = nn.Sequential(OrderedDict(layer=made))
+    layers |= {"bn1": nn.BatchNorm2d(widths[-1]), "relu": nn.ReLU()}
     layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    layers["fc"] = nn.Linear(channels, description.num_classes)
+    layers["fc"] = nn.Linear(widths[-1], description.num_classes)
     network = nn.Sequential(OrderedDict(layers))
     initialize(network)
     return network

@@ -19,7 +19,7 @@ from smoothadv.evaluation.predict import specs_by_log
 from smoothadv.evaluation.specs import AttackSpec, CertifySpec
 from smoothadv.models.name import HUB
 from smoothadv.noise import GaussianNoise, RoundedGaussianNoise
-from smoothadv.sweep.commands import EvaluationExpectation, TrainingExpectation
+from smoothadv.sweep.stages import EvaluationExpectation, TrainingExpectation
 from smoothadv.training.schedule import Schedule
 from smoothadv.training.spec import TrainSpec
 
@@ -27,7 +27,7 @@ _RELEASED = "--released-behaviour"
 
 
 class CommandReader:
-    """Implements ``smoothadv.sweep.commands.Commands``; what is slow, like making a parser, is done
+    """Implements ``smoothadv.sweep.stages.Commands``; what is slow, like making a parser, is done
     once.
     """
 
@@ -49,7 +49,6 @@ class CommandReader:
         return words
 
     def training(self, words: Sequence[str], source: str) -> TrainingExpectation:
-        """As ``Commands``."""
         with reading(source):
             options, spec, description, schedule = self._training(words)
         recipe = spec.recipe(description, schedule)
@@ -77,7 +76,6 @@ class CommandReader:
     def evaluation(
         self, words: Sequence[str], archs: Sequence[str], source: str
     ) -> EvaluationExpectation:
-        """As ``Commands``."""
         with reading(source):
             spec = self._evaluation(words)
             if isinstance(spec, CertifySpec):

@@ -15,9 +15,8 @@ from smoothadv.datasets import (
     Source,
     TrainingDefaults,
 )
-from smoothadv.datasets.arrays import checked_arrays
+from smoothadv.datasets.arrays import checked_arrays, plain_array, read_pickled_arrays
 from smoothadv.datasets.imagenet import OF_KIT
-from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 
 _DESCRIPTION = DatasetDescription(
     name="imagenet32",

@@ -10,9 +10,8 @@ import numpy as np
 
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import DatasetDescription
-from smoothadv.datasets.arrays import checked_arrays
+from smoothadv.datasets.arrays import checked_arrays, plain_array, read_pickled_arrays
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.datasets.pickles import plain_array, read_pickled_arrays
 
 
 def load_pseudo_labelled(path: Path, description: DatasetDescription) -> InMemoryImages:

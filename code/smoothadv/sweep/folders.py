@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.base.errors import UserError
-from smoothadv.sweep.commands import TrainingExpectation
+from smoothadv.sweep.stages import TrainingExpectation
 
 NAMED_OPTIONS = {
     *("dataset", "arch", "objective", "noise", "attack", "epsilon", "num-steps", "num-noise-vec"),

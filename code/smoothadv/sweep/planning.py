@@ -13,7 +13,6 @@ from smoothadv.analysis.reading import read_logs
 from smoothadv.base import plugins
 from smoothadv.base.errors import UserError, warn
 from smoothadv.models.name import MEANS, Members
-from smoothadv.sweep.commands import Commands
 from smoothadv.sweep.folders import (
     NAMED_OPTIONS,
     evaluation_name,
@@ -22,7 +21,7 @@ from smoothadv.sweep.folders import (
 )
 from smoothadv.sweep.grid import EnsembleTable, EvaluationTable, Grid, Model
 from smoothadv.sweep.jobs import SweepJob
-from smoothadv.sweep.stages import EvaluationStage, TrainingStage
+from smoothadv.sweep.stages import Commands, EvaluationStage, TrainingStage
 
 Evaluations = dict[str, tuple[EvaluationStage, ...]]
 """The evaluations that a table asks for, by the names of the jobs that it is about."""
