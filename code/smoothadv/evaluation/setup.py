@@ -206,8 +206,8 @@ def prepare(
     device is used where there is none to be continued.
     """
     recorded, processes = settings_to_continue(spec, log), join_processes()
-    is_command = bool(spec.command) and not spec.command[0].startswith("smoothadv.")
-    says = is_command and log is not None
+    called, *_ = spec.command or ("",)
+    says = log is not None and not called.startswith("smoothadv.")  # a function of Python
     device = _configured_device(spec, sound, recorded or against or {}, processes, says)
     loaded = load_models(spec)
     own, dataset, base = loaded[0]
