@@ -36,10 +36,12 @@ settings.load_profile("repeatable")
 @pytest.fixture(autouse=True)
 def settings_of_torch() -> Iterator[None]:
     """What holds for the whole process: kernels compiled by PyTorch 2.4 take subnormal numbers for
-    zero from then on, and commands choose a number of threads.
+    zero from then on, and commands choose a number of threads and deterministic kernels.
     """
     yield
     if torch := sys.modules.get("torch"):
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic = False
         torch.set_flush_denormal(False)
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 

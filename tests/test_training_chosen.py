@@ -97,6 +97,7 @@ def test_teacher_votes_once_for_each_image_noise_and_number_of_draws(
     checkpoints, own_cache, capsys, monkeypatch
 ):
     """When a batch has images that it has not seen, for whatever training."""
+    shutil.rmtree(own_cache / "teacher_votes", ignore_errors=True)  # of other tests
     for folder, name in {"t": "gaussian", "u": "PGD"}.items():
         shutil.copytree(checkpoints[name].parent, folder)
     looks = watch(monkeypatch, teacher)
