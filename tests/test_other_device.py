@@ -225,6 +225,15 @@ def test_classes_of_modules_where_their_images_are(module, of_images, device):
     assert moved.grad.device.type == of_images
 
 
+def test_a_function_votes_where_its_noise_is(device):
+    network = MODULES["normalized"]().to(device).eval()
+    stream = RoundedGaussianNoise(SIGMA, 0).stream(0, device)
+    grey = (IMAGES[0] * 255).round() / 255
+    smooth = Smooth(lambda images: network(images), CLASSES, SIGMA)
+    predicted, radius = smooth.certify(grey, 10.0, 1e2, 0.1, 50, stream=stream)
+    assert -1 <= predicted < CLASSES and radius >= 0
+
+
 def test_a_module_is_trained(workplace, device):
     network = MODULES["normalized"]().to(device)
     for number, images in enumerate((IMAGES, IMAGES.to(device), IMAGES.numpy())):

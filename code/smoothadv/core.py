@@ -65,6 +65,7 @@ class Smooth:
         ``statistics.exact`` has the guarantee.
         """
         x, stream, smoothing = self._smoothed(x, stream, n0, n, alpha)
+        n0, n, alpha = smoothing.n0, smoothing.n, smoothing.alpha
 
         def voting() -> Generator[Draws, np.ndarray, tuple[int, float]]:
             candidate = int((yield Draws(n0)).argmax())  # select
@@ -111,7 +112,7 @@ class Smooth:
         Wrong with probability at most ``alpha``: the guarantee of ``statistics.prediction``.
         """
         check(n=n, alpha=alpha)
-        x = _image(x, self.base_classifier)
+        x = _image(x, self.base_classifier, stream)
         classes = self._run(x, predict(n, alpha), min(batch_size, n), self._stream(stream, x))
         return classes[0] if classes else ABSTAIN
 
@@ -138,7 +139,7 @@ class Smooth:
         self, x: torch.Tensor, stream: NoiseStream | None, n0: int, n: int, alpha: float
     ) -> tuple[torch.Tensor, NoiseStream, Smoothing]:
         """The image, its stream of noise, and what procedures need to know of both."""
-        x = _image(x, self.base_classifier)
+        x = _image(x, self.base_classifier, stream)
         stream = self._stream(stream, x)
         distance = stream.noise.distance(x.numel())
         return x, stream, Smoothing(self.sigma, n0, n, alpha, distance)
@@ -156,9 +157,12 @@ class Smooth:
         return GaussianNoise(self.sigma, seed).stream(0, x.device)
 
 
-def _image(x: torch.Tensor | np.ndarray, classifier: Any) -> torch.Tensor:
-    """``x`` as a float32 tensor on the device of the classifier; ValueError unless it is one image
-    [C, H, W] of floats, UserError where they are not on the scale of [0, 1].
+def _image(
+    x: torch.Tensor | np.ndarray, classifier: Any, stream: NoiseStream | None
+) -> torch.Tensor:
+    """``x`` as a float32 tensor on the device of the classifier, or of the noise beside a function;
+    ValueError unless it is one image [C, H, W] of floats, UserError where they are not on the scale
+    of [0, 1].
     """
     if not isinstance(x, (torch.Tensor, np.ndarray)):
         raise ValueError(f"x is a {type(x).__name__}: give one image [C, H, W]")
@@ -169,4 +173,4 @@ def _image(x: torch.Tensor | np.ndarray, classifier: Any) -> torch.Tensor:
         raise ValueError(f"x is {image.dtype}: give float32 in [0, 1], grey levels divided by 255")
     check_scale(image, "x", SLACK)
     exact = with_exact_levels(image.float())
-    return exact.to(device_of(classifier, image.device))
+    return exact.to(device_of(classifier, image.device if stream is None else stream.device))

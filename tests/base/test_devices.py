@@ -47,9 +47,10 @@ def gpus(monkeypatch) -> None:
         (None, "NVIDIA V100", None, "cuda", "on the NVIDIA A100\n"),
         ("cuda:2", "cpu", None, "cuda:2", ""),
         ("cuda", None, 1, "cuda:1", ""),
-        (None, "NVIDIA H200", 2, "cuda:2", "on the NVIDIA H200\n"),
-        (None, "NVIDIA H200", 3, "cuda:2", f"on the NVIDIA H200{AS_BEFORE}"),
-        (None, "NVIDIA A100", 1, "cuda:0", f"on the NVIDIA A100{AS_BEFORE}"),
+        (None, "NVIDIA H200", 0, "cuda:1", f"on the NVIDIA H200{AS_BEFORE}"),
+        (None, "NVIDIA H200", 1, "cuda:2", "on the NVIDIA H200\n"),
+        (None, "NVIDIA A100", 0, "cuda:0", "on the NVIDIA A100\n"),
+        (None, "NVIDIA A100", 1, "cuda:1", "on the NVIDIA H200\n"),
         (None, "cpu", 1, "cpu", f"on the CPU{AS_BEFORE}"),
     ],
 )
@@ -58,12 +59,23 @@ def gpus(monkeypatch) -> None:
     [(True, None, True), (False, None, False), (True, False, False), (False, True, False)],
 )
 def test_what_is_continued_keeps_its_device_and_its_arithmetic(
-    capsys, asked, recorded, rank, device, line, tf32, was, is_used
+    capsys, monkeypatch, asked, recorded, rank, device, line, tf32, was, is_used
 ):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1" if rank is None else "2")
     run = SimpleNamespace(device=asked and torch.device(asked), tf32=tf32)
     processes = SimpleNamespace(local_rank=rank, is_first=True)
     found = device_of_run(run, {"device": recorded, "tf32": was}, processes, says=True)
     assert (str(found), capsys.readouterr().err, allows_tf32()) == (device, line, is_used)
+
+
+def test_gpus_that_pytorch_cannot_use_are_none(capsys, monkeypatch):
+    """As where the driver is too old, and yet counts GPUs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: 1 / 0)
+    run, alone = SimpleNamespace(device=None, tf32=None), SimpleNamespace(local_rank=None)
+    alone.is_first = True
+    assert device_of_run(run, {"device": GPUS[0], "tf32": "yes"}, alone, says=True) == CPU
+    assert "finds no GPU" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -60,21 +60,24 @@ def device_of_run(
     which PyTorch is set here, unless the run asks to do without. Where no device is asked for, a
     line on standard error names the one that is taken as before, or, with ``says``, any.
     """
-    if (allowed := run.tf32 and recorded.get("tf32")) is not None:
+    if isinstance(allowed := run.tf32 and recorded.get("tf32"), bool):
         torch.backends.cudnn.allow_tf32 = allowed
-    device = run.device or default_device()
-    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    rank = processes.local_rank
+    device, gpus = run.device or default_device(), []
+    if torch.cuda.is_available():  # the driver may count GPUs that PyTorch cannot use
+        gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    rank, needed = processes.local_rank, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if rank is not None and device.type == "cuda" and device.index is None:
         device = gpus[rank % len(gpus)]
     if run.device is not None:
         return device
     why = f": PyTorch {torch.__version__} finds no GPU" if device.type == "cpu" else ""
-    before = recorded.get("device")
-    same = [one for one in (*gpus, torch.device("cpu")) if device_name(one) == before]
-    if same and device_name(device) != before:
+    before, kind = recorded.get("device"), device_name(device)
+    same = [one for one in (*gpus, torch.device("cpu")) if before == device_name(one)]
+    # All processes move, or none: two may not meet on one GPU.
+    are_enough = before == "cpu" or len(same) >= needed
+    if same and are_enough and (rank is not None or kind != before):
         device = same[(rank or 0) % len(same)]
-        why = ", as before (--device takes another)"
+        why = why if kind == before else ", as before (--device takes another)"
     if processes.is_first and (says or why.startswith(",")):
         print(f"on the {device_name(device).replace('cpu', 'CPU')}{why}", file=sys.stderr)
     return device
@@ -131,7 +134,7 @@ def to_host(values: torch.Tensor) -> Callable[[], torch.Tensor]:
     """
     if values.device.type != "cuda":
         return values.cpu
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
     host.copy_(values, non_blocking=True)
     copied = torch.cuda.Event()
     copied.record(torch.cuda.current_stream(values.device))

@@ -205,9 +205,8 @@ class Noise(ABC):
         over repeat the first.
         """
         first_word, second_word, example_word, purpose_word = self._words
-        memory = torch.empty(
-            (1 + size, 4), dtype=torch.int64, pin_memory=images[0].device.type == "cuda"
-        )
+        is_pinned = images[0].device.type == "cuda"
+        memory = torch.empty((1 + size, 4), dtype=torch.int64, device="cpu", pin_memory=is_pinned)
         plan = memory.numpy()
         plan[0] = first_word, second_word, np.float64(self.sigma).view(np.int64), 0
         filled = 1
