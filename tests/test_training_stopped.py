@@ -132,9 +132,9 @@ def test_training_stops_at_once_while_its_network_is_compiled(warm, tmp_path):
 
     assert compiled("whole")[1] == 0
     for number, (code, words) in STOPPED.items():
-        name, folder = number.name, tmp_path / number.name / "bin"
-        folder.mkdir(parents=True)
-        text = {"folder": folder, "number": number, "compiler": shutil.which("g++")}
+        name, folder = number.name, tmp_path / f"{number.name} by"
+        folder.mkdir()
+        text = {"folder": f"'{folder}'", "number": number, "compiler": shutil.which("g++")}
         (folder / "g++").write_text(SIGNALLING_COMPILER.format(**text))
         (folder / "g++").chmod(0o755)
         said, ended = compiled(name, path=f"{folder}:{os.environ['PATH']}")

@@ -133,8 +133,9 @@ def test_one_process_under_torchrun_is_one_process(workplace):
 def test_what_another_device_alone_can_is_refused(
     flag, found, advice, workplace, capsys, monkeypatch
 ):
-    device = torch.device(found)
-    monkeypatch.setattr("smoothadv.training.setup.device_of_run", lambda *_, **__: device)
+    monkeypatch.setattr(
+        "smoothadv.training.setup.device_of_run", lambda *_, **__: torch.device(found)
+    )
     outcome = call(capsys, "train_pgd", *TRAINING, flag)
     assert refused(outcome, f"error: {flag}", f"this trains on {found}", advice)
     assert list(workplace.iterdir()) == []

@@ -3,9 +3,6 @@ rounding.
 """
 
 import copy
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,30 +12,18 @@ from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import plug_in
 from smoothadv.base.distributed import Processes
-from smoothadv.base.errors import UserError
 from smoothadv.base.settings import identity
 from smoothadv.objectives.smoothadv import SmoothAdv
-from smoothadv.training.execution import CompiledForSizes, Execution
+from smoothadv.training.execution import Execution
 from smoothadv.training.update import Address, Update
+from support.compiler import needs_compiler
+from support.compiler import own_compiler_cache as own_compiler_cache
 from support.networks import settle_batch_norms
 
 CPU, FULL, LAST = torch.device("cpu"), torch.contiguous_format, torch.channels_last
 OBJECTIVE = SmoothAdv(ATTACKS["PGD"](0.5, 2), 0.25, 2, warmup=0)
 IMAGES = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 1, 0, 3])
-
-needs_compiler = pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
-)
-
-
-@pytest.fixture
-def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
-    """A compiler cache for one test only."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    yield tmp_path
-    torch._dynamo.reset()
 
 
 class SmallNetwork(nn.Module):
@@ -148,23 +133,9 @@ def test_other_sizes_than_those_of_batches_run_uncompiled(monkeypatch):
     for shape in shapes:
         assert torch.equal(compiled(torch.ones(shape)), torch.full(shape, 2.0))
     assert reached == [(4, 2), (4, 2), (8, 2), (4, 2)] and module.shapes == shapes
-
-
-def test_a_compiled_model_has_the_weights_of_the_model():
-    """Each weight is listed once: the compiled module does not list it again."""
-    module = Calls()
-    compiled = CompiledForSizes(module, {4})
+    assert list(compiled.state_dict()) == ["module.scale"], "each weight once"
     assert [parameter is module.scale for parameter in compiled.parameters()] == [True]
-    assert list(compiled.state_dict()) == ["module.scale"]
     assert Execution(compile=False).compiled(module, {4}) is module
-
-
-def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):
-    import torch._inductor.config as inductor
-
-    unusable = inductor.patch({"cpp.cxx": ("no-such-compiler",)})
-    with unusable, pytest.raises(UserError, match="--compile failed.*C\\+\\+ compiler"):
-        train(updater(Execution(compile=True)), steps=1)
 
 
 @pytest.mark.parametrize("arch", [None, "digits_resnet8"])

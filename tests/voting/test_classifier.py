@@ -3,11 +3,9 @@ compiled.
 """
 
 import copy
-import shutil
 import sys
-from collections.abc import Iterator
+from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,16 +19,20 @@ from smoothadv.base.devices import batch_that_fits
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
 from smoothadv.noise import GaussianNoise
+from smoothadv.training.execution import CompiledForSizes
 from smoothadv.voting.classifier import (
     PRECISIONS,
     CompiledClassifier,
     call_compiled,
     default_batch,
+    end_compiling,
     optimized_for_inference,
 )
 from smoothadv.voting.counter import VoteCounter, check_repeatable
 from smoothadv.voting.folding import fold
 from support import networks
+from support.compiler import needs_compiler
+from support.compiler import own_compiler_cache as own_compiler_cache
 from support.networks import settle_batch_norms
 from support.patience import wait_for
 
@@ -334,26 +336,8 @@ def test_batches_of_known_memory(free, per_image, batch):
     assert batch_that_fits(free, per_image) == batch
 
 
-@pytest.fixture
-def own_compiler_cache(tmp_path, monkeypatch) -> Iterator[Path]:
-    """Compiled code and the settings of the compiler must not leak into other tests."""
-    import torch._inductor.config as inductor
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    set_here = [
-        name
-        for name in ("freezing", "deterministic", "dynamic_scale_rblock")
-        if hasattr(inductor, name)
-    ]
-    with inductor.patch({name: getattr(inductor, name) for name in set_here}):
-        yield tmp_path
-    torch._dynamo.reset()
-
-
 @pytest.mark.slow  # nearly a minute, all of it in the compiler; .ci/run runs it
-@pytest.mark.skipif(
-    not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler"
-)
+@needs_compiler
 @torch.inference_mode()
 def test_compiled_logits_are_close_and_by_no_more_than_rounding_those_of_another_row(
     own_compiler_cache,
@@ -395,33 +379,33 @@ def test_interruption_gives_up_kernels_that_wait_to_be_compiled():
     import torch._inductor.config as inductor
     from torch._inductor.async_compile import AsyncCompile
 
-    at_work, waiting = [], []
+    kernels: list[Future] = []
 
     def compiled(images: torch.Tensor) -> torch.Tensor:
-        submit = AsyncCompile.pool().submit
-        until_given_up = partial(wait_for, lambda: waiting and waiting[-1].cancelled())
-        at_work.extend(submit(until_given_up) for _ in range(2))
-        waiting.extend(submit(int) for _ in range(20))
+        until_given_up = partial(wait_for, lambda: kernels[3:] and kernels[-1].cancelled())
+        kernels.extend(AsyncCompile.pool().submit(until_given_up) for _ in range(4))
         raise KeyboardInterrupt
 
     with inductor.patch(compile_threads=2):
         AsyncCompile.pool.cache_clear()
         with pytest.raises(KeyboardInterrupt):
             call_compiled(compiled, torch.zeros(1))
-        assert all(each.done() and not each.cancelled() for each in at_work)
-        assert all(each.cancelled() for each in waiting)
+        assert [kernel.cancelled() for kernel in kernels] == [False, False, True, True]
+        assert all(kernel.done() for kernel in kernels)
         assert AsyncCompile.pool().submit(int).result() == 0
-        AsyncCompile.pool().shutdown()
-        AsyncCompile.pool.cache_clear()
+        end_compiling()
 
 
-def test_compiling_without_a_compiler_is_a_clear_error(own_compiler_cache):
+@pytest.mark.parametrize(
+    "compiled", [CompiledClassifier, lambda voter: CompiledForSizes(voter, {5})]
+)
+def test_compiling_without_a_compiler_is_a_clear_error(compiled, own_compiler_cache):
     import torch._inductor.config as inductor
 
     model, _ = fitting("digits_resnet8", "normalize")
     with torch.inference_mode(), inductor.patch({"cpp.cxx": ("no-such-compiler",)}):
         with pytest.raises(UserError, match="--compile failed.*C\\+\\+ compiler"):
-            CompiledClassifier(optimized_for_inference(model, CPU))(torch.rand(5, 1, 8, 8))
+            compiled(optimized_for_inference(model, CPU))(torch.rand(5, 1, 8, 8))
 
 
 DETERMINISTIC = """

@@ -12,8 +12,6 @@ from smoothadv.attacks.geometry import l2_norm, per_example, project_box, unit
 from smoothadv.attacks.gradient_attack import GradientAttack, Problem
 from smoothadv.base.settings import number, positive_float, setting
 
-_unit_interval = number(float, "a number strictly between 0 and 1, like 0.05", lambda v: 0 < v < 1)
-
 
 @ATTACKS.register("DDN")
 @dataclass(frozen=True)
@@ -34,7 +32,9 @@ class DDN(GradientAttack):
     gamma: float = setting(
         0.05,
         flag="--gamma-DDN",
-        parse=_unit_interval,
+        parse=number(
+            float, "a number strictly between 0 and 1, like 0.05", lambda value: 0 < value < 1
+        ),
         help="DDN's relative change of norm per step",
     )
 

@@ -161,16 +161,13 @@ class GradientAttack(Checked, ABC):
             v = self.perturbation(problem)
         if v.shape != inputs.shape:
             raise ValueError(f"a perturbation {[*v.shape]} was found for inputs {[*inputs.shape]}")
-        return self.finish(inputs, project_ball(v, epsilon)).detach()
-
-    def finish(self, inputs: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """The adversarial inputs, from perturbations ``v`` in the ball."""
+        v = project_ball(v, epsilon)
         # The sum is in [0, 1] but for its rounding, which the clamp corrects. Pixels that were
         # rounded further away from the input than v are moved back: many of them together could
         # leave a small ball.
         adversarial = (inputs + v).clamp(0, 1)
         too_far = (adversarial - inputs).abs() > v.abs()
-        return torch.where(too_far, torch.nextafter(adversarial, inputs), adversarial)
+        return torch.where(too_far, torch.nextafter(adversarial, inputs), adversarial).detach()
 
     @abstractmethod
     def perturbation(self, problem: Problem) -> torch.Tensor:

@@ -50,14 +50,6 @@ class TrainingProgress:
         self._bar.close()
         self._tell(methodcaller("close"))
 
-    def tell_start(self, epoch: int, seconds: float) -> None:
-        """Say it if the first update of an epoch took long, for which images are read and kernels
-        made.
-        """
-        if seconds >= _SECONDS_OF_A_LONG_START:
-            begun = f"epoch {epoch + 1:3d}/{self._epochs}  first update after {seconds:,.0f} s"
-            self._say(f"{begun}, which images/s leave out")
-
     def advance(self, images: int) -> bool:
         """Count so many more images; whether it is time to show the sums again, which waits for the
         device.
@@ -88,11 +80,16 @@ class TrainingProgress:
             parts.append(f"epsilon {epsilon:.3g}")
         self._bar.set_postfix_str(", ".join(parts))
 
-    def finish_epoch(self, row: dict[str, float]) -> None:
-        """Report a line about an epoch, unless the previous line was reported shortly before."""
+    def finish_epoch(self, row: dict[str, float], start: float = 0.0) -> None:
+        """Report a line about an epoch, unless the previous line was reported shortly before.
+
+        Its images per second leave out the ``start`` seconds of its first update, which reads
+        images and makes kernels.
+        """
         self.draw([row])
         is_last = row["epoch"] + 1 == self._epochs
-        if time.monotonic() - self._printed < _SECONDS_BETWEEN_LINES and not is_last:
+        is_time = time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES or is_last
+        if not is_time or self._silent:
             return
         self._printed = time.monotonic()
         training, adversarial = row["train_accuracy"], row["test_adversarial_accuracy"]
@@ -106,12 +103,11 @@ class TrainingProgress:
             tested = _known(clean=clean, noisy=noisy, attacked=adversarial)
             tested = tested or [f"loss {row['test_loss']:.3g}"]
             parts.append(f"of {counted(row['test_images'], 'test image')} {', '.join(tested)}")
-        self._say("  ".join([*parts, f"{row['images_per_second']:,.0f} images/s"]))
-
-    def _say(self, line: str) -> None:
-        if not self._silent:
-            with self._bar.external_write_mode():
-                self._report(line)
+        parts.append(f"{row['images_per_second']:,.0f} images/s")
+        if start >= _SECONDS_OF_A_LONG_START:
+            parts.append(f"after a first update of {start:,.0f} s")
+        with self._bar.external_write_mode():
+            self._report("  ".join(parts))
 
     def draw(self, rows: list[dict[str, float]]) -> None:
         """Show the trackers the rows of epochs."""

@@ -155,18 +155,17 @@ class TrainingRun:
                 self.history.append(row)
                 self.sums, self.first_step, self.seconds = torch.zeros_like(self.sums), 0, 0.0
                 self._save(None)
-                progress.finish_epoch(row)
+                progress.finish_epoch(row, self.start)
                 if epoch + 1 < epochs:
                     _stop_by(self._decision())
         return self.history
 
     def _epoch(self, epoch: int, progress: TrainingProgress) -> dict[str, float]:
         """One epoch of updates, and the evaluation after it: a row of the history."""
-        start, images_seen, policy = time.monotonic(), 0, self.setup.spec.policy
+        start, policy = time.monotonic(), self.setup.spec.policy
         if policy is not None and not self.first_step:
             self._choose_images(policy, epoch)
-        began = time.monotonic()
-        after_first = began, 0
+        marks = [(time.monotonic(), 0)]  # when how many images were seen
         # The checkpoint has a learning rate, also where no step is left.
         self._set_learning_rate(epoch, max(0, self.first_step - 1))
         for number, step, (images, labels) in self._batches(epoch):
@@ -180,9 +179,7 @@ class TrainingRun:
             self.sums += self.update(
                 images, labels, len(step.indices), part, address, weight, indices
             )
-            images_seen += len(step.indices)
-            if number == self.first_step:
-                after_first = time.monotonic(), images_seen
+            marks.append((time.monotonic(), marks[-1][1] + len(step.indices)))
             if progress.advance(len(step.indices)):
                 self._require_finite(epoch, with_weights=False)
                 progress.show(
@@ -191,11 +188,9 @@ class TrainingRun:
             self._save_within_epoch(epoch, number + 1, time.monotonic() - start)
         self._require_finite(epoch)
         seconds = self.seconds + time.monotonic() - start
-        if images_seen > after_first[1]:
-            progress.tell_start(epoch, after_first[0] - began)
-            began, left_out = after_first
-            images_seen -= left_out
-        rate = images_seen / max(time.monotonic() - began, 1e-9)
+        began, left_out = (marks[1:-1] or marks)[0]  # the first update counts only if it is alone
+        self.start = began - marks[0][0]
+        rate = (marks[-1][1] - left_out) / max(time.monotonic() - began, 1e-9)
         averages = means(self.processes.total(self.sums).tolist(), self.objective.TERMS)
         return {
             "epoch": epoch,

@@ -141,7 +141,13 @@ class CompiledClassifier(VotingClassifier):
 
         super().__init__(voting.classifier, voting.dtype, voting.is_folded)
         inductor.freezing = True
-        let_compiler_choose_alike(voting)
+        if device_of(voting, torch.device("cpu")).type != "cpu":
+            # Otherwise each process would choose the kernels of sums by timing them, and round
+            # differently.
+            if hasattr(inductor, "deterministic"):
+                inductor.deterministic = True
+            else:
+                inductor.triton.autotune_pointwise = inductor.dynamic_scale_rblock = False
         # In a tuple: its weights are registered already, as those of ``classifier``.
         self._compiled = (torch.compile(voting, dynamic=False), voting)
 
@@ -156,23 +162,6 @@ class CompiledClassifier(VotingClassifier):
 
     def scores(self, noisy_images: torch.Tensor, consensus: bool = True) -> torch.Tensor:
         return self(noisy_images)  # all members in one graph
-
-
-def let_compiler_choose_alike(network: nn.Module) -> None:
-    """Let every process compile networks that are on a GPU, like this one, to kernels that round
-    alike.
-
-    Otherwise each process chooses the kernels of sums by timing them. Nothing changes where the
-    network is on the CPU.
-    """
-    import torch._inductor.config as inductor
-
-    if device_of(network, torch.device("cpu")).type == "cpu":
-        return
-    if hasattr(inductor, "deterministic"):
-        inductor.deterministic = True
-    else:
-        inductor.triton.autotune_pointwise = inductor.dynamic_scale_rblock = False
 
 
 def call_compiled(
