@@ -111,7 +111,7 @@ def without_progress(text: str) -> str:
     device.
     """
     progress = r"^.*\b\d+ of [\d?]+ \(\d+%\), .* so far, .* left.*\n"
-    return re.sub(rf"(?m){progress}|^on the (CPU|NVIDIA).*\n", "", text)
+    return re.sub(rf"(?m){progress}|^on the (CPU|NVIDIA|standin).*\n", "", text)
 
 
 def succeed(name: str, *arguments: object) -> None:
