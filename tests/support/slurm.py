@@ -193,7 +193,7 @@ class Cluster:
         self._wait_for_daemons((self.folder / "munge.socket").exists)
         self._launch("slurmctld", "-D", cwd=self.folder)
         for node in NODES:
-            self.recover(node)
+            self._launch("slurmd", "-D", "-N", node, cwd=self.folder / node)
         self._wait_for_daemons(self._is_idle)
 
     def _is_idle(self) -> bool:
