@@ -18,7 +18,7 @@ say() { printf '\n== %s\n' "$*"; }
 
 train() { # SIGMA OPTION...
     python code/train_pgd.py "$dataset" cifar_resnet20 "$models/sigma_$1" --recipe fast --noise "$1" \
-        --attack PGD --epsilon 0.5 --num-steps 1 --threads 1 --compile --resume "${@:2}" >"$made/train_$1.txt" 2>&1 \
+        --attack PGD --epsilon 0.5 --num-steps 1 --threads 1 --resume "${@:2}" >"$made/train_$1.txt" 2>&1 \
         || fail "the training at sigma $1 failed: $made/train_$1.txt says why"
 }
 
