@@ -158,6 +158,14 @@ class Cluster:
         """Return as soon as ``condition`` holds; fail if it never does."""
         wait_for(condition, said=lambda: f"{self.jobs()}\n{self._log('slurmctld')}")
 
+    def lose(self, node: str) -> None:
+        """Let a node die with all that runs on it; Slurm notices within half a minute."""
+        self._end(self.folder / node, {**self._mark, "SLURMD_NODENAME": node})
+
+    def recover(self, node: str) -> None:
+        """Start a lost node again."""
+        self._launch("slurmd", "-D", "-N", node, cwd=self.folder / node)
+
     def _start(self) -> None:
         (self.folder / "state").mkdir(parents=True)
         for node in NODES:
@@ -193,7 +201,7 @@ class Cluster:
         self._wait_for_daemons((self.folder / "munge.socket").exists)
         self._launch("slurmctld", "-D", cwd=self.folder)
         for node in NODES:
-            self._launch("slurmd", "-D", "-N", node, cwd=self.folder / node)
+            self.recover(node)
         self._wait_for_daemons(self._is_idle)
 
     def _is_idle(self) -> bool:

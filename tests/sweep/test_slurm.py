@@ -128,3 +128,80 @@ def test_killed_job_is_reported_and_done_by_the_same_command(cluster, folder, re
         1 + (name == killed) for name in NAMES
     ]
     sweep_runs.audit(folder, reference)
+
+
+def test_jobs_of_a_lost_node_go_on_at_another(cluster, folder, reference):
+    """A minute and a half, half of it until Slurm has noticed."""
+    with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: len(sweep_runs.in_training(folder)) == 4)
+        on_n1 = [name for name in NAMES if cluster.job(job_id(folder, name))["NodeList"] == "n1"]
+        try:
+            cluster.lose("n1")
+            cluster.wait_until(lambda: all(restarts(cluster, folder)[name] for name in on_n1))
+            for name in on_n1:  # else not before two minutes have passed
+                cluster.run("scontrol", "update", f"JobId={job_id(folder, name)}", "StartTime=now")
+            assert_done(running, reference)
+        finally:
+            cluster.recover("n1")
+            cluster.wait_until(
+                lambda: (
+                    cluster.run("sinfo", "-h", "-N", "-p", "low", "-o", "%T").split()
+                    == ["idle"] * 2
+                )
+            )
+    assert len(on_n1) == 2 and restarts(cluster, folder) == {
+        name: int(name in on_n1) for name in NAMES
+    }
+    for name in on_n1:
+        assert sweep_runs.attempts(folder, name) == 2 and "resuming" in sweep_runs.job_log(
+            folder, name
+        )
+        assert cluster.job(job_id(folder, name))["NodeList"] == "n0"
+
+
+def test_detached_sweep_is_left_to_slurm_and_submitted_once(cluster, folder, reference):
+    """40 seconds."""
+    first = sweep_runs.ran(folder, *RUN, "--detach", environment=cluster.environment)
+    assert (first.process.returncode, first.err) == (0, "")
+    assert len(queue(cluster)) == 4
+    second = sweep_runs.ran(folder, *RUN, "--detach", environment=cluster.environment)
+    assert (second.process.returncode, second.err) == (0, "")
+    found = re.search(
+        "(?:([0-9]) of them are in the engine's queue already\n)?nothing to do\n", second.out
+    )
+    running = re.search("([0-9]) running", second.out)
+    assert found and int(found[1] or 0) + int(running[1] if running else 0) == 4, second.out
+    assert len(queue(cluster)) == 4
+    cluster.wait_until(lambda: not queue(cluster))
+    status = sweep_runs.ran(folder, "status", environment=cluster.environment)
+    assert status.process.returncode == 0 and status.out.endswith("\ntiny: 4 jobs: 4 done\n")
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1] * 4
+    sweep_runs.audit(folder, reference)
+
+
+def test_interrupted_sweep_leaves_its_jobs_to_slurm(cluster, folder, reference):
+    """50 seconds."""
+    with sweep_runs.started(folder, *RUN, environment=cluster.environment) as running:
+        running.wait_until(lambda: sweep_runs.in_training(folder))
+        running.interrupt()
+        assert running.wait() == 130
+    assert "interrupted" in running.err and "Traceback" not in running.err
+    assert len(queue(cluster)) == 4
+    cluster.wait_until(lambda: not queue(cluster))
+    again = sweep_runs.ran(folder, *RUN, environment=cluster.environment)
+    assert again.process.returncode == 0 and "tiny: 4 jobs: 4 done\nnothing to do\n" in again.out
+    assert [sweep_runs.attempts(folder, name) for name in NAMES] == [1] * 4
+    sweep_runs.audit(folder, reference)
+
+
+def test_job_at_its_time_limit_goes_on(cluster, tmp_path):
+    """With the shortest limit that Slurm knows, the warning comes within half a minute of each
+    start. A minute.
+    """
+    folder = sweep_runs.lay_out(tmp_path / "long", epochs=100_000)
+    only = ["--only", f"*{NAMES[0]}", "--minutes", 1]
+    with sweep_runs.started(folder, *RUN, *only, environment=cluster.environment) as running:
+        running.wait_until(lambda: "resuming" in sweep_runs.job_log(folder, NAMES[0]))
+        (number,) = queue(cluster)
+        assert int(cluster.job(number)["Restarts"]) >= 1
+        assert_went_on(folder, NAMES[0])

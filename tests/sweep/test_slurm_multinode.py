@@ -80,15 +80,23 @@ def preempt(cluster: Cluster, job: int) -> None:
     assert final_state(cluster, cluster.submit(*command, cwd=cluster.folder)) == "COMPLETED"
 
 
+def lose_node(cluster: Cluster, job: int) -> None:
+    cluster.lose("n1")
+    cluster.wait_until(lambda: "down" in cluster.run("sinfo"))
+    cluster.recover("n1")
+
+
 FAULTS = {
     "requeued by hand": lambda cluster, job: cluster.run("scontrol", "requeue", job),
     "asked to stop": lambda cluster, job: cluster.run("scancel", "--signal=TERM", job),
     "preempted": preempt,
+    "node lost": lose_node,
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_disturbed_job_ends_with_the_weights_of_one_that_was_not(cluster, whole, tmp_path, fault):
+    """40 seconds each, a minute where a node is lost."""
     job = submit(cluster, tmp_path)
     cluster.wait_until(lambda: has_epochs(tmp_path, 2))
     FAULTS[fault](cluster, job)
@@ -102,11 +110,12 @@ def test_disturbed_job_ends_with_the_weights_of_one_that_was_not(cluster, whole,
         >= (2, 0)
         > (first["first_epoch"], first["first_step"])
     )
-    assert "stopped by SIGTERM" in output_of(tmp_path)
-    step = second["first_step"]
-    assert step in (0, 12) or (12 * second["first_epoch"] + step) % 10 == 0, (
-        "where the processes agree to stop"
-    )
+    if fault != "node lost":
+        assert "stopped by SIGTERM" in output_of(tmp_path)
+        step = second["first_step"]
+        assert step in (0, 12) or (12 * second["first_epoch"] + step) % 10 == 0, (
+            "where the processes agree to stop"
+        )
 
 
 def test_job_is_stopped_before_its_time_is_over_and_goes_on(cluster, tmp_path):
@@ -122,6 +131,7 @@ def test_job_is_stopped_before_its_time_is_over_and_goes_on(cluster, tmp_path):
 
 
 def test_cancelled_job_does_not_come_back(cluster, tmp_path):
+    """20 seconds."""
     job = submit(cluster, tmp_path, epochs=100_000)
     cluster.wait_until(lambda: has_epochs(tmp_path, 1))
     cluster.run("scancel", job)
@@ -129,3 +139,19 @@ def test_cancelled_job_does_not_come_back(cluster, tmp_path):
     assert "stopped by SIGTERM" in output_of(tmp_path) and "to be continued" not in output_of(
         tmp_path
     )
+
+
+def test_refused_option_ends_the_job(cluster, tmp_path):
+    """Ten seconds."""
+    job = submit(cluster, tmp_path, "--no-such-option")
+    assert final_state(cluster, job) == "FAILED" and cluster.job(job)["Restarts"] == "0"
+    assert "error: unknown option --no-such-option" in output_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["train", "digits"], ["no_such_command", "digits", "digits_resnet8", "run"]]
+)
+def test_script_says_how_it_is_used(cluster, tmp_path, arguments):
+    job = cluster.submit(f"--output={tmp_path / 'output.txt'}", SCRIPT, *arguments, cwd=CLONE)
+    assert final_state(cluster, job) == "FAILED" and cluster.job(job)["ExitCode"] == "2:0"
+    assert output_of(tmp_path).startswith("usage: sbatch ") and output_of(tmp_path).count("\n") == 1

@@ -3,7 +3,9 @@ no other. But for one real run, commands are faked.
 """
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ from smoothadv.sweep import job_execution
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import Stage
-from support.commands import call, refused, rows, snapshot
+from support import sweep_runs
+from support.commands import ENVIRONMENT, call, refused, rows, snapshot
 from support.sweeping import (
     CERTIFY,
     commands_in,
@@ -242,6 +245,47 @@ def test_report_on_nothing_is_refused(workplace, capsys):
     the_grid()
     assert refused(sweep(capsys, "report"), "2 jobs")
     assert [path.name for path in workplace.iterdir()] == ["grid.toml"]
+
+
+def begun_certifying(folder: Path, name: str) -> bool:
+    logs = [*(folder / "logs/tiny" / name).rglob("*.tsv")]
+    return bool(logs) and len(rows(logs[0])) >= 5
+
+
+@pytest.mark.slow
+def test_sweep_killed_in_all_of_its_phases_is_completed_by_the_same_command(workplace, reference):
+    """A minute."""
+    sweep_runs.lay_out(workplace)
+    for name in sweep_runs.NAMES[:2]:
+        for in_phase in (sweep_runs.trained_epochs, begun_certifying):
+            with sweep_runs.started(workplace, "run", *CPU, environment=ENVIRONMENT) as running:
+                running.wait_until(lambda phase=in_phase, name=name: phase(workplace, name))
+                running.process.kill()
+                assert running.wait() == -signal.SIGKILL
+    done = sweep_runs.ran(workplace, "run", *CPU)
+    assert done.process.returncode == 0, done.err
+    sweep_runs.audit(workplace, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "jobs"), [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2)]
+)
+def test_interrupted_sweep_saves_reports_and_continues(workplace, reference, number, code, jobs):
+    """Half a minute each."""
+    command = ["run", *CPU, "--jobs", jobs]
+    with sweep_runs.started(
+        sweep_runs.lay_out(workplace), *command, environment=ENVIRONMENT
+    ) as running:
+        running.wait_until(lambda: sweep_runs.trained_epochs(workplace, sweep_runs.NAMES[0]))
+        os.kill(running.process.pid, number)
+        assert running.wait() == code and "run the same command again" in running.err
+    assert "Traceback" not in running.err and sweep_runs.stages(workplace) == [], (
+        "nothing goes on behind one's back"
+    )
+    done = sweep_runs.ran(workplace, *command)
+    assert done.process.returncode == 0, done.err
+    sweep_runs.audit(workplace, reference)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,9 @@ def device_of_run(
     device, gpus = run.device or default_device(), []
     if torch.cuda.is_available():  # the driver may count GPUs that PyTorch cannot use
         gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    rank, needed = processes.local_rank, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    rank, needed = processes.local_rank, 1
+    if rank is not None:
+        needed = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     if rank is not None and device.type == "cuda" and device.index is None:
         device = gpus[rank % len(gpus)]
     if run.device is not None:
