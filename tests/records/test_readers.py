@@ -4,10 +4,12 @@ refused by fault.
 
 import inspect
 
+import numpy as np
 import pytest
 
 from smoothadv.base.errors import UserError
 from smoothadv.records.readers import (
+    _checks,
     kind_of_log,
     read_certification_log,
     read_prediction_log,
@@ -297,6 +299,17 @@ def test_prediction_log_is_read_exactly_and_sorted(tmp_path, text):
         "correct": [1, 0, 0],
     }
     assert {str(dtype) for dtype in table.dtypes} == {"int64"}
+
+
+def test_classes_of_a_set_are_judged_in_their_order(tmp_path):
+    """However Python hashes their names: of a set of nine, one order of 362,880 is right."""
+    names = [*PREDICTION_HEADER.split()[:-1], *(f"class_{number}" for number in range(1, 10))]
+    row = dict(zip(names, "0 9 4 4 0 4 8 1 7 3 0 5 6 2".split()))
+    texts = {name: [text] for name, text in {**row, "time": "0"}.items()}
+    rules = _checks(tmp_path / "log", texts, {"settings": {"top_k": 9, "num_classes": 10}})
+    assert rules and all(holds.all() for holds in map(np.asarray, rules.values()))
+    texts["predict"] = ["8"]
+    assert not all(np.all(holds) for holds in _checks(tmp_path, texts, {"settings": {}}).values())
 
 
 @pytest.mark.parametrize(

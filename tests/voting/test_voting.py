@@ -346,7 +346,7 @@ def test_waiting_for_values_of_a_gpu_waits_for_their_copy_and_not_for_its_stream
     values = Mock(device=torch.device("cuda:1"), shape=(3,), dtype=torch.int32)
     waited = devices.to_host(values)
     queued = [
-        call.empty((3,), dtype=torch.int32, pin_memory=True),
+        call.empty((3,), dtype=torch.int32, device="cpu", pin_memory=True),
         call.empty().copy_(values, non_blocking=True),
     ]
     recorded = [call.Event(), call.stream(values.device), call.Event().record(told.stream())]

@@ -266,8 +266,9 @@ def _checks(path: Path, texts: dict[str, list[str]], manifest: dict[str, Any]) -
         return {}
     if is_prediction:
         kinds = records.PREDICTION_COLUMNS, records.ATTACK_COLUMNS, records.FALSIFICATION_COLUMNS
-        further = {records.TARGET_COLUMN} & texts.keys() | {*records.numbered(texts, records.CLASS)}
-        expected = [*kinds[bool(settings.get("attack")) + ("against" in settings)], *further]
+        target = [records.TARGET_COLUMN] * (records.TARGET_COLUMN in texts)
+        kind = kinds[bool(settings.get("attack")) + ("against" in settings)]
+        expected = [*kind, *target, *records.numbered(texts, records.CLASS)]
     elif fault := log_fault(manifest):
         raise UserError(f"{path} is left in doubt: its manifest {fault}")
     else:
