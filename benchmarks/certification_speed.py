@@ -25,8 +25,8 @@ from networks import SIGMA, description_of, prepared
 from plain_certification import count_votes, gaussian
 from timing import Line, Variant, parsed, parser_of, report
 
-from smoothadv.exact.conversion import convert, read_network
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.conversion import convert, read_network
+from smoothadv.integer.network import IntegerNetwork
 from smoothadv.noise import GaussianNoise, Noise, RoundedGaussianNoise
 from smoothadv.statistics import Draws
 from smoothadv.voting.classifier import (
@@ -35,7 +35,7 @@ from smoothadv.voting.classifier import (
     default_batch,
     optimized_for_inference,
 )
-from smoothadv.voting.counter import Poll, VoteCounter, check_exact
+from smoothadv.voting.counter import Poll, VoteCounter, check_integers
 
 INTEGERS = "integers"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", INTEGERS)
@@ -123,7 +123,7 @@ def ours(arch: str, precision: str, mode: str, options: argparse.Namespace) -> l
         # With a smaller batch the figures would be those of another variant.
         classes = [description.num_classes]
         counter = VoteCounter([voter], classes, line.batch, device, keep_batch=True)
-        voter.use_fast_form(partial(check_exact, counter))
+        voter.use_fast_form(partial(check_integers, counter))
         return counting(counter, noise, grey_image(arch, device), options.draws)
 
     noises: dict[str, Noise] = {mode: ROUNDED if precision == INTEGERS else GAUSSIAN}

@@ -23,14 +23,14 @@ from certification_speed import quantized
 from networks import SIGMA, prepared
 from timing import Line, Variant, parsed, parser_of, report
 
-from smoothadv.exact.export import as_onnx
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.export import as_onnx
+from smoothadv.integer.network import IntegerNetwork
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.voting.classifier import (
     CompiledClassifier,
     optimized_for_inference,
 )
-from smoothadv.voting.counter import VoteCounter, check_exact
+from smoothadv.voting.counter import VoteCounter, check_integers
 
 CPU, SHAPE, BASE = torch.device("cpu"), (3, 32, 32), "floats, compiled"
 
@@ -55,7 +55,7 @@ def forms(
     floats, integers, in_bytes = (
         optimized_for_inference(network, CPU) for network in (classifier, made, made)
     )
-    in_bytes.use_fast_form(partial(check_exact, VoteCounter([in_bytes], [10], batch, CPU)))
+    in_bytes.use_fast_form(partial(check_integers, VoteCounter([in_bytes], [10], batch, CPU)))
     eager = {
         "floats": floats,
         "integers": integers,

@@ -19,7 +19,7 @@ from smoothadv.architectures.diffusion import (
 )
 from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.datasets import describe_dataset
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.network import IntegerNetwork
 from smoothadv.models.checkpoint import read_checkpoint
 from smoothadv.models.load import BaseClassifier, denoised, load_classifier, load_denoiser
 from smoothadv.models.spec import ModelSpec

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from smoothadv.datasets import get_dataset
-from smoothadv.exact.export import as_onnx
-from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.export import as_onnx
+from smoothadv.integer.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
+from smoothadv.integer.network import IntegerNetwork
 from smoothadv.models.checkpoint import read_checkpoint, save_checkpoint
 from smoothadv.models.load import integer_network
 from smoothadv.noise import Purpose, RoundedGaussianNoise

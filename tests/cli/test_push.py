@@ -10,7 +10,7 @@ import torch
 import smoothadv
 from smoothadv.base.files import digest, file_digest
 from smoothadv.checkpoints import load_classifier
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.network import IntegerNetwork
 from support.commands import Outcome, call, manifest_of, refused, script, succeed, timeless
 from support.hub import READER, WRITER, Hub, served, stand_in
 

@@ -8,8 +8,8 @@ import torch
 import smoothadv
 from smoothadv.base.files import reserved
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.exact.layers import LayerGraph
-from smoothadv.exact.network import ByteConvolution
+from smoothadv.integer.layers import LayerGraph
+from smoothadv.integer.network import ByteConvolution
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import (
     call,

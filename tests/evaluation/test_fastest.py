@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from smoothadv.architectures.exact import is_exact
+from smoothadv.architectures.integers import is_of_integers
 from smoothadv.base.errors import UserError
 from smoothadv.checkpoints import load_classifier
 from smoothadv.evaluation import fastest as module
@@ -122,7 +122,7 @@ def test_log_keeps_the_choice(checkpoint, rates, workplace, capsys):
 
 def test_network_of_integers_stays_what_it_is(integers, rates):
     network = load_classifier(integers, "digits")
-    assert is_exact(network)
+    assert is_of_integers(network)
     asked = rates(fp32=1e5)
     assert choose(network) == {"precision": "fp32", "compile": False}
     assert asked == [["fp32"]]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from smoothadv.architectures.input_layers import Normalize
-from smoothadv.exact.conversion import convert, read_network
-from smoothadv.exact.layers import Convolution
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.conversion import convert, read_network
+from smoothadv.integer.layers import Convolution
+from smoothadv.integer.network import IntegerNetwork
 from support import slow_integers
 
 CLIP = 383

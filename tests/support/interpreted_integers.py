@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 
 from smoothadv.architectures import get_architecture
-from smoothadv.architectures.exact import digest_of_logits
+from smoothadv.architectures.integers import digest_of_logits
 from smoothadv.base.errors import UserError
 from smoothadv.datasets import describe_dataset
-from smoothadv.exact import kernels
-from smoothadv.exact.layers import (
+from smoothadv.integer import kernels
+from smoothadv.integer.layers import (
     Convolution,
     Maximum,
     Rescaling,
@@ -28,8 +28,8 @@ from smoothadv.exact.layers import (
     Total,
     in_float64,
 )
-from smoothadv.exact.network import IntegerNetwork
-from smoothadv.voting.counter import VoteCounter, check_exact
+from smoothadv.integer.network import IntegerNetwork
+from smoothadv.voting.counter import VoteCounter, check_integers
 from support.integers import grey_images, quantized
 
 CPU = torch.device("cpu")
@@ -208,7 +208,7 @@ def whole(network: IntegerNetwork) -> dict:
         images[2, 0, 1, 1] = torch.nan
         result["rows of NaN"] = form(images).isnan().all(1).nonzero().flatten().tolist()
     try:
-        check_exact(VoteCounter([form], [len(network.layers[-1].weight)], 5, CPU), network, form)
+        check_integers(VoteCounter([form], [len(network.layers[-1].weight)], 5, CPU), network, form)
     except UserError:
         result["is refused"] = True
     return result

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from smoothadv.architectures import get_architecture
 from smoothadv.checkpoints import load_classifier
 from smoothadv.datasets import describe_dataset
-from smoothadv.exact.layers import Convolution
-from smoothadv.exact.network import IntegerNetwork
-from smoothadv.exact.training import TrainedIntegers
+from smoothadv.integer.layers import Convolution
+from smoothadv.integer.network import IntegerNetwork
+from smoothadv.integer.training import TrainedIntegers
 from support.commands import call, refused, rows, timeless
 from support.integers import grey_images, quantized
 from support.trainings import after_update, read, same_state, send

@@ -5,7 +5,7 @@ from functools import partial
 
 from smoothadv.cli.options.shared import say_what_is_certified, use_threads
 from smoothadv.cli.runner import Options, Parser, given_settings, run, with_subcommands
-from smoothadv.exact.spec import ExportSpec, QuantizeSpec
+from smoothadv.integer.spec import ExportSpec, QuantizeSpec
 
 _EXAMPLES = """examples:
   python code/quantize.py digits models/gaussian/checkpoint.pth.tar 0.25 \\
@@ -31,7 +31,7 @@ make_parser = partial(
 def _quantize(parser: Parser, options: Options, command: Sequence[str]) -> None:
     spec = QuantizeSpec(**given_settings(QuantizeSpec, options), command=tuple(command))
     say_what_is_certified(spec.dataset)
-    from smoothadv.exact.quantize import quantize  # imports torch
+    from smoothadv.integer.quantize import quantize  # imports torch
 
     use_threads(spec)
     network, comparison = quantize(spec)
@@ -65,7 +65,7 @@ export_parser = partial(
 
 
 def _export(parser: Parser, options: Options, command: Sequence[str]) -> None:
-    from smoothadv.exact.export import OPSET, export  # imports torch
+    from smoothadv.integer.export import OPSET, export  # imports torch
 
     spec = ExportSpec(**given_settings(ExportSpec, options))
     version = export(spec.checkpoint, spec.outfile, spec.overwrite)

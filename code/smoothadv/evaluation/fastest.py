@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures.exact import is_exact
+from smoothadv.architectures.integers import is_of_integers
 from smoothadv.base.errors import UserError, warn
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.voting.classifier import (
@@ -67,7 +67,7 @@ def fastest(
 
 def _precisions(module: torch.nn.Module, device: torch.device) -> list[str]:
     """Those in which it can be computed; integers are exact in one alone."""
-    if is_exact(module):
+    if is_of_integers(module):
         return ["fp32"]
     return ["fp32", "bf16", *["fp16"] * (device.type == "cuda")]
 

@@ -33,7 +33,7 @@ from smoothadv.records.writer import (
     read_begun,
     read_rows,
 )
-from smoothadv.voting.counter import Poll, check_exact
+from smoothadv.voting.counter import Poll, check_integers
 
 # An attack takes up to this many passes' worth of images at a time, so that few places of its last
 # passes stay empty.
@@ -217,7 +217,7 @@ def _write_rows(
     def vote_in_smaller_batches(batch: int) -> None:
         log.amend({"batch": batch})
         for stage, voter in enumerate(evaluation.voters):  # other kernels may be chosen for them
-            voter.form.use_fast_form(partial(check_exact, counter, stage=stage))
+            voter.form.use_fast_form(partial(check_integers, counter, stage=stage))
 
     counter.on_batch, counter.on_smaller_batch = say_how_fast, vote_in_smaller_batches
     if content.attack is not None:  # it may have to halve its batch, too

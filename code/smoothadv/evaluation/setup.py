@@ -36,7 +36,7 @@ from smoothadv.voting.classifier import (
     default_batch,
     make_deterministic,
 )
-from smoothadv.voting.counter import VoteCounter, check_exact, check_repeatable
+from smoothadv.voting.counter import VoteCounter, check_integers, check_repeatable
 
 _GENERATOR = "Philox4x32-10 at (classifier, dataset, sigma, seed; example, purpose, draw)"
 # A log of a network of integers with --sound does not record these: its votes are the same on all
@@ -424,7 +424,7 @@ def _check_voters(evaluation: Evaluation) -> None:
     image, _ = evaluation.dataset[first]
     streams = evaluation.streams(first, image, Purpose.SELF_CHECK)
     for stage, voter in enumerate(evaluation.voters):
-        voter.form.use_fast_form(partial(check_exact, counter, stage=stage))  # of integers
+        voter.form.use_fast_form(partial(check_integers, counter, stage=stage))  # of integers
         if voter.form.integers is not None or (evaluation.device.type == "cpu" and not sound):
             continue  # a CPU's kernels pass this check, which takes long for a large network
         try:

@@ -16,7 +16,7 @@ from smoothadv.architectures import chosen_architecture, get_architecture, named
 from smoothadv.architectures.denoisers import DENOISERS, Denoised
 from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
-from smoothadv.architectures.exact import ExactNetwork, is_exact
+from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of, probe
 from smoothadv.attacks.estimators import frozen
@@ -50,7 +50,7 @@ from smoothadv.records.logs import DENOISER
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 _PHOTOGRAPHS = ("imagefolder", "hf-dataset")
-_INTEGERS = "smoothadv.exact.network"
+_INTEGERS = "smoothadv.integer.network"
 """The annex that defines these networks, loaded only for such a checkpoint."""
 
 
@@ -221,7 +221,7 @@ def _from_checkpoints(spec: ModelSpec) -> BaseClassifier:
 
 def integer_network(
     content: dict[str, Any], path: Path, image_shape: Sequence[int], num_classes: int
-) -> ExactNetwork:
+) -> NetworkOfIntegers:
     """The network in a checkpoint of integers, for images of this shape; UserError where it is
     damaged.
     """
@@ -275,7 +275,7 @@ def denoised(base: BaseClassifier, spec: ModelSpec) -> BaseClassifier:
     """The classifier behind the denoiser of a spec, a checkpoint or diffusers:PATH; UserError where
     that does not fit the images.
     """
-    if is_exact(base.module):
+    if is_of_integers(base.module):
         raise UserError(
             "a network of integers reads noisy images in whole grey levels: leave --denoiser out"
         )

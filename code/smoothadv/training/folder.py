@@ -18,7 +18,7 @@ from smoothadv.base.files import (
     write_json,
     write_text,
 )
-from smoothadv.exact.training import state_fields
+from smoothadv.integer.training import state_fields
 from smoothadv.models.checkpoint import (
     MODULE_PREFIX,
     misfit,

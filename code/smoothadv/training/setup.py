@@ -21,7 +21,7 @@ from smoothadv.base.settings import describe
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
 from smoothadv.datasets.images import StreamedImages, changing_image
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
-from smoothadv.exact.training import trained_integers
+from smoothadv.integer.training import trained_integers
 from smoothadv.models.checkpoint import (
     INTEGER,
     digest_of,

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from smoothadv.architectures.ensemble import Ensemble
-from smoothadv.architectures.exact import ExactNetwork, is_exact
+from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers
 from smoothadv.base.devices import batch_that_suits, device_of, layout_on
 from smoothadv.base.errors import UserError, first_line, warn
 from smoothadv.noise import Noise, Purpose
@@ -54,7 +54,7 @@ class VotingClassifier(nn.Module):
         """Make ``form`` the fast one."""
         self.fast = form
 
-    def use_fast_form(self, check: Callable[[ExactNetwork, Any], None]) -> None:
+    def use_fast_form(self, check: Callable[[NetworkOfIntegers, Any], None]) -> None:
         """Make a faster form of a network of integers the fast one, if there is one and ``check``
         of network and form raises no UserError.
 
@@ -74,9 +74,9 @@ class VotingClassifier(nn.Module):
             warn("the fast kernels for integers compute something else here: slower ones vote")
 
     @property
-    def integers(self) -> ExactNetwork | None:
+    def integers(self) -> NetworkOfIntegers | None:
         """The classifier where it is a network of integers; else None."""
-        return self.classifier if isinstance(self.classifier, ExactNetwork) else None
+        return self.classifier if isinstance(self.classifier, NetworkOfIntegers) else None
 
     @property
     def is_fused(self) -> bool:
@@ -110,7 +110,7 @@ def optimized_for_inference(
     """
     images = None if example is None else example.cpu().double().unsqueeze(0)
     dtype = PRECISIONS[precision]
-    if precision != "fp32" and is_exact(classifier):
+    if precision != "fp32" and is_of_integers(classifier):
         raise UserError(
             f"a network of integers is computed exactly, in fp32, not in {precision}: leave "
             "--precision out"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from smoothadv.architectures.exact import ExactNetwork, digest_of_logits
+from smoothadv.architectures.integers import NetworkOfIntegers, digest_of_logits
 from smoothadv.base.devices import layout_on, to_device, to_host, within_memory
 from smoothadv.base.errors import NonFiniteError, UserError
 from smoothadv.base.files import digest
@@ -326,8 +326,8 @@ def check_repeatable(
 
 
 @torch.inference_mode()
-def check_exact(
-    counter: VoteCounter, network: ExactNetwork, form: Any = None, stage: int = 0
+def check_integers(
+    counter: VoteCounter, network: NetworkOfIntegers, form: Any = None, stage: int = 0
 ) -> None:
     """UserError unless, on the network's probe images, the counter's batches of a stage have the
     logits of ``network`` as computed in float64.

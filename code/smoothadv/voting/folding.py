@@ -22,8 +22,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from smoothadv.architectures.denoisers import Denoised
 from smoothadv.architectures.ensemble import Ensemble
-from smoothadv.architectures.exact import ExactNetwork
 from smoothadv.architectures.input_layers import Center, Normalize
+from smoothadv.architectures.integers import NetworkOfIntegers
 from smoothadv.base.devices import layout_on
 from smoothadv.base.errors import first_line, warn
 
@@ -80,7 +80,7 @@ def fold(
     tensor takes; also if it is a network of integers. The members of an ensemble are folded one by
     one, and so are a denoiser and the classifier behind it.
     """
-    if isinstance(classifier, ExactNetwork):
+    if isinstance(classifier, NetworkOfIntegers):
         return classifier
     if isinstance(classifier, Ensemble):
         members = [fold(member, example, epilogues) for member in classifier.members]

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from smoothadv.base.errors import DoubtfulWarning
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.network import IntegerNetwork
 from smoothadv.voting.classifier import optimized_for_inference
-from smoothadv.voting.counter import VoteCounter, check_exact
+from smoothadv.voting.counter import VoteCounter, check_integers
 from support import triton_kernels
 
 CUDA = torch.device("cuda:0")
@@ -62,7 +62,7 @@ def test_planted_errors_are_noticed_in_their_layer(interpreted):
 
 def operations(arch: str, side: int) -> list:
     """The distinct kernels of an architecture."""
-    from smoothadv.exact import kernels as integer_kernels
+    from smoothadv.integer import kernels as integer_kernels
     from support import interpreted_integers
 
     dataset = "cifar10" if arch.startswith("cifar") else "imagenet"
@@ -77,7 +77,7 @@ def operations(arch: str, side: int) -> list:
 
 
 def compiled(operation, arch: int) -> str:
-    from smoothadv.exact.kernels import convolution
+    from smoothadv.integer.kernels import convolution
 
     names = {torch.uint8: "u8", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32"}
     names[torch.float32] = "fp32"
@@ -113,7 +113,7 @@ def test_compiled_kernels_multiply_bytes_spill_no_registers_and_fuse_nothing(
 def test_kernels_are_for_cuda_and_a_warning_says_where_they_do_not_run():
     """Here there is no GPU: trying them out fails."""
     pytest.importorskip("triton", reason=WITHOUT_TRITON)
-    from smoothadv.exact import kernels as integer_kernels
+    from smoothadv.integer import kernels as integer_kernels
     from support.interpreted_integers import odd_network
 
     network = odd_network()
@@ -139,12 +139,14 @@ def test_kernels_that_compute_something_else_do_not_vote(monkeypatch):
     monkeypatch.setattr(IntegerNetwork, "fast_form", lambda network, device: Constant())
     voter = optimized_for_inference(odd_network(), torch.device("cpu"))
     with pytest.warns(DoubtfulWarning, match="slower ones vote"):
-        voter.use_fast_form(partial(check_exact, VoteCounter([voter], [5], 4, torch.device("cpu"))))
+        voter.use_fast_form(
+            partial(check_integers, VoteCounter([voter], [5], 4, torch.device("cpu")))
+        )
     assert voter.fast is None
 
 
 def test_without_triton_float32_votes(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "smoothadv.exact.kernels", raising=False)
-    monkeypatch.delattr("smoothadv.exact.kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "smoothadv.integer.kernels", raising=False)
+    monkeypatch.delattr("smoothadv.integer.kernels", raising=False)
     assert IntegerNetwork.fast_form(None, CUDA) is None

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
 from smoothadv.datasets import describe_dataset
-from smoothadv.exact.conversion import largest_values, read_network
-from smoothadv.exact.layers import Convolution, Sum
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.conversion import largest_values, read_network
+from smoothadv.integer.layers import Convolution, Sum
+from smoothadv.integer.network import IntegerNetwork
 from support.integers import grey_images, quantized, slow_logits, with_entrance
 from support.networks import TwoReadersOfTheImage
 from support.refusals import refusal

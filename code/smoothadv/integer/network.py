@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from smoothadv.architectures.exact import ExactNetwork, digest_of_logits
+from smoothadv.architectures.integers import NetworkOfIntegers, digest_of_logits
 from smoothadv.base.errors import first_line
-from smoothadv.exact.layers import (
+from smoothadv.integer.layers import (
     DEFINITION,
     EXACT,
     LAYERS,
@@ -28,7 +28,7 @@ from smoothadv.exact.layers import (
 )
 
 
-class IntegerNetwork(LayerGraph, ExactNetwork):
+class IntegerNetwork(LayerGraph, NetworkOfIntegers):
     """A LayerGraph that checkpoints hold; ``probe`` is computed in float64."""
 
     probe = ""
@@ -113,7 +113,7 @@ class IntegerNetwork(LayerGraph, ExactNetwork):
         if device.type == "cpu":
             return byte_form(self)
         try:
-            from smoothadv.exact import kernels
+            from smoothadv.integer import kernels
         except ImportError:  # without Triton
             return None
         return kernels.kernel_form(self, device)
@@ -245,7 +245,7 @@ def byte_form(network: LayerGraph) -> LayerGraph | None:
     oneDNN's quantized convolutions. ``Convolution.range_of`` proves that no sum, or no part of one,
     reaches 2^24: these are the sums of the definition. Other layers, like the first one, which
     reads up to 11 bits with signs, stay in float32 and are those of ``network``.
-    ``voting.check_exact`` looks whether the form computes exactly.
+    ``voting.check_integers`` looks whether the form computes exactly.
     """
     if not getattr(torch.cpu, "_is_avx2_supported", bool)():
         return None  # the operators may be there, but slow

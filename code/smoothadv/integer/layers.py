@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from smoothadv.exact.arithmetic import only_adds
+from smoothadv.integer.arithmetic import only_adds
 
 DEFINITION = 2
 """The version of the definition in docs/integer.md."""

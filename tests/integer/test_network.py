@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
-from smoothadv.architectures.exact import digest_of_logits
+from smoothadv.architectures.integers import digest_of_logits
 from smoothadv.datasets import describe_dataset
-from smoothadv.exact import layers as integer_layers
-from smoothadv.exact.arithmetic import only_adds
-from smoothadv.exact.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
-from smoothadv.exact.network import ByteConvolution, IntegerNetwork, byte_form
+from smoothadv.integer import layers as integer_layers
+from smoothadv.integer.arithmetic import only_adds
+from smoothadv.integer.layers import Convolution, Maximum, Rescaling, Step, Sum, Total
+from smoothadv.integer.network import ByteConvolution, IntegerNetwork, byte_form
 from smoothadv.voting.classifier import (
     CompiledClassifier,
     VotingClassifier,
     optimized_for_inference,
 )
-from smoothadv.voting.counter import VoteCounter, check_exact
+from smoothadv.voting.counter import VoteCounter, check_integers
 from support import slow_integers
 from support.integers import (
     convolution,
@@ -365,7 +365,7 @@ def digits() -> IntegerNetwork:
 
 @pytest.mark.parametrize("batch", [1, 3, 20])
 def test_probe_accepts_exact_kernels_at_any_batch(digits, batch):
-    check_exact(VoteCounter([digits], [10], batch, CPU), digits)
+    check_integers(VoteCounter([digits], [10], batch, CPU), digits)
     assert digits.probe == digest_of_logits(
         torch.from_numpy(slow_logits(digits, digits.probe_images()))
     )
@@ -383,7 +383,7 @@ def test_probe_accepts_exact_kernels_at_any_batch(digits, batch):
 )
 def test_probe_refuses_another_function(digits, fault, monkeypatch):
     counter = VoteCounter([lambda images: fault(digits, images, monkeypatch)], [10], 20, CPU)
-    assert "--batch than 20" in refusal(check_exact, counter, digits)
+    assert "--batch than 20" in refusal(check_integers, counter, digits)
 
 
 SHAPE = (1, 8, 8)
@@ -397,7 +397,7 @@ def digits_voter(weight_bits: int = 7) -> VotingClassifier:
 
 
 def choose_form(voter: VotingClassifier) -> None:
-    voter.use_fast_form(partial(check_exact, VoteCounter([voter], [10], len(IMAGES), CPU)))
+    voter.use_fast_form(partial(check_integers, VoteCounter([voter], [10], len(IMAGES), CPU)))
 
 
 def with_rounded_large_sums(

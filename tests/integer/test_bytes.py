@@ -11,8 +11,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from smoothadv.exact.layers import Convolution, Step, Sum, Total
-from smoothadv.exact.network import ByteConvolution, IntegerNetwork, byte_form
+from smoothadv.integer.layers import Convolution, Step, Sum, Total
+from smoothadv.integer.network import ByteConvolution, IntegerNetwork, byte_form
 from support import slow_integers
 from support.integers import (
     convolution,

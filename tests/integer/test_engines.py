@@ -15,9 +15,9 @@ from torch import nn
 
 from smoothadv.checkpoints import save_checkpoint
 from smoothadv.datasets import get_dataset
-from smoothadv.exact.export import as_onnx
-from smoothadv.exact.layers import Convolution, Step
-from smoothadv.exact.network import IntegerNetwork, byte_form
+from smoothadv.integer.export import as_onnx
+from smoothadv.integer.layers import Convolution, Step
+from smoothadv.integer.network import IntegerNetwork, byte_form
 from support.commands import call, rows, script, succeed
 from support.integers import needs_bytes, slow_logits
 
@@ -103,8 +103,9 @@ def test_each_engine_repeats_the_log_and_one_that_rounds_otherwise_does_not_vote
 def test_tritons_kernels_repeat_the_log(log):
     pytest.importorskip("triton", reason="Triton is not installed: float32 votes")
     program = (
-        "import sys; from smoothadv.exact import kernels; "
-        "from smoothadv.exact.network import IntegerNetwork; from smoothadv.__main__ import main; "
+        "import sys; from smoothadv.integer import kernels; "
+        "from smoothadv.integer.network import IntegerNetwork; "
+        "from smoothadv.__main__ import main; "
         "IntegerNetwork.fast_form = lambda network, device: kernels.KernelNetwork(network); "
         "sys.exit(main(sys.argv[1:]))"
     )

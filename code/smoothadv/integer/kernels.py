@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.base.errors import first_line, is_out_of_memory, warn
-from smoothadv.exact.layers import (
+from smoothadv.integer.layers import (
     WHITE,
     Convolution,
     IntegerLayer,
@@ -375,7 +375,7 @@ def kernel_form(network: LayerGraph, device: torch.device) -> KernelNetwork | No
     """The same network by these kernels, for inference; None, with a warning, where they do not
     run.
 
-    ``voting.check_exact`` says whether it computes exactly.
+    ``voting.check_integers`` says whether it computes exactly.
     """
     if device.type != "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return None

@@ -12,8 +12,8 @@ from torch.nn.utils import parametrize
 
 from smoothadv.base.errors import UserError, warn
 from smoothadv.datasets import DatasetDescription
-from smoothadv.exact.layers import Convolution, Step, rounded
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.layers import Convolution, Step, rounded
+from smoothadv.integer.network import IntegerNetwork
 from smoothadv.models.checkpoint import INTEGER
 from smoothadv.models.load import load_classifier
 from smoothadv.noise import RoundedGaussianNoise

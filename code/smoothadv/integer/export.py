@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures.exact import digest_of_logits
+from smoothadv.architectures.integers import digest_of_logits
 from smoothadv.base.errors import UserError, first_line, optional_module
 from smoothadv.base.files import refuse_to_replace, reserved, write_atomically
-from smoothadv.exact.layers import DEFINITION, SEVEN_BITS, WHITE
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.layers import DEFINITION, SEVEN_BITS, WHITE
+from smoothadv.integer.network import IntegerNetwork
 from smoothadv.models.checkpoint import INTEGER, read_checkpoint
 from smoothadv.models.hub import checkpoint_digest
 from smoothadv.models.load import integer_network

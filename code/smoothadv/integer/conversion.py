@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from smoothadv.architectures.input_layers import Center
 from smoothadv.base.errors import UserError
-from smoothadv.exact.layers import (
+from smoothadv.integer.layers import (
     EXACT,
     SEVEN_BITS,
     WHITE,
@@ -36,7 +36,7 @@ from smoothadv.exact.layers import (
     Sum,
     Total,
 )
-from smoothadv.exact.network import IntegerNetwork
+from smoothadv.integer.network import IntegerNetwork
 from smoothadv.voting.folding import (
     is_plain_convolution,
     layer_of,

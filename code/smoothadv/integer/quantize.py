@@ -11,9 +11,9 @@ from smoothadv.base.files import refuse_to_replace, reserved
 from smoothadv.base.progress import Progress
 from smoothadv.base.provenance import provenance
 from smoothadv.datasets import ImageDataset, get_dataset
-from smoothadv.exact.conversion import convert, read_network
-from smoothadv.exact.network import IntegerNetwork
-from smoothadv.exact.spec import QuantizeSpec
+from smoothadv.integer.conversion import convert, read_network
+from smoothadv.integer.network import IntegerNetwork
+from smoothadv.integer.spec import QuantizeSpec
 from smoothadv.models.checkpoint import (
     INTEGER,
     save_checkpoint,

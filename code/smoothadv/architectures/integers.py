@@ -8,7 +8,7 @@ from torch import nn
 from smoothadv.base.files import digest
 
 
-class ExactNetwork(nn.Module, ABC):
+class NetworkOfIntegers(nn.Module, ABC):
     """Maps images [B, C, H, W] to logits [B, K]: one function on every machine, in every batch.
 
     ``probe`` is the digest of the logits of ``probe_images``.
@@ -31,9 +31,9 @@ class ExactNetwork(nn.Module, ABC):
         """
 
 
-def is_exact(classifier: nn.Module) -> bool:
+def is_of_integers(classifier: nn.Module) -> bool:
     """Whether a part of the classifier is a network of integers."""
-    return any(isinstance(part, ExactNetwork) for part in classifier.modules())
+    return any(isinstance(part, NetworkOfIntegers) for part in classifier.modules())
 
 
 def digest_of_logits(logits: torch.Tensor) -> str:
