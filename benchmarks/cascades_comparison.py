@@ -20,11 +20,9 @@ from comparing import (
     cell,
     certified_radii,
     head,
-    interval,
     parser_of,
     resampled,
     row,
-    seeds_of,
     shares,
     write_between,
 )
@@ -85,23 +83,12 @@ def run_seed(folder: Path, seed: int) -> dict[str, Path]:
 
 
 def table(found: dict[str, np.ndarray]) -> str:
-    """The table, and the differences of each combination from the best single models; ``found`` has
-    radii [seeds, images].
-    """
+    """The table; ``found`` has radii [seeds, images]."""
     draws = resampled(next(iter(found.values())).shape[1])
-    lines = head(["model", "average certified radius", "seeds"], RADII, 1)
+    lines = head(["model", "average certified radius"], RADII, 1)
     for name, radii in found.items():
         average = cell(radii.clip(min=0).mean(0), draws, 3)
-        lines.append(row([name, average, seeds_of(radii), *shares(radii, RADII)]))
-    lines += ["", "In pairs, in points of certified accuracy at 0, .25, .5 and .75:", ""]
-    for name in (*CASCADES, ROUTER):
-        for sigma in (0.5, 0.25):
-            parts = []
-            for radius in RADII[:4]:
-                first, second = (100.0 * (found[n] >= radius) for n in (name, name_of(sigma)))
-                low, high = interval((first - second).mean(0), draws)
-                parts.append(f"{(first - second).mean():+.1f} ({low:+.1f} to {high:+.1f})")
-            lines.append(f"- {name} against {name_of(sigma)}: {', '.join(parts)}")
+        lines.append(row([name, average, *shares(radii, RADII)]))
     return "\n".join(lines)
 
 

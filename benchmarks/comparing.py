@@ -183,11 +183,6 @@ def shares(radii: np.ndarray, at: Iterable[float]) -> list[str]:
     return [f"{100 * (radii >= radius).mean():.1f}" for radius in at]
 
 
-def seeds_of(radii: np.ndarray) -> str:
-    """The average radius of each seed."""
-    return ", ".join(f"{average_radius(seed):.3f}" for seed in radii)
-
-
 def head(names: Iterable[str], radii: Iterable[float], texts: int) -> list[str]:
     """The first two lines of a table with a column for each radius; the first columns have text."""
     columns = [*names, *(f"{radius:.2f}" for radius in radii)]

@@ -97,7 +97,7 @@ def select(folder: Path, processes: int) -> Epsilons:
 def table(radii: Radii, epsilons: Epsilons) -> str:
     """The tables for both sigmas; ``radii`` are [seeds, images]."""
     draws = comparing.resampled(next(iter(radii.values())).shape[1])
-    names = ["training", "epsilon", "average certified radius", "seeds"]
+    names = ["training", "epsilon", "average certified radius"]
     lines = []
     for sigma in SIGMAS:
         lines += ["", f"sigma = {sigma}:", "", *comparing.head(names, RADII, 1)]
@@ -105,9 +105,8 @@ def table(radii: Radii, epsilons: Epsilons) -> str:
             found = radii[method, sigma]
             epsilon = epsilons[method, sigma]
             cells = [method.name, "" if epsilon is None else f"{epsilon:g}"]
-            cells += [cell(found.clip(min=0).mean(0), draws, 3), comparing.seeds_of(found)]
-            cells += [cell(100.0 * (found >= radius).mean(0), draws, 1) for radius in RADII]
-            lines.append(row(cells))
+            cells.append(cell(found.clip(min=0).mean(0), draws, 3))
+            lines.append(row([*cells, *comparing.shares(found, RADII)]))
         lines.append("")
         for above, below in PAIRS:
             values = radii[above, sigma].clip(min=0) - radii[below, sigma].clip(min=0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes cards of released logs in docs/board, and the two rankings of docs/board.md from the cards.
+# Makes cards of released logs in docs/board, and the ranking of docs/board.md from the cards.
 #
 #   bash scripts/board.sh CLONES     # cards of the logs in the clones that are there; then as below
 #   bash scripts/board.sh            # rankings of docs/board; cards of logs/quickstart, if it is there, go to logs/board
@@ -114,7 +114,6 @@ fi
 rankings() { python code/analyze.py board "$@"; }
 text=$(
     rankings docs/board/*_cifar10_0.5_*.json --top 4 --radii 0.25 0.5 1 | awk '/^### / { n++ } n == 1'
-    rankings docs/board/*_imagenet_*.json --top 3 --radii 0.5 1 2 | awk '/^### / { n++ } n == 1'
 )
 {
     sed '/<!-- rankings -->/q' docs/board.md
