@@ -97,7 +97,7 @@ METHODS = (
 )
 BY_NAME = {method.name: method for method in METHODS}
 BUDGET = EPOCHS * 28
-MODES = {"settings": "for 30 epochs", "cost": "at equal cost"}
+MODES = "settings", "cost"  # for EPOCHS, at equal cost
 
 
 def epochs_of(method: Method, sigma: float, mode: str) -> int:
@@ -192,17 +192,17 @@ Key = tuple[str, float, str]
 
 
 def table(radii: dict[Key, np.ndarray], what: dict[Key, Trained]) -> str:
-    """The tables of both sigmas and modes; ``radii`` are [seeds, images]."""
+    """The tables of both sigmas, at equal cost; ``radii`` are [seeds, images]."""
     draws = comparing.resampled(next(iter(radii.values())).shape[1])
     names = ["objective", "setting", "epochs", "passes", "average certified radius"]
     lines = []
     names += ["against Gaussian"]
-    for mode, sigma in dict.fromkeys((mode, sigma) for _, sigma, mode in radii):
-        lines += ["", f"sigma = {sigma}, {MODES[mode]}:", "", *comparing.head(names, RADII, 2)]
-        base = radii["gaussian", sigma, mode].clip(min=0).mean(0)
+    for sigma in SIGMAS:
+        lines += ["", f"sigma = {sigma}:", "", *comparing.head(names, RADII, 2)]
+        base = radii["gaussian", sigma, "cost"].clip(min=0).mean(0)
         for method in METHODS:
-            found = radii[method.name, sigma, mode]
-            trained = what[method.name, sigma, mode]
+            found = radii[method.name, sigma, "cost"]
+            trained = what[method.name, sigma, "cost"]
             means = found.clip(min=0).mean(0)
             setting = f"`{method.flag} {trained.value:g}`" if method.flag else ""
             teacher = f" + {trained.passes_of_teacher:.0f}" if method.teacher else ""
@@ -225,7 +225,6 @@ def draw(radii: dict[Key, np.ndarray], what: dict[Key, Trained]) -> Figure:
             points = [
                 (what[key].passes + what[key].passes_of_teacher, radii[key].clip(min=0).mean(1))
                 for key in keys
-                if key in radii
             ]
             points.sort(key=lambda point: point[0])
             costs = [cost for cost, _ in points]
@@ -245,30 +244,26 @@ def draw(radii: dict[Key, np.ndarray], what: dict[Key, Trained]) -> Figure:
 
 def main() -> None:
     """Select, train, certify, compare."""
-    parser = comparing.parser_of(__doc__, "objectives_comparison", "results/objectives.md")
-    parser.add_argument(
-        "--modes", nargs="+", choices=MODES, default=list(MODES), help="both unless asked otherwise"
-    )
-    options = parser.parse_args()
+    options = comparing.parser_of(
+        __doc__, "objectives_comparison", "results/objectives.md"
+    ).parse_args()
     folder = options.folder.resolve()
     chosen = select(folder, options.processes)
-    what: dict[Key, Trained] = {}
-    for mode in options.modes:
-        for sigma in SIGMAS:
-            for method in METHODS:
-                value, epochs = (
-                    chosen.get((method.name, sigma), 0.0),
-                    epochs_of(method, sigma, mode),
-                )
-                what[method.name, sigma, mode] = Trained(method, sigma, value, epochs)
-        jobs = {key: [each.job(folder, seed) for seed in SEEDS] for key, each in what.items()}
-        group = [job for key, some in jobs.items() if key[2] == mode for job in some]
-        comparing.run_all(group, options.processes, f"training and certifying {MODES[mode]}")
-        radii = comparing.stacked_radii(jobs)
-        text = "![average certified radius against cost](objectives.png)\n" + table(radii, what)
-        comparing.write_between(options.page, text, "objectives comparison")
-        draw(radii, what).savefig(options.page.parent / "objectives.png", dpi=150)
-        print(text)
+    what = {
+        (method.name, sigma, mode): Trained(
+            method, sigma, chosen.get((method.name, sigma), 0.0), epochs_of(method, sigma, mode)
+        )
+        for mode in MODES
+        for sigma in SIGMAS
+        for method in METHODS
+    }
+    jobs = {key: [each.job(folder, seed) for seed in SEEDS] for key, each in what.items()}
+    comparing.run_all(sum(jobs.values(), []), options.processes, "training and certifying")
+    radii = comparing.stacked_radii(jobs)
+    text = "![average certified radius against cost](objectives.png)\n" + table(radii, what)
+    comparing.write_between(options.page, text, "objectives comparison")
+    draw(radii, what).savefig(options.page.parent / "objectives.png", dpi=150)
+    print(text)
 
 
 if __name__ == "__main__":

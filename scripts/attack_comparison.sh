@@ -44,8 +44,5 @@ for model in gaussian smoothadv; do
         python code/analyze.py compare "$here/${pair%:*}/epsilon_0.5.tsv" "$here/${pair#*:}/epsilon_0.5.tsv" \
             -o "$here/compare_${pair/:/_}.md"
     done
-    python benchmarks/attack_strength.py digits "models/quickstart/$model/checkpoint.pth.tar" $sigma \
-        "$here"/{plug_in_64,plug_in_8,plug_in_1,expected_loss_64,base,stein_64,stein_8,stein_1,restarts,ddn_64}/epsilon_0.5.npz \
-        | tee "$here/strength.md"
     cat "$here/attacked.md" "$here/gap.md"
 done
