@@ -78,6 +78,7 @@ FORMS = {
 _SETTINGS = """
 text: dataset precision arch library noise device torch cpu_capability generator
 text: arch_given classifier_sha256 noise_kernel method tables_sha256 weights_given
+text: resize local_noise
 text or null: split dataset_fingerprint logits_sha256
 text or null or list of text or null: input_layer
 text or object: checkpoint_sha256 module_sha256
@@ -497,7 +498,9 @@ class Procedure:
             raise ValueError(f"its manifest has images of {dimension} numbers")
         self.rivals = [name for name in certification_columns(settings) if name.startswith("rival")]
         self.share = Fraction(settings["alpha_share"]) if self.both else Fraction(1)
-        self.distance = noise_distance(self.sigma, dimension) if self.sound else 0
+        # Before a diffusion model, the noise may be a little larger than the sigma of the radius.
+        noise_sd = Fraction(settings.get("denoiser", {}).get("noise_sd", self.sigma))
+        self.distance = noise_distance(noise_sd, dimension) if self.sound else 0
         # Phi(z) - 1/2 >= z phi(z) >= z (1 - z^2 / 2) / sqrt(2 pi) >= z / 2.52 = d for z far below
         # 0.1.
         self.loss = Fraction(252, 100) * self.distance / ONE

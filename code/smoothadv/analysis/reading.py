@@ -16,7 +16,7 @@ from smoothadv.analysis.facts import Facts, Value, facts_of
 from smoothadv.analysis.logs import Log, Logs, group_by, sizes_of
 from smoothadv.base.errors import UserError, counted, escape
 from smoothadv.base.progress import Progress
-from smoothadv.records.logs import is_manifest, is_shard_folder
+from smoothadv.records.logs import DENOISER, is_manifest, is_shard_folder
 from smoothadv.records.manifests import METHODS
 from smoothadv.records.readers import READERS, DataFrame, kind_of_log, resembles_log
 from smoothadv.statistics import ABSTAIN, COUNT_COLUMNS, Procedure
@@ -386,7 +386,9 @@ def _recorded(log: Log, sigma: float) -> Procedure:
         settings["sigma"] = max(sigmas)
         if settings.get("sound"):
             dimension = math.prod(log.facts.runs[-1]["image_shape"])
-            distances = tuple(grey_noise_distance(each, dimension) for each in sigmas)
+            drawn = settings.get(DENOISER, {}).get("noise_sd")
+            noises = sigmas if drawn is None else [drawn]
+            distances = tuple(grey_noise_distance(each, dimension) for each in noises)
             settings |= {"noise_distance": distances[0], "noise_distances": distances}
         return log.procedure_type.recorded(settings)
     except (KeyError, TypeError, ValueError) as error:

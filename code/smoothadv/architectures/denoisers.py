@@ -6,6 +6,7 @@ values may leave [0, 1]. With it a base classifier F becomes F(D(x)), ``Denoised
 layer comes after D. Builders, functions of a DatasetDescription, are registered in ``DENOISERS``.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -30,6 +31,39 @@ class Denoised(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.denoiser(images))
+
+
+class Resized(nn.Module):
+    """F of images resized to ``side`` x ``side`` pixels, with antialiasing; values may leave
+    [0, 1].
+    """
+
+    def __init__(self, classifier: nn.Module, side: int, mode: str) -> None:
+        super().__init__()
+        self.classifier, self.side, self.mode = classifier, side, mode
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        smooth = {} if self.mode == "nearest" else {"antialias": True}
+        size = self.side, self.side
+        return self.classifier(F.interpolate(images, size, mode=self.mode, **smooth))
+
+
+class LocallySmoothed(nn.Module):
+    """The logarithm of the mean of softmax(F(x + d_i)) over m fixed noises d_i [m, C, H, W], the
+    same for all images: a function (DiffSmooth, Zhang et al., 2023).
+    """
+
+    noise: torch.Tensor
+
+    def __init__(self, classifier: nn.Module, noise: torch.Tensor) -> None:
+        super().__init__()
+        self.classifier = classifier
+        self.register_buffer("noise", noise)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        copies = images[:, None] + self.noise
+        logits = self.classifier(copies.flatten(0, 1)).unflatten(0, (-1, len(self.noise)))
+        return logits.log_softmax(-1).logsumexp(1) - math.log(len(self.noise))
 
 
 class DnCNN(nn.Module):

@@ -47,6 +47,7 @@ INPUT_LAYERS: Registry[Callable[[tuple[float, ...], tuple[float, ...]], nn.Modul
 )
 INPUT_LAYERS.register("normalize")(Normalize)
 INPUT_LAYERS.register("center")(Center)
+INPUT_LAYERS.register("half")(lambda mean, std: Normalize((0.5,) * len(mean), (0.5,) * len(std)))
 INPUT_LAYERS.register("none")(nn.Identity)  # for networks that normalize images themselves
 
 

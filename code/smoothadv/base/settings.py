@@ -47,7 +47,10 @@ from typing import Any, TypeVar
 
 from smoothadv.base.errors import UserError
 
-INPUT_LAYER_NAMES = ("normalize", "center", "none")
+INPUT_LAYER_NAMES = ("normalize", "center", "half", "none")
+FILTERS = ("bicubic", "bilinear", "nearest")
+DIFFUSION_MODELS = OPENAI, DIFFUSERS = ("openai:", "diffusers:")
+RELEASED, NEAREST = "released", "nearest"
 """Of ``architectures.INPUT_LAYERS``: a help text must not wait for torch, which defines them."""
 EXISTING = ("resume", "overwrite", "refuse")
 """What to do with a log, or a training run, that exists already."""

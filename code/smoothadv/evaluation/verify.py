@@ -8,7 +8,7 @@ from typing import Any
 
 from smoothadv.base.errors import UsageError, UserError, counted
 from smoothadv.base.plugins import FUNCTIONS, loaded
-from smoothadv.base.settings import settings_of
+from smoothadv.base.settings import RELEASED, settings_of
 from smoothadv.evaluation.certify import prepare_certification
 from smoothadv.evaluation.log import write_log
 from smoothadv.evaluation.specs import OF_STAGES, CertifySpec, VerifySpec
@@ -128,6 +128,7 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
             pretrained=settings.get("pretrained", True),
             model=model,
             denoiser=denoiser,
+            timestep=_timestep(settings.get(DENOISER, {})),
             settings={n: tuple(v) if isinstance(v, list) else v for n, v in own.items()},
             data_dir=spec.data_dir,
             device=spec.device,
@@ -144,10 +145,17 @@ def _certification(spec: VerifySpec, manifest: dict[str, Any]) -> CertifySpec:
     return certify_spec
 
 
+def _timestep(denoiser: dict[str, Any]) -> str | None:
+    """The --timestep to ask for, of what a manifest records of the denoiser."""
+    if "timestep" not in denoiser:
+        return None
+    return RELEASED if "noise_sd" in denoiser else str(denoiser["timestep"])
+
+
 def _input_layer(log: Path, model: Path, settings: dict[str, Any]) -> str | None:
     """The input layer to ask for: where checkpoints do not record one, that of the manifest."""
-    if parse_model(model).is_network:
-        return None  # its library says it
+    if parse_model(model).is_network:  # where constants are recorded, its library says them
+        return None if "mean" in settings else settings.get("input_layer")
     try:
         given = settings.get("arch_given"), settings.get("weights_given")
         contents = read_members(model, *given).contents

@@ -17,6 +17,7 @@ from smoothadv.evaluation.specs import EvaluationSpec
 from smoothadv.models.load import BaseClassifier, classifier_digest, load
 from smoothadv.models.name import sigma_names
 from smoothadv.noise import GaussianNoise, Noise, NoiseKey, RoundedGaussianNoise
+from smoothadv.records.logs import DENOISER
 from smoothadv.voting.classifier import VotingClassifier, optimized_for_inference
 
 # Logits of an image that differ by more than this share of the largest one differ by more than
@@ -90,7 +91,7 @@ def noise_keys(loaded: Sequence[Loaded]) -> tuple[str, list[NoiseKey]]:
         NoiseKey(
             classifier_digest(base.module, {**base.settings, **spec.plugins(*base.architectures)}),
             images.fingerprint(),
-            spec.sigma,
+            base.settings.get(DENOISER, {}).get("noise_sd", spec.sigma),
             spec.seed,
         )
         for spec, images, base in loaded

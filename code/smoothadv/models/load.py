@@ -13,14 +13,16 @@ import torch
 from torch import nn
 
 from smoothadv.architectures import chosen_architecture, get_architecture, named_network
-from smoothadv.architectures.denoisers import DENOISERS, Denoised
-from smoothadv.architectures.diffusion import PREFIX, load_diffusion
+from smoothadv.architectures.denoisers import DENOISERS, Denoised, LocallySmoothed, Resized
+from smoothadv.architectures.diffusion import load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
+from smoothadv.architectures.input_layers import build_input_layer
 from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of, probe
 from smoothadv.attacks.estimators import frozen
 from smoothadv.base.errors import UserError, first_line
+from smoothadv.base.settings import DIFFUSION_MODELS, RELEASED
 from smoothadv.datasets import (
     IMAGENET_TRAINING,
     DatasetDescription,
@@ -83,13 +85,42 @@ def load(spec: Spec) -> tuple[Spec, BaseClassifier]:
     It reads no images, since that may take long. UserError where the model cannot be had, or does
     not fit their description.
     """
+    side, _, mode = (spec.resize or "").partition(":")
+    seen = spec
+    if side:
+        shape = spec.description.image_shape[0], int(side), int(side)
+        images = replace(spec.description, image_shape=shape)
+        seen = replace(spec, dataset=images, resize=None, denoiser=None, timestep=None)
     if spec.model.is_network:
-        spec, base = _by_name(spec)
+        seen, base = _by_name(seen)
     elif spec.model.kind == MODULE:
-        base = _from_module(spec.model.source, spec.description)
+        base = _from_module(spec.model.source, seen.description)
     else:
-        base = _from_checkpoints(spec)
+        base = _from_checkpoints(seen)
+    before = {"--denoiser": spec.denoiser, "--resize": side, "--local-noise": spec.local_noise}
+    if is_of_integers(base.module) and (given := [flag for flag in before if before[flag]]):
+        raise UserError(
+            "a network of integers reads noisy images in whole grey levels: leave "
+            f"{' and '.join(given)} out"
+        )
+    if spec.local_noise is not None:
+        base = _locally_smoothed(base, seen)
+    if not side:
+        spec = seen
+    else:
+        settings = {**base.settings, "resize": spec.resize}
+        base = replace(base, module=Resized(base.module, int(side), mode).eval(), settings=settings)
     return spec, base if spec.denoiser is None else denoised(base, spec)
+
+
+def _locally_smoothed(base: BaseClassifier, spec: ModelSpec) -> BaseClassifier:
+    """The mean of a classifier's probabilities over noises that no seed of a log changes."""
+    noise_sd, _, count = str(spec.local_noise).partition(":")
+    generator = torch.Generator().manual_seed(42)  # as the released code
+    shape = int(count), *spec.description.image_shape
+    noise = float(noise_sd) * torch.randn(shape, generator=generator)
+    settings = {**base.settings, "local_noise": spec.local_noise}
+    return replace(base, module=LocallySmoothed(base.module, noise).eval(), settings=settings)
 
 
 def load_classifier(
@@ -131,6 +162,10 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
         network = named_network(arch, spec.pretrained, images)
+    if spec.input_layer is not None:
+        layer = build_input_layer(spec.input_layer, spec.description)
+        module = nn.Sequential(layer, network.module)
+        network = replace(network, module=module, mean=None, std=None)
     if not spec.pretrained:
         doubts.append(
             f"{name} has random weights, drawn from --seed: use it only to try things out"
@@ -146,6 +181,7 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
     base = _from_module(network.normalized, replace(spec.description, class_names=names))
     settings = {**base.settings, "arch": arch}
     settings |= {"pretrained": spec.pretrained, "library": network.version}
+    settings["input_layer"] = spec.input_layer
     if network.mean and network.std:
         settings |= {"mean": [*network.mean], "std": [*network.std], "input_layer": "normalize"}
     classes = None if labels == [*range(len(names))] else (names, labels)
@@ -275,14 +311,11 @@ def denoised(base: BaseClassifier, spec: ModelSpec) -> BaseClassifier:
     """The classifier behind the denoiser of a spec, a checkpoint or diffusers:PATH; UserError where
     that does not fit the images.
     """
-    if is_of_integers(base.module):
-        raise UserError(
-            "a network of integers reads noisy images in whole grey levels: leave --denoiser out"
-        )
     denoiser, images = str(spec.denoiser), spec.description
     content: dict[str, Any] = {"noise_sd": spec.sigma}
-    if denoiser.startswith(PREFIX):
-        network, facts = load_diffusion(denoiser, images.image_shape, spec.sigma)
+    if denoiser.startswith(DIFFUSION_MODELS):
+        shape, step = images.image_shape, spec.timestep or RELEASED
+        network, facts = load_diffusion(denoiser, shape, spec.sigma, step)
     else:
         network, content = load_denoiser(denoiser, images)
         facts = {"sha256": checkpoint_digest(denoiser), "arch": content["arch"]}

@@ -8,8 +8,15 @@ from typing import Any, ClassVar, TypeVar
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
+    DIFFUSION_MODELS,
+    FILTERS,
     INPUT_LAYER_NAMES,
+    NEAREST,
+    RELEASED,
     a_threshold,
+    non_negative_int,
+    one_of,
+    positive_int,
     positive_noise_level,
     setting,
 )
@@ -28,6 +35,25 @@ from smoothadv.models.name import (
 from smoothadv.statistics.cascade import DEFAULT_THRESHOLD
 
 Spec = TypeVar("Spec", bound="ModelSpec")
+
+
+def timestep(text: str) -> str:
+    """Parses "released", "nearest" or the number of a step."""
+    if text not in (RELEASED, NEAREST):
+        non_negative_int(text)
+    return text
+
+
+def side_and_filter(text: str) -> str:
+    """Parses SIDE or SIDE:FILTER; returns the latter."""
+    side, _, name = text.partition(":")
+    return f"{positive_int(side)}:{one_of(FILTERS)(name or FILTERS[0])}"
+
+
+def local_noise(text: str) -> str:
+    """Parses SD or SD:M; returns the latter."""
+    noise_sd, _, count = text.partition(":")
+    return f"{positive_noise_level(noise_sd):g}:{positive_int(count or '5')}"
 
 
 def sigma_or_stages(text: str) -> float | str:
@@ -112,7 +138,31 @@ class ModelSpec(RunSpec):
         None,
         parse=str,
         metavar="CHECKPOINT",
-        help="denoiser before the model: a checkpoint of train_denoiser, or diffusers:PATH",
+        help="denoiser before the model: a checkpoint of train_denoiser, or a diffusion model, "
+        "openai:FILE.pt or diffusers:FOLDER",
+    )
+    timestep: str | None = setting(
+        None,
+        parse=timestep,
+        metavar="STEP",
+        help=f"step of a diffusion model as the denoiser: {RELEASED} (default), the first with at "
+        f"least the noise sigma, whose noise is then drawn; {NEAREST}; or a number",
+    )
+    resize: str | None = setting(
+        None,
+        parse=side_and_filter,
+        metavar="SIDE[:FILTER]",
+        records="resize",
+        help="resize images before the model, behind the denoiser, to SIDE x SIDE; FILTER is "
+        f"{', '.join(FILTERS)} (default: {FILTERS[0]}), with antialiasing and not clipped",
+    )
+    local_noise: str | None = setting(
+        None,
+        parse=local_noise,
+        metavar="SD[:M]",
+        records="local_noise",
+        help="average the model's probabilities over M (default: 5) fixed noises of this standard "
+        "deviation, behind the denoiser (DiffSmooth)",
     )
     _OF_ONE_STAGE: ClassVar[dict[str, Any]] = {}
 
@@ -123,7 +173,8 @@ class ModelSpec(RunSpec):
         self._read_stages()
         for name in [stage.model for stage in self.classifiers]:
             for given in ("arch", "weights", "input_layer"):
-                if getattr(self, given) is not None and name.kind != CHECKPOINT:
+                fits = name.kind == CHECKPOINT or (given == "input_layer" and name.is_network)
+                if getattr(self, given) is not None and not fits:
                     who, flag = "a module" if name.kind == MODULE else name, given.replace("_", "-")
                     raise UsageError(f"--{flag} is for checkpoints: leave it out for {who}")
             if not (self.pretrained or name.is_network):
@@ -132,6 +183,10 @@ class ModelSpec(RunSpec):
                 )
         if self.arch is not None:
             self._set(arch=plugins.registered(self.arch))
+        if self.timestep is not None and not str(self.denoiser).startswith(DIFFUSION_MODELS):
+            raise UsageError(
+                "--timestep is for a diffusion model, --denoiser openai:FILE or diffusers:FOLDER"
+            )
 
     def _read_stages(self) -> None:
         """Set the stages, their router or threshold, and as sigma the largest one, where the model

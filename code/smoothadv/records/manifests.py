@@ -15,6 +15,7 @@ from typing import Any
 _SETTINGS = """
 text: dataset precision arch library noise device torch cpu_capability generator
 text: arch_given classifier_sha256 noise_kernel method tables_sha256 weights_given
+text: resize local_noise
 text or null: split dataset_fingerprint logits_sha256
 text or null or list of text or null: input_layer
 text or object: checkpoint_sha256 module_sha256
