@@ -5,14 +5,23 @@ were released.
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
-from smoothadv.architectures.denoisers import DENOISERS, Denoised, DnCNN
+from smoothadv.architectures.denoisers import (
+    DENOISERS,
+    Denoised,
+    DnCNN,
+    LocallySmoothed,
+    Resized,
+)
 from smoothadv.architectures.diffusion import (
+    DiffusionModel,
     OneStepDenoiser,
     load_diffusion,
     noise_of,
@@ -20,8 +29,9 @@ from smoothadv.architectures.diffusion import (
 from smoothadv.base.errors import DoubtfulWarning, UserError
 from smoothadv.datasets import describe_dataset
 from smoothadv.integer.network import IntegerNetwork
+from smoothadv.models import load as models_load
 from smoothadv.models.checkpoint import read_checkpoint
-from smoothadv.models.load import BaseClassifier, denoised, load_classifier, load_denoiser
+from smoothadv.models.load import BaseClassifier, load_classifier, load_denoiser
 from smoothadv.models.spec import ModelSpec
 from smoothadv.voting.folding import fold
 from support.released import randomise_batch_norms
@@ -93,13 +103,16 @@ def test_released_checkpoint_is_read(arch, prefix, tmp_path):
         load_denoiser(path, describe_dataset("digits"))
 
 
-def test_network_of_integers_takes_no_denoiser():
+@pytest.mark.parametrize(
+    "given", [{"denoiser": "any.pth.tar"}, {"resize": "16"}, {"local_noise": "0.25"}], ids=str
+)
+def test_network_of_integers_takes_nothing_before_it(given, monkeypatch):
     integers = IntegerNetwork((1, 8, 8), 0, torch.zeros(1), ())
-    with pytest.raises(UserError, match="whole grey levels: leave --denoiser out$"):
-        denoised(
-            BaseClassifier(nn.Sequential(integers), {}, []),
-            ModelSpec(model="any", dataset="digits", sigma=0.25, denoiser="any.pth.tar"),
-        )
+    base = BaseClassifier(nn.Sequential(integers), {}, [])
+    monkeypatch.setattr(models_load, "_from_checkpoints", lambda spec: base)
+    flag = "--" + next(iter(given)).replace("_", "-")
+    with pytest.raises(UserError, match=f"whole grey levels: leave {flag} out$"):
+        models_load.load(ModelSpec(model="any", dataset="digits", sigma=0.25, **given))
 
 
 def test_classifier_is_no_denoiser_and_the_field_decides(tmp_path):
@@ -126,8 +139,9 @@ class PosteriorMean(torch.nn.Module):
         super().__init__()
         self.prediction = prediction
 
-    def forward(self, noisy: torch.Tensor, timestep: int) -> torch.Tensor:
-        a, mean, variance = float(ALPHA_BARS[timestep]), 2 * MEAN - 1, (2 * SPREAD) ** 2
+    def forward(self, noisy: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        assert timestep.dtype == torch.float32 and timestep.shape == noisy.shape[:1]
+        a, mean, variance = float(ALPHA_BARS[int(timestep[0])]), 2 * MEAN - 1, (2 * SPREAD) ** 2
         image = mean + math.sqrt(a) * variance / (a * variance + 1 - a) * (
             noisy - math.sqrt(a) * mean
         )
@@ -151,12 +165,12 @@ def noisy_images(sigma: float) -> torch.Tensor:
 @pytest.mark.parametrize("step", [20, 250, 700])
 def test_best_model_gives_the_posterior_mean(prediction, step):
     sigma = float(noise_of(ALPHA_BARS)[step])
-    denoiser, noisy = (
-        OneStepDenoiser(PosteriorMean(prediction), ALPHA_BARS, sigma, prediction),
-        noisy_images(sigma),
-    )
-    assert denoiser.timestep == step
-    assert torch.allclose(denoiser(noisy), posterior_mean(noisy, sigma), atol=1e-10)
+    model = DiffusionModel(PosteriorMean(prediction), ALPHA_BARS, prediction)
+    noisy = noisy_images(sigma)
+    assert model.step(sigma, "nearest") == model.step(sigma * (1 - 1e-9), "released") == step
+    assert model.step(sigma, str(step)) == step
+    denoised = OneStepDenoiser(model, step)(noisy)
+    assert torch.allclose(denoised, posterior_mean(noisy, sigma), atol=1e-10)
 
 
 def test_noise_on_the_wrong_scale_is_noticed():
@@ -165,35 +179,50 @@ def test_noise_on_the_wrong_scale_is_noticed():
     """
     sigma, unet = float(noise_of(ALPHA_BARS)[250]), PosteriorMean("epsilon")
     noisy = noisy_images(sigma)
-    of_half = OneStepDenoiser(unet, ALPHA_BARS, sigma / 2)
-    unscaled = OneStepDenoiser(
-        lambda x, t: unet(x / math.sqrt(ALPHA_BARS[t]), t), ALPHA_BARS, sigma
+    model = DiffusionModel(unet, ALPHA_BARS)
+    of_half = OneStepDenoiser(model, model.step(sigma / 2, "nearest"))
+    unscaled = DiffusionModel(
+        lambda x, t: unet(x / math.sqrt(ALPHA_BARS[int(t[0])]), t), ALPHA_BARS
     )
-    for wrong in (of_half, unscaled):
+    for wrong in (of_half, OneStepDenoiser(unscaled, 250)):
         assert (wrong(noisy) - posterior_mean(noisy, sigma)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("sigma", [0.12, 0.25, 0.5, 1.0])
 def test_step_is_that_of_twice_the_noise(sigma):
-    denoiser = OneStepDenoiser(PosteriorMean("epsilon"), ALPHA_BARS, sigma)
-    step, alpha_bar = denoiser.timestep, denoiser.alpha_bar
+    model = DiffusionModel(PosteriorMean("epsilon"), ALPHA_BARS)
     levels = [math.sqrt((1 - a) / a) for a in ALPHA_BARS.tolist()]
-    assert step == min(
-        range(1000), key=lambda t: abs(levels[t] - 2 * sigma)
-    ) and alpha_bar == float(ALPHA_BARS[step])
+    nearest, released = model.step(sigma, "nearest"), model.step(sigma, "released")
+    assert nearest == min(range(1000), key=lambda t: abs(levels[t] - 2 * sigma))
+    assert released == next(t for t in range(1, 1000) if levels[t] >= 2 * sigma)
+    alpha_bar = OneStepDenoiser(model, released).alpha_bar
     assert (1 - alpha_bar) / alpha_bar == pytest.approx(4 * sigma**2, rel=0.03)
+
+
+@pytest.mark.parametrize(("sigma", "timestep"), [(99, "released"), (0.25, "1000")])
+def test_step_that_the_model_has_not_is_refused(sigma, timestep):
+    with pytest.raises(UserError, match=rf"^--timestep {timestep}: .* up to 999, with noise up to"):
+        DiffusionModel(PosteriorMean("epsilon"), ALPHA_BARS).step(sigma, timestep)
+
+
+def test_step_is_given_on_a_scale_of_a_thousand():
+    """1158 of 4,000 steps as 289.5: OpenAI's CIFAR-10 model at sigma .25."""
+    given = []
+    model = DiffusionModel(lambda x, t: given.append(t) or x, torch.linspace(0.99, 0.01, 4000))
+    OneStepDenoiser(model, 1158)(torch.rand(2, 1, 4, 4))
+    assert torch.equal(given[0], torch.tensor([289.5, 289.5]))
 
 
 def test_variance_that_a_model_learned_is_left_out():
     unet, noisy = PosteriorMean("epsilon"), noisy_images(0.25)
-    both = OneStepDenoiser(
-        lambda x, t: torch.cat([unet(x, t), torch.rand_like(x)], 1), ALPHA_BARS, 0.25
-    )
-    assert torch.equal(both(noisy), OneStepDenoiser(unet, ALPHA_BARS, 0.25)(noisy))
+    both = DiffusionModel(lambda x, t: torch.cat([unet(x, t), torch.rand_like(x)], 1), ALPHA_BARS)
+    alone = DiffusionModel(unet, ALPHA_BARS)
+    assert torch.equal(OneStepDenoiser(both, 145)(noisy), OneStepDenoiser(alone, 145)(noisy))
 
 
 def test_estimate_is_clipped_to_the_range_of_images():
-    denoiser = OneStepDenoiser(lambda x, t: torch.zeros_like(x), ALPHA_BARS, 0.25)
+    model = DiffusionModel(lambda x, t: torch.zeros_like(x), ALPHA_BARS)
+    denoiser = OneStepDenoiser(model, 145)
     assert denoiser(
         torch.tensor([-3.0, 0.25, 3.0]).view(3, 1, 1, 1)
     ).flatten().tolist() == pytest.approx([0, 0.25, 1])
@@ -238,6 +267,8 @@ def test_estimate_is_that_of_the_scheduler_of_diffusers(saved, prediction):
         assert torch.allclose(denoiser(noisy), (expected + 1) / 2, atol=1e-5)
         assert torch.equal(denoiser(noisy), denoiser(noisy)), "it is a function"
     assert facts["arch"] == "diffusers:UNet2DModel" and len(facts["sha256"]) == 64
+    assert facts["noise_sd"] == pytest.approx(0.25158, abs=1e-5), "the noise of the step"
+    assert "noise_sd" not in load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25, "nearest")[1]
 
 
 def test_weights_and_schedule_decide_the_digest_and_a_lone_unet_is_read(saved):
@@ -251,16 +282,16 @@ def test_weights_and_schedule_decide_the_digest_and_a_lone_unet_is_read(saved):
     assert load_diffusion(name, (1, 8, 8), 0.25)[1]["sha256"] != before
     with pytest.warns(DoubtfulWarning, match="has no scheduler_config.json"):
         load_diffusion(f"{name}/unet", (1, 8, 8), 0.25)
-    with pytest.warns(DoubtfulWarning, match="has no step with noise of 0.001"):
+    with pytest.warns(DoubtfulWarning, match="step 1 has noise of 0.0.*, not of 0.001"):
         load_diffusion(name, (1, 8, 8), 0.001)
 
 
 def test_model_that_does_not_fit_is_refused(saved):
-    _, _, folder = saved(num_class_embeds=10)
-    for channels, message in (
-        (1, "needs the class of an image"),
-        (3, "takes images of 1 channels and returns 1"),
+    for channels, changes, message in (
+        (1, {"num_class_embeds": 10}, "needs the class of an image"),
+        (3, {}, "takes images of 1 channels and returns 1"),
     ):
+        _, _, folder = saved(**changes)
         with pytest.raises(UserError, match=message):
             load_diffusion(f"diffusers:{folder}", (channels, 8, 8), 0.25)
 
@@ -280,3 +311,31 @@ def test_damaged_folder_and_missing_package_are_one_line(saved, tmp_path, monkey
         UserError, match=r"needs the package diffusers: pip install 'smoothadv\[diffusers\]'$"
     ):
         load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25)
+
+
+@pytest.mark.parametrize("name", ["bicubic", "bilinear", "nearest"])
+def test_images_are_resized_before_the_model_and_not_clipped(name):
+    """As Pillow resizes floats, channel by channel: with antialiasing, where images shrink, too."""
+    images = torch.rand(2, 3, 12, 9, generator=torch.Generator().manual_seed(0))
+    for side in (24, 5):
+        found = Resized(nn.Identity(), side, name)(images)
+        for image, small in zip(images.flatten(0, 1), found.flatten(0, 1)):
+            picture = Image.fromarray(image.numpy(), mode="F")
+            expected = picture.resize((side, side), Image.Resampling[name.upper()])
+            assert torch.allclose(small, torch.tensor(np.array(expected)), atol=1e-5)
+    edge = torch.zeros(1, 1, 4, 4)
+    edge[..., :2] = 1
+    larger = Resized(nn.Identity(), 16, "bicubic")(edge)
+    assert larger.min() < -0.01 and larger.max() > 1.01
+
+
+def test_local_noise_is_the_mean_of_the_probabilities_of_fixed_copies():
+    torch.manual_seed(0)
+    network, noise = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), torch.randn(5, 1, 4, 4)
+    images = torch.rand(7, 1, 4, 4)
+    smoothed = LocallySmoothed(network, noise)
+    for image, found in zip(images, smoothed(images)):
+        copies = torch.stack([network((image + one)[None])[0].softmax(0) for one in noise])
+        assert torch.allclose(found.exp(), copies.mean(0), atol=1e-6)
+    assert torch.equal(smoothed(images)[2:3], smoothed(images)[2:3])
+    assert not torch.allclose(found.exp(), network(images)[-1].softmax(0), atol=1e-3)

@@ -163,7 +163,7 @@ class Attention(nn.Module):
         self.qkv = nn.Conv1d(channels, 3 * channels, 1)
         self.proj_out = nn.Conv1d(channels, channels, 1)
 
-    def forward(self, features: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
         flat = features.flatten(2)  # [B, C, positions]
         parts = self.qkv(self.norm(flat)).unflatten(1, (self.heads, 3, -1)).transpose(3, 4)
         query, key, value = parts.unbind(2)  # [B, heads, positions, C / heads]
@@ -178,7 +178,7 @@ class Halving(nn.Module):
         super().__init__()
         self.op = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
 
-    def forward(self, features: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.op(features)
 
 
@@ -189,23 +189,17 @@ class Doubling(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
 
-    def forward(self, features: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.conv(F.interpolate(features, scale_factor=2.0, mode="nearest"))
 
 
-class First(nn.Conv2d):
-    """The convolution of the image."""
-
-    def forward(self, images: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
-        return super().forward(images)
-
-
-class Stage(nn.Sequential):
-    """Blocks that follow each other, given the embedding of the step."""
+class Stage(nn.ModuleList):
+    """Blocks that follow each other; residual ones are given the embedding of the step."""
 
     def forward(self, features: torch.Tensor, embedding: torch.Tensor) -> torch.Tensor:
         for block in self:
-            features = block(features, embedding)
+            is_residual = isinstance(block, ResidualBlock)
+            features = block(features, embedding) if is_residual else block(features)
         return features
 
 
@@ -235,22 +229,22 @@ class OpenAIUNet(nn.Module):
 
         levels = [*zip(shape.widths, shape.attention)]
         channels = shape.widths[0]
-        stages: list[Stage] = [Stage(First(shape.channels, channels, 3, padding=1))]
+        stages: list[Stage] = [Stage([nn.Conv2d(shape.channels, channels, 3, padding=1)])]
         kept = [channels]  # the channels of each stage, which come back as shortcuts
         for number, (width, attends) in enumerate(levels):
             for _ in range(shape.blocks):
-                stages.append(Stage(*level_of(channels, width, attends)))
+                stages.append(Stage(level_of(channels, width, attends)))
                 channels = width
                 kept.append(channels)
             if number < len(levels) - 1:
                 halving = (
                     residual(width, width, 0.5) if shape.resamples_in_blocks else Halving(width)
                 )
-                stages.append(Stage(halving))
+                stages.append(Stage([halving]))
                 kept.append(channels)
         self.input_blocks = nn.ModuleList(stages)
         self.middle_block = Stage(
-            residual(channels, channels), attention(channels), residual(channels, channels)
+            [residual(channels, channels), attention(channels), residual(channels, channels)]
         )
         stages = []
         for number, (width, attends) in reversed([*enumerate(levels)]):
@@ -262,7 +256,7 @@ class OpenAIUNet(nn.Module):
                         residual(width, width, 2) if shape.resamples_in_blocks else Doubling(width)
                     )
                     blocks.append(doubling)
-                stages.append(Stage(*blocks))
+                stages.append(Stage(blocks))
         self.output_blocks = nn.ModuleList(stages)
         self.out = nn.Sequential(
             GroupNorm(channels), nn.SiLU(), nn.Conv2d(channels, shape.out_channels, 3, padding=1)
