@@ -27,6 +27,7 @@ from smoothadv.architectures.diffusion import (
     noise_of,
 )
 from smoothadv.base.errors import DoubtfulWarning, UserError
+from smoothadv.base.settings import FILTERS
 from smoothadv.datasets import describe_dataset
 from smoothadv.integer.network import IntegerNetwork
 from smoothadv.models import load as models_load
@@ -313,7 +314,7 @@ def test_damaged_folder_and_missing_package_are_one_line(saved, tmp_path, monkey
         load_diffusion(f"diffusers:{folder}", (1, 8, 8), 0.25)
 
 
-@pytest.mark.parametrize("name", ["bicubic", "bilinear", "nearest"])
+@pytest.mark.parametrize("name", FILTERS)
 def test_images_are_resized_before_the_model_and_not_clipped(name):
     """As Pillow resizes floats, channel by channel: with antialiasing, where images shrink, too."""
     images = torch.rand(2, 3, 12, 9, generator=torch.Generator().manual_seed(0))

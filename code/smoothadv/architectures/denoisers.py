@@ -43,9 +43,8 @@ class Resized(nn.Module):
         self.classifier, self.side, self.mode = classifier, side, mode
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        smooth = {} if self.mode == "nearest" else {"antialias": True}
         size = self.side, self.side
-        return self.classifier(F.interpolate(images, size, mode=self.mode, **smooth))
+        return self.classifier(F.interpolate(images, size, mode=self.mode, antialias=True))
 
 
 class LocallySmoothed(nn.Module):

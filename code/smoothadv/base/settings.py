@@ -48,7 +48,7 @@ from typing import Any, TypeVar
 from smoothadv.base.errors import UserError
 
 INPUT_LAYER_NAMES = ("normalize", "center", "half", "none")
-FILTERS = ("bicubic", "bilinear", "nearest")
+FILTERS = ("bicubic", "bilinear")
 DIFFUSION_MODELS = OPENAI, DIFFUSERS = ("openai:", "diffusers:")
 RELEASED, NEAREST = "released", "nearest"
 """Of ``architectures.INPUT_LAYERS``: a help text must not wait for torch, which defines them."""
