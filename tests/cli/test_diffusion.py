@@ -1,0 +1,217 @@
+"""A diffusion model of OpenAI's form before a classifier: logs, their verification, attacks, and
+what is refused.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from scipy.stats import norm
+from torch import nn
+
+import smoothadv
+from smoothadv.architectures.diffusion import load_diffusion
+from smoothadv.architectures.openai_unet import Family, OpenAIUNet, Shape
+from smoothadv.base.errors import DoubtfulWarning
+from smoothadv.evaluation.setup import prepare
+from smoothadv.evaluation.specs import CertifySpec
+from smoothadv.models.load import load, load_classifier
+from smoothadv.models.spec import ModelSpec
+from smoothadv.statistics.bounds import lower_confidence_bound
+from support.commands import call, manifest_of, refused, rows, snapshot, timeless
+from support.verifier import script as script
+from support.verifier import verdict
+
+QUICK = ["--device", "cpu", "--N", 200, "--max", 6]
+SHAPE = Shape(1, 2, 32, (32, 32), 1, (False, True), True, False)
+
+
+@pytest.fixture(scope="module")
+def unet(tmp_path_factory) -> Path:
+    """A file of an untrained model whose prediction of the noise is small: it changes little."""
+    torch.manual_seed(0)
+    network = OpenAIUNet(SHAPE)
+    for weight in network.out[2].parameters():
+        nn.init.normal_(weight, 0, 0.02)
+    path = tmp_path_factory.mktemp("unet") / "unet.pt"
+    torch.save(network.state_dict(), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "draws_its_noise"),
+    [
+        ([], 1158, True),
+        (["--sound"], 1158, True),
+        (["--timestep", "nearest", "--sound"], 1158, False),
+        (["--timestep", 1300], 1300, False),
+        (["--resize", "8:bilinear", "--local-noise", "0.1:3"], 1158, True),
+    ],
+    ids=["released", "sound", "nearest", "number", "resized"],
+)
+def test_log_says_which_step_and_is_repeated_verified_and_attacked(
+    options, step, draws_its_noise, unet, checkpoint, workplace, capsys, script
+):
+    """False alarms of the attack, whatever the model: 0.001 of all runs."""
+    behind = ["--denoiser", f"openai:{unet}"]
+    outcome = call(
+        capsys, "certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK, *behind, *options
+    )
+    assert outcome.code == 0, outcome.err
+    settings = manifest_of(Path("log.tsv"))["settings"]
+    facts = settings["denoiser"]
+    assert (facts["arch"], facts["timestep"], settings["sigma"]) == ("openai:UNet", step, 0.25)
+    assert ("noise_sd" in facts) == draws_its_noise
+    assert facts.get("noise_sd", 0.25) == pytest.approx(0.25, abs=0.0002)
+    assert ("local_noise" in settings) == ("resize" in settings) == ("--resize" in options)
+    outcome = call(capsys, "certify", "verify", "log.tsv", "--rows", 4, "--device", "cpu")
+    assert outcome.code == 0 and "all are equal" in outcome.out
+    assert verdict(script, Path("log.tsv"), capsys)[0]
+    assert call(capsys, "analyze", "summary", "log.tsv").code == 0
+    attack = ["digits", checkpoint, 0.25, "out", "--N", 100, "--num-steps", 2, "--device", "cpu"]
+    attack += ["--num-noise-vec", 2, "--against", "log.tsv", *behind]
+    attack += [word for word in options if word != "--sound"]
+    outcome = call(capsys, "attack", *attack)
+    assert outcome.code == 0, outcome.err
+    assert all(float(row["attack_norm"]) > 0 for row in rows(Path("out/against.tsv")))
+
+
+def test_noise_is_that_of_the_step_and_the_radius_that_of_sigma(unet, checkpoint, monkeypatch):
+    """With a schedule whose first step that is noisy enough has twice the noise."""
+    spec = CertifySpec(
+        dataset="digits",
+        model=checkpoint,
+        sigma=0.25,
+        n=200,
+        limit=3,
+        device="cpu",
+        denoiser=f"openai:{unet}",
+    )
+    alpha_bars = torch.tensor([0.9999, 0.9, 0.5, 0.01])
+    monkeypatch.setattr(Family, "alpha_bars", alpha_bars)
+    with pytest.warns(DoubtfulWarning, match=r"step 2 has noise of 0\.5, not of 0\.25"):
+        evaluation = prepare(spec, None)
+    (voter,) = evaluation.voters
+    assert (
+        voter.noise.sigma == pytest.approx(0.5) and voter.base.settings["denoiser"]["timestep"] == 2
+    )
+    options = {"sigma": 0.25, "n": 200, "limit": 3, "device": "cpu"}
+    found = smoothadv.certify(checkpoint, "digits", denoiser=spec.denoiser, **options)
+    certified = found[found.predict >= 0]
+    assert len(certified) and all(
+        0.25 * norm.ppf(lower_confidence_bound(row.successes, row.trials, 0.001)) >= row.radius > 0
+        for row in certified.itertuples()
+        if row.radius > 0
+    )
+
+
+def test_model_is_what_its_parts_make_together(unet, checkpoint):
+    images = torch.rand(3, 1, 8, 8)
+    spec = ModelSpec(
+        model=str(checkpoint),
+        dataset="digits",
+        sigma=0.25,
+        denoiser=f"openai:{unet}",
+        resize="8:bicubic",
+        local_noise="0.25:4",
+    )
+    base = load(spec)[1]
+    denoiser, _ = load_diffusion(spec.denoiser, (1, 8, 8), 0.25)
+    classifier = load_classifier(checkpoint, "digits")
+    noise = 0.25 * torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(42))
+    with torch.inference_mode():
+        copies = denoiser(images)[:, None] + noise
+        shares = torch.stack([classifier(each) for each in copies]).softmax(-1).mean(1)
+        assert torch.allclose(base.module(images).exp(), shares, atol=1e-5)
+
+
+@pytest.fixture
+def faulty(unet, workplace) -> dict[str, Path]:
+    """Files that are no model of this kind, by what is wrong with them."""
+    weights = torch.load(unet, weights_only=True)
+    files = {
+        "truncated": unet.read_bytes()[:5000],
+        "text": b"no pickle",
+        "empty": b"",
+    }
+    for name, content in files.items():
+        (workplace / name).write_bytes(content)
+    made = {
+        "classes": {**weights, "label_emb.weight": torch.zeros(10, 128)},
+        "another": {"state_dict": weights},
+        "half": {name: weights[name] for name in [*weights][:40]},
+        "more": {**weights, "ema.weight": torch.zeros(3)},
+        "list": [1, 2],
+        "colour": OpenAIUNet(Shape(3, 6, 32, (32, 32), 1, (False, True), True, False)).state_dict(),
+        "odd": OpenAIUNet(Shape(1, 2, 32, (32,) * 5, 1, (False,) * 5, True, False)).state_dict(),
+    }
+    for name, content in made.items():
+        torch.save(content, workplace / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["openai:nowhere.pt"], ["openai:nowhere.pt", "cannot be read", "No such file"]),
+        (["openai:."], ["openai:.", "cannot be read"]),
+        (["openai:truncated"], ["openai:truncated", "cannot be read"]),
+        (["openai:text"], ["openai:text", "cannot be read"]),
+        (["openai:empty"], ["openai:empty", "cannot be read"]),
+        (["openai:classes"], ["needs the class of an image"]),
+        (["openai:another"], ["is no state dict of tensors"]),
+        (["openai:half"], ["openai:half"]),
+        (["openai:more"], ["ema.weight", "expected None"]),
+        (["openai:list"], ["is no state dict of tensors"]),
+        (["openai:colour"], ["takes images of 3 channels and returns 6; these have 1"]),
+        (["openai:odd"], ["does not run on images of shape [1, 8, 8]"]),
+        (["UNET", "--timestep", 4000], ["--timestep 4000", "steps up to 3999"]),
+        (["UNET", "--local-noise", "0.25:100000000"], ["memory"]),
+    ],
+    ids=lambda value: str(value[0]) if value and str(value[0]).startswith("openai") else None,
+)
+def test_what_is_no_such_model_is_one_line(
+    options, words, faulty, unet, checkpoint, workplace, capsys
+):
+    before = snapshot(workplace)
+    options = [f"openai:{unet}" if one == "UNET" else one for one in options]
+    command = ["certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK, "--denoiser", *options]
+    assert refused(call(capsys, *command), *words)
+    assert snapshot(workplace) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--timestep", "nearest"], ["--timestep is for a diffusion model"]),
+        (["--timestep", "soon", "--denoiser", "openai:x"], ["--timestep", "'soon'"]),
+        (["--timestep", -1, "--denoiser", "openai:x"], ["--timestep", "-1"]),
+        (["--resize", "big"], ["--resize", "'big'"]),
+        (["--resize", "0"], ["--resize", "'0'"]),
+        (["--resize", "32:lanczos"], ["--resize", "lanczos", "bicubic"]),
+        (["--local-noise", "0"], ["--local-noise"]),
+        (["--local-noise", "0.25:none"], ["--local-noise", "'none'"]),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(options, words, checkpoint, workplace, capsys):
+    command = ["certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK, *options]
+    assert refused(call(capsys, *command), *words, code=2)
+    assert not Path("log.tsv").exists()
+
+
+def test_log_of_another_step_size_or_noise_is_not_continued(unet, checkpoint, workplace, capsys):
+    certify = ["certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK]
+    certify += ["--denoiser", f"openai:{unet}"]
+    options = ["--resize", "8", "--local-noise", "0.1"]
+    assert call(capsys, *certify, *options).code == 0
+    before = timeless(Path("log.tsv"))
+    for changed, words in [
+        ([*options, "--timestep", "nearest"], "denoiser.noise_sd was"),
+        ([*options, "--timestep", 1157], "denoiser.timestep was 1158, now 1157"),
+        (
+            ["--resize", "8:bilinear", "--local-noise", "0.1"],
+            "resize was '8:bicubic', now '8:bilinear'",
+        ),
+        (["--resize", "8"], "local_noise was '0.1:5'"),
+    ]:
+        assert refused(call(capsys, *certify, *changed), "log.tsv", words)
+    assert call(capsys, *certify, *options).code == 0 and timeless(Path("log.tsv")) == before
