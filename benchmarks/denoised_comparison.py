@@ -73,6 +73,7 @@ def jobs_of(seed: int, folder: Path, draws: int) -> dict[str, Job]:
         if kind is not Job:
             made = f"{folder}/models/{name}"
             denoiser = f"diffusers:{made}" if kind is Diffusion else f"{made}/checkpoint.pth.tar"
+            how += ("--timestep", "nearest") if kind is Diffusion else ()
             how += ("--denoiser", denoiser)
         training = (*words.split(), *more, "--seed", str(seed))
         found[way] = kind(folder, name, SIGMA, training, how, "digits", arch, needs)
@@ -159,7 +160,7 @@ def draw(jobs: dict[str, Job], columns: int = 9) -> Figure:
             more = (description,)
             if way == "diffusion":
                 load = load_diffusion
-                more = (description.image_shape, SIGMA)
+                more = (description.image_shape, SIGMA, "nearest")
             network = load(job.certifying[-1], *more)[0]
             name = WAYS[way][2:].replace(", ", "\n").replace("denoiser", "denoised")
             rows.append((name, network(noisy), job))

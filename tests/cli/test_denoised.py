@@ -107,11 +107,20 @@ def test_stopped_training_ends_like_an_undisturbed_one(
     ]
     with monkeypatch.context() as patch:
         after_update(patch, 8, send, torch.optim.AdamW)
-        stopped = ["digits", "unet", "stopped", *options, "--epochs", 2, *AT_ONCE, "--resume"]
+        stopped = [
+            "digits",
+            "digits_dncnn",
+            "stopped",
+            *options,
+            "--epochs",
+            2,
+            *AT_ONCE,
+            "--resume",
+        ]
         assert smoothadv.cli.main(["train_denoiser", *map(str, stopped)]) == 143
     assert (read(Path("stopped"))["epoch"], read(Path("stopped"))["step"]) == (1, 3)
     succeed("train_denoiser", *stopped)
-    succeed("train_denoiser", "digits", "unet", "whole", *options, "--epochs", 2)
+    succeed("train_denoiser", "digits", "digits_dncnn", "whole", *options, "--epochs", 2)
     assert same_state(Path("stopped"), Path("whole"))
     assert timeless(Path("stopped/log.txt")) == timeless(Path("whole/log.txt"))
 

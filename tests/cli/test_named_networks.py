@@ -16,6 +16,7 @@ from smoothadv.checkpoints import read_checkpoint
 from smoothadv.datasets import describe_dataset
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.models.load import load
+from smoothadv.models.spec import ModelSpec
 from support.commands import call, refused, run_process, script, settings_of, succeed, timeless
 from support.image_files import random_image, save_image
 from support.named_networks import NAMES, save_folder, save_hf, save_onnx, small_network
@@ -200,8 +201,8 @@ def test_photographs_are_prepared_as_the_network_expects(place):
     [
         (("digits", "hf:hf", 0.25), "no class, or several classes, called '3', '4'", 1),
         (
-            ("imagefolder:photos", "hf:hf", 0.25, "--input-layer", "center"),
-            "--input-layer is for checkpoints: leave it out for hf:hf",
+            ("imagefolder:photos", "hf:hf", 0.25, "--arch", "dncnn"),
+            "--arch is for checkpoints: leave it out for hf:hf",
             2,
         ),
         (
@@ -347,6 +348,26 @@ def test_layers_of_timm_have_their_own_rates(place, capsys):
     )
 
 
+def test_input_layer_takes_the_place_of_that_of_the_library(place, capsys):
+    """And a model of larger images sees them resized."""
+    save_hf(place / "hf", image_mean=[0.3] * 3, image_std=[0.2] * 3)
+    options = "imagefolder:photos", "hf:hf", 0.25, "log.tsv", *CHEAP, "--input-layer", "half"
+    assert call(capsys, "certify", *options, "--resize", "10").code == 0
+    settings = settings_of("log.tsv")
+    assert (settings["input_layer"], settings["resize"]) == ("half", "10:bicubic")
+    assert "mean" not in settings
+    assert call(capsys, "certify", "verify", "log.tsv", "--rows", 2, "--device", "cpu").code == 0
+    given = {"model": "hf:hf", "sigma": 0.25, "input_layer": "half", "resize": "10"}
+    images, network = (
+        torch.rand(2, 3, 8, 8),
+        library_network("hf:hf", pretrained=True).module.eval(),
+    )
+    with torch.inference_mode():
+        larger = torch.nn.functional.interpolate(images, (10, 10), mode="bicubic", antialias=True)
+        found = load(ModelSpec(dataset="imagefolder:photos", **given))[1].module(images)
+        assert torch.allclose(found, network(2 * larger - 1).logits, atol=1e-5)
+
+
 def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys):
     """By stability under the network's own class; accuracies are under the classes of the
     folders.
@@ -355,7 +376,7 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
     train = (
         "train_denoiser",
         "imagefolder:photos",
-        "unet",
+        "dncnn",
         "run",
         *SMOKE[:6],
         "--lr",
@@ -388,7 +409,9 @@ def test_denoiser_is_trained_for_a_network_that_knows_more_classes(place, capsys
         "--denoiser",
         "run/checkpoint.pth.tar",
     )
-    assert call(capsys, *certify).code == 0 and settings_of("log.tsv")["denoiser"]["arch"] == "unet"
+    assert (
+        call(capsys, *certify).code == 0 and settings_of("log.tsv")["denoiser"]["arch"] == "dncnn"
+    )
     save_hf(place / "hf", seed=6, image_mean=[0.5] * 3, image_std=[0.25] * 3)
     assert refused(call(capsys, *behind, "hf:hf", "--resume", "--epochs", 2), "teacher_sha256 was")
     save_onnx(place / "net.onnx", small_network(), torch.rand(2, 3, 8, 8))

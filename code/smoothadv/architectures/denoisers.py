@@ -87,46 +87,6 @@ class DnCNN(nn.Module):
         return images - self.dncnn(images)
 
 
-class UNet(nn.Module):
-    """x - net(x), where net has three scales (Ronneberger et al., 2015); for height and width
-    of 8 and more.
-
-    Each scale halves the resolution, rounding up; on the way back features are repeated to the size
-    that they had.
-    """
-
-    def __init__(self, image_channels: int, widths: tuple[int, int, int] = (32, 64, 128)) -> None:
-        super().__init__()
-        fine, middle, coarse = widths
-        self.enter = _block(image_channels, fine)
-        self.down1, self.down2 = _block(fine, middle, stride=2), _block(middle, coarse, stride=2)
-        self.up2, self.up1 = _block(coarse + middle, middle), _block(middle + fine, fine)
-        self.leave = nn.Conv2d(fine, image_channels, 3, padding=1, bias=False)
-        nn.init.zeros_(self.leave.weight)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        fine = self.enter(images)
-        middle = self.down1(fine)
-        middle = self.up2(_joined(self.down2(middle), middle))
-        return images - self.leave(self.up1(_joined(middle, fine)))
-
-
-def _block(before: int, after: int, stride: int = 1) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for channels, step in ((before, stride), (after, 1)):
-        layers += [
-            nn.Conv2d(channels, after, 3, step, padding=1, bias=False),
-            nn.BatchNorm2d(after),
-            nn.ReLU(),
-        ]
-    return nn.Sequential(*layers)
-
-
-def _joined(coarse: torch.Tensor, fine: torch.Tensor) -> torch.Tensor:
-    """The channels of both, at the resolution of ``fine``."""
-    return torch.cat([F.interpolate(coarse, size=fine.shape[2:], mode="nearest"), fine], dim=1)
-
-
 def _dncnn(depth: int, width: int, description: DatasetDescription) -> nn.Module:
     return DnCNN(description.image_shape[0], depth, width)
 
@@ -137,4 +97,3 @@ for _name in ("dncnn", "cifar_dncnn", "imagenet_dncnn"):
 DENOISERS.register("cifar_dncnn_wide")(partial(_dncnn, 17, 128))
 # For 8x8 images, which it sees whole.
 DENOISERS.register("digits_dncnn")(partial(_dncnn, 8, 32))
-DENOISERS.register("unet")(lambda description: UNet(description.image_shape[0]))
