@@ -59,20 +59,6 @@ def attack(checkpoint, workplace, capsys) -> Callable:
     )
 
 
-def test_overwriting_that_is_stopped_never_leaves_old_images_to_new_rows(
-    attack, workplace, whole, monkeypatch
-):
-    attack("--seed", 1)
-    for number in (1, 4):
-        with monkeypatch.context() as patch:
-            stop_at_pass(patch, number, KeyboardInterrupt())
-            assert attack("--overwrite", "--batch", 50).code == 130
-    assert attack("--batch", 50).code == 0
-    assert (
-        archive(workplace / LOG)["adversarial"].tobytes() == archive(whole)["adversarial"].tobytes()
-    )
-
-
 def test_the_second_of_two_sizes_is_continued_and_the_first_left_alone(
     attack, workplace, whole, monkeypatch
 ):
