@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests; installs what they need first. Arguments go to pytest: bash scripts/test.sh tests/test_core.py -x
-# With --robust as first argument: only those that compute with networks, once, under the arithmetic of an old CPU, with two
-# threads, another seed of all that tests train, in random order, and on a device that is not the CPU unless a test names
-# one (tests/support/stand_in.py). The slowest tests are listed at the end.
+# With --robust as first argument: only those that compute with networks in this process, once, under the arithmetic of an
+# old CPU, with two threads, another seed of all that tests train, in random order, and on a device that is not the CPU
+# unless a test names one (tests/support/stand_in.py). The slowest tests are listed at the end.
 set -euo pipefail
 SMOOTHADV_EXTRAS=test
 source "$(dirname "$0")/environment.sh"
@@ -17,6 +17,5 @@ export SMOOTHADV_TEST_DEVICE=standin SMOOTHADV_TEST_SEED=1
 export ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=2
 exec "${tests[@]}" --no-loadscope-reorder --random-order-bucket=module --random-order-seed=1 "$@" \
     tests/{api,architectures,attacks,evaluation,integer,models,objectives,training,voting} \
-    tests/cli/test_{attack*,certify,contract,denoised,ensemble,export,named_networks,plain_oracle,procedures,quantize}.py \
-    tests/cli/test_{top_k,torchrun_training,train,train_data,verify}.py \
-    tests/test_core.py tests/test_training_{chosen,killed,stopped}.py
+    tests/cli/test_{attack*,certify,denoised,ensemble,procedures,top_k,verify}.py \
+    tests/test_core.py tests/test_training_{chosen,stopped}.py

@@ -48,11 +48,9 @@ def test_speed_of_everything_is_measured_and_written(gpu, tmp_path, capsys):
         assert each["mode"] != "plain" or each["ratio"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("works", [-1, 0, 1])
+@pytest.mark.parametrize("works", [-1, 1])
 def test_variant_that_fails_is_named_and_the_others_are_measured(works, gpu):
-    """Where it is made, as when a CUDA graph cannot be captured, at its first run, or once it is
-    timed.
-    """
+    """Where it is made, as when a CUDA graph cannot be captured, or once it is timed."""
     options, runs, kernels = gpu.options_of(SMOKE), [], []
 
     def broken() -> None:
@@ -150,27 +148,6 @@ def test_share_of_the_ceiling_is_that_of_whichever_is_lower(
     line = gpu.Line(case, precision, "eager", 1, rate)
     gpu.relate(line, found)
     assert line.of_ceiling == (share and pytest.approx(share))
-
-
-def test_activations_of_a_deep_network_fit_into_fp16(gpu):
-    networks = importlib.import_module("networks")
-    network, largest = networks.prepared("cifar_resnet110", torch.device("cpu"), 1), []
-    for layer in network.modules():
-        layer.register_forward_hook(lambda *call: largest.append(float(call[-1].abs().max())))
-    with torch.no_grad():
-        network(torch.rand(8, 3, 32, 32) + networks.SIGMA * torch.randn(8, 3, 32, 32))
-    assert len(largest) > 250 and max(largest) < torch.finfo(torch.float16).max / 300
-
-
-def test_image_has_8_bits_on_a_device_that_divides_by_multiplying(gpu, monkeypatch):
-    """Whatever the device, the CPU divides."""
-    devices = set()
-    divide = torch.Tensor.div
-    monkeypatch.setattr(
-        torch.Tensor, "__truediv__", lambda a, b: devices.add(a.device.type) or divide(a, b)
-    )
-    image = gpu.certification_speed.grey_image("digits_resnet8", torch.device("meta"))
-    assert devices == {"cpu"} and image.device.type == "meta"
 
 
 @pytest.mark.parametrize("device, kernels", [("cpu", ["any", "sound"]), ("cuda", ["any"])])

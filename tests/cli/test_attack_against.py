@@ -2,33 +2,17 @@
 repeated.
 """
 
-import dataclasses
 import json
 import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 from scipy import stats
 
-from smoothadv.attacks.pgd import PGD
-from smoothadv.checkpoints import load_classifier
-from smoothadv.evaluation.falsify import (
-    CertificatePolls,
-    Certificates,
-    Claim,
-    read_certificates,
-    verdict,
-)
-from smoothadv.evaluation.log import Example
-from smoothadv.evaluation.specs import FalsifySpec
 from smoothadv.noise import Noise, Purpose
-from smoothadv.statistics.bounds import certified_radius
 from support.attack_runs import (
     SIGMA,
     archive,
@@ -48,7 +32,6 @@ from support.commands import (
     succeed,
     timeless,
 )
-from support.refusals import refusal
 
 USUAL = ["--device", "cpu", "--N", 100, "--num-steps", 3, "--num-noise-vec", 4]
 COLUMNS = [
@@ -115,39 +98,51 @@ def claims(log: Path) -> dict[str, dict[str, str]]:
     return {row["idx"]: row for row in rows(log) if certifies(row)}
 
 
-def test_true_certificates_withstand_the_attack(attack, certified, workplace):
-    """Each of 45 images flips with probability <= 0.002, so more flips than tolerated have
-    probability <= 0.001.
+@pytest.fixture(scope="module")
+def withstood(checkpoint, certified, tmp_path_factory) -> tuple[Path, set[int]]:
+    """The log of an attack on all these certificates, and the purposes of the noise drawn for
+    it.
     """
-    outcome = attack(certified)
-    assert (outcome.code, outcome.err) == (0, "")
-    table = rows(workplace / LOG)
-    count = len(claims(certified))
-    images = len(rows(certified))
+    asked, stream, folder = set(), Noise.stream, tmp_path_factory.mktemp("withstood")
+
+    def recorded(self: Noise, example: int, device: object, purpose: int = Purpose.VOTES):
+        asked.add(purpose)
+        return stream(self, example, device, purpose)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Noise, "stream", recorded)
+        words = ["digits", checkpoint, SIGMA, folder, *USUAL, "--against", certified]
+        succeed("attack", *words)
+    return folder / "against.tsv", asked
+
+
+def test_true_certificates_withstand_the_attack(attack, certified, withstood):
+    """Each of 45 images flips with probability <= 0.002, so more flips than tolerated have
+    probability <= 0.001. The finished log is judged.
+    """
+    log, _ = withstood
+    outcome = attack(certified, outdir=log.parent)
+    assert (outcome.code, outcome.err, outcome.out.count("\n")) == (0, "", 1)
+    count, images = len(claims(certified)), len(rows(certified))
     tolerated = next(k for k in range(count) if stats.binom.sf(k, images, 0.002) <= 0.001)
-    assert 30 < len(table) == count < 45, "abstentions claim nothing"
-    assert sum(row["flipped"] == "1" for row in table) <= tolerated
-    assert (
-        outcome.out.count("\n") == 1
-        and f"{count} certificates attacked at 0.999 of their radii" in outcome.out
-    )
-    assert (
-        f"up to {tolerated} of {images} images may flip" in outcome.out
-        and "alpha 0.001 + 0.001" in outcome.out
-    )
+    assert 30 < len(rows(log)) == count < 45, "abstentions claim nothing"
+    assert sum(row["flipped"] == "1" for row in rows(log)) <= tolerated
+    assert f"{count} certificates attacked at 0.999 of their radii" in outcome.out
+    said = f"at alpha 0.001 + 0.001, up to {tolerated} of {images} images may flip"
+    assert said in outcome.out
 
 
-def test_rows_tell_the_certificate_and_the_attack_within_it(attack, certified, workplace):
-    attack(certified, "--fraction", 0.5)
-    assert header(workplace / LOG) == COLUMNS
-    expected, arrays = claims(certified), archive(workplace / LOG)
+def test_rows_tell_the_certificate_and_the_attack_within_it(certified, withstood):
+    log, _ = withstood
+    assert header(log) == COLUMNS
+    expected, arrays = claims(certified), archive(log)
     assert {"certified", "radius", "flipped", "label", "predict"} <= arrays.keys()
     np.testing.assert_allclose(l2_norms(arrays), arrays["attack_norm"], rtol=1e-6)
-    for row in rows(workplace / LOG):
+    for row in rows(log):
         claim = expected.pop(row["idx"])
         assert (row["certified"], row["label"]) == (claim["predict"], claim["label"])
         assert float(row["radius"]) == float(claim["radius"])
-        assert float(row["epsilon"]) == 0.5 * float(claim["radius"])
+        assert float(row["epsilon"]) == 0.999 * float(claim["radius"])
         # The sum of image and perturbation is rounded to float32: 2^-25 for a pixel of 1.
         assert float(row["attack_norm"]) <= float(row["epsilon"]) * (1 + 1e-5) + 1e-7
         assert row["correct"] == str(int(row["predict"] == row["label"]))
@@ -157,35 +152,24 @@ def test_rows_tell_the_certificate_and_the_attack_within_it(attack, certified, w
     assert wrong.any(), "certificates of a wrong class are claims as well"
 
 
-def test_attack_goes_away_from_the_certified_class_not_from_the_label(
-    attack, checkpoint, certified, workplace
-):
-    attack(certified)
-    classifier, arrays = load_classifier(checkpoint, "digits"), archive(workplace / LOG)
-
-    def confidence(row: int, kind: str) -> float:
-        logits = noisy_logits(
-            classifier, arrays[kind][row], int(arrays["idx"][row]), Purpose.ATTACK_NOISE, 4
+def test_attack_goes_away_from_the_certified_class_not_from_the_label(classifier, withstood):
+    arrays = archive(withstood[0])
+    for row, certified in enumerate(arrays["certified"]):
+        index = int(arrays["idx"][row])
+        before, after = (
+            noisy_logits(classifier, arrays[kind][row], index, Purpose.ATTACK_NOISE, 4)
+            .double()
+            .softmax(1)
+            .mean(0)[certified]
+            for kind in ("image", "adversarial")
         )
-        return float(logits.double().softmax(1).mean(0)[arrays["certified"][row]])
-
-    for row in range(len(arrays["idx"])):
-        assert confidence(row, "adversarial") < confidence(row, "image")
+        assert after < before
 
 
-def test_predictions_are_on_draws_that_nobody_saw(
-    attack, checkpoint, certified, workplace, monkeypatch
-):
-    asked, stream = [], Noise.stream
-
-    def recorded(self: Noise, example: int, device: object, purpose: int = Purpose.VOTES):
-        asked.append(purpose)
-        return stream(self, example, device, purpose)
-
-    monkeypatch.setattr(Noise, "stream", recorded)
-    attack(certified)
-    assert set(asked) == {Purpose.ATTACK_NOISE, Purpose.ATTACKED_VOTES}
-    classifier, arrays = load_classifier(checkpoint, "digits"), archive(workplace / LOG)
+def test_predictions_are_on_draws_that_nobody_saw(classifier, withstood):
+    log, asked = withstood
+    assert asked == {Purpose.ATTACK_NOISE, Purpose.ATTACKED_VOTES}
+    arrays = archive(log)
     for image, index, prediction in zip(
         arrays["adversarial"], arrays["idx"].tolist(), arrays["predict"]
     ):
@@ -230,8 +214,6 @@ def test_radii_three_times_too_large_are_found_out(attack, false, workplace):
 
 
 OPTIONS = {
-    "none": [],
-    "part": ["--skip", 3, "--max", 6],
     "settings": [
         "--max=5",
         "--attack",
@@ -266,36 +248,28 @@ def test_each_flip_is_repeated_by_the_command_printed_with_it(
         assert timeless(workplace / f"out_{index}/against.tsv") == [before[str(index)]]
 
 
-@pytest.mark.parametrize("outdir", ["digits", "cpu"])
-def test_finished_falsification_is_judged_again_without_work(attack, false, outdir, workplace):
-    """Also where other words on the command line equal the folder's name."""
+def test_finished_falsification_is_judged_again_without_work(attack, false, workplace):
+    """Also where another word on the command line equals the folder's name."""
+    outdir = "digits"
     first = attack(false, "--max", 5, outdir=outdir)
     index, (_, command) = next(iter(printed_flips(first).items()))
     words = shlex.split(command)
-    assert (
-        words[2] == "digits"
-        and words[5] == f"{outdir}_{index}"
-        and words[words.index("--device") + 1] == "cpu"
-    )
+    assert (words[2], words[5]) == ("digits", f"{outdir}_{index}")
     before = snapshot(workplace)
     assert attack(false, "--max", 5, outdir=outdir) == first and snapshot(workplace) == before
 
 
-def test_few_flips_are_credible_and_how_many_is_a_matter_of_false_alarm(
-    attack, false, certified, workplace
+def test_how_many_flips_are_credible_is_a_matter_of_false_alarm(
+    attack, certified, false, workplace
 ):
-    """With alpha 0.4 for the certificates and 0.001 for PREDICT, about 28 flips of 45 images are
-    tolerated.
-    """
+    """With alpha 0.4 for the certificates and 0.001 for PREDICT; the finished log is judged."""
     generous = forged(certified, workplace / "generous.tsv", 3, alpha=0.4)
-    outcome = attack(generous)
     images = len(rows(certified))
-    flips = sum(row["flipped"] == "1" for row in rows(workplace / LOG))
-    for level in (0.001, 0.4, 1 - 1e-9):
+    for level, code in ((0.001, 0), (1 - 1e-9, 1)):
         outcome = attack(generous, "--false-alarm", level)
         tolerated = next(k for k in range(images + 1) if stats.binom.sf(k, images, 0.401) <= level)
         assert f"up to {tolerated} of {images} images may flip" in outcome.out + outcome.err
-        assert outcome.code == int(flips > tolerated)
+        assert outcome.code == code
 
 
 def test_manifest_names_the_certificates_and_others_are_not_taken_for_these(
@@ -317,7 +291,8 @@ def test_manifest_names_the_certificates_and_others_are_not_taken_for_these(
 )
 def test_attacks_stay_within_the_radius(attack, certified, workplace, factor, fraction):
     """Rounding to float32 falsifies nothing."""
-    attack(forged(certified, workplace / "log.tsv", factor), "--fraction", fraction)
+    log = forged(certified, workplace / "log.tsv", factor)
+    attack(log, "--fraction", fraction, "--max", 12)
     assert all(float(row["attack_norm"]) < float(row["radius"]) for row in rows(workplace / LOG))
 
 
@@ -348,130 +323,3 @@ def test_sound_certificates_are_attacked_by_images_of_8_bits_within_the_radius(
     assert all(square < (255 * radius) ** 2 for square, radius in zip(squares.tolist(), radii))
     assert (squares > 0).sum() >= len(radii) - 1, "the attack moves"
     assert manifest_of(workplace / LOG)["settings"]["noise"] == "RoundedGaussianNoise"
-
-
-# ---- the verdict on certificates that all hold their alpha, simulated ----
-
-# On images with two nearly equally likely classes almost nothing is certified, and about half of
-# the certificates are false. That is allowed: before its noise is drawn, each image gets a false
-# certificate with probability <= alpha.
-ALPHA, N, IMAGES, RUNS = 0.001, 1000, 5000, 60
-SPEC = FalsifySpec(
-    model=Path("checkpoint.pth.tar"),
-    dataset="digits",
-    sigma=0.25,
-    alpha=ALPHA,
-    against=Path("log.tsv"),
-    outdir=Path("out"),
-    attack=PGD(0.0, 1),
-)
-
-
-@pytest.mark.parametrize(
-    ("printed", "least"),
-    [
-        ((0.123, 0.0456), (0.1225, 0.04555)),
-        ((0.1234, 0.5), (0.12335, 0.49995)),
-        ((0.12345, 0.5), (0.12345, 0.5)),
-    ],
-)
-def test_radii_that_were_rounded_are_attacked_as_if_they_were_rounded_up(workplace, printed, least):
-    """A radius of 0 is no claim, and an image at the distance of the radius itself does not
-    count.
-    """
-    rows = [f"{idx}\t1\t1\t{radius}\t1\t0:00:01\n" for idx, radius in enumerate((*printed, 0.0))]
-    Path("log.tsv").write_text("idx\tlabel\tpredict\tradius\tcorrect\ttime\n" + "".join(rows))
-    certificates = read_certificates(SPEC)
-    radii = [claim.radius for claim in certificates.claims.values()]
-    assert radii == pytest.approx(least, rel=1e-12)
-    polls = CertificatePolls(None, None, certificates=certificates)
-    example = Example(0, torch.zeros(1, 8, 8), 1)
-    for answer, norm, flipped in [
-        (2, np.nextafter(radii[0], 0), 1),
-        (2, radii[0], 0),
-        (1, 0.0, 0),
-        (-1, 0.0, 0),
-    ]:
-        assert polls.judged(example, answer, norm)["flipped"] == flipped
-
-
-RECORD = (
-    "dataset split dataset_fingerprint checkpoint_sha256 module_sha256 denoiser input_layer sigma "
-    "precision"
-).split()
-
-
-@pytest.mark.parametrize(
-    ("images", "classes", "changed"),
-    [(4, 2, None), (5, 1, None), *((5, 2, name) for name in RECORD)],
-)
-def test_certificates_of_anything_else_are_not_attacked(images, classes, changed):
-    recorded = {name: f"one {name}" for name in RECORD}
-    certificates = Certificates(SPEC.against, [4], {4: Claim(0, 1, 0.1)}, ALPHA, recorded)
-
-    def check(images: int, classes: int, **settings: object) -> None:
-        dataset = mock.MagicMock(
-            __len__=lambda dataset: images, description=mock.Mock(num_classes=classes)
-        )
-        certificates.check_evaluation(mock.Mock(dataset=dataset, settings={**recorded, **settings}))
-
-    check(5, 2)
-    words = "it has image 4 and class 1" if changed is None else f"something else: {changed} was"
-    assert words in refusal(check, images, classes, **({changed: "another"} if changed else {}))
-
-
-def certified_and_flipped(seed: int) -> tuple[Certificates, pd.DataFrame]:
-    """A log by CERTIFY, whose class was selected from 100 draws; and attacks that PREDICT answers
-    without any error.
-
-    The smoothed classifier is class 0 everywhere, with a probability of 0.5001.
-    """
-    random = np.random.default_rng(seed)
-    selected = (random.binomial(100, 0.5001, IMAGES) < 50).astype(int)
-    votes = random.binomial(N, np.where(selected == 0, 0.5001, 0.4999))
-    images = np.flatnonzero(
-        [certified_radius(k, N, 1.0, ALPHA) is not None for k in votes.tolist()]
-    ).tolist()
-    claims = {index: Claim(0, int(selected[index]), 0.01) for index in images}
-    table = pd.DataFrame(
-        {"idx": images, "certified": [claim.certified for claim in claims.values()]}
-    )
-    table = table.assign(label=0, predict=0, radius=0.01, attack_norm=0.0, flipped=table.certified)
-    return Certificates(SPEC.against, list(range(IMAGES)), claims, ALPHA, {}), table
-
-
-def test_a_log_that_holds_its_alpha_is_not_accused():
-    """The verdict promises a false alarm in at most 0.001 of all runs: two in 60 would come with
-    less than 0.002.
-    """
-    runs = [certified_and_flipped(seed) for seed in range(RUNS)]
-    assert sum(verdict(SPEC, *run).refutes for run in runs) <= 1
-    false = np.array([table.flipped.sum() for _, table in runs])
-    assert (
-        stats.binomtest(int(false.sum()), RUNS * IMAGES, ALPHA, alternative="greater").pvalue > 1e-6
-    )
-    assert false.sum() > 20, "there are false certificates among them"
-    # The negative control, of the certified images alone: far more than a share alpha of these are
-    # false.
-    alone = [(dataclasses.replace(each, images=sorted(each.claims)), table) for each, table in runs]
-    assert sum(verdict(SPEC, *run).refutes for run in alone) > RUNS / 10
-
-
-def test_one_flip_more_than_is_credible_accuses_a_log():
-    """Of 5,000 images ten flip at 0.002 in the mean; the most that more than one log in 1,000
-    exceeds is no proof.
-    """
-    certificates, table = certified_and_flipped(0)
-    credible = int(stats.binom.isf(0.001, IMAGES, ALPHA + SPEC.alpha))
-    assert (
-        stats.binom.sf(credible, IMAGES, 0.002)
-        <= 0.001
-        < stats.binom.sf(credible - 1, IMAGES, 0.002)
-    )
-    for flips in (credible, credible + 1):
-        claims = {index: Claim(0, 1, 0.01) for index in range(flips)}
-        flipped = pd.concat(
-            [table.head(1).assign(idx=index, certified=1, flipped=1) for index in claims]
-        )
-        judged = verdict(SPEC, dataclasses.replace(certificates, claims=claims), flipped)
-        assert (judged.tolerated, judged.refutes) == (credible, flips > credible)

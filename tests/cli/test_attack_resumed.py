@@ -16,7 +16,6 @@ from support.attack_runs import LINEAR, SIGMA, archive, assert_same_attack
 from support.commands import (
     call,
     manifest_of,
-    refused,
     rows,
     snapshot,
     succeed,
@@ -60,20 +59,6 @@ def attack(checkpoint, workplace, capsys) -> Callable:
     )
 
 
-def test_overwriting_that_is_stopped_never_leaves_old_images_to_new_rows(
-    attack, workplace, whole, monkeypatch
-):
-    attack("--seed", 1)
-    for number in (1, 4):
-        with monkeypatch.context() as patch:
-            stop_at_pass(patch, number, KeyboardInterrupt())
-            assert attack("--overwrite", "--batch", 50).code == 130
-    assert attack("--batch", 50).code == 0
-    assert (
-        archive(workplace / LOG)["adversarial"].tobytes() == archive(whole)["adversarial"].tobytes()
-    )
-
-
 def test_the_second_of_two_sizes_is_continued_and_the_first_left_alone(
     attack, workplace, whole, monkeypatch
 ):
@@ -109,8 +94,9 @@ def allow_gradients_of(monkeypatch: pytest.MonkeyPatch, limit: int, error: Excep
     monkeypatch.setattr(VotingClassifier, "forward", limited)
 
 
-@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["accelerator", "host", "python"])
-@pytest.mark.parametrize("limit", [1, 5, 11])
+@pytest.mark.parametrize(
+    ("error", "limit"), [*zip(OUT_OF_MEMORY, (1, 5, 11))], ids=[*fragile_models.OUT_OF_MEMORY]
+)
 def test_attack_goes_on_with_less_memory_and_says_so(workplace, monkeypatch, capsys, error, limit):
     """From 40 noisy copies at a time to 20, 10, 5, 2, 1: whole images of two draws, in the end half
     of one.
@@ -153,9 +139,3 @@ def test_less_memory_for_one_size_does_not_stand_in_the_way_of_the_next(
     assert attack("--epsilon", 0.25, 0.75, 0.5).code == 0, (
         "finished with different ones, and nothing to do"
     )
-
-
-def test_no_memory_for_a_single_copy_is_one_line(attack, workplace, monkeypatch):
-    allow_gradients_of(monkeypatch, 0, OUT_OF_MEMORY[0])
-    assert refused(attack(), "out of memory", "one noisy copy")
-    assert rows(workplace / LOG) == []

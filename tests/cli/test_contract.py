@@ -90,14 +90,14 @@ def rows_in(folder: Path, kind: str) -> int:
 # Stopped
 
 
-@pytest.mark.parametrize("kind", [*EVALUATIONS])
+@pytest.mark.parametrize("kind", ["exact", "adaptive", "predict", "restarts", "stein", "falsify"])
 def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(
     start, workplace, whole, monkeypatch, kind
 ):
     """Stopped a little later each time until it is done: no finished row is computed again."""
     kept: list[bytes] = []
     log = workplace / LOGS[kind]
-    for number in range(2, 400, 5):
+    for number in range(2, 400, 9):
         with monkeypatch.context() as patch:
             stop_at_pass(patch, number, KeyboardInterrupt())
             outcome = start(kind)
@@ -111,7 +111,7 @@ def test_interrupted_at_any_pass_it_is_continued_by_the_same_command(
     assert_equal(workplace, whole(kind), kind)
 
 
-@pytest.mark.parametrize("kind", ["exact", "adaptive", "predict", "restarts", "falsify"])
+@pytest.mark.parametrize("kind", ["exact", "restarts"])
 def test_killed_at_random_it_is_finished_by_the_same_command(
     start, command, warm, workplace, whole, kind
 ):
@@ -134,7 +134,7 @@ def test_killed_at_random_it_is_finished_by_the_same_command(
     assert_equal(workplace, whole(kind), kind)
 
 
-@pytest.mark.parametrize("kind", ["exact", "predict", "restarts", "falsify"])
+@pytest.mark.parametrize("kind", ["exact", "falsify"])
 def test_finished_log_is_left_alone_and_extended(start, workplace, whole, kind):
     """Images that were packed are unpacked again."""
     for images in (5, 12):
@@ -151,7 +151,7 @@ def test_finished_log_is_left_alone_and_extended(start, workplace, whole, kind):
 
 @pytest.mark.parametrize(
     "kind, order",
-    [*((kind, (2, 0, 1)) for kind in KINDS), ("exact", (0,)), ("attack", (1, 0))],
+    [*((kind, (2, 0, 1)) for kind in KINDS), ("exact", (0,))],
 )
 def test_shards_in_any_order_merge_into_the_log_of_one_process(
     start, merge, workplace, whole, kind, order
@@ -176,7 +176,7 @@ def test_shards_in_any_order_merge_into_the_log_of_one_process(
     assert_equal(workplace, whole(kind), kind)
 
 
-@pytest.mark.parametrize(("kind", "keep"), [("exact", 0), ("predict", 2), ("attack", 3)])
+@pytest.mark.parametrize(("kind", "keep"), [("exact", 0), ("attack", 3)])
 def test_unfinished_shard_is_refused_and_continued_by_the_same_command(
     start, merge, workplace, whole, kind, keep
 ):
@@ -199,35 +199,6 @@ def test_unfinished_shard_is_refused_and_continued_by_the_same_command(
     assert_equal(workplace, whole(kind), kind)
 
 
-def test_shards_may_be_brought_together_from_several_places(start, merge, workplace, whole):
-    """Also those of images named one by one."""
-    only = ["--max", -1, "--only", 17, 3, 8]
-    folder = workplace / "out/epsilon_0.5.tsv.shards"
-    for index in (0, 1):
-        assert start("attack", *only, "--shard", f"{index}/2").code == 0
-        folder.rename(workplace / f"machine{index}")
-    assert merge("attack", "machine1/1-of-2.tsv", "machine0/0-of-2.tsv").code == 0
-    expected = rows(whole("attack") / LOGS["attack"])
-    found = rows(workplace / LOGS["attack"])
-    assert [row["idx"] for row in found] == ["3", "8", "17"]
-    assert [row["attack_norm"] for row in found] == [
-        expected[index]["attack_norm"] for index in (3, 8, 17)
-    ]
-
-
-def test_images_that_a_shard_lost_are_missed_before_anything_is_written(start, merge, workplace):
-    for index in (0, 1):
-        start("attack", "--shard", f"{index}/2")
-    lost = workplace / "out/epsilon_0.5.tsv.shards/1-of-2.tsv.examples"
-    content = lost.read_bytes()
-    lost.unlink()
-    before = snapshot(workplace)
-    assert refused(merge("attack"), "10 have no adversarial example")
-    assert snapshot(workplace) == before
-    lost.write_bytes(content)
-    assert merge("attack").code == 0
-
-
 def test_more_shards_than_examples_do_and_take_over_the_batch_of_the_first(start, merge, workplace):
     for index, batch in enumerate((["--batch", 50], [], [])):
         assert start("exact", "--max", 2, "--shard", f"{index}/3", *batch).code == 0
@@ -243,11 +214,7 @@ def test_merging_needs_shards_and_does_not_replace_a_log_unasked(start, merge, w
     (workplace / "log.tsv").write_text("idx\tlabel\n")
     assert refused(merge("exact"), "log.tsv exists already", "--overwrite")
     assert (workplace / "log.tsv").read_text() == "idx\tlabel\n"
-    for held in ("log.tsv", "log.tsv.tmp"):
-        with (workplace / held).open("ab") as file:
-            lock(file, Path(held))
-            assert refused(merge("exact", "--overwrite"), "is being written by another process")
-    assert merge("exact", "--overwrite").code == 0 and not (workplace / "log.tsv.tmp").exists()
+    assert merge("exact", "--overwrite").code == 0
 
 
 def test_shard_that_another_process_writes_is_not_removed(start, workplace):
@@ -262,26 +229,18 @@ def test_shard_that_another_process_writes_is_not_removed(start, workplace):
     assert start("exact", "--overwrite").code == 0 and not shard.parent.exists()
 
 
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        (["--seed", 1], "seed was 0, now 1"),
-        (["--max", 19], "shard.examples was [0, 21, 1], now [0, 19, 1]"),
-        (["--method", "adaptive"], "method was 'exact', now 'adaptive'"),
-    ],
-)
-def test_shards_of_other_settings_are_not_merged(start, merge, workplace, change, field):
+def test_shards_of_other_settings_are_not_merged(start, merge, workplace):
     start("exact", "--shard", "0/2", "--batch", 50)
+    folder, aside, change = workplace / "log.tsv.shards", workplace / "aside", ("--seed", 1)
+    field = "seed was 0, now 1"
     assert refused(start("exact", "--shard", "1/2", *change), field, "0-of-2.tsv"), "before work"
-    folder, aside = workplace / "log.tsv.shards", workplace / "aside"
     folder.rename(aside)  # as on another machine
     assert start("exact", "--shard", "1/2", *change).code == 0, "nobody can know yet"
     for path in aside.iterdir():
         path.rename(folder / path.name)
     before = snapshot(workplace)
-    assert refused(merge("exact"), field.split()[0], "0-of-2.tsv", "1-of-2.tsv")
+    assert refused(merge("exact"), "seed", "0-of-2.tsv", "1-of-2.tsv")
     assert snapshot(workplace) == before
-    assert refused(start("exact", "--shard", "1/2"), "-of-2.tsv", field.split()[0])
     assert start("exact", "--shard", "1/2", "--overwrite", "--batch", 50).code == 0
     assert merge("exact").code == 0
 
@@ -289,7 +248,7 @@ def test_shards_of_other_settings_are_not_merged(start, merge, workplace, change
 # torchrun
 
 
-@pytest.mark.parametrize("kind", ["adaptive", "attack", "falsify"])
+@pytest.mark.parametrize("kind", ["adaptive", "falsify"])
 def test_processes_write_the_log_of_one(command, warm, tmp_path, whole, kind):
     """As torchrun starts them; torchrun itself is at work below."""
     done = warm.run_workers(2, command(kind), tmp_path)
@@ -332,11 +291,9 @@ def release(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("kind", ["exact", "attack"])
-def test_killed_processes_are_continued_by_another_number(
-    start, command, warm, workplace, whole, kind
-):
+def test_killed_processes_are_continued_by_another_number(start, command, warm, workplace, whole):
     """First one process begins, then two go on until they are killed, then three, which finish."""
+    kind = "attack"
     start(kind, "--max", 2)
     begun = (workplace / LOGS[kind]).read_bytes().splitlines()
     with warm.workers(2, command(kind, *hold(workplace)), workplace) as workers:
@@ -351,23 +308,18 @@ def test_killed_processes_are_continued_by_another_number(
     assert_equal(workplace, whole(kind), kind)
 
 
-def test_shard_of_ones_own_is_refused_under_torchrun(command, warm, tmp_path):
-    for each in warm.run_workers(2, command("exact", "--shard", "0/2"), tmp_path):
-        assert each.returncode == 1 and "--shard" in each.stderr and "leave it out" in each.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_dry_run_under_torchrun_counts_shards_and_refuses_what_the_run_would(
     command, warm, workplace, start
 ):
     start("exact", "--shard", "0/2")
     before = snapshot(workplace)
+    for each in warm.run_workers(2, command("exact", "--shard", "0/2"), workplace):
+        assert each.returncode == 1 and "--shard" in each.stderr and "leave it out" in each.stderr
     (first, _) = warm.run_workers(2, command("exact", "--dry-run"), workplace)
     assert first.returncode == 0 and first.stdout.startswith("10 of 21 images"), first
-    for more in (["--dry-run"], []):
-        (first, _) = warm.run_workers(2, command("exact", "--seed", 1, *more), workplace)
-        assert first.returncode == 1 and "seed was 0, now 1" in first.stderr, first
-        assert snapshot(workplace) == before
+    (first, _) = warm.run_workers(2, command("exact", "--seed", 1, "--dry-run"), workplace)
+    assert first.returncode == 1 and "seed was 0, now 1" in first.stderr, first
+    assert snapshot(workplace) == before
 
 
 def test_torchrun_starts_anew_only_when_told(command, warm, workplace, start, whole):
@@ -400,11 +352,11 @@ def test_killed_workers_are_started_again_by_torchrun(command, warm, tmp_path, w
     assert_equal(tmp_path, whole("exact"), "exact")
 
 
-@pytest.mark.parametrize("kind", ["exact", "attack"])
 def test_merged_shards_do_not_stand_in_the_way_of_a_log_that_is_overwritten(
-    start, merge, workplace, whole, kind
+    start, merge, workplace, whole
 ):
     """Its rows differ from theirs in their times."""
+    kind = "attack"
     for index in range(2):
         assert start(kind, "--shard", f"{index}/2").code == 0
     assert merge(kind).code == 0

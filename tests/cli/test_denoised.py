@@ -43,17 +43,10 @@ def test_denoiser_learns_and_the_log_knows_no_accuracies(denoiser):
 def test_stability_starts_from_a_denoiser_and_counts_what_the_classifier_sees(
     denoiser, checkpoint, workplace, capsys
 ):
-    behind = [
-        "--classifier",
-        checkpoint,
-        "--objective",
-        "stability",
-        "--pretrained-model",
-        denoiser,
-    ]
-    outcome = call(
-        capsys, "train_denoiser", "digits", "digits_dncnn", "run", *SMALL, "--epochs", 1, *behind
-    )
+    train = ["train_denoiser", "digits", "digits_dncnn", "run", *SMALL, "--epochs", 1]
+    train += ["--classifier", checkpoint, "--objective", "stability"]
+    train += ["--pretrained-model", denoiser]
+    outcome = call(capsys, *train)
     assert outcome.code == 0 and f"starting from {denoiser} with all of its layers" in outcome.out
     assert f"certify.py digits {checkpoint}" in outcome.out.replace(
         "smoothadv certify", "certify.py"
@@ -75,36 +68,9 @@ def test_stability_starts_from_a_denoiser_and_counts_what_the_classifier_sees(
     )
 
 
-def test_recipes_of_classifiers_serve_denoisers(workplace):
-    succeed(
-        "train_denoiser",
-        "digits",
-        "digits_dncnn",
-        "run",
-        "--noise",
-        0.25,
-        "--recipe",
-        "smoke",
-        "--device",
-        "cpu",
-    )
-    assert len(rows(Path("run/log.txt"))) == 2, "its --warmup is of attacks, and left out"
-
-
-@pytest.mark.parametrize("objective", ["mse", "stability"])
-def test_stopped_training_ends_like_an_undisturbed_one(
-    objective, checkpoint, workplace, monkeypatch
-):
-    options = [
-        *SMALL,
-        "--steps-per-epoch",
-        5,
-        "--evaluate-images",
-        20,
-        "--objective",
-        objective,
-        *(["--classifier", checkpoint] if objective == "stability" else []),
-    ]
+def test_stopped_training_ends_like_an_undisturbed_one(checkpoint, workplace, monkeypatch):
+    options = [*SMALL, "--steps-per-epoch", 5, "--evaluate-images", 20]
+    options += ["--objective", "stability", "--classifier", checkpoint]
     with monkeypatch.context() as patch:
         after_update(patch, 8, send, torch.optim.AdamW)
         stopped = [
@@ -131,8 +97,6 @@ def test_log_behind_a_denoiser_is_that_of_the_composed_module(denoiser, checkpoi
     assert (
         settings["denoiser"]["arch"] == "digits_dncnn" and len(settings["denoiser"]["sha256"]) == 64
     )
-    succeed("certify", "digits", checkpoint, 0.25, "plain.tsv", *QUICK)
-    assert "denoiser" not in manifest_of(Path("plain.tsv"))["settings"], "older logs go on"
     options = {"sigma": 0.25, "n": 200, "limit": 6, "device": "cpu"}
     table = smoothadv.certify(checkpoint, "digits", denoiser=denoiser, **options)
     assert [f"{count}" for count in table.successes] == [
@@ -157,20 +121,8 @@ def test_log_can_be_verified_and_attacked_without_a_contradiction(
     succeed("certify", "digits", checkpoint, 0.25, "log.tsv", *QUICK, "--denoiser", denoiser)
     outcome = call(capsys, "certify", "verify", "log.tsv", "--rows", 3, "--device", "cpu")
     assert outcome.code == 0 and "all are equal" in outcome.out
-    attack = [
-        "digits",
-        checkpoint,
-        0.25,
-        "out",
-        "--N",
-        100,
-        "--num-steps",
-        3,
-        "--num-noise-vec",
-        4,
-        "--device",
-        "cpu",
-    ]
+    few = "--N 100 --num-steps 3 --num-noise-vec 4 --device cpu".split()
+    attack = ["digits", checkpoint, 0.25, "out", *few]
     outcome = call(capsys, "attack", *attack, "--against", "log.tsv", "--denoiser", denoiser)
     assert outcome.code == 0, outcome
     assert all(float(row["attack_norm"]) > 0 for row in rows(Path("out/against.tsv"))), (
@@ -187,26 +139,9 @@ def test_log_is_of_one_denoiser_and_an_ensemble_may_stand_behind_it(
     torch.save({**torch.load(checkpoint, weights_only=True), "epoch": 99}, "copy.pth.tar")
     succeed("certify", "digits", pair, 0.25, "log.tsv", *QUICK, "--denoiser", denoiser)
     torch.save({**torch.load(denoiser, weights_only=True), "epoch": 99}, "other.pth.tar")
-    outcome = call(
-        capsys, "certify", "digits", pair, 0.25, "log.tsv", *QUICK, "--denoiser", "other.pth.tar"
-    )
-    assert refused(outcome, "log.tsv", "denoiser.sha256 was") and len(rows(Path("log.tsv"))) == 6
-    assert refused(
-        call(capsys, "certify", "digits", pair, 0.25, "log.tsv", *QUICK), "denoiser.sha256 was"
-    )
-
-
-def test_denoiser_of_other_noise_is_warned_about_and_the_classifiers_noise_is_not(
-    denoiser, checkpoint, workplace, capsys
-):
-    outcome = call(
-        capsys, "predict", "digits", checkpoint, 0.5, "log.tsv", *QUICK, "--denoiser", denoiser
-    )
-    assert outcome.code == 0
-    assert (
-        outcome.err
-        == "warning: the denoiser was trained with noise 0.25; it is being smoothed with 0.5\n"
-    )
+    for other in (["--denoiser", "other.pth.tar"], []):
+        outcome = call(capsys, "certify", "digits", pair, 0.25, "log.tsv", *QUICK, *other)
+        assert refused(outcome, "log.tsv", "denoiser.sha256 was")
 
 
 def test_what_does_not_fit_is_one_line_and_leaves_nothing(denoiser, checkpoint, workplace, capsys):

@@ -45,19 +45,8 @@ def test_certificates_of_an_ensemble_withstand_attacks(certified, names, mean, w
     """False alarms, whatever the members: 0.001 of all runs, as the command judges flips."""
     log = certified[mean]
     assert sum(float(row["radius"]) > 0 for row in rows(log)) > 5
-    options = [
-        "--device",
-        "cpu",
-        "--N",
-        200,
-        "--num-steps",
-        3,
-        "--num-noise-vec",
-        4,
-        "--against",
-        log,
-    ]
-    outcome = call(capsys, "attack", "digits", names[mean], SIGMA, "out", *options)
+    few = "--device cpu --N 200 --num-steps 3 --num-noise-vec 4 --against".split()
+    outcome = call(capsys, "attack", "digits", names[mean], SIGMA, "out", *few, log)
     assert outcome.code == 0, outcome
     assert all(float(row["attack_norm"]) > 0 for row in rows(Path("out/against.tsv"))), (
         "it has gradients"

@@ -15,19 +15,7 @@ from support.commands import Outcome, call
 from support.sweeping import write_grid
 
 ESCAPES = "\x1b[2J\x07\u202e"
-CERTIFY = [
-    "certify",
-    "digits",
-    "model.tar",
-    "0.25",
-    "out.tsv",
-    "--N",
-    "20",
-    "--max",
-    "1",
-    "--device",
-    "cpu",
-]
+CERTIFY = "certify digits model.tar 0.25 out.tsv --N 20 --max 1 --device cpu".split()
 LOG = "idx\tlabel\tpredict\tradius\tcorrect\ttime\n0\t1\t1\t0.1\t1\t0:00:01\n"
 SETTINGS = {"dataset": "digits", "sigma": 0.25, "N": 20, "alpha": 0.001}
 

@@ -64,10 +64,3 @@ def test_an_option_of_the_released_code_is_answered_by_the_one_to_type_here(flag
     assert refused(outcome, flag, _RELEASED[flag], "docs/released.md", code=2)
     if _RELEASED[flag].startswith("write"):
         assert _RELEASED[flag].split()[1] in train_pgd.make_parser([])._option_string_actions
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"), [("analyze sumary log.tsv", "summary"), ("sweep pla grid.toml", "plan")]
-)
-def test_a_mistyped_subcommand_is_answered_by_the_one_that_was_meant(words, meant, capsys):
-    assert refused(call(capsys, *words.split()), f"(did you mean '{meant}'?)", code=2)

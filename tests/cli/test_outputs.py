@@ -1,12 +1,9 @@
 """What a command writes replaces nothing but files of its own kind."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from smoothadv.base.errors import UserError
-from smoothadv.records.writer import LogWriter
 from support.commands import call, refused
 
 LOG = (
@@ -64,10 +61,3 @@ def test_file_behind_a_link_is_replaced_and_the_link_kept(analyze):
     assert Path("latest.md").is_symlink() and Path("shared/table.md").read_text().startswith(
         "| l2 radius"
     )
-
-
-@pytest.mark.parametrize("flag", ["--overwrite", "--resume"])
-def test_pipes_are_no_logs(workplace, flag):
-    os.mkfifo("pipe")
-    with pytest.raises(UserError, match="pipe is no regular file"):
-        LogWriter(Path("pipe"), ("idx", "label"), {}, {}, flag[2:])

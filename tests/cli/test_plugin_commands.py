@@ -3,24 +3,23 @@ has changed.
 """
 
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
 
 from smoothadv.checkpoints import read_checkpoint
+from smoothadv.cli.attack import make_parser
+from smoothadv.cli.runner import command_line_of
 from support.commands import (
     call,
     forget_plugins,
-    header,
     manifest_of,
     place_of,
     refused,
     rows,
     succeed,
-    timeless,
 )
-from support.plugin_page import COMMANDS, GRID, SHAPES, words
+from support.plugin_page import GRID, SHAPES, words
 from support.sweeping import jobs_of
 from support.warm import patch_stages
 
@@ -61,14 +60,6 @@ def change(workplace: Path) -> None:
     (workplace / "shapes.py").write_text(SHAPES + "\n# changed\n")
 
 
-def test_page_shows_each_command():
-    assert [line[:2] for line in COMMANDS] == [
-        *(["smoothadv", name] for name in ("train", "certify", "attack")),
-        ["torchrun", "--nproc-per-node"],
-        ["smoothadv", "analyze"],
-    ]
-
-
 def test_checkpoint_and_manifest_record_the_plugin_and_its_digest(workplace):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("smoothadv.models.checkpoint.require_architecture", lambda name: name)
@@ -88,62 +79,17 @@ def test_checkpoint_and_manifest_record_the_plugin_and_its_digest(workplace):
         ]
 
 
-def test_training_says_how_to_certify_with_the_plugin(workplace, capsys):
-    outcome = call(capsys, "train", *words("train"), "--resume", "--device", "cpu")
-    assert outcome.code == 0 and outcome.out.splitlines()[-1].endswith("--plugin shapes.py"), (
-        outcome
-    )
-
-
 def test_attack_against_the_log_of_a_plugin(workplace, capsys):
     place_of(Path("logs/shapes.tsv"), "certified", lambda row: float(row["radius"]) > 0)
-    outcome = call(
-        capsys,
-        "attack",
-        *words("attack"),
-        "--device",
-        "cpu",
-        "--num-steps",
-        2,
-        "--num-noise-vec",
-        2,
-    )
+    few = ["--device", "cpu", "--num-steps", 2, "--num-noise-vec", 2]
+    outcome = call(capsys, "attack", *words("attack"), *few)
     assert outcome.code == 0 and "certificates attacked" in outcome.out, outcome
     assert manifest_of(Path("logs/attacked/against.tsv"))["settings"]["plugins"].keys() == {
         "shapes.py"
     }
     change(workplace)
-    outcome = call(
-        capsys,
-        "attack",
-        *words("attack"),
-        "--device",
-        "cpu",
-        "--num-steps",
-        2,
-        "--num-noise-vec",
-        2,
-    )
+    outcome = call(capsys, "attack", *words("attack"), *few)
     assert outcome.code == 1 and "plugins.shapes.py was" in outcome.err
-
-
-def test_torchrun_passes_the_plugin_to_all_processes(workplace, warm):
-    """What torchrun starts, by its own reading of the page's line."""
-    from torch.distributed.run import parse_args
-
-    line = next(line for line in COMMANDS if line[0] == "torchrun")
-    torchrun = parse_args([*line[1:], *map(str, FAST)])
-    assert torchrun.module and (torchrun.nproc_per_node, torchrun.training_script) == (
-        "2",
-        "smoothadv",
-    )
-    done = warm.run_workers(
-        2, [sys.executable, "-m", "smoothadv", *torchrun.training_script_args], workplace
-    )
-    assert [each.returncode for each in done] == [0, 0], done
-    one, two = Path("logs/shapes.tsv"), Path("logs/two.tsv")
-    assert header(two) == header(one) and timeless(two) == timeless(one) and len(rows(two)) == 12
-    assert manifest_of(two)["settings"] == manifest_of(one)["settings"]
 
 
 def test_sweep_gives_the_plugins_of_its_grid_to_all_commands(workplace, capsys, warm, monkeypatch):
@@ -161,24 +107,10 @@ def test_sweep_gives_the_plugins_of_its_grid_to_all_commands(workplace, capsys, 
     commands = [line for line in job_log.read_text().splitlines() if line.startswith("$ ")]
     assert len(commands) == 2 and all("--plugin grids/shapes.py" in line for line in commands)
     # The digest belongs to what a complete job must have been made with.
-    assert "1 done" in call(capsys, "sweep", "status", folder / "tiny.toml", "--device", "cpu").out
+    status = ("status", folder / "tiny.toml", "--device", "cpu")
+    assert "1 done" in call(capsys, "sweep", *status).out
     (folder / "shapes.py").write_text(SHAPES + "# changed")
-    status = call(capsys, "sweep", "status", folder / "tiny.toml", "--device", "cpu").out
-    assert "1 failed" in status and "plugins.shapes.py was" in status
-
-
-def test_sweep_takes_plugins_on_its_command_line_too(workplace, capsys):
-    Path("tiny.toml").write_text(GRID.replace('plugins = ["shapes.py"]', ""))
-    plan = ["plan", "tiny.toml", "--device", "cpu"]
-    outcome = call(capsys, "sweep", *plan)
-    assert refused(
-        outcome,
-        "tiny.toml, [[sweep]] 1",
-        "unknown architecture 'shapes_cnn'",
-        "--plugin FILE",
-        code=2,
-    )
-    assert "2 jobs" in call(capsys, "sweep", *plan, "--plugin", "shapes.py").out
+    assert "plugins.shapes.py was" in call(capsys, "sweep", *status).out
 
 
 def test_jobs_reach_other_machines_with_the_name_of_the_plugin(workplace):
@@ -259,24 +191,9 @@ def test_help_lists_the_options_of_a_plugin(workplace, capsys):
 
 
 def test_command_that_repeats_an_attack_has_each_plugin_after_its_own_flag():
-    from smoothadv.cli.attack import make_parser
-    from smoothadv.cli.runner import command_line_of
-
     parser = make_parser()
-    typed = [
-        "digits",
-        "c.pth.tar",
-        "0.25",
-        "out",
-        "--plugin",
-        "a.py",
-        "--plugin",
-        "b.py",
-        "--only",
-        "1",
-        "2",
-    ]
-    again = command_line_of(parser, vars(parser.parse_args(typed)), (), {})
+    words = "digits c.pth.tar 0.25 out --plugin a.py --plugin b.py --only 1 2"
+    again = command_line_of(parser, vars(parser.parse_args(words.split())), (), {})
     assert " --plugin a.py --plugin b.py" in " ".join(again) and " --only 1 2" in " ".join(again)
 
 

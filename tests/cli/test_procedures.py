@@ -13,7 +13,7 @@ import torch
 
 from smoothadv.api import torch_settings_kept
 from smoothadv.datasets import get_dataset
-from support.commands import call, header, manifest_of, refused, rows, timeless
+from support.commands import call, header, refused, rows, settings_of
 from support.image_files import save_image
 
 COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
@@ -50,74 +50,17 @@ def test_adaptive_log_says_samples_level_and_looks(certify, workplace):
     assert len({row["samples"] for row in found}) > 5
 
 
-def test_adaptive_needs_fewer_draws_for_nearly_the_same_statements(certify, workplace):
-    """On thirty images it may lose a radius or two; it must not gain any that exact misses by
-    far.
-    """
-    certify("exact.tsv")
-    certify("adaptive.tsv", "--method", "adaptive", "--radii", 0, 0.25)
-    exact, adaptive = (timeless(workplace / f"{name}.tsv") for name in ("exact", "adaptive"))
-    assert sum(int(row["samples"]) for row in adaptive) < 0.7 * sum(
-        100 + int(row["trials"]) for row in exact
-    )
-    for radius in (0.0, 0.25):
-        assert len(certified_at(radius, exact) ^ certified_at(radius, adaptive)) <= 3, radius
-
-
-def certified_at(radius: float, log: list[dict[str, str]]) -> set[str]:
-    return {row["idx"] for row in log if row["predict"] != "-1" and float(row["radius"]) >= radius}
-
-
-def test_settings_of_adaptive_are_in_the_manifest(certify, workplace):
-    adaptive = ["--method", "adaptive", "--max", 1]
-    certify("usual.tsv", *adaptive)
-    certify("given.tsv", *adaptive, "--radii", 1, 0.5, 1.0, "--ladder", "--label-aware")
-    usual, given = (
-        manifest_of(workplace / name)["settings"] for name in ("usual.tsv", "given.tsv")
-    )
-    assert {
-        "method": "adaptive",
-        "radii": PAPER_RADII,
-        "ladder": False,
-        "label_aware": False,
-    }.items() <= usual.items()
-    assert {"radii": [0.0, 0.5, 1.0], "ladder": True, "label_aware": True}.items() <= given.items()
-    certify("exact.tsv", "--max", 1)
-    assert {"radii", "ladder", "label_aware"}.isdisjoint(
-        manifest_of(workplace / "exact.tsv")["settings"]
-    )
-
-
-def test_label_aware_marks_the_wrong_selections_that_it_skips(certify, workplace):
-    options = ["--method", "adaptive", "--radii", 0, 0.25]
-    certify("plain.tsv", *options)
-    assert certify("aware.tsv", *options, "--label-aware").code == 0
-    assert header(workplace / "aware.tsv") == [*COLUMNS, *ADAPTIVE, "label_aware"]
-    plain, aware = (timeless(workplace / f"{name}.tsv") for name in ("plain", "aware"))
-    skipped = [one["correct"] for one, row in zip(plain, aware) if row["label_aware"] == "1"]
-    assert 0 < len(skipped) < EXAMPLES and set(skipped) == {"0"}
-    drawn = [{**one, "label_aware": "0"} for one in plain]
-    assert all(row == one for row, one in zip(aware, drawn) if row["label_aware"] == "0")
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_precision_is_recorded_and_makes_a_slightly_different_classifier(
-    certify, workplace, precision
-):
-    draws = ["--max", 12, "--N", 300]
-    assert (
-        certify("full.tsv", *draws).code
-        == certify("less.tsv", *draws, "--precision", precision).code
-        == 0
-    )
-    assert manifest_of(workplace / "less.tsv")["settings"]["precision"] == precision
-    assert manifest_of(workplace / "full.tsv")["settings"]["precision"] == "fp32"
-    counts = [
-        [int(row["successes"]) for row in timeless(workplace / name)]
-        for name in ("full.tsv", "less.tsv")
-    ]
-    far = [abs(full - less) > 30 for full, less in zip(*counts)]
-    assert sum(far) <= 2, "a count may be far off where another class was selected"
+def test_precision_is_recorded_and_makes_a_slightly_different_classifier(certify, workplace):
+    logs = {precision: workplace / f"{precision}.tsv" for precision in ("fp32", "bf16", "fp16")}
+    for precision, log in logs.items():
+        assert certify(log, "--max", 12, "--N", 300, "--precision", precision).code == 0
+        assert settings_of(log)["precision"] == precision
+        counts = [
+            (int(full["successes"]), int(less["successes"]))
+            for full, less in zip(rows(logs["fp32"]), rows(log), strict=True)
+        ]
+        far = [abs(full - less) > 30 for full, less in counts]
+        assert sum(far) <= 2, "a count may be far off where another class was selected"
 
 
 @pytest.fixture
@@ -163,14 +106,12 @@ def test_sound_log_has_squared_radii_and_says_what_executed_it(
     adaptive = ADAPTIVE if method == "adaptive" else []
     assert header(workplace / "log.tsv") == [*COLUMNS, *adaptive, "squared_radius"]
     assert_squared_radii_fit(workplace / "log.tsv")
-    settings = manifest_of(workplace / "log.tsv")["settings"]
+    settings = settings_of(workplace / "log.tsv")
     assert settings["sound"] is True and settings["noise"] == "RoundedGaussianNoise"
     executed_by = {"torch": torch.__version__, "device": "cpu", "threads": torch.get_num_threads()}
     assert executed_by.items() <= settings.items() and "cpu_capability" in settings
     certify("plain.tsv", "--max", 1)
-    assert (
-        not {"threads", "cpu_capability"} & manifest_of(workplace / "plain.tsv")["settings"].keys()
-    )
+    assert not {"threads", "cpu_capability"} & settings_of(workplace / "plain.tsv").keys()
 
 
 class Dimmed:

@@ -51,196 +51,6 @@ def replaced(command: list[str], **positions: str) -> list[str]:
     return [command[0], *(given | positions).values(), *command[1 + len(given) :]]
 
 
-CHECKPOINTS = [
-    (replaced(CERTIFY, checkpoint="missing.tar"), FAILURE, ["missing.tar", "does not exist"]),
-    (replaced(PREDICT, checkpoint="missing.tar"), FAILURE, ["missing.tar", "does not exist"]),
-    (replaced(CERTIFY, checkpoint="corrupt.tar"), FAILURE, ["corrupt.tar", "damaged"]),
-    (replaced(CERTIFY, checkpoint="folder"), FAILURE, ["folder", "checkpoint.pth.tar"]),
-    (
-        replaced(CERTIFY, checkpoint="unknown_arch.tar"),
-        FAILURE,
-        ["resnet_of_mine", "digits_resnet8"],
-    ),
-    (
-        replaced(CERTIFY, dataset="imagefolder:images"),
-        FAILURE,
-        ["model.tar", "imagefolder:images", "fit"],
-    ),
-    # Before anything is downloaded.
-    (replaced(CERTIFY, dataset="cifar10"), FAILURE, ["model.tar", "'cifar10'", "image_shape"]),
-    ([*CERTIFY, "--input-layer", "center"], FAILURE, ["normalize", "center"]),
-]
-NUMBERS = [
-    *(
-        (replaced(CERTIFY, sigma=sigma), USAGE, ["SIGMA", sigma])
-        for sigma in ("0", "-1", "nan", "inf", "a quarter", "1/0", "64/")
-    ),
-    (replaced(PREDICT, sigma="0"), USAGE, ["SIGMA", "'0'"]),
-    ([*TRAIN, "--noise", "-0.25"], USAGE, ["--noise", "-0.25"]),
-    ([*TRAIN, "--noise", "nan"], USAGE, ["--noise", "nan"]),
-    *(
-        ([*PREDICT, *PGD, "--epsilon", size], USAGE, ["--epsilon", size])
-        for size in ("-1", "1/0", "nan", "1/2/3")
-    ),
-    ([*TRAIN_PGD, *PGD, "--epsilon", "127"], USAGE, ["--epsilon", "127/255"]),
-    *(
-        ([*CERTIFY, "--alpha", alpha], USAGE, ["--alpha", alpha, "0 and 1"])
-        for alpha in ("0", "1", "-0.5", "x")
-    ),
-    *(
-        ([*CERTIFY, option, "0"], USAGE, [option, "'0'"])
-        for option in ("--max", "--skip", "--N", "--N0", "--batch")
-    ),
-    ([*CERTIFY, "--N", "1.5e0"], USAGE, ["--N", "1.5e0", "whole number"]),
-    ([*CERTIFY, "--seed", "-1"], USAGE, ["--seed", "-1"]),
-    ([*CERTIFY, "--max", "-2"], USAGE, ["--max", "-2"]),
-    ([*PREDICT, *PGD, "--num-steps", "0"], USAGE, ["--num-steps", "'0'"]),
-    ([*PREDICT, *DDN, "--gamma-DDN", "1"], USAGE, ["--gamma-DDN", "'1'"]),
-    *(
-        ([*TRAIN, option, "0"], USAGE, [option, "'0'"])
-        for option in ("--epochs", "--batch", "--lr", "--lr-step-size")
-    ),
-    ([*CERTIFY, "--device", "nonsense"], USAGE, ["--device", "nonsense"]),
-    ([*CERTIFY, "--device", "cuda:99"], USAGE, ["--device", "cuda:99"]),
-]
-NAMES = [
-    (
-        replaced(CERTIFY, dataset="digit"),
-        USAGE,
-        ["'digit'", "did you mean 'digits'", "cifar10", "imagefolder"],
-    ),
-    (replaced(CERTIFY, dataset="imagefolder"), USAGE, ["imagefolder:PATH"]),
-    (replaced(CERTIFY, dataset="digits:here"), USAGE, ["digits:here"]),
-    (
-        replaced(TRAIN, arch="resnet"),
-        USAGE,
-        ["'resnet'", "digits_resnet8", "cifar_resnet110", "resnet50"],
-    ),
-    ([*CERTIFY, "--method", "best"], USAGE, ["'best'", "exact"]),
-    ([*TRAIN, "--objective", "trades"], USAGE, ["'trades'", "gaussian", "smoothadv"]),
-    ([*CERTIFY, "--split", "validation"], USAGE, ["--split", "validation", "train", "test"]),
-    ([*CERTIFY, "--input-layer", "whiten"], USAGE, ["--input-layer", "normalize", "center"]),
-    (["analyze", "summaries", "log.tsv"], USAGE, ["summaries", "summary", "table", "plot"]),
-    (
-        [*CERTIFY, "--alph", "0.01"],
-        USAGE,
-        ["--alph"],
-    ),  # an abbreviation may mean something else tomorrow
-]
-CONTRADICTIONS = [
-    ([*TRAIN_PGD, *PGD, "--init-norm-DDN", "1"], USAGE, ["--init-norm-DDN", "PGD"]),
-    ([*TRAIN_PGD, *DDN, "--random-start"], USAGE, ["--random-start", "DDN"]),
-    ([*TRAIN, *PGD], USAGE, ["--attack", "gaussian"]),
-    ([*TRAIN, "--epsilon", "0.5"], USAGE, ["--epsilon", "gaussian"]),
-    ([*TRAIN, "--warmup", "5"], USAGE, ["--warmup", "gaussian"]),
-    ([*TRAIN, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "gaussian"]),
-    (
-        [*TRAIN_PGD, *PGD, "--noise", "0", "--no-grad-attack"],
-        USAGE,
-        ["--gradient stein", "noise"],
-    ),
-    (
-        [*TRAIN_PGD[:4], *PGD, "--no-grad-attack"],
-        USAGE,
-        ["give --noise"],
-    ),
-    ([*PREDICT, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "--attack"]),
-    ([*PREDICT, "--epsilon", "0.5"], USAGE, ["--epsilon", "--attack"]),
-    ([*PREDICT, "--base-attack"], USAGE, ["--gradient", "--attack"]),
-    ([*PREDICT, *PGD, "--base-attack", "--no-grad-attack"], USAGE, ["--base-attack"]),
-    ([*PREDICT, *PGD, "--gradient", "stein", "--base-attack"], USAGE, ["--gradient"]),
-    ([*TRAIN_PGD, *PGD, "--gradient", "base"], USAGE, ["--gradient", "'base'"]),
-]
-OMISSIONS = [
-    (TRAIN[:-2], USAGE, ["--noise"]),
-    ([*TRAIN_PGD[:-2], *PGD], USAGE, ["--noise"]),
-    ([*TRAIN_PGD, "--attack", "PGD", "--num-steps", "2"], USAGE, ["--epsilon"]),
-    ([*TRAIN_PGD, "--attack", "PGD", "--epsilon", "1"], USAGE, ["--num-steps"]),
-    (TRAIN_PGD, USAGE, ["--attack", "PGD", "DDN"]),
-    (CERTIFY[:3], USAGE, ["SIGMA", "OUTFILE"]),
-    (["analyze"], USAGE, ["ANALYSIS"]),
-]
-FILES = [
-    (replaced(CERTIFY, outfile="file/out.tsv"), FAILURE, ["file"]),
-    (replaced(PREDICT, outfile="file/deep/out.tsv"), FAILURE, ["file"]),
-    (replaced(TRAIN, outdir="file/run"), FAILURE, ["file"]),
-    (replaced(TRAIN, outdir="file"), FAILURE, ["file"]),
-    (replaced(CERTIFY, outfile="folder"), FAILURE, ["folder"]),
-    (
-        ["analyze", "summary", "log.tsv", "--sigma", "0.25", "-o", "file/table.md"],
-        FAILURE,
-        ["file"],
-    ),
-    (["analyze", "plot", "log.tsv", "--sigma", "0.25", "-o", "file/curves"], FAILURE, ["file"]),
-    (replaced(TRAIN, dataset="imagefolder:mixed"), FAILURE, ["mixed", "8x8", "6x8", "one size"]),
-    (replaced(TRAIN, dataset="imagefolder:torn"), FAILURE, ["1.png", "cannot be read"]),
-    (replaced(TRAIN, dataset="imagefolder:nowhere"), FAILURE, ["there is no folder", "nowhere"]),
-    (replaced(TRAIN, dataset="imagefolder:folder"), FAILURE, ["holds nothing", "train", "test"]),
-    (replaced(TRAIN, arch="resnet50"), FAILURE, ["resnet50", "3 channels"]),
-    (
-        replaced(TRAIN, dataset="imagenet") + ["--data-dir", "nowhere"],
-        FAILURE,
-        ["imagenet", "nowhere"],
-    ),
-    (
-        replaced(TRAIN, dataset="imagenet32") + ["--data-dir", "nowhere"],
-        FAILURE,
-        ["imagenet32", "nowhere"],
-    ),
-    (["certify", "merge", "out.tsv", "gone.tsv"], FAILURE, ["gone.tsv: it does not exist"]),
-    (["analyze", "summary", "nothing/*.tsv"], FAILURE, ["nothing/*.tsv"]),
-    (["analyze", "summary", "folder"], FAILURE, ["folder", "certification log"]),
-    (["analyze", "summary", "file"], FAILURE, ["file"]),
-    (["analyze", "summary", "corrupt.tar"], FAILURE, ["corrupt.tar"]),
-    (["analyze", "summary", "binary"], FAILURE, ["binary"]),
-    (["analyze", "summary", "header.tsv"], FAILURE, ["header.tsv", "no rows"]),
-]
-NO_FILES = [
-    *(
-        ([*command, path], USAGE, ["OUTFILE", f"'{path}'", "the file to write"])
-        for command in (
-            CERTIFY[:4],
-            PREDICT[:4],
-            QUANTIZE[:4],
-            ["certify", "merge"],
-            ["quantize", "export", "model.tar"],
-        )
-        for path in ("", ".", "/", "..", "folder/", "folder/.")
-    ),
-    *(
-        ([*ANALYZE, path], USAGE, ["-o", f"'{path}'", "the file to write"])
-        for path in ("", ".", "/")
-    ),
-    ([*ANALYZE, "curves.jpg"], USAGE, ["-o curves.jpg", "not JPG"]),
-    (["analyze", "report", "log.tsv", "-o", ""], USAGE, ["-o", "''", "write . for this one"]),
-    (["sweep", "report", "grid.toml", "-o", ""], USAGE, ["-o", "''", "the file to write"]),
-    (replaced(TRAIN, outdir=""), USAGE, ["OUTDIR", "''", "write . for this one"]),
-    (
-        ["attack", *CERTIFY[1:4], "", "--epsilon", "0.5"],
-        USAGE,
-        ["OUTDIR", "''", "write . for this one"],
-    ),
-]
-BEYOND_SENSE = [
-    (
-        ["analyze", "envelope", "log.tsv", "--decimals", "9223372036854775808"],
-        USAGE,
-        ["--decimals", "0 to 100"],
-    ),
-    (["analyze", "envelope", "log.tsv", "--decimals", "101"], USAGE, ["--decimals", "0 to 100"]),
-    ([*PREDICT, *PGD, "--num-steps", MANY], USAGE, ["--num-steps", MANY, "4,000,000,000"]),
-    ([*QUANTIZE, "--calibration", MANY], USAGE, ["--calibration", MANY, "4,000,000,000"]),
-    ([*TRAIN, "--crop-padding", "20000"], USAGE, ["--crop-padding 20000", "0 to 7"]),
-    ([*TRAIN, "--crop-padding", "8"], USAGE, ["--crop-padding 8", "0 to 7"]),
-    ([*TRAIN, "--momentum", "7"], USAGE, ["--momentum", "'7'", "below 1"]),
-    ([*TRAIN, "--momentum", "1"], USAGE, ["--momentum", "'1'", "below 1"]),
-    (
-        ["analyze", "table", "log.tsv", "--where", "sigma=\u0662"],
-        FAILURE,
-        ["no log has sigma=\u0662"],
-    ),
-    (replaced(TRAIN, dataset="imagefolder:images@\u0668"), FAILURE, ["images@\u0668"]),
-]
 OVER_INPUTS = [
     ([*QUANTIZE[:4], "model.tar", "--overwrite"], USAGE, ["model.tar"]),
     ([*QUANTIZE[:4], "./folder/../model.tar", "--overwrite"], USAGE, ["model.tar"]),
@@ -440,7 +250,190 @@ OUTPUTS = [
         for folder, name in (("notes", "log.txt"), ("further_notes", "args.json"))
     ),
 ]
-PLUGINS = [
+CASES = [
+    # Checkpoints.
+    (replaced(CERTIFY, checkpoint="missing.tar"), FAILURE, ["missing.tar", "does not exist"]),
+    (replaced(PREDICT, checkpoint="missing.tar"), FAILURE, ["missing.tar", "does not exist"]),
+    (replaced(CERTIFY, checkpoint="corrupt.tar"), FAILURE, ["corrupt.tar", "damaged"]),
+    (replaced(CERTIFY, checkpoint="folder"), FAILURE, ["folder", "checkpoint.pth.tar"]),
+    (
+        replaced(CERTIFY, checkpoint="unknown_arch.tar"),
+        FAILURE,
+        ["resnet_of_mine", "digits_resnet8"],
+    ),
+    (
+        replaced(CERTIFY, dataset="imagefolder:images"),
+        FAILURE,
+        ["model.tar", "imagefolder:images", "fit"],
+    ),
+    # Before anything is downloaded.
+    (replaced(CERTIFY, dataset="cifar10"), FAILURE, ["model.tar", "'cifar10'", "image_shape"]),
+    ([*CERTIFY, "--input-layer", "center"], FAILURE, ["normalize", "center"]),
+    # Numbers.
+    *(
+        (replaced(CERTIFY, sigma=sigma), USAGE, ["SIGMA", sigma])
+        for sigma in ("0", "-1", "nan", "inf", "a quarter", "1/0", "64/")
+    ),
+    (replaced(PREDICT, sigma="0"), USAGE, ["SIGMA", "'0'"]),
+    ([*TRAIN, "--noise", "-0.25"], USAGE, ["--noise", "-0.25"]),
+    ([*TRAIN, "--noise", "nan"], USAGE, ["--noise", "nan"]),
+    *(
+        ([*PREDICT, *PGD, "--epsilon", size], USAGE, ["--epsilon", size])
+        for size in ("-1", "1/0", "nan", "1/2/3")
+    ),
+    ([*TRAIN_PGD, *PGD, "--epsilon", "127"], USAGE, ["--epsilon", "127/255"]),
+    *(
+        ([*CERTIFY, "--alpha", alpha], USAGE, ["--alpha", alpha, "0 and 1"])
+        for alpha in ("0", "1", "-0.5", "x")
+    ),
+    *(
+        ([*CERTIFY, option, "0"], USAGE, [option, "'0'"])
+        for option in ("--max", "--skip", "--N", "--N0", "--batch")
+    ),
+    ([*CERTIFY, "--N", "1.5e0"], USAGE, ["--N", "1.5e0", "whole number"]),
+    ([*CERTIFY, "--seed", "-1"], USAGE, ["--seed", "-1"]),
+    ([*CERTIFY, "--max", "-2"], USAGE, ["--max", "-2"]),
+    ([*PREDICT, *PGD, "--num-steps", "0"], USAGE, ["--num-steps", "'0'"]),
+    ([*PREDICT, *DDN, "--gamma-DDN", "1"], USAGE, ["--gamma-DDN", "'1'"]),
+    *(
+        ([*TRAIN, option, "0"], USAGE, [option, "'0'"])
+        for option in ("--epochs", "--batch", "--lr", "--lr-step-size")
+    ),
+    ([*CERTIFY, "--device", "nonsense"], USAGE, ["--device", "nonsense"]),
+    ([*CERTIFY, "--device", "cuda:99"], USAGE, ["--device", "cuda:99"]),
+    # Names.
+    (
+        replaced(CERTIFY, dataset="digit"),
+        USAGE,
+        ["'digit'", "did you mean 'digits'", "cifar10", "imagefolder"],
+    ),
+    (replaced(CERTIFY, dataset="imagefolder"), USAGE, ["imagefolder:PATH"]),
+    (replaced(CERTIFY, dataset="digits:here"), USAGE, ["digits:here"]),
+    (
+        replaced(TRAIN, arch="resnet"),
+        USAGE,
+        ["'resnet'", "digits_resnet8", "cifar_resnet110", "resnet50"],
+    ),
+    ([*CERTIFY, "--method", "best"], USAGE, ["'best'", "exact"]),
+    ([*TRAIN, "--objective", "trades"], USAGE, ["'trades'", "gaussian", "smoothadv"]),
+    ([*CERTIFY, "--split", "validation"], USAGE, ["--split", "validation", "train", "test"]),
+    ([*CERTIFY, "--input-layer", "whiten"], USAGE, ["--input-layer", "normalize", "center"]),
+    (["analyze", "summaries", "log.tsv"], USAGE, ["summaries", "summary", "table", "plot"]),
+    (
+        [*CERTIFY, "--alph", "0.01"],
+        USAGE,
+        ["--alph"],
+    ),  # an abbreviation may mean something else tomorrow
+    # Contradictions.
+    ([*TRAIN_PGD, *PGD, "--init-norm-DDN", "1"], USAGE, ["--init-norm-DDN", "PGD"]),
+    ([*TRAIN_PGD, *DDN, "--random-start"], USAGE, ["--random-start", "DDN"]),
+    ([*TRAIN, *PGD], USAGE, ["--attack", "gaussian"]),
+    ([*TRAIN, "--epsilon", "0.5"], USAGE, ["--epsilon", "gaussian"]),
+    ([*TRAIN, "--warmup", "5"], USAGE, ["--warmup", "gaussian"]),
+    ([*TRAIN, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "gaussian"]),
+    (
+        [*TRAIN_PGD, *PGD, "--noise", "0", "--no-grad-attack"],
+        USAGE,
+        ["--gradient stein", "noise"],
+    ),
+    (
+        [*TRAIN_PGD[:4], *PGD, "--no-grad-attack"],
+        USAGE,
+        ["give --noise"],
+    ),
+    ([*PREDICT, "--num-noise-vec", "2"], USAGE, ["--num-noise-vec", "--attack"]),
+    ([*PREDICT, "--epsilon", "0.5"], USAGE, ["--epsilon", "--attack"]),
+    ([*PREDICT, "--base-attack"], USAGE, ["--gradient", "--attack"]),
+    ([*PREDICT, *PGD, "--base-attack", "--no-grad-attack"], USAGE, ["--base-attack"]),
+    ([*PREDICT, *PGD, "--gradient", "stein", "--base-attack"], USAGE, ["--gradient"]),
+    ([*TRAIN_PGD, *PGD, "--gradient", "base"], USAGE, ["--gradient", "'base'"]),
+    # Omissions.
+    (TRAIN[:-2], USAGE, ["--noise"]),
+    ([*TRAIN_PGD[:-2], *PGD], USAGE, ["--noise"]),
+    ([*TRAIN_PGD, "--attack", "PGD", "--num-steps", "2"], USAGE, ["--epsilon"]),
+    ([*TRAIN_PGD, "--attack", "PGD", "--epsilon", "1"], USAGE, ["--num-steps"]),
+    (TRAIN_PGD, USAGE, ["--attack", "PGD", "DDN"]),
+    (CERTIFY[:3], USAGE, ["SIGMA", "OUTFILE"]),
+    (["analyze"], USAGE, ["ANALYSIS"]),
+    # Files that cannot be read or written.
+    (replaced(CERTIFY, outfile="file/out.tsv"), FAILURE, ["file"]),
+    (replaced(PREDICT, outfile="file/deep/out.tsv"), FAILURE, ["file"]),
+    (replaced(TRAIN, outdir="file/run"), FAILURE, ["file"]),
+    (replaced(TRAIN, outdir="file"), FAILURE, ["file"]),
+    (replaced(CERTIFY, outfile="folder"), FAILURE, ["folder"]),
+    (
+        ["analyze", "summary", "log.tsv", "--sigma", "0.25", "-o", "file/table.md"],
+        FAILURE,
+        ["file"],
+    ),
+    (["analyze", "plot", "log.tsv", "--sigma", "0.25", "-o", "file/curves"], FAILURE, ["file"]),
+    (replaced(TRAIN, dataset="imagefolder:mixed"), FAILURE, ["mixed", "8x8", "6x8", "one size"]),
+    (replaced(TRAIN, dataset="imagefolder:torn"), FAILURE, ["1.png", "cannot be read"]),
+    (replaced(TRAIN, dataset="imagefolder:nowhere"), FAILURE, ["there is no folder", "nowhere"]),
+    (replaced(TRAIN, dataset="imagefolder:folder"), FAILURE, ["holds nothing", "train", "test"]),
+    (replaced(TRAIN, arch="resnet50"), FAILURE, ["resnet50", "3 channels"]),
+    (
+        replaced(TRAIN, dataset="imagenet") + ["--data-dir", "nowhere"],
+        FAILURE,
+        ["imagenet", "nowhere"],
+    ),
+    (
+        replaced(TRAIN, dataset="imagenet32") + ["--data-dir", "nowhere"],
+        FAILURE,
+        ["imagenet32", "nowhere"],
+    ),
+    (["certify", "merge", "out.tsv", "gone.tsv"], FAILURE, ["gone.tsv: it does not exist"]),
+    (["analyze", "summary", "nothing/*.tsv"], FAILURE, ["nothing/*.tsv"]),
+    (["analyze", "summary", "folder"], FAILURE, ["folder", "certification log"]),
+    (["analyze", "summary", "file"], FAILURE, ["file"]),
+    (["analyze", "summary", "corrupt.tar"], FAILURE, ["corrupt.tar"]),
+    (["analyze", "summary", "binary"], FAILURE, ["binary"]),
+    (["analyze", "summary", "header.tsv"], FAILURE, ["header.tsv", "no rows"]),
+    # Paths that name no file.
+    *(
+        ([*command, path], USAGE, ["OUTFILE", f"'{path}'", "the file to write"])
+        for command in (
+            CERTIFY[:4],
+            PREDICT[:4],
+            QUANTIZE[:4],
+            ["certify", "merge"],
+            ["quantize", "export", "model.tar"],
+        )
+        for path in ("", ".", "/", "..", "folder/", "folder/.")
+    ),
+    *(
+        ([*ANALYZE, path], USAGE, ["-o", f"'{path}'", "the file to write"])
+        for path in ("", ".", "/")
+    ),
+    ([*ANALYZE, "curves.jpg"], USAGE, ["-o curves.jpg", "not JPG"]),
+    (["analyze", "report", "log.tsv", "-o", ""], USAGE, ["-o", "''", "write . for this one"]),
+    (["sweep", "report", "grid.toml", "-o", ""], USAGE, ["-o", "''", "the file to write"]),
+    (replaced(TRAIN, outdir=""), USAGE, ["OUTDIR", "''", "write . for this one"]),
+    (
+        ["attack", *CERTIFY[1:4], "", "--epsilon", "0.5"],
+        USAGE,
+        ["OUTDIR", "''", "write . for this one"],
+    ),
+    # Numbers beyond all sense.
+    (
+        ["analyze", "envelope", "log.tsv", "--decimals", "9223372036854775808"],
+        USAGE,
+        ["--decimals", "0 to 100"],
+    ),
+    (["analyze", "envelope", "log.tsv", "--decimals", "101"], USAGE, ["--decimals", "0 to 100"]),
+    ([*PREDICT, *PGD, "--num-steps", MANY], USAGE, ["--num-steps", MANY, "4,000,000,000"]),
+    ([*QUANTIZE, "--calibration", MANY], USAGE, ["--calibration", MANY, "4,000,000,000"]),
+    ([*TRAIN, "--crop-padding", "20000"], USAGE, ["--crop-padding 20000", "0 to 7"]),
+    ([*TRAIN, "--crop-padding", "8"], USAGE, ["--crop-padding 8", "0 to 7"]),
+    ([*TRAIN, "--momentum", "7"], USAGE, ["--momentum", "'7'", "below 1"]),
+    ([*TRAIN, "--momentum", "1"], USAGE, ["--momentum", "'1'", "below 1"]),
+    (
+        ["analyze", "table", "log.tsv", "--where", "sigma=\u0662"],
+        FAILURE,
+        ["no log has sigma=\u0662"],
+    ),
+    (replaced(TRAIN, dataset="imagefolder:images@\u0668"), FAILURE, ["images@\u0668"]),
+    # Plug-ins.
     *(
         ([command, "--plugin", "gone.py"], USAGE, ["gone.py cannot be read"])
         for command in ("train", "train_pgd", "certify", "predict", "attack", "analyze", "sweep")
@@ -461,10 +454,7 @@ PLUGINS = [
             ("dataset 'digit'", replaced(CERTIFY, dataset="digit", checkpoint="missing.tar")),
         )
     ),
-]
-CASES = [
-    *(*CHECKPOINTS, *NUMBERS, *NAMES, *CONTRADICTIONS, *OMISSIONS, *FILES, *NO_FILES),
-    *(*BEYOND_SENSE, *PLUGINS),
+    # And those whose exit code or last words are the same in all.
     *((command, code, [*words, "replaced"]) for command, code, words in OVER_INPUTS),
     *((command, FAILURE, words) for command, words in ATTACK_FAILURES),
     *((command, FAILURE, [*words, "name another file"]) for command, words in OUTPUTS),

@@ -13,7 +13,6 @@ from support.certified_logs import MANIFEST
 SIGMA, N, ALPHA = 0.5, 1000, 0.001
 RADII = [0.0, 0.25, 0.5, 0.75]
 COLUMNS = ["idx", "label", "predict", "radius", "correct", "time", "successes", "trials"]
-ADAPTIVE = ["samples", "level", "looks"]
 ADAPTED = Adaptive(Smoothing(SIGMA, 100, N, ALPHA), RADII)
 # The most misses among N draws with which anything is certified.
 ALLOWED = max(m for m in range(N) if certified_radius(N - m, N, SIGMA, ALPHA) is not None)

@@ -45,22 +45,13 @@ class RayCluster:
     """A head and worker nodes, from entering this context until it is left; their logs are then
     below ``folder``.
 
-    Each worker node runs ``cpus`` tasks at a time that ask for one CPU, and has ``gpus`` GPUs in
-    Ray's books, whether or not this host has any. ``settings`` are environment variables of all
-    nodes, besides ``FAST`` or instead of it.
+    Each worker node runs ``cpus`` tasks at a time that ask for one CPU. None has a GPU in Ray's
+    books, whether or not this host has any.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        nodes: int = 2,
-        cpus: int = 1,
-        gpus: int = 0,
-        settings: dict | None = None,
-    ):
-        self.folder, self.address = Path(folder), ""
-        self.nodes, self.share = [HEAD, *range(nodes)], (f"--num-cpus={cpus}", f"--num-gpus={gpus}")
-        self.settings, self.started = {**FAST, **(settings or {})}, {}
+    def __init__(self, folder: Path, nodes: int = 2, cpus: int = 1) -> None:
+        self.folder, self.nodes, self.cpus = Path(folder), [HEAD, *range(nodes)], cpus
+        self.address, self.started = "", dict[int, subprocess.Popen]()
 
     def __enter__(self) -> RayCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,16 +62,11 @@ class RayCluster:
             free.bind((_host(HEAD), 0))
             self.address = f"{_host(HEAD)}:{free.getsockname()[1]}"
         try:
-            self._start(
-                HEAD,
-                "--head",
-                f"--port={self.address.rpartition(':')[2]}",
-                "--num-cpus=0",
-                "--num-gpus=0",
-            )
+            port = self.address.rpartition(":")[2]
+            self._start(HEAD, "--head", f"--port={port}", "--num-cpus=0")
             wait_for(self._up, said=lambda: f"for the head; see {self.folder}")
             for node in self.nodes[1:]:
-                self._start(node, f"--address={self.address}", *self.share)
+                self._start(node, f"--address={self.address}", f"--num-cpus={self.cpus}")
             wait_for(self._up, said=lambda: f"for the worker nodes; see {self.folder}")
         except BaseException:
             self.stop()
@@ -97,7 +83,7 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": str(self.short),
         }
-        return {**fixed, **self.settings}
+        return {**fixed, **FAST}
 
     def kill_node(self, index: int) -> list[int]:
         """End a node, or the ``HEAD``, as a power cut does: everything on it at once; returns the
@@ -157,6 +143,7 @@ class RayCluster:
             "start",
             "--block",
             "--object-store-memory=80000000",
+            "--num-gpus=0",
             *arguments,
             f"--node-ip-address={_host(index)}",
             f"--temp-dir={self.short}/{index}",

@@ -24,10 +24,9 @@ def interpreted(script: str, folder: Path, *words: str) -> dict[str, Any]:
     paths = f"{CODE}:{_SUPPORT.parent}"
     done = run_process(command, folder, TRITON_INTERPRET="1", PYTHONPATH=paths)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    if "unusable" in found:
-        pytest.skip(found["unusable"])
-    return found
+    if not done.stdout:
+        pytest.skip("the interpreter of this version of Triton stores nothing here")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def compiled(kernel: Any, types: dict[str, str], constants: dict, arch: int, **options: Any) -> str:

@@ -207,18 +207,19 @@ def sign_flip_p_value(differences: np.ndarray) -> float:
     """The exact two-sided p-value of whole ``differences`` of pairs, int64 [pairs]: of sums with
     random signs, the share that is at least as far from 0 as theirs (Fisher, 1935).
 
-    The distribution of S = sum of d_i s_i follows from its characteristic function, the product of
-    cos(t d_i), at as many t as S can have values. The sums err by less than 1e-12, which stands for
-    all p below.
+    A sum is 2 V - T, where T is the sum of all |d_i| and V that of those with a positive sign, to
+    which each contributes |d_i| or 0 with equal chances. The distribution of V is the convolution
+    of theirs, in pairs. It errs by less than 1e-12, which stands for all p below.
     """
-    sizes, counts = np.unique(np.abs(differences), return_counts=True)
-    total, found = int(sizes @ counts), abs(int(differences.sum()))
-    frequencies = 2 * np.pi * np.arange(total + 1) / (2 * total + 1)
-    transform = np.ones(total + 1)
-    for size, count in zip(sizes.tolist(), counts.tolist()):
-        transform *= np.cos(size * frequencies) ** count
-    chances = np.fft.irfft(transform, 2 * total + 1)  # of S = 0, 1, ..., total, -total, ..., -1
-    far = chances[found : 2 * total + 2 - found].sum()
+    from scipy.signal import fftconvolve
+
+    sizes = np.sort(np.abs(differences[differences != 0]))
+    chances = [np.ones(1), *(np.r_[0.5, np.zeros(size - 1), 0.5] for size in sizes)]
+    while len(chances) > 1:
+        pairs = [fftconvolve(*pair) for pair in zip(chances[::2], chances[1::2])]
+        chances = pairs + chances[2 * len(pairs) :]
+    sums = 2 * np.arange(len(chances[0])) - sizes.sum()
+    far = chances[0][np.abs(sums) >= abs(differences.sum())].sum()
     return float(np.clip(far, _LEAST_P, 1))
 
 

@@ -19,10 +19,7 @@ HERE, ELSEWHERE, TOO_SMALL = "a" * 64, "b" * 64, "c" * 64
 def digests(log: Path) -> list[str]:
     """The digest of the logits in the settings of a log, then those of its runs."""
     manifest = manifest_of(log)
-    return [
-        manifest["settings"]["logits_sha256"],
-        *(run["logits_sha256"] for run in manifest["runs"]),
-    ]
+    return [part["logits_sha256"] for part in (manifest["settings"], *manifest["runs"])]
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 
 from smoothadv.base.cpus import suitable_threads, usable_cpus
 from support.commands import CODE, run_process, succeed
+from support.trainings import same_state
 
 
 @pytest.fixture
@@ -54,17 +55,8 @@ def used(free_choice, monkeypatch) -> Callable[..., list[int]]:
 
 
 def test_log_goes_on_with_its_threads(used, monkeypatch, checkpoint, workplace):
-    words = [
-        "log.tsv.manifest.json",
-        "certify",
-        "digits",
-        checkpoint,
-        "0.25",
-        "log.tsv",
-        "--N",
-        200,
-        "--sound",
-    ]
+    certify = ["certify", "digits", checkpoint, 0.25, "log.tsv", "--N", 200, "--sound"]
+    words = ["log.tsv.manifest.json", *certify]
     assert used(*words, "--max", 1) == [1], "images of 8x8"
     assert used(*words, "--max", 1, "--overwrite", "--threads", 3) == [3]
     assert used(*words, "--max", 2) == [3, 3], "a setting of the log"
@@ -77,49 +69,23 @@ def test_log_goes_on_with_its_threads(used, monkeypatch, checkpoint, workplace):
 def test_command_that_names_no_images_keeps_to_the_usable_cpus(
     used, monkeypatch, checkpoint, workplace
 ):
-    used(
-        "log.tsv.manifest.json",
-        "certify",
-        "digits",
-        checkpoint,
-        "0.25",
-        "log.tsv",
-        "--N",
-        200,
-        "--max",
-        1,
-    )
+    words = ["certify", "digits", checkpoint, 0.25, "log.tsv", "--N", 200, "--max", 1]
+    used("log.tsv.manifest.json", *words)
     monkeypatch.setattr("smoothadv.cli.options.shared.usable_cpus", lambda: 1)
     succeed("certify", "verify", "log.tsv", "--device", "cpu")
     assert torch.get_num_threads() == 1
 
 
 def test_training_goes_on_with_its_threads(used, workplace):
-    few = [
-        "--noise",
-        0.25,
-        "--steps-per-epoch",
-        1,
-        "--batch",
-        32,
-        "--evaluate-images",
-        1,
-        "--epochs",
-    ]
+    few = ["--noise", 0.25, "--steps-per-epoch", 1, "--batch", 32, "--evaluate-images", 1]
 
-    def trained(folder: str, *options: object) -> list[int]:
-        return used(
-            f"{folder}/args.json", "train", "digits", "digits_resnet8", folder, *few, *options
-        )
+    def trained(folder: str, epochs: int, *options: object) -> list[int]:
+        words = ["train", "digits", "digits_resnet8", folder, *few, "--epochs", epochs, *options]
+        return used(f"{folder}/args.json", *words)
 
     assert trained("new", 1) == [1] and trained("whole", 2, "--threads", 2) == [2]
     assert trained("parts", 1, "--threads", 2) == [2] and trained("parts", 2, "--resume") == [2, 2]
-    parts, whole = (
-        torch.load(f"{name}/checkpoint.pth.tar", weights_only=True) for name in ("parts", "whole")
-    )
-    assert all(
-        torch.equal(parts["state_dict"][name], value) for name, value in whole["state_dict"].items()
-    )
+    assert same_state(Path("parts"), Path("whole"))
 
 
 @pytest.mark.parametrize(
