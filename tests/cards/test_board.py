@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothadv.analysis.board import rankings, sign_flip_p_value
-from smoothadv.analysis.card import Card, CardSpec, file_name, read_card
+from smoothadv.cards.board import rankings, sign_flip_p_value
+from smoothadv.cards.card import Card, CardSpec, file_name, read_card
 from support.analyzed_folder import log, records
 from support.commands import call, refused
 from support.report_page import Page
@@ -31,7 +31,7 @@ def card(name: str, radii: Sequence[float] = (0.5,) * 10, released: bool = False
 @pytest.fixture
 def unverified(monkeypatch, workplace):
     """The script refuses these logs, which have no counts and hardly a manifest."""
-    monkeypatch.setattr("smoothadv.analysis.card._run_verifier", lambda path: None)
+    monkeypatch.setattr("smoothadv.cards.card._run_verifier", lambda path: None)
     return workplace
 
 

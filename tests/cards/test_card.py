@@ -12,11 +12,11 @@ import pytest
 from scipy import stats
 
 import smoothadv
-from smoothadv.analysis import card as cards
-from smoothadv.analysis.board import BoardSpec
-from smoothadv.analysis.card import CardSpec, read_card
 from smoothadv.base.errors import UserError
 from smoothadv.base.files import file_digest
+from smoothadv.cards import card as cards
+from smoothadv.cards.board import BoardSpec
+from smoothadv.cards.card import CardSpec, read_card
 from smoothadv.records.logs import manifest_path
 from support.analyzed_folder import certification
 from support.commands import call, refused, rows, succeed
