@@ -152,13 +152,14 @@ REFUSED = {
     "linear layer follows a map": lambda n, x: x.flatten(1),
     "'add' reads 'first', which is overwritten": lambda n, x: n.a(x.relu_()) + x,
     "reads 'first', which is overwritten before": lambda n, x: n.a(F.relu(x, True)) + x,
+    "which is overwritten before": lambda n, x: n.a(n.over(x)) + x,
     "weight holds other numbers": plain,
     "padding is (300, 300)": plain,
 }
 
 
 def unsuitable(network: Small, words: str) -> None:
-    network.normal = nn.LayerNorm(8)
+    network.normal, network.over = nn.LayerNorm(8), nn.ReLU(inplace=True)
     if "groups" in words:
         network.first = nn.Conv2d(3, 9, 3, groups=3)
         network.fc = nn.Linear(9, 5)

@@ -9,7 +9,6 @@ import smoothadv
 from smoothadv.base.files import reserved
 from smoothadv.datasets.images import InMemoryImages
 from smoothadv.integer.layers import LayerGraph
-from smoothadv.integer.network import ByteConvolution
 from support.attack_runs import SMALL, archive, l2_norms
 from support.commands import (
     call,
@@ -19,7 +18,7 @@ from support.commands import (
     succeed,
     timeless,
 )
-from support.integers import SHORT, needs_bytes
+from support.integers import SHORT
 
 SOUND = ("--sound", "--N0", 20, "--N", 200, "--device", "cpu", "--skip", 40)
 
@@ -137,19 +136,6 @@ def test_batch_that_memory_halves_is_checked_again(fault, integers, workplace, c
         )
     else:
         assert outcome.code == 0 and timeless(Path("log.tsv")) == timeless(Path("whole.tsv"))
-
-
-@needs_bytes
-def test_votes_are_in_bytes(integers, workplace, monkeypatch):
-    exact, began = ByteConvolution.forward, []
-
-    def forward(*given: object) -> torch.Tensor:
-        began.append(Path("log.tsv").exists())
-        return exact(*given)
-
-    monkeypatch.setattr(ByteConvolution, "forward", forward)
-    succeed("certify", "digits", integers, 0.25, "log.tsv", *SOUND, "--max", 1)
-    assert began[-1] and not began[0], "first they are checked"
 
 
 def test_other_commands_take_integers(checkpoint, integers, workplace, capsys):
