@@ -8,7 +8,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from smoothadv.architectures import get_architecture
-from smoothadv.datasets import describe_dataset
 from smoothadv.integer.conversion import largest_values, read_network
 from smoothadv.integer.layers import Convolution, Sum
 from smoothadv.integer.network import IntegerNetwork
@@ -177,16 +176,6 @@ def test_network_without_an_integer_form_is_refused_with_the_layer(words, wire):
     assert words.split(" of 0")[0] in refusal(
         quantized, classifier, IMAGES, names="no integer form"
     )
-
-
-@pytest.mark.parametrize(
-    ("arch", "dataset", "layer"),
-    [("lenet", "mnist", "max_pool2d"), ("wide_resnet16_4", "digits", "BatchNorm2d")],
-)
-def test_architecture_without_an_integer_form_is_refused_with_the_layer(arch, dataset, layer):
-    classifier = get_architecture(arch, dataset).eval()
-    images = torch.rand(4, *describe_dataset(dataset).image_shape)
-    assert layer in refusal(quantized, classifier, images, names="no integer form")
 
 
 def test_sum_with_the_image_is_refused():
