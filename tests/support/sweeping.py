@@ -79,7 +79,7 @@ def write_grid(path: Path, *sweeps: Table, **further: Any) -> Path:
 
 def jobs_of(path: Path, shared: Mapping[str, str | None] = CPU) -> list[SweepJob]:
     """The jobs of a grid in the working folder; all commands get the ``shared`` options."""
-    from smoothadv.cli.expectations import CommandReader
+    from smoothadv.sweep.expectations import CommandReader
     from smoothadv.sweep.grid import read_grid
     from smoothadv.sweep.planning import plan_jobs
 

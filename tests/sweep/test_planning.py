@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from smoothadv.cli.expectations import CommandReader
 from smoothadv.datasets import describe_dataset
 from smoothadv.evaluation.specs import CertifySpec
 from smoothadv.noise import RoundedGaussianNoise
 from smoothadv.records.logs import read_manifest_file
+from smoothadv.sweep.expectations import CommandReader
 from support.commands import call, header, rows
 from support.sweeping import FIXED, do, finish, grid_text, jobs_of, write_grid
 

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from smoothadv.analysis import ANALYSES
-from smoothadv.analysis.board import FORMS, BoardSpec
-from smoothadv.analysis.card import CardSpec, file_name
 from smoothadv.analysis.figure_style import save
 from smoothadv.analysis.functions import LogsSpec
 from smoothadv.analysis.table_formats import FORMATS
+from smoothadv.base import annexes
 from smoothadv.base.errors import UsageError
 from smoothadv.base.files import (
     PAGE,
     refuse_to_replace,
     write_atomically,
-    write_json,
     write_text,
 )
 from smoothadv.base.settings import (
@@ -66,7 +64,6 @@ _REPLACED = {
     "svg": ("SVG drawing", b"<?xml"),
     "page": PAGE,
 }
-_OF_CARDS: dict[str, Any] = {"card": CardSpec, "board": BoardSpec}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +102,13 @@ def _make_parser() -> Parser:
         "reports. Accuracies are percent in markdown and latex, fractions in csv and json.",
     )
     subparsers = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
-    for name, component in {**ANALYSES, **_OF_CARDS}.items():
+    added = {name: one.load() for name, one in annexes.ANALYSES.items()}
+    for name, component in {**ANALYSES, **added}.items():
         what = " ".join((component.__doc__ or name).split())
         command = subparsers.add_parser(
             name, prog=f"analyze {name}", help=what, description=what[0].upper() + what[1:] + "."
         )
-        if name in _OF_CARDS:
+        if name in added:
             add_settings(command, options_of(component))
             continue
         for one in options_of(AnalyzeOptions):
@@ -124,9 +122,10 @@ def _make_parser() -> Parser:
 
 def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
     name = options["analysis"]
-    if name in _OF_CARDS:
-        given = given_settings(_OF_CARDS[name], options)
-        _make_cards(CardSpec(**given)) if name == "card" else _make_board(BoardSpec(**given))
+    if name in annexes.ANALYSES:
+        spec = annexes.ANALYSES[name].load()
+        for text in spec(**given_settings(spec, options)).write():
+            print(text)
         return
     component = ANALYSES[name]
     analysis = compose(component, options, name)
@@ -143,27 +142,6 @@ def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
         else:
             write_atomically(path, partial(save, made, kind=form))
         print(f"wrote {path}")
-
-
-def _make_cards(spec: CardSpec) -> None:
-    cards = spec.made()
-    if spec.check:
-        print(f"{spec.check} is the card of {cards[0][0]}")
-        return
-    for _, card in cards:
-        path = spec.output if spec.output.suffix == ".json" else spec.output / file_name(card)
-        refuse_to_replace(path, "card", b'{\n  "card": ')
-        write_json(path, card)
-        print(f"wrote {path}")
-
-
-def _make_board(spec: BoardSpec) -> None:
-    for path in spec.output:
-        refuse_to_replace(path, "board", PAGE[1], b"### ", b"ranking,", b'[\n  {\n    "ranking"')
-        write_text(path, spec.text(FORMS[path.suffix]))
-        print(f"wrote {path}")
-    if not spec.output:
-        sys.stdout.write(spec.text(spec.format))
 
 
 def _write_table(table: Any, asked: AnalyzeOptions) -> None:

@@ -3,7 +3,6 @@ it takes them.
 """
 
 import copy
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from smoothadv.architectures import chosen_architecture, get_architecture, named
 from smoothadv.architectures.denoisers import DENOISERS, Denoised
 from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
-from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers
+from smoothadv.architectures.integers import NetworkOfIntegers, is_of_integers, of_integers
 from smoothadv.architectures.libraries import LibraryNetwork, library_network
 from smoothadv.architectures.logits import logits_of, probe
 from smoothadv.attacks.estimators import frozen
@@ -50,8 +49,6 @@ from smoothadv.records.logs import DENOISER
 
 Spec = TypeVar("Spec", bound=ModelSpec)
 _PHOTOGRAPHS = ("imagefolder", "hf-dataset")
-_INTEGERS = "smoothadv.integer.network"
-"""The annex that defines these networks, loaded only for such a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +222,7 @@ def integer_network(
     """The network in a checkpoint of integers, for images of this shape; UserError where it is
     damaged.
     """
-    read = importlib.import_module(_INTEGERS).IntegerNetwork.read
+    read = of_integers("read", path)
     try:
         return read(content[INTEGER], content["state_dict"], image_shape, num_classes).eval()
     except ValueError as error:

@@ -13,6 +13,7 @@ import torch
 
 from smoothadv.architectures import made_architecture
 from smoothadv.architectures.denoisers import DENOISERS
+from smoothadv.architectures.integers import of_integers
 from smoothadv.base.devices import device_name, device_of_run, uses_tf32
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.base.errors import UsageError, UserError, counted, warn
@@ -21,7 +22,6 @@ from smoothadv.base.settings import describe
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
 from smoothadv.datasets.images import StreamedImages, changing_image
 from smoothadv.datasets.unlabelled import load_pseudo_labelled
-from smoothadv.integer.training import trained_integers
 from smoothadv.models.checkpoint import (
     INTEGER,
     digest_of,
@@ -161,7 +161,8 @@ def _model(
         description = with_recorded_constants(content, path, description)
         if spec.finetune_quantized:
             noise_sd = spec.objective.noise_sd
-            integers = trained_integers(content, path, name, noise_sd, description)
+            trained = of_integers("trained", path)
+            integers = trained(content, path, name, noise_sd, description)
             return description, input_layer, integers, f"starting from the integers of {path}"
         if INTEGER in content:
             raise UserError(

@@ -181,7 +181,7 @@ def _read_sweeps(asked: _SweepOptions, grids: Sequence[Grid] | None = None) -> S
     grids = _read_grids(asked) if grids is None else grids
     # Imports the commands of the jobs, and torch: the help and an error in a grid's file do not
     # wait for these.
-    from smoothadv.cli.expectations import CommandReader
+    from smoothadv.sweep.expectations import CommandReader
     from smoothadv.sweep.planning import plan_jobs
 
     commands = CommandReader()
@@ -208,7 +208,7 @@ def _with_bar(sweeps: Sweeps) -> Progress:
 
 
 def _with_states(sweeps: Sweeps, looks_for_images: bool = False) -> list[JobAndState]:
-    from smoothadv.cli.expectations import CommandReader
+    from smoothadv.sweep.expectations import CommandReader
 
     further = [CommandReader().lacking] if looks_for_images else []
     return [(job, state_of(job, *further)) for job in _with_bar(sweeps)]

@@ -33,7 +33,7 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -46,7 +46,7 @@ from smoothadv.analysis.facts import FIELDS, Value, facts_of
 from smoothadv.analysis.logs import Log, condition
 from smoothadv.analysis.reading import read_logs, rounding_notes
 from smoothadv.base.errors import UserError, counted, escape
-from smoothadv.base.files import digest, file_digest, read_json
+from smoothadv.base.files import digest, file_digest, read_json, refuse_to_replace, write_json
 from smoothadv.base.settings import (
     Checked,
     output_folder,
@@ -226,6 +226,19 @@ class CardSpec(Checked):
         if self.check:
             _refuse_other(self.check, before, *cards[0])
         return cards
+
+    def write(self) -> Iterator[str]:
+        """Write the cards, or check one; yields what was done, for people."""
+        cards = self.made()
+        if self.check:
+            yield f"{self.check} is the card of {cards[0][0]}"
+            return
+        for _, card in cards:
+            is_file = self.output.suffix == ".json"
+            path = self.output if is_file else self.output / file_name(card)
+            refuse_to_replace(path, "card", b'{\n  "card": ')
+            write_json(path, card)
+            yield f"wrote {path}"
 
 
 @dataclass(frozen=True)
