@@ -164,7 +164,7 @@ def futility_table(last_boundaries: np.ndarray, looks: np.ndarray, gamma: float)
     reaching = np.tile(looks + 1, (len(last_boundaries), 1))
     while (reaching - hopeless > 1).any():
         middle = (hopeless + reaching) // 2
-        at_best = middle + (looks[-1] - looks) * success_upper_bound(middle, looks, gamma)
+        at_best = middle + (looks[-1] - looks) * _success_upper_bound(middle, looks, gamma)
         reaches = at_best >= last_boundaries[:, None]
         hopeless = np.where(reaches, hopeless, middle)
         reaching = np.where(reaches, middle, reaching)
@@ -208,7 +208,6 @@ def predictive_quantile(successes: int, n: int, n_max: int, chance: float) -> fl
     )
 
 
-@within_ranges
 def _check_draws(n: int, n_max: int, successes: int = 0) -> None:
     if not successes <= n <= n_max:
         raise SettingError(f"n: found {n}, expected from {successes} successes to n_max, {n_max}")
@@ -221,6 +220,11 @@ def success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -
     """
     if np.any(np.greater(successes, trials)):
         raise SettingError(f"successes: found {successes!r} of {trials!r}, expected 0 to all")
+    return _success_upper_bound(successes, trials, gamma)
+
+
+def _success_upper_bound(successes: ArrayLike, trials: ArrayLike, gamma: float) -> np.ndarray:
+    """As above, also of -1 successes."""
     misses = np.subtract(trials, successes)
     return np.where(misses == 0, 1.0, special.betainccinv(np.add(successes, 1), misses, gamma))
 
