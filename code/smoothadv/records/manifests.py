@@ -94,8 +94,10 @@ def expected(value: Any, form: Any) -> str:
         wanted = [expected(value, each) for each in form]
         return "" if "" in wanted else " or ".join(wanted)
     if isinstance(form, list):
-        wanted = [expected(each, form[0]) for each in value] if isinstance(value, list) else []
-        return next(filter(None, wanted), "" if isinstance(value, list) else "a list")
+        if not isinstance(value, list):
+            return "a list"
+        wrong = next(filter(None, (expected(each, form[0]) for each in value)), "")
+        return wrong and f"a list of which each is {wrong}"
     if form in _NAMES:
         return "" if type(value) is form else _NAMES[form]
     try:
