@@ -112,7 +112,8 @@ def manifest_fault(manifest: Any) -> str:
     nothing is.
     """
     content = manifest if isinstance(manifest, dict) else {}
-    settings, runs = content.get("settings"), content.get("runs")
+    settings: Any = content.get("settings")
+    runs: Any = content.get("runs")
     if expected(settings, dict) or expected(runs, [dict]):
         return "holds no settings and runs"
     for part, forms in [(settings, SETTINGS), *((run, RUN) for run in runs)]:
