@@ -170,6 +170,9 @@ def test_statistics_and_analysis_do_without_torch():
     needed = [reaches(edges, module) for module in SOURCES if part(module) == "statistics"]
     others = set().union(*needed) - SOURCES.keys() - sys.stdlib_module_names - {"tomli"}
     assert others == {"numpy", "scipy", "mpmath"}, "statistics need no other library"
+    base = {module for module in set().union(*needed) & SOURCES.keys() if part(module) == "base"}
+    pure = {"smoothadv.base.errors", "smoothadv.base.registry", "smoothadv.base.settings"}
+    assert base <= {"smoothadv.base", *pure}, "statistics read and write no file, and show no bar"
 
 
 @pytest.mark.parametrize(

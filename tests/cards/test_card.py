@@ -256,10 +256,10 @@ def values(place: str, value: object) -> Callable[[dict], object]:
         (values("average_certified_radius", []), "its average radius is []"),
         (values("average_certified_radius", [0.21]), "its average radius is [0.21], not a mean"),
         (values("average_certified_radius", [0.21, 0.3, 0.1]), "its average radius is [0.21, 0.3"),
-        (lambda card: card["facts"].update(arch=[1]), "its facts.arch is [1]; a text or"),
+        (lambda card: card["facts"].update(arch=[1]), "its facts.arch is [1]; expected a text or"),
         (
             lambda card: card["verified"].update(notes=[1]),
-            "its verified.notes is [1]; null or a list",
+            "its verified.notes is [1]; expected null or a list",
         ),
     ],
 )
