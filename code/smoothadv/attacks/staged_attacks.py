@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from smoothadv.attacks.estimators import Model
-from smoothadv.attacks.smoothed_attack import Examples, SmoothedAttack
+from smoothadv.attacks.smoothed_attack import Examples, SmoothedAttack, best_of
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,8 @@ class StagedAttack(ABC):
         found = [*self.candidates(models, given)]
         if len(found) == 1:
             return found[0]
-        leads = torch.stack([self.lead(models, replace(given, inputs=each)) for each in found])
-        best = (leads if targets is None else -leads).argmin(0)
-        return torch.stack(found)[best, torch.arange(len(inputs), device=inputs.device)]
+        leads = [self.lead(models, replace(given, inputs=each)) for each in found]
+        return best_of(found, leads if targets is not None else [-lead for lead in leads])
 
     def candidates(self, models: Sequence[Model], given: Examples) -> Iterator[torch.Tensor]:
         """Adversarial inputs, as the inputs, from which the best is taken."""
