@@ -1,5 +1,6 @@
 """DDN in batches returns what its pseudo-code does: compared in float64 with an implementation that
-takes one example after the other. An example that is adversarial at the start is its own closest one.
+takes one example after the other. An example that is adversarial at the start is its own closest
+one.
 """
 
 import functools

@@ -245,11 +245,7 @@ class SmoothedAttack:
 
     @torch.no_grad()
     def shares(
-        self,
-        model: Model,
-        inputs: torch.Tensor,
-        labels: torch.Tensor,
-        indices: Sequence[int] | None = None,
+        self, model: Model, inputs: torch.Tensor, indices: Sequence[int] | None = None
     ) -> torch.Tensor:
         """The shares of the votes for each class, float [B, K], on the draws of the attack."""
 
@@ -257,7 +253,8 @@ class SmoothedAttack:
             logits = noisy_logits(seen, group.inputs, self._noise(group.inputs, group.numbers))
             return F.one_hot(logits.argmax(-1), logits.shape[-1]).float().mean(1)
 
-        return self._in_groups(count, model, Examples(inputs, labels, indices))
+        no_class = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+        return self._in_groups(count, model, Examples(inputs, no_class, indices))
 
     def _in_groups(
         self,
