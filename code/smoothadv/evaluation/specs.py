@@ -400,7 +400,7 @@ class AttackedSpec(EvaluationSpec):
 
     def smoothed_attack(self, seed: int, batch: int = 256) -> StagedAttack:
         """The attack on the smoothed classifiers, with this seed and batch."""
-        from smoothadv.attacks import CascadeAttack, RouterAttack, SmoothedAttack
+        from smoothadv.attacks import SmoothedAttack, StagedAttack
 
         attacks = [
             SmoothedAttack(
@@ -416,8 +416,7 @@ class AttackedSpec(EvaluationSpec):
         ]
         if self.router is not None:
             attacks[-1].target = None  # it has other classes
-            return RouterAttack(attacks)
-        return CascadeAttack(attacks, self.threshold or 0.0)
+        return StagedAttack(attacks, self.threshold or 0.0, routes=self.router is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
