@@ -12,7 +12,6 @@ from smoothadv.architectures import get_architecture
 from smoothadv.attacks import ATTACKS
 from smoothadv.attacks.estimators import plug_in
 from smoothadv.base.distributed import Processes
-from smoothadv.base.settings import identity
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
 from smoothadv.training.update import Address, Update
@@ -199,21 +198,6 @@ def test_weights_have_the_memory_format_of_the_device_and_keep_it(
     images = torch.rand(6, 3, 8, 8).to(memory_format=other)
     given = update(images, LABELS, 6, slice(0, 6), Address(1, 0, 0), 1.0)
     assert given.is_contiguous(memory_format=layout)
-
-
-def test_how_often_a_run_is_saved_does_not_decide_its_weights():
-    assert identity(Execution(checkpoint_minutes=1)) == identity(Execution(checkpoint_minutes=9))
-    others = [
-        Execution(precision="bf16"),
-        Execution(compile=True),
-        Execution(synchronized_norm=True),
-    ]
-    assert all(identity(other) != identity(Execution()) for other in others)
-    assert identity(Execution()) == {
-        "precision": "fp32",
-        "compile": False,
-        "synchronized_norm": False,
-    }
 
 
 def test_synchronized_norm_replaces_the_layers_and_keeps_the_model():
