@@ -291,30 +291,13 @@ def test_shares_are_parts_of_the_batch(count, size):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_who_this_process_is_stands_in_the_environment(monkeypatch):
-    for name, value in [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")]:
+def test_what_a_batch_system_may_have_set_means_nothing_without_torchrun(monkeypatch):
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    processes = Processes(launched=True)
-    assert (processes.rank, processes.size, processes.local_rank) == (5, 8, 1)
-    assert not processes.is_first and processes.launch is None
-    # Without torchrun the same environment, which a batch system may have set, means nothing.
+    launched = Processes(launched=True)
+    assert (launched.rank, launched.size, launched.local_rank, launched.launch) == (5, 8, 1, None)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     assert (join_processes().rank, join_processes().size) == (0, 1)
-
-
-def test_one_process_alone_exchanges_nothing():
-    processes, model, values = Processes(), network(), torch.tensor([1.0])
-    with processes.connected(CPU), processes.first_goes_first():
-        processes.average_gradients(model)
-        processes.share_state(model)
-        assert processes.total(values) is values and processes.launch is None
-        assert processes.received("this") == "this"
-        processes.share_buffers(model)
-        assert not torch.distributed.is_initialized()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize("as_stored", [True, False])
@@ -341,3 +324,7 @@ def test_tensors_of_all_layouts_are_exchanged_as_one(as_stored):
     assert as_stored or torch.equal(flat, torch.cat([tensor.flatten() for tensor in tensors]))
     flat *= 2
     assert all(torch.equal(view, 2 * tensor) for view, tensor in zip(views, tensors))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
