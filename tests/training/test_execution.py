@@ -64,7 +64,7 @@ def channels_last(images: torch.Tensor) -> torch.Tensor:
 def train(update: Update, steps: int = 2) -> list[float]:
     """The loss of each of ``steps`` updates."""
     sums = [
-        update(channels_last(IMAGES), LABELS, 6, slice(0, 6), Address(1, 0, step), 1.0)
+        update(channels_last(IMAGES), LABELS, torch.arange(6), Address(1, 0, step))
         for step in range(steps)
     ]
     return [float(each[0] / each[2]) for each in sums]
@@ -99,7 +99,7 @@ def test_compiled_training_is_eager_training(own_compiler_cache):
 
     # The smaller last batch of an epoch runs uncompiled, with the same weights.
     for update in (compiled, eager):
-        update(channels_last(IMAGES[:5]), LABELS[:5], 5, slice(0, 5), Address(1, 0, 9), 1.0)
+        update(channels_last(IMAGES[:5]), LABELS[:5], torch.arange(5), Address(1, 0, 9))
     assert largest_difference(compiled.model, eager.model) < 1e-4
 
 
@@ -196,7 +196,7 @@ def test_weights_have_the_memory_format_of_the_device_and_keep_it(
     assert not any(weight.is_contiguous(memory_format=other) for weight in weights)
     update.compute = lambda inputs: inputs.images
     images = torch.rand(6, 3, 8, 8).to(memory_format=other)
-    given = update(images, LABELS, 6, slice(0, 6), Address(1, 0, 0), 1.0)
+    given = update(images, LABELS, torch.arange(6), Address(1, 0, 0))
     assert given.is_contiguous(memory_format=layout)
 
 

@@ -5,6 +5,7 @@ This file is also the program of those processes, which are launched once for al
 """
 
 import copy
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -21,13 +22,13 @@ from smoothadv.base import distributed
 from smoothadv.base.distributed import Processes, join_processes
 from smoothadv.datasets import describe_dataset
 from smoothadv.datasets.images import InMemoryImages
-from smoothadv.noise import GaussianNoise
 from smoothadv.objectives import OBJECTIVES as KINDS
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
-from smoothadv.training.teacher import Teacher, count_votes
+from smoothadv.training.teacher import NoisyVotes, for_label, until_precise
 from smoothadv.training.update import Address, Update
+from support.trainings import KnownShares
 
 CPU = torch.device("cpu")
 ATTACK = ATTACKS["PGD"](0.5, 3)
@@ -80,7 +81,7 @@ def updater(model: nn.Module, objective: str, micro_batch: int, processes: Proce
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-2)
     shares = torch.eye(3, dtype=torch.float64)[torch.arange(8) % 3] * 0.7 + 0.1
     teacher, example = (
-        Teacher(nn.Sequential(network(), nn.Linear(3, 3)).double(), shares),
+        KnownShares(nn.Sequential(network(), nn.Linear(3, 3)).double(), shares),
         torch.zeros(2, 1, 8, 8),
     )
     return Update(
@@ -103,10 +104,8 @@ def do_update(update: Update, processes: Processes, step: int) -> torch.Tensor:
     dtype = next(update.model.parameters()).dtype
     images = torch.rand(size, 1, 8, 8, generator=generator, dtype=dtype)
     labels = torch.randint(3, (size,), generator=generator)
-    indices, part = processes.share(torch.arange(size))
-    seen = update(
-        images[indices], labels[indices], size, part, Address(3, 0, step), weight, indices
-    )
+    indices, _ = processes.share(torch.arange(size))
+    seen = update(images[indices], labels[indices], torch.arange(size), Address(3, 0, step), weight)
     return processes.total(seen)
 
 
@@ -146,9 +145,9 @@ def evaluated(processes: Processes) -> dict[str, float]:
     return update.evaluate(images, torch.arange(21), 4, Address(0, 0, 0))
 
 
-def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:
-    """Of all classes on five images, in an order of their own; of the label of one of them; and of
-    four that may end early.
+def votes(processes: Processes, seed: int = 4) -> list[Any]:
+    """For the labels of five images, in an order of their own, and of one of them; and of all
+    classes on four.
     """
     pixels = torch.randint(
         256, (21, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
@@ -156,10 +155,16 @@ def votes(processes: Processes, seed: int = 4) -> list[list[list[int]]]:
     images = InMemoryImages(pixels, torch.arange(21) % 3, describe_dataset("digits"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
-    more = 40, GaussianNoise(1.0, seed), CPU, 16, processes, "votes"
-    asked = (([20, 3, 7, 0, 9], {}), ([20], {"for_labels": True}), ([20, 3, 7, 0], {"early": True}))
+    noisy = NoisyVotes(model, images, 1.0, CPU, 16, processes)
+    of_label = functools.partial(for_label, 40)
+    asked = (
+        ([20, 3, 7, 0, 9], of_label, ()),
+        ([20], of_label, ()),
+        ([20, 3, 7, 0], lambda label: until_precise(40), (10,)),
+    )
     return [
-        count_votes(model, images, np.array(which), *more, **how).tolist() for which, how in asked
+        noisy.count(np.array(which), seed, voting, shape, "votes").tolist()
+        for which, voting, shape in asked
     ]
 
 
@@ -240,9 +245,9 @@ def test_two_processes_count_the_votes_of_one(found):
     """Each image's noise is a function of its index, wherever it is; another seed is a negative
     control.
     """
-    alone = [of_classes, of_labels, _] = votes(Processes())
+    alone = [of_labels, of_one, of_classes] = votes(Processes())
     assert found[0]["votes"] == found[1]["votes"] == alone != votes(Processes(), 5)
-    assert [sum(row) for row in of_classes] == [40] * 5 and of_labels == [[of_classes[0][2]]]
+    assert of_one == of_labels[:1] and 0 < of_classes[0][2] <= of_labels[0] < 40
 
 
 def test_all_take_over_the_statistics_of_the_first(found):

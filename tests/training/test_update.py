@@ -12,16 +12,15 @@ from smoothadv.objectives import OBJECTIVES as KINDS
 from smoothadv.objectives.gaussian import Gaussian
 from smoothadv.objectives.smoothadv import SmoothAdv
 from smoothadv.training.execution import Execution
-from smoothadv.training.teacher import Teacher
 from smoothadv.training.update import Address, Update
 from support.models import Recorder
 from support.operators import Operators
+from support.trainings import KnownShares
 
 CPU = torch.device("cpu")
 SIGMA, EPSILON = 0.25, 0.5
 RATE, MOMENTUM, DECAY = 0.1, 0.9, 1e-2
 ADDRESS = Address(seed=3, epoch=20, step=5)
-EVERYTHING = slice(0, 7)
 EXAMPLES, UNATTACKED_EXAMPLES = 2, 4
 
 
@@ -59,8 +58,8 @@ def smoothadv(copies: int = 1, steps: int = 3, attack: str = "PGD", **settings) 
 
 def updater(model: nn.Module, objective, micro_batch: int = 7) -> Update:
     optimizer = torch.optim.SGD(model.parameters(), RATE, momentum=MOMENTUM, weight_decay=DECAY)
-    shares = torch.eye(3, dtype=torch.float64)[[2, 0, *batch()[1].tolist(), 1]] * 0.7 + 0.1
-    teacher = Teacher(nn.Sequential(network(), nn.Linear(3, 3).double()), shares)
+    shares = torch.eye(3, dtype=torch.float64)[batch()[1]] * 0.7 + 0.1
+    teacher = KnownShares(nn.Sequential(network(), nn.Linear(3, 3).double()), shares)
     return Update(
         model,
         objective,
@@ -77,7 +76,7 @@ def updater(model: nn.Module, objective, micro_batch: int = 7) -> Update:
 def sums_of(
     update: Update, address: Address = ADDRESS, weight: float = 1.0, seed: int = 0
 ) -> list[float]:
-    return update(*batch(seed), 7, EVERYTHING, address, weight, torch.arange(2, 9)).tolist()
+    return update(*batch(seed), torch.arange(7), address, weight).tolist()
 
 
 def state(model: nn.Module) -> torch.Tensor:
@@ -186,42 +185,22 @@ def usual_network(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(nn.Identity(), nn.Sequential(*layers))
 
 
-class OneOfTwo(Processes):
-    """One of two processes that are not connected: it cannot exchange anything."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.rank, self.size = rank, 2
-
-    def average_gradients(self, model: nn.Module) -> None:
-        pass
-
-    def share_buffers(self, model: nn.Module) -> None:
-        pass
-
-
 class Watched:
     """A network and its update, and all batches that the attack and the training saw."""
 
-    def __init__(
-        self, objective, model: nn.Module | None = None, processes: Processes | None = None, micro=7
-    ):
+    def __init__(self, objective, model: nn.Module | None = None):
         execution = Execution()
         self.model = execution.prepare(usual_network() if model is None else model, CPU)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
-        arguments = execution, processes or Processes(), CPU, IMAGES[:2], micro
-        self.update = Update(self.model, objective, optimizer, *arguments)
+        how = execution, Processes(), CPU, IMAGES[:2], len(IMAGES)
+        self.update = Update(self.model, objective, optimizer, *how)
         self.update.folded = self.attack = Recorder(self.update.folded)
         self.update.forward = self.training = Recorder(self.update.forward)
 
-    def __call__(self, address: Address = ADDRESS, part: slice = slice(0, 7)) -> torch.Tensor:
+    def __call__(self, address: Address = ADDRESS) -> torch.Tensor:
         """Update; the weights afterwards."""
-        self.update(IMAGES[part], LABELS[part], 7, part, address, 1.0)
+        self.update(IMAGES, LABELS, torch.arange(7), address)
         return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
-
-    @property
-    def trained_on(self) -> torch.Tensor:
-        return torch.cat(self.training.batches)
 
 
 # ---- how often ----
@@ -298,19 +277,7 @@ def test_an_update_is_a_function_of_its_address(objective, dropout):
 
 
 def test_dropout_is_on_in_training_and_off_in_the_attack():
-    """In the same update with another seed for the layers alone the trained weights differ."""
-    one, other = (
-        Watched(smoothadv(), usual_network(0.5)),
-        Watched(smoothadv(), usual_network(0.5), OneOfTwo(1)),
-    )
-    one(), other()
-    assert torch.equal(one.attack.batches[-1], other.attack.batches[-1]), (
-        "the attack came to the same"
-    )
-    with torch.no_grad():
-        gradients = [
-            torch.cat([each.grad.flatten() for each in watched.model.parameters()])
-            for watched in (one, other)
-        ]
-    # Each process computes half of the mean: without dropout one gradient would be twice the other.
-    assert not torch.allclose(2 * gradients[0], gradients[1], rtol=1e-3)
+    with_it, without = (Watched(smoothadv(), usual_network(dropout)) for dropout in (0.5, 0.0))
+    trained = [watched() for watched in (with_it, without)]
+    assert torch.equal(with_it.attack.batches[-1], without.attack.batches[-1])
+    assert not torch.allclose(*trained, rtol=1e-3)

@@ -30,7 +30,7 @@ from smoothadv.voting.counter import Poll, VoteCounter
 _IMAGES_AT_A_TIME = 512
 
 
-@dataclass(frozen=True)
+@dataclass
 class Teacher:
     """``network`` maps images [B, C, H, W] to logits [B, K]; ``sha256`` is that of its
     checkpoint.
@@ -112,10 +112,9 @@ class VotingTeacher(Teacher):
     """A teacher whose shares of the votes on noisy copies of training images are the ``targets`` of
     a batch; it votes on an image when that first comes.
 
-    ``shares`` float32 [N, K] are those of the classes, 0 of images that had no vote yet. An image
-    has as many votes as ``until_precise`` asks for. The cache of the user keeps them, for every
-    training: they are a function of the checkpoint, the images, the noise and ``draws``, up to the
-    rounding of passes of other sizes.
+    An image has as many votes as ``until_precise`` asks for. The cache of the user keeps them, for
+    every training: they are a function of the checkpoint, the images, the noise and ``draws``, up
+    to the rounding of passes of other sizes.
     """
 
     def __init__(self, teacher: Teacher, votes: NoisyVotes, draws: int) -> None:
@@ -128,7 +127,7 @@ class VotingTeacher(Teacher):
         if processes.is_first:
             content = cached(self._name, lambda: np.zeros(shape, "<u4").tobytes())
         self._votes = np.frombuffer(processes.received(content), "<u4").reshape(shape).copy()
-        self._is_kept, self.shares = True, _shares(self._votes).to(votes.device)
+        self._is_kept, self._device = True, votes.device
         self._count = partial(
             votes.count,
             seed=int(identity[:16], 16),
@@ -141,19 +140,15 @@ class VotingTeacher(Teacher):
         new = asked[self._votes[asked].sum(1) == 0]
         if len(new):
             self._votes[new] = self._count(new)
-            self.shares[new] = _shares(self._votes[new]).to(self.shares.device)
             self._is_kept = False
-        return {"teacher": self.network, "targets": self.shares[indices[part].to(self.shares.device)]}
+        votes = self._votes[indices[part].numpy()]
+        shares = torch.from_numpy(votes / votes.sum(1, keepdims=True)).float()
+        return {"teacher": self.network, "targets": shares.to(self._device)}
 
     def keep(self) -> None:
         if not self._is_kept:
             keep(self._name, self._votes.tobytes())
         self._is_kept = True
-
-
-def _shares(votes: np.ndarray) -> torch.Tensor:
-    """The shares float32 [n, K] of votes [n, K]; 0 where there are none."""
-    return torch.from_numpy(votes / np.maximum(votes.sum(1, keepdims=True), 1)).float()
 
 
 def load_teacher(spec: TrainSpec, training: ImageDataset, device: torch.device) -> Teacher:

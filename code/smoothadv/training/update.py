@@ -227,11 +227,13 @@ class Update:
         epsilon = objective.epsilon(math.inf)
         taught = {"teacher": self.teacher.network} if self.teacher else {}
         sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        batches = [(len(whole), *self.processes.share(whole)) for whole in indices.split(batch)]
-        numbers = [number for number, (_, own, _) in enumerate(batches) if len(own)]
-        loaded = test_set.evaluation_batches([batches[one][1] for one in numbers], self.device)
-        for number, (images, labels) in zip(numbers, loaded):
-            whole, _, part = batches[number]
+        batches = [
+            (number, len(whole), *self.processes.share(whole))
+            for number, whole in enumerate(indices.split(batch))
+        ]
+        batches = [one for one in batches if len(one[2])]
+        loaded = test_set.evaluation_batches([own for _, _, own, _ in batches], self.device)
+        for (number, whole, _, part), (images, labels) in zip(batches, loaded):
             generator = address.generator(self.device, Purpose.EVALUATION, number)
             seen = objective.batch(images, labels, address.epoch, generator, whole, part, **taught)
             with self.execution.autocast(self.device):
@@ -241,8 +243,7 @@ class Update:
                     moved = objective.attacked(model, seen, generator)
                     logits = model(moved.images + moved.noise[:, 0])
                     found.append((logits.argmax(1) == labels).sum())
-            for position, value in enumerate(found):
-                sums[position] += value
+            sums[: len(found)] += torch.stack([value.double() for value in found])
         means = [round(one / len(indices), 6) for one in self.processes.total(sums).tolist()]
         if not epsilon:
             means[3] = math.nan
