@@ -152,7 +152,8 @@ def test_command_trains_on_from_there(pretrained, three_classes, tmp_path, capsy
         assert len(convolutions) > 6 and all(
             torch.equal(now["state_dict"][name], saved[name]) for name in convolutions
         )
-        assert now["input_layer"] == "center", "it belongs to the weights"
+        constants = [one["mean"] for one in (now, read(pretrained))]
+        assert now["input_layer"] == "center" and constants[0] == constants[1], "of the weights"
         assert now["classes"] == list(describe_dataset(dataset).class_names)
 
 
