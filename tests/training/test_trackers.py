@@ -31,20 +31,14 @@ def of_tensorboard(folder: Path) -> Curves:
 
 
 def records_of(content: bytes) -> Iterator[bytes]:
-    """Those in a file of W&B: a header of 7 bytes, then the log format of LevelDB, in blocks of
-    32 KiB: checksum (4 bytes), length (2), type (1: whole; 2, 3, 4: first, middle, last part).
+    """Those in a short file of W&B: a header of 7 bytes; then, of each, a checksum (4 bytes), the
+    length (2) and the type (1).
     """
-    place, parts = 7, b""
-    while place + 7 <= len(content):
-        if 2**15 - place % 2**15 < 7:
-            place += 2**15 - place % 2**15
-            continue
-        length, kind = struct.unpack_from("<HB", content, place + 4)
-        parts += content[place + 7 : place + 7 + length]
+    place = 7
+    while place < len(content):
+        (length,) = struct.unpack_from("<H", content, place + 4)
+        yield content[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):
-            yield parts
-            parts = b""
 
 
 def of_wandb(folder: Path) -> Curves:

@@ -93,8 +93,6 @@ class TrainingRun:
             votes = self._noisy_votes(self.teacher.network, setup.spec.teacher_noise)
             self.teacher = VotingTeacher(self.teacher, votes, setup.spec.teacher_draws)
         self.update = self._update()
-        self.signals: list[int] = []
-        self.report: Callable[[str], None] = lambda line: None
         self.last_save = time.monotonic()
 
     def _restore(self) -> None:
@@ -138,25 +136,23 @@ class TrainingRun:
     ) -> list[dict[str, float]]:
         """Train, shown by the TRACKERS of these names: one row of TRAINING_COLUMNS per epoch."""
         is_first, epochs, done = self.processes.is_first, self.schedule.epochs, len(self.history)
-        if is_first:
-            self.report = report
+        self.report = report if is_first else _say_nothing
         if done >= epochs:
             self.report(f"already trained for {counted(done, 'epoch')}: nothing to do")
             return self.history
-        if is_first:
-            self.folder.record_arguments()
         is_resumed = bool(done or self.first_step)
         if is_resumed:
             step = f", step {self.first_step} of {self.steps}" if self.first_step else ""
             self.report(f"resuming after epoch {done} of {epochs}{step}")
         shown_by = []
         if is_first:
+            self.folder.record_arguments()
             about = self.folder.path, flat(self.folder.recipe), is_resumed
             shown_by = [TRACKERS[name](*about) for name in dict.fromkeys(trackers)]
         per_epoch = sum(len(step.indices) for step in self._steps_of(done))
         before = int((done + self.first_step / self.steps) * per_epoch)
         images = epochs * per_epoch
-        progress = TrainingProgress(images, before, epochs, report, not is_first, shown_by)
+        progress = TrainingProgress(images, before, epochs, self.report, not is_first, shown_by)
         with noted_signals() as self.signals, contextlib.closing(progress):
             progress.draw(self.history)
             for epoch in range(done, epochs):
@@ -350,6 +346,10 @@ class TrainingRun:
             f"the {broken} stopped being finite in epoch {epoch + 1}: try a smaller --lr or more "
             f"--warmup epochs; {saved}"
         )
+
+
+def _say_nothing(line: str) -> None:
+    """What other processes than the first report."""
 
 
 def _stop_by(decision: int) -> None:
