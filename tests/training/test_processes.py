@@ -42,17 +42,6 @@ OBJECTIVES = {
 UPDATES = [(7, 1.0), (2, 1.0), (7, 0.5), (5, 1.0), (8, 1.0)]
 
 
-class Opaque(nn.Module):
-    """A network that cannot be folded: the model itself is attacked."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) if len(x) else x
-
-
 def network(normalized: bool = False) -> nn.Module:
     torch.manual_seed(0)
     layers = [
@@ -73,7 +62,6 @@ RUNS: dict[str, tuple[str, int, Callable[[], nn.Module]]] = {
     "smoothadv by 1": ("smoothadv", 1, network),
     "smoothadv by 2": ("smoothadv", 2, network),
     **{name: (name, 3, network) for name in OBJECTIVES if name not in FIRST},
-    "smoothadv of an opaque network": ("smoothadv", 2, lambda: Opaque(network())),
 }
 
 
