@@ -102,9 +102,6 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
     if spec.route is not None:
         training, test = routed(training, spec.route)
         images = training.description
-    pseudo_labelled = None
-    if spec.use_unlabelled is not None:
-        pseudo_labelled = load_pseudo_labelled(spec.use_unlabelled, images)
     schedule = spec.schedule.schedule(images, spec.objective.copies)
     if schedule.batch < processes.size:
         raise UserError(
@@ -117,16 +114,14 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
             "start fewer"
         )
     description, input_layer, model, started_from = _model(spec, images)
-    if schedule.layer_decay is not None:  # before there is a folder
-        layer_groups(model, schedule.layer_decay)
-    teacher = None
-    if spec.teacher is not None:
-        teacher = load_teacher(spec, training, device)
+    layer_groups(model, schedule.layer_decay)  # refused before there is a folder
     return TrainingSetup(
         spec=spec,
         training=training,
         test=test,
-        pseudo_labelled=pseudo_labelled,
+        pseudo_labelled=(
+            load_pseudo_labelled(spec.use_unlabelled, images) if spec.use_unlabelled else None
+        ),
         schedule=schedule,
         processes=processes,
         device=device,
@@ -134,7 +129,7 @@ def _loaded(spec: TrainSpec, processes: Processes, device: torch.device) -> Trai
         input_layer=input_layer,
         model=model,
         started_from=started_from,
-        teacher=teacher,
+        teacher=load_teacher(spec, training, device) if spec.teacher else None,
     )
 
 
