@@ -120,12 +120,6 @@ def _paths(given: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def _frame(table: Table) -> Any:
-    import pandas as pd  # help texts do not wait for it
-
-    return pd.DataFrame(table.plain_rows(), columns=[column.key for column in table.columns])
-
-
 @takes(CardSpec)
 def card(*logs: Any, **keywords: Any) -> list[dict[str, Any]]:
     """A card per certification log for the board: facts, values with intervals, and what was
@@ -150,7 +144,7 @@ def board(*cards: Any, **keywords: Any) -> Any:
         paths = _paths(cards)
     except UserError:
         raise UserError("cards: give files, as analyze card -o FILE writes them") from None
-    return _frame(BoardSpec(cards=paths, **keywords).table())
+    return BoardSpec(cards=paths, **keywords).table().frame()
 
 
 @cache
@@ -167,7 +161,7 @@ def function_of(name: str) -> Callable[..., Any]:
         except ValueError as error:
             raise UserError(str(error)) from error
         made: Any = analyse(LogsSpec(logs=paths, **others).read(component))
-        return _frame(made) if isinstance(made, Table) else made
+        return made.frame() if isinstance(made, Table) else made
 
     analysis.__name__ = analysis.__qualname__ = name
     analysis.__module__ = "smoothadv"

@@ -13,7 +13,7 @@ import numpy as np
 
 from smoothadv.analysis.facts import DIMENSIONS
 from smoothadv.analysis.logs import Log
-from smoothadv.analysis.table_formats import Column
+from smoothadv.analysis.table_formats import Annotated, Cell, Column
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import SettingError, one_of, probability, refuse_any, setting
 from smoothadv.statistics.accuracy import BANDS, accuracy, certified_accuracies, default_radii
@@ -79,9 +79,12 @@ class Radius:
             return self.fraction
         return f"{float(self):.2f}" if round(float(self), 2) == float(self) else self.key
 
-    def column(self, compared: bool = True) -> Column:
-        """The certified accuracy at this radius."""
-        return Column(self.key, self.text, "percent", compared)
+    def column(self, compared: bool = True, ends: Sequence[str] = ()) -> Column:
+        """The certified accuracy at this radius, with what is added to its key at the ends of
+        intervals.
+        """
+        keys = tuple(self.key + end for end in ends)
+        return Column(self.key, self.text, "percent", compared, keys)
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,13 @@ class Bands:
     def ends(self, shares: np.ndarray, examples: int) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper ends of the bands around shares of ``examples``, each of their shape."""
         return BANDS[self.bands](shares, examples, cast(float, self.confidence))
+
+    def cells(self, log: Log, shares: np.ndarray) -> list[Cell]:
+        """Shares of the log's examples, each with its band if there are bands."""
+        if self.confidence is None:
+            return shares.tolist()
+        bands = np.transpose([shares, *self.ends(shares, len(log.table))]).tolist()
+        return [Annotated(share, interval=(low, high)) for share, low, high in bands]
 
     @property
     def band_note(self) -> str:

@@ -57,7 +57,10 @@ _OUTPUTS = {
     "FILE.svg if it names that",
     "page": "page to write, or the folder to write report.html to (default: this folder)",
 }
-_BY_ENDING = {".tex": "latex", ".csv": "csv", ".json": "json"}
+_BY_ENDING = {
+    **dict.fromkeys(("", ".md", ".txt"), "markdown"),
+    **{".tex": "latex", ".csv": "csv", ".json": "json"},
+}
 _OTHER_PICTURES = tuple(".jpg .jpeg .gif .tif .tiff .webp .bmp .eps .ps .html".split())
 # What may be replaced, and how it begins.
 _REPLACED = {
@@ -86,7 +89,8 @@ class AnalyzeOptions(LogsSpec):
         None,
         choices=tuple(FORMATS),
         group="output",
-        help="format of a table (default: by FILE's ending, else markdown)",
+        help="format of a table (default: by FILE's ending .md, .txt, .tex, .csv or .json; "
+        "on standard output markdown)",
     )
     decimals: int | None = setting(
         None,
@@ -131,7 +135,7 @@ def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
     component = ANALYSES[name]
     analysis = compose(component, options, name)
     asked = AnalyzeOptions(**given_settings(AnalyzeOptions, options))
-    files = [] if component.makes == "table" else _files(name, component.makes, asked)
+    files = _files(name, component.makes, asked)
     for form, path in files:
         refuse_to_replace(path, *_REPLACED[form])
     made: Any = analysis(asked.read(component))
@@ -158,33 +162,46 @@ def _make_cards(spec: CardSpec) -> None:
 
 
 def _make_board(spec: BoardSpec) -> None:
-    for path in spec.output:
-        refuse_to_replace(path, "board", PAGE[1], b"### ", b"ranking,", b'[\n  {\n    "ranking"')
-        write_text(path, spec.text(FORMS[path.suffix]))
-        print(f"wrote {path}")
+    starts = PAGE[1], b"### ", b"ranking,", b'[\n  {\n    "ranking"'
+    _write({path: spec.text(FORMS[path.suffix]) for path in spec.output}, "board", *starts)
     if not spec.output:
         sys.stdout.write(spec.text(spec.format))
 
 
 def _write_table(table: Any, asked: AnalyzeOptions) -> None:
-    decimals, key = 1 if asked.decimals is None else asked.decimals, table.columns[0].key
+    decimals = 1 if asked.decimals is None else asked.decimals
+    texts = {
+        path: FORMATS[asked.format or _BY_ENDING[path.suffix]](table, decimals)
+        for path in asked.output
+    }
     # A table begins with its first column.
+    key = table.columns[0].key
     starts = (b"| ", b"\\begin{tabular}", f"{key},".encode(), f'[\n  {{\n    "{key}"'.encode())
-    for path in asked.output:
-        refuse_to_replace(path, "table", *starts)
-    if not asked.output:
+    _write(texts, "table", *starts)
+    if not texts:
         sys.stdout.write(FORMATS[asked.format or "markdown"](table, decimals))
-    for path in asked.output:
-        write_text(
-            path, FORMATS[asked.format or _BY_ENDING.get(path.suffix, "markdown")](table, decimals)
-        )
+
+
+def _write(texts: dict[Path, str], what: str, *starts: bytes) -> None:
+    """Write the text of each file, which is ``what`` and begins with one of ``starts``."""
+    for path in texts:
+        refuse_to_replace(path, what, *starts)
+    for path, text in texts.items():
+        write_text(path, text)
+        print(f"wrote {path}")
 
 
 def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path]]:
     """Form and path of what is written: FILE if it is called .svg, else FILE.png and FILE.pdf,
     whichever of the two FILE names; a page to FILE if it is called .html, else to report.html in
-    the folder FILE. A usage error where the options do not fit.
+    the folder FILE; of tables none, which may go to several files. A usage error where the options
+    do not fit.
     """
+    if makes == "table":
+        for path in asked.output:
+            if not asked.format and path.suffix not in _BY_ENDING:
+                raise UsageError(f"-o {path}: no table ends in {path.suffix}, or give --format")
+        return []
     output = asked.output[0] if asked.output else Path()
     ending = output.suffix.lower()
     is_page = makes == "page"
