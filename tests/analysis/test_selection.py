@@ -14,6 +14,7 @@ from smoothadv.analysis.best import Envelope
 from smoothadv.analysis.logs import (
     Log,
     Logs,
+    comparison_warnings,
     groups_of,
     matches,
     restrict,
@@ -229,3 +230,11 @@ def test_what_is_no_radius_is_refused(text):
         argparse.ArgumentTypeError, match="is no radius: write a number like 0.25 or a frac"
     ):
         Radius.parse(text)
+
+
+def test_logs_of_as_many_other_images_are_told_apart():
+    first, second = log("a", dataset="digits", alpha=0.001), log("b", alpha=0.001)
+    assert comparison_warnings(Logs([first, second])) == []
+    second.table["idx"] += 1
+    (warning,) = comparison_warnings(Logs([first, second]))
+    assert warning.startswith("the logs are not all on the same test images (1 examples)")

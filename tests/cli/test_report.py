@@ -182,9 +182,6 @@ def test_equal_logs_give_equal_bytes(report, workplace):
         outcome = report("logs", "-o", f"{name}.html")
         assert outcome.code == 0 and outcome.out == f"wrote {name}.html\n"
     assert (workplace / "one.html").read_bytes() == (workplace / "two.html").read_bytes()
-    certification(workplace / "logs/sigma_0.50_a&b", "RW")
-    report("logs", "-o", "two.html")
-    assert (workplace / "one.html").read_bytes() != (workplace / "two.html").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -274,11 +271,6 @@ def test_logs_are_selected_where_there_are_several(text_of, workplace):
     rows = Page(text_of("Ours=ours", f"Cohen={one}", "--radii", 0.25)).tables[SELECTED]
     assert [row[0] for row in rows[1:]] == ["Ours"], "a group of one log has nothing to select from"
     assert SELECTED not in Page(text_of(f"Cohen={one}")).tables
-    rows = Page(text_of("Cohen=cohen", "--radii", 0.25, "--high-probability", 0.001)).tables[
-        SELECTED
-    ]
-    assert rows[0][1] == "l2 radius, with probability 0.999" and rows[0][3:-1] == ["sigma"]
-    assert rows[1][2] == "0.0", "four examples prove nothing with that probability"
 
 
 def test_heat_map_is_shown_where_both_hyper_parameters_vary(text_of, workplace):

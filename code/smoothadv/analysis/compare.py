@@ -6,6 +6,7 @@ each other; cascade, the certified accuracy that cascades of single models would
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import permutations
 from typing import Any, ClassVar
 
@@ -310,9 +311,7 @@ class CascadeEstimate(AtRadii, Analysis):
                 f"cascade: found {counted(len(part), 'log')}, expected 2 to {_MOST_LOGS}"
             )
         tables = [log.table.set_index("idx") for log in part]
-        images = tables[0].index
-        for table in tables[1:]:
-            images = images.intersection(table.index)
+        images = reduce(lambda one, other: one.intersection(other), (t.index for t in tables))
         if not len(images):
             raise UserError("cascade: the logs have no image in common")
         labels = tables[0].loc[images, "label"].to_numpy()

@@ -122,9 +122,8 @@ def never_right(logs: Sequence[Log], most: int) -> tuple[int, list[dict[str, str
     cards: dict[int, dict[str, str]] = {}
     for log in attacked:
         try:
-            cards = (
-                {**_cards(log, wrong, most), **cards} if examples_path(log.path).exists() else cards
-            )
+            if examples_path(log.path).exists():
+                cards = {**_cards(log, wrong, most), **cards}
         except UserError as error:
             warn(f"{error}; its images are not shown")
     return len(wrong), [cards[idx] for idx in sorted(cards)[:most]]
@@ -134,17 +133,12 @@ def _cards(log: Log, wrong: set[int], most: int) -> dict[int, dict[str, str]]:
     """By index, cards of the first images among ``wrong`` of which a log's adversarial examples are
     saved.
     """
-    path, predicted = (
-        examples_path(log.path),
-        dict(zip(log.table.idx, zip(log.table.label, log.table.predict))),
-    )
-    wrong = wrong & predicted.keys()
-    rows = [row for row, idx in enumerate(read_examples(path, ())["idx"].tolist()) if idx in wrong][
-        :most
-    ]
+    path, predicted = examples_path(log.path), log.table.set_index("idx")
+    listed = enumerate(read_examples(path, ())["idx"].tolist())
+    rows = [row for row, idx in listed if idx in wrong and idx in predicted.index][:most]
     saved, cards = read_examples(path, rows), {}
     for idx, *images in zip(saved["idx"][rows].tolist(), saved["image"], saved["adversarial"]):
-        label, taken = predicted[idx]
+        label, taken = predicted.loc[idx, ["label", "predict"]]
         outcome = "abstention" if taken == ABSTAIN else f"taken for {taken}"
         text = (
             f"Image {idx}, class {label}: {outcome} within l2 radius {attack_radius(log):g}, "

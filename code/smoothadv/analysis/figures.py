@@ -361,7 +361,7 @@ class HeatMap(Titled, Choosing, AtRadii, Analysis):
                 f"no log states its {self.rows} or its {self.columns}: there is nothing to draw "
                 "over them"
             )
-        radii = [Radius.of(0.0)]  # of clean accuracy, or of no radius
+        radii = [Radius(0)]  # of clean accuracy, or of no radius
         if self.measure == _CERTIFIED:
             radii = self.chosen_radii(part, _MOST_PANELS)
         rows, columns = map(_ascending, zip(*cells))
