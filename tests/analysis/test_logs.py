@@ -129,17 +129,6 @@ def test_logs_go_to_their_kind_and_other_kinds_in_folders_are_passed_over(tree):
     assert prediction.table.correct.tolist() == [1] and training.table.test_loss.tolist() == [1.83]
 
 
-@pytest.mark.parametrize("file, kind", [("b/predictions", "prediction"), ("b/log.txt", "training")])
-def test_a_file_of_another_kind_that_was_named_is_told(tree, file, kind):
-    needed = f"{file} is a {kind} log; what is needed here is a certification log; for {kind}"
-    assert refusal(file)[0].startswith(needed)
-    logs, (warning,) = read(file, "a/sigma_0.25")
-    assert warning.startswith(f"{file} is a {kind} log") and len(logs.certification) == 1
-    assert refusal("b/sigma_0.25", kinds=("prediction", "training"))[0].endswith(
-        "a prediction or training log"
-    )
-
-
 def test_several_untrusted_logs_are_an_error_after_all_their_reasons(workplace):
     put("a/sigma_0.12", IMPOSSIBLE)
     put("a/sigma_0.25", HEADER + "\n")
@@ -201,24 +190,6 @@ def test_files_that_are_no_logs_are_passed_over_in_folders_but_not_when_named(
     assert found("a") == [("a", "a/sigma_0.25")] and len(found("a/*")) == 1
     assert refusal(f"a/{name}")[0].startswith(f"a/{name} ")
     assert read("a", f"a/{name}")[1] == [], "the folder has named it before"
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
-@pytest.mark.parametrize("argument", [".", "a", "**/*", "a/*", "a/ours.tsv"])
-def test_log_that_cannot_be_read_is_named_with_the_reason(tree, monkeypatch, code, argument):
-    """As of a failing file system, or of mode 0 where the reader is not root."""
-    bad, original = put("a/ours.tsv"), Path.read_bytes
-
-    def failing(path: Path) -> bytes:
-        if path == bad:
-            raise OSError(code, os.strerror(code), str(path))
-        return original(path)
-
-    monkeypatch.setattr(Path, "read_bytes", failing)
-    logs, (warning,) = read("b", argument)
-    assert warning == f"a/ours.tsv cannot be read: {os.strerror(code)}; it is left out"
-    assert logs.left_out == [warning.removesuffix("; it is left out")] and logs.certification
-    assert refusal("a/ours.tsv") == (logs.left_out[0], [])
 
 
 @pytest.mark.parametrize("target, code", [("loop", errno.ELOOP), ("gone", errno.ENOENT)])

@@ -49,7 +49,7 @@ def test_output_files_decide_their_formats(analyze, logs):
     outcome = analyze(
         "summary", "results", *(word for ending in formats for word in ("-o", f"new/t.{ending}"))
     )
-    assert outcome.code == 0 and outcome.out.startswith("wrote new/t.md\nwrote new/t.tex\n")
+    assert (outcome.code, outcome.out) == (0, "")
     for ending, format in formats.items():
         assert (logs / f"new/t.{ending}").read_text() == analyze(
             "summary", "results", "--format", format

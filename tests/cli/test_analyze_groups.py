@@ -47,7 +47,10 @@ USAGE = [
         ["table", "cohen", "--confidence", "0.9", "--bands", "clopper-pearson"],
         "--bands clopper-pearson needs --radii",
     ),
-    (["table", "cohen", "-o", "t.md", "-o", "t.xlsx"], "-o t.xlsx: no table ends in .xlsx"),
+    (
+        ["table", "cohen", "-o", "t.md", "-o", "t.xlsx"],
+        "-o t.xlsx: found no ending of .md, .txt, .tex, .csv, .json: --format",
+    ),
     (["plot", "cohen", "-o", "x", "--of", "p_A", "--norm", "linf"], "--of p_A draws no radii"),
     (
         ["heat_map", "cohen", "-o", "x", "--rows", "epsilon"],

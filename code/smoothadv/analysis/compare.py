@@ -174,9 +174,7 @@ def paired_difference_interval(
     """Interval for p_second - p_first from paired outcomes: Wald with two pseudo-pairs (Bonett and
     Price, 2012).
     """
-    from scipy import stats
-
-    z = float(stats.norm.ppf((1 + confidence) / 2))
+    z = float(special.ndtri((1 + confidence) / 2))
     first, second = (only_first + 1) / (pairs + 2), (only_second + 1) / (pairs + 2)
     half = z * math.sqrt((first + second - (second - first) ** 2) / (pairs + 2))
     return max(-1.0, second - first - half), min(1.0, second - first + half)

@@ -162,33 +162,24 @@ def _make_cards(spec: CardSpec) -> None:
 
 
 def _make_board(spec: BoardSpec) -> None:
-    starts = PAGE[1], b"### ", b"ranking,", b'[\n  {\n    "ranking"'
-    _write({path: spec.text(FORMS[path.suffix]) for path in spec.output}, "board", *starts)
+    for path in spec.output:
+        refuse_to_replace(path, "board", PAGE[1], b"### ", b"ranking,", b'[\n  {\n    "ranking"')
+        write_text(path, spec.text(FORMS[path.suffix]))
+        print(f"wrote {path}")
     if not spec.output:
         sys.stdout.write(spec.text(spec.format))
 
 
 def _write_table(table: Any, asked: AnalyzeOptions) -> None:
-    decimals = 1 if asked.decimals is None else asked.decimals
-    texts = {
-        path: FORMATS[asked.format or _BY_ENDING[path.suffix]](table, decimals)
-        for path in asked.output
-    }
+    decimals, key = 1 if asked.decimals is None else asked.decimals, table.columns[0].key
     # A table begins with its first column.
-    key = table.columns[0].key
     starts = (b"| ", b"\\begin{tabular}", f"{key},".encode(), f'[\n  {{\n    "{key}"'.encode())
-    _write(texts, "table", *starts)
-    if not texts:
+    for path in asked.output:
+        refuse_to_replace(path, "table", *starts)
+    if not asked.output:
         sys.stdout.write(FORMATS[asked.format or "markdown"](table, decimals))
-
-
-def _write(texts: dict[Path, str], what: str, *starts: bytes) -> None:
-    """Write the text of each file, which is ``what`` and begins with one of ``starts``."""
-    for path in texts:
-        refuse_to_replace(path, what, *starts)
-    for path, text in texts.items():
-        write_text(path, text)
-        print(f"wrote {path}")
+    for path in asked.output:
+        write_text(path, FORMATS[asked.format or _BY_ENDING[path.suffix]](table, decimals))
 
 
 def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path]]:
@@ -200,7 +191,10 @@ def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path
     if makes == "table":
         for path in asked.output:
             if not asked.format and path.suffix not in _BY_ENDING:
-                raise UsageError(f"-o {path}: no table ends in {path.suffix}, or give --format")
+                endings = ", ".join(filter(None, _BY_ENDING))
+                raise UsageError(
+                    f"-o {path}: found no ending of {endings}: --format names a format"
+                )
         return []
     output = asked.output[0] if asked.output else Path()
     ending = output.suffix.lower()
