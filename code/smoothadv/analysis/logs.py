@@ -159,9 +159,13 @@ class Logs:
         """The certification and prediction logs of the same ``images``, or the same ``procedure``,
         by its name.
         """
-        names = dict.fromkeys(getattr(log, fact) for log in [*self.certification, *self.prediction])
+        both = [*self.certification, *self.prediction]
         return {
-            name: self.where(lambda log, name=name: getattr(log, fact) == name) for name in names
+            name: Logs(
+                [log for log in self.certification if getattr(log, fact) == name],
+                [log for log in self.prediction if getattr(log, fact) == name],
+            )
+            for name in dict.fromkeys(getattr(log, fact) for log in both)
         }
 
 
