@@ -116,13 +116,6 @@ def paths(given: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def frame(table: Table) -> Any:
-    """A table as a pandas DataFrame."""
-    import pandas as pd  # help texts do not wait for it
-
-    return pd.DataFrame(table.plain_rows(), columns=[column.key for column in table.columns])
-
-
 @cache
 def function_of(name: str) -> Callable[..., Any]:
     """The analysis ``name`` of ANALYSES as a function of logs."""
@@ -136,7 +129,7 @@ def function_of(name: str) -> Callable[..., Any]:
         except ValueError as error:
             raise UserError(str(error)) from error
         made: Any = analyse(LogsSpec(logs=paths(logs), **others).read(component))
-        return frame(made) if isinstance(made, Table) else made
+        return made.frame() if isinstance(made, Table) else made
 
     analysis.__name__ = analysis.__qualname__ = name
     analysis.__module__ = "smoothadv"

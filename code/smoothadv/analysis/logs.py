@@ -271,7 +271,7 @@ def comparison_warnings(logs: Logs, paired: bool = False) -> list[str]:
         if len(values) > 1
     ]
     sentences += [
-        f"{log.path}: {log.progress}; the best log is chosen without it, unless by --unfinished"
+        f"{log.path}: {log.progress}; without --unfinished, the best log is chosen from the others"
         for log in [*certification, *prediction]
         if log.progress
     ]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from smoothadv.analysis.functions import frame, paths
+from smoothadv.analysis.functions import paths
 from smoothadv.base.errors import UserError
 from smoothadv.base.settings import takes
 from smoothadv.cards.board import BoardSpec
@@ -33,4 +33,4 @@ def board(*cards: Any, **keywords: Any) -> Any:
         files = paths(cards)
     except UserError:
         raise UserError("cards: give files, as analyze card -o FILE writes them") from None
-    return frame(BoardSpec(cards=files, **keywords).table())
+    return BoardSpec(cards=files, **keywords).table().frame()

@@ -55,7 +55,10 @@ _OUTPUTS = {
     "FILE.svg if it names that",
     "page": "page to write, or the folder to write report.html to (default: this folder)",
 }
-_BY_ENDING = {".tex": "latex", ".csv": "csv", ".json": "json"}
+_BY_ENDING = {
+    **dict.fromkeys(("", ".md", ".txt"), "markdown"),
+    **{".tex": "latex", ".csv": "csv", ".json": "json"},
+}
 _OTHER_PICTURES = tuple(".jpg .jpeg .gif .tif .tiff .webp .bmp .eps .ps .html".split())
 # What may be replaced, and how it begins.
 _REPLACED = {
@@ -83,7 +86,8 @@ class AnalyzeOptions(LogsSpec):
         None,
         choices=tuple(FORMATS),
         group="output",
-        help="format of a table (default: by FILE's ending, else markdown)",
+        help="format of a table (default: by FILE's ending .md, .txt, .tex, .csv or .json; "
+        "on standard output markdown)",
     )
     decimals: int | None = setting(
         None,
@@ -130,7 +134,7 @@ def _analyze(parser: Parser, options: Options, words: Sequence[str]) -> None:
     component = ANALYSES[name]
     analysis = compose(component, options, name)
     asked = AnalyzeOptions(**given_settings(AnalyzeOptions, options))
-    files = [] if component.makes == "table" else _files(name, component.makes, asked)
+    files = _files(name, component.makes, asked)
     for form, path in files:
         refuse_to_replace(path, *_REPLACED[form])
     made: Any = analysis(asked.read(component))
@@ -153,16 +157,23 @@ def _write_table(table: Any, asked: AnalyzeOptions) -> None:
     if not asked.output:
         sys.stdout.write(FORMATS[asked.format or "markdown"](table, decimals))
     for path in asked.output:
-        write_text(
-            path, FORMATS[asked.format or _BY_ENDING.get(path.suffix, "markdown")](table, decimals)
-        )
+        write_text(path, FORMATS[asked.format or _BY_ENDING[path.suffix]](table, decimals))
 
 
 def _files(name: str, makes: str, asked: AnalyzeOptions) -> list[tuple[str, Path]]:
     """Form and path of what is written: FILE if it is called .svg, else FILE.png and FILE.pdf,
     whichever of the two FILE names; a page to FILE if it is called .html, else to report.html in
-    the folder FILE. A usage error where the options do not fit.
+    the folder FILE; of tables none, which may go to several files. A usage error where the options
+    do not fit.
     """
+    if makes == "table":
+        for path in asked.output:
+            if not asked.format and path.suffix not in _BY_ENDING:
+                endings = ", ".join(filter(None, _BY_ENDING))
+                raise UsageError(
+                    f"-o {path}: found no ending of {endings}: --format names a format"
+                )
+        return []
     output = asked.output[0] if asked.output else Path()
     ending = output.suffix.lower()
     is_page = makes == "page"
