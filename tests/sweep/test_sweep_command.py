@@ -11,9 +11,10 @@ import pytest
 
 from smoothadv.analysis.facts import facts_of
 from smoothadv.cli import expectations
+from smoothadv.cli.sweep import context_of
 from smoothadv.records.logs import manifest_path, recorded_settings
 from smoothadv.sweep import job_execution
-from smoothadv.sweep.engines import SweepContext, context_of
+from smoothadv.sweep.engines import SweepContext
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import Stage
