@@ -295,9 +295,10 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": how}, **further)
 
 
-def settings_of(spec: type) -> list[Setting]:
+@functools.cache
+def settings_of(spec: type) -> tuple[Setting, ...]:
     """The settings that a dataclass declares, in order of declaration."""
-    return [
+    return tuple(
         dataclasses.replace(
             how,
             field=field.name,
@@ -305,7 +306,7 @@ def settings_of(spec: type) -> list[Setting]:
         )
         for field in dataclasses.fields(spec)
         if (how := field.metadata.get("setting")) is not None
-    ]
+    )
 
 
 def options_of(spec: type) -> list[Setting]:
@@ -498,7 +499,7 @@ def takes(*specs: type) -> Callable[[Function], Function]:
 
 def identity(spec: Any) -> dict[str, Any]:
     """What a manifest records of a run: the settings that decide the numbers, but those at None."""
-    values = {one.records: getattr(spec, one.field) for one in settings_of(type(spec))}
+    values = {one.records: getattr(spec, one.field) for one in settings_of(spec.__class__)}
     return {
         name: settings_record(value) for name, value in values.items() if name and value is not None
     }
