@@ -126,7 +126,7 @@ def test_another_checkpoint_is_refused_before_any_pass(logs, checkpoints, capsys
         ({"method": "unknown"}, "names no certification procedure"),
         (
             {"method": "unknown", "plugins": {"mine.py": "0" * 64}},
-            "'unknown'; it was made with mine.py: add --plugin PATH/mine.py",
+            "was made with mine.py, which is not loaded: add --plugin PATH/mine.py",
         ),
         ({"device": "a GPU"}, "device was 'a GPU', now None"),
         ({"split": None}, "images that a program handed over"),

@@ -369,10 +369,6 @@ def test_impossible_grid_is_refused_saying_why(capsys, what):
     assert [word for word in words if word not in message] == [], message
 
 
-def test_function_in_a_file_is_given_to_every_command_and_a_denoiser_is_needed():
-    Path("nets.py").write_text("def make(description): ...")
-    (job,) = planned(
-        {"noise": 0.25}, fixed={**FIXED, "arch": "nets.py:make"}, certify=[{"denoiser": "d"}]
-    )
-    assert all("--plugin nets.py:make" in " ".join(map(str, stage.words)) for stage in job.stages)
+def test_a_denoiser_is_needed():
+    (job,) = planned({"noise": 0.25}, certify=[{"denoiser": "d"}])
     assert job.evaluations[0].needs == (Path.cwd() / "d",)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from smoothadv.architectures import chosen_architecture, get_architecture, named_network
+from smoothadv.architectures import get_architecture
 from smoothadv.architectures.denoisers import DENOISERS, Denoised
 from smoothadv.architectures.diffusion import PREFIX, load_diffusion
 from smoothadv.architectures.ensemble import Ensemble
@@ -80,7 +80,7 @@ def load(spec: Spec) -> tuple[Spec, BaseClassifier]:
     It reads no images, since that may take long. UserError where the model cannot be had, or does
     not fit their description.
     """
-    if spec.model.is_network:
+    if spec.model.kind == LIBRARY:
         spec, base = _by_name(spec)
     elif spec.model.kind == MODULE:
         base = _from_module(spec.model.source, spec.description)
@@ -121,13 +121,11 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
     weights are drawn from the seed.
     """
     name, doubts = str(spec.model), list[str]()
-    if "+" in name and all(parse_model(piece).is_network for piece in name.split("+")):
+    if "+" in name and all(parse_model(piece).kind == LIBRARY for piece in name.split("+")):
         raise UserError(f"{name}: an ensemble is of checkpoints, not of networks by name")
-    arch = chosen_architecture(name)
-    images = None if spec.model.kind == LIBRARY else spec.description
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_generator("cpu", spec.seed).initial_seed())
-        network = named_network(arch, spec.pretrained, images)
+        network = library_network(name, spec.pretrained)
     if not spec.pretrained:
         doubts.append(
             f"{name} has random weights, drawn from --seed: use it only to try things out"
@@ -141,12 +139,12 @@ def _by_name(spec: Spec) -> tuple[Spec, BaseClassifier]:
         )
     names, labels = _classes(network, spec.description, name)
     base = _from_module(network.normalized, replace(spec.description, class_names=names))
-    settings = {**base.settings, "arch": arch}
+    settings = {**base.settings, "arch": name}
     settings |= {"pretrained": spec.pretrained, "library": network.version}
     if network.mean and network.std:
         settings |= {"mean": [*network.mean], "std": [*network.std], "input_layer": "normalize"}
     classes = None if labels == [*range(len(names))] else (names, labels)
-    return spec, BaseClassifier(base.module, settings, [arch], name, tuple(doubts), classes)
+    return spec, BaseClassifier(base.module, settings, [name], name, tuple(doubts), classes)
 
 
 def _classes(
@@ -241,8 +239,8 @@ def _from_module(module: nn.Module, description: DatasetDescription) -> BaseClas
             copied = copy.deepcopy(module).cpu()
     except (RuntimeError, TypeError) as error:  # of locks, files and computed tensors
         raise UserError(
-            f"{type(module).__name__} cannot be copied: {first_line(error)}; make it in a "
-            "FILE.py:FUNCTION, or let it hold weights and layers alone"
+            f"{type(module).__name__} cannot be copied: {first_line(error)}; make it in "
+            "a plug-in (docs/networks.md), or let it hold weights and layers alone"
         ) from error
     arch = f"{type(module).__module__}.{type(module).__qualname__}"
     settings = {

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
     INPUT_LAYER_NAMES,
@@ -17,6 +16,7 @@ from smoothadv.datasets import DatasetDescription, describe_dataset
 from smoothadv.datasets.spec import RunSpec
 from smoothadv.models.name import (
     CHECKPOINT,
+    LIBRARY,
     MODULE,
     STAGES,
     Stage,
@@ -50,8 +50,7 @@ class ModelSpec(RunSpec):
         metavar="CHECKPOINT",
         keyword=False,
         help="checkpoint.pth.tar, hf-hub:OWNER/NAME[@REVISION], an ensemble A.pth.tar+B.pth.tar or "
-        "TOML file, or a network by name like timm:NAME, onnx:FILE, FILE.py:FUNCTION "
-        "(docs/networks.md)",
+        "TOML file, or a network by name like timm:NAME, onnx:FILE (docs/networks.md)",
     )
     sigma: Any = setting(
         None,
@@ -87,8 +86,7 @@ class ModelSpec(RunSpec):
         parse=str,
         metavar="NAME",
         records="arch_given",
-        help="architecture of a checkpoint that does not record it, such as a state_dict alone: "
-        "a name, or FILE.py:FUNCTION",
+        help="architecture of a checkpoint that does not record it, such as a state_dict alone",
     )
     weights: str | None = setting(
         None,
@@ -126,12 +124,10 @@ class ModelSpec(RunSpec):
                 if getattr(self, given) is not None and name.kind != CHECKPOINT:
                     who, flag = "a module" if name.kind == MODULE else name, given.replace("_", "-")
                     raise UsageError(f"--{flag} is for checkpoints: leave it out for {who}")
-            if not (self.pretrained or name.is_network):
+            if not self.pretrained and name.kind != LIBRARY:
                 raise UsageError(
                     "--no-pretrained is for networks by name, like timm:resnet18: leave it out"
                 )
-        if self.arch is not None:
-            self._set(arch=plugins.registered(self.arch))
 
     def _read_stages(self) -> None:
         """Set the stages, their router or threshold, and as sigma the largest one, where the model

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures import ARCHITECTURES, LIBRARIES, chosen_architecture
+from smoothadv.architectures import ARCHITECTURES, LIBRARIES, require_architecture
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError, counted
 from smoothadv.base.plugins import Plugin
@@ -217,10 +217,7 @@ def _architectures() -> str:
     families = groupby(ARCHITECTURES, lambda name: name.rstrip("0123456789_"))
     known = [[*names] for _, names in families]
     named = [one for each in known for one in ([each[0], "...", each[-1]] if each[3:] else each)]
-    return (
-        f"one of {', '.join(named)}; of a library: {libraries}; or FILE.py:FUNCTION "
-        "(docs/networks.md)"
-    )
+    return f"one of {', '.join(named)}; of a library: {libraries} (docs/networks.md)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +232,7 @@ class TrainSpec(RunSpec):
     """
 
     model: str | torch.nn.Module = setting(
-        parse=chosen_architecture,
+        parse=require_architecture,
         check=str,
         kind=torch.nn.Module,
         flag="arch",
@@ -393,8 +390,6 @@ class TrainSpec(RunSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.model, str):
-            self._set(model=plugins.registered(self.model))
         execution, objective, start = self.execution, self.objective, self.pretrained_model
         has_micro_batch = self.schedule.micro_batch is not None
         is_exact = start is not None and execution.precision == "fp32"
