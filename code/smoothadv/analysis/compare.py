@@ -289,7 +289,6 @@ class CascadeEstimate(AtRadii, Analysis):
     # p_A is bounded by the counts in a log, or is Phi(radius / sigma) without them.
     thresholds: Sequence[float] = setting(
         _THRESHOLDS,
-        many=True,
         parse=number(float, "a probability from 0.5 to 0.999", lambda v: 0.5 <= v <= 0.999),
         help="thresholds p0 to try",
     )

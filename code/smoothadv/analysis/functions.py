@@ -39,7 +39,6 @@ class LogsSpec(Checked):
 
     logs: tuple[str, ...] = setting(
         parse=str,
-        many=True,
         flag="logs",
         metavar="LOG",
         group="logs",
@@ -50,7 +49,6 @@ class LogsSpec(Checked):
     where: tuple[str, ...] = setting(
         (),
         parse=condition,
-        many="extend",
         metavar="FIELD=VALUE",
         group="logs",
         help=f"use only logs with these hyper-parameters ({', '.join(FIELDS)})",

@@ -164,7 +164,6 @@ class AtRadii(Norm):
 
     radii: Sequence[Radius | float] | None = setting(
         None,
-        many=True,
         parse=Radius.parse,
         help="radii of the columns, like 0.25 or 2/255 (default: 0.25, 0.5, ... as far as anything "
         "is certified, in larger steps where there are too many; 1/255 to 8/255 with --norm linf)",

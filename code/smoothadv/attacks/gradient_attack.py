@@ -5,7 +5,6 @@ the ball.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +76,7 @@ class GradientAttack(Checked, ABC):
         parse=positive_int,
         help="steps of the attack (paper: 1 to 10 in training, 20 in evaluation)",
     )
-    estimator: GradientEstimator = setting(plug_in, kind=Callable)
+    estimator: GradientEstimator = setting(plug_in)
     targeted: bool = setting(False)
 
     @torch.inference_mode(

@@ -70,7 +70,6 @@ class BoardSpec(Checked):
 
     cards: tuple[str, ...] = setting(
         parse=str,
-        many=True,
         flag="cards",
         metavar="CARD",
         keyword=False,
@@ -78,7 +77,6 @@ class BoardSpec(Checked):
     )
     radii: tuple[float, ...] | None = setting(
         None,
-        many=True,
         parse=_radius,
         help="radii of the columns (default: those of the cards at which anything is certified)",
     )
@@ -91,10 +89,9 @@ class BoardSpec(Checked):
         keyword=False,
         help="format of standard output",
     )
-    output: tuple[Path, ...] = setting(
+    output: list[Path] = setting(
         (),
         parse=_file,
-        many="append",
         flag="-o --output",
         metavar="FILE",
         keyword=False,

@@ -159,7 +159,6 @@ class CardSpec(Checked):
 
     logs: tuple[str, ...] = setting(
         parse=str,
-        many=True,
         flag="logs",
         metavar="LOG",
         keyword=False,
@@ -176,7 +175,6 @@ class CardSpec(Checked):
     fact: tuple[str, ...] = setting(
         (),
         parse=_fact,
-        many="extend",
         metavar="FIELD=VALUE",
         help=f"what logs do not say of themselves ({', '.join(FIELDS)})",
     )

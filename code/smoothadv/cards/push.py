@@ -59,7 +59,6 @@ class PushSpec(Checked):
     card: tuple[str, ...] = setting(
         (),
         parse=str,
-        many="extend",
         metavar="CARD",
         help="cards that analyze card made of logs of this checkpoint: their certified accuracies "
         "become part of the model card",

@@ -73,10 +73,9 @@ _REPLACED = {
 class AnalyzeOptions(LogsSpec):
     """Which logs an analysis reads, and what it writes."""
 
-    output: tuple[Path, ...] = setting(
+    output: list[Path] = setting(
         (),
         parse=Path,  # what an analysis makes says whether it is a file or a folder
-        many="append",
         flag="-o --output",
         metavar="FILE",
         group="output",

@@ -243,7 +243,7 @@ class CertifySpec(EvaluationSpec):
         help="certification procedure",
     )
     settings: Mapping[str, Any] | None = setting(
-        None, kind=Mapping, flag="", help="further settings of the method, by field"
+        None, flag="", help="further settings of the method, by field"
     )
     sound: bool = setting(
         False,
@@ -328,7 +328,7 @@ class AttackedSpec(EvaluationSpec):
     """
 
     attack: Any = setting(
-        None, kind=object, flag="", records="attack", help="attack on the images, like PGD(0.5, 20)"
+        None, flag="", records="attack", help="attack on the images, like PGD(0.5, 20)"
     )
     num_noise_vec: int = setting(
         None,
@@ -453,9 +453,7 @@ class PredictSpec(AttackedSpec):
 class _OutdirSpec(AttackedSpec):
     """The settings that attack and falsify share."""
 
-    attack: Any = setting(
-        kind=object, flag="", records="attack", help="attack on the images, like PGD(0.5, 20)"
-    )
+    attack: Any = setting(flag="", records="attack", help="attack on the images, like PGD(0.5, 20)")
     outdir: Path | None = setting(
         None,
         parse=output_folder,
@@ -466,7 +464,6 @@ class _OutdirSpec(AttackedSpec):
     only: tuple[int, ...] | None = setting(
         None,
         parse=non_negative_int,
-        many=True,
         metavar="IDX",
         group="images",
         help="attack only the images with these indices",
@@ -487,7 +484,6 @@ class AttackSpec(_OutdirSpec):
     epsilons: tuple[float, ...] = setting(
         (),
         parse=perturbation_size,
-        many=True,
         flag="--epsilon",
         group="attack",
         unit="on images in [0, 1]",
@@ -537,7 +533,7 @@ class VerifySpec(RunSpec):
     given.
     """
 
-    dataset: Any = setting(None, kind=object, flag="", keyword=False)
+    dataset: Any = setting(None, flag="", keyword=False)
     existing: str = "resume"
     log: Path = setting(
         parse=Path, flag="log", help="certification log, with its manifest beside it"

@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from smoothadv.base.errors import UsageError
@@ -44,8 +43,6 @@ class ModelSpec(RunSpec):
     """
 
     model: Any = setting(
-        parse=Path,
-        kind=object,
         flag="checkpoint",
         metavar="CHECKPOINT",
         keyword=False,
@@ -61,15 +58,13 @@ class ModelSpec(RunSpec):
         help=f"standard deviation of the smoothing noise; {STAGES} where CHECKPOINT is a TOML file "
         "of a cascade or a router (docs/cascades.md)",
     )
-    stages: tuple[Stage, ...] | None = setting(
+    stages: Any = setting(
         None,
-        kind=object,
         flag="",
         help="(model, sigma) of each stage of a cascade, in place of model and sigma",
     )
-    router: Stage | None = setting(
+    router: Any = setting(
         None,
-        kind=object,
         flag="",
         help="(model, sigma) of a router, which says for each image which of the stages decides",
     )

@@ -83,8 +83,8 @@ class StagedProcedure(Procedure):
     """
 
     alpha_share: float = setting(**SHARE)
-    sigmas: tuple[float, ...] = setting((), parse=positive_float, many="*", kw_only=True)
-    noise_distances: tuple[float, ...] = setting((), parse=a_distance, many="*", kw_only=True)
+    sigmas: tuple[float, ...] = setting((), parse=positive_float, kw_only=True)
+    noise_distances: tuple[float, ...] = setting((), parse=a_distance, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,7 +42,6 @@ class OnGrid(Procedure):
         help="l2 radii to decide, in addition to 0 (default: the columns of the paper's tables for "
         "the dataset)",
         parse=non_negative_float,
-        many=True,
     )
     label_aware: bool = setting(
         False,

@@ -69,7 +69,6 @@ class _SweepOptions(Checked):
 
     grids: tuple[Path, ...] = setting(
         parse=Path,
-        many=True,
         flag="grids",
         metavar="GRID",
         help="file that describes a sweep, or a name from scripts/grids like digits-smoke",
@@ -77,7 +76,6 @@ class _SweepOptions(Checked):
     only: tuple[str, ...] | None = setting(
         None,
         parse=str,
-        many=True,
         metavar="PATTERN",
         help="only jobs whose folder matches one of these, like '*noise_0.25*'",
     )

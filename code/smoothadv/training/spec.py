@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from smoothadv.architectures import ARCHITECTURES, LIBRARIES, require_architecture
+from smoothadv.architectures import ARCHITECTURES, LIBRARIES
 from smoothadv.base import plugins
 from smoothadv.base.errors import UsageError, counted
 from smoothadv.base.plugins import Plugin
@@ -232,9 +232,6 @@ class TrainSpec(RunSpec):
     """
 
     model: str | torch.nn.Module = setting(
-        parse=require_architecture,
-        check=str,
-        kind=torch.nn.Module,
         flag="arch",
         metavar="ARCH",
         keyword=False,
@@ -258,20 +255,18 @@ class TrainSpec(RunSpec):
         keyword=False,
         help='"resume" continues earlier output, "overwrite" replaces it, "refuse" raises',
     )
-    objective: Objective = setting(kind=Objective, keyword=False, records="objective")
-    schedule: ScheduleSpec = setting(ScheduleSpec(), kind=ScheduleSpec, keyword=False)
+    objective: Objective = setting(keyword=False, records="objective")
+    schedule: ScheduleSpec = setting(ScheduleSpec(), keyword=False)
     execution: Execution = setting(
-        Execution(), kind=Execution, flag="", help="how to compute: a ``training.spec.Execution``"
+        Execution(), flag="", help="how to compute: a ``training.spec.Execution``"
     )
     tests: EvaluationSchedule = setting(
         EvaluationSchedule(),
-        kind=EvaluationSchedule,
         flag="",
         help="when to evaluate, and on how many images: a ``training.spec.EvaluationSchedule``",
     )
     policy: DataPolicy | None = setting(
         None,
-        kind=DataPolicy,
         flag="",
         records="data_policy",
         help="how to choose training images: an ``objectives.DataPolicy`` (default: as the "
@@ -360,7 +355,6 @@ class TrainSpec(RunSpec):
     route: tuple[Path, ...] | None = setting(
         None,
         parse=Path,
-        many=True,
         metavar="LOG",
         group=_DATA,
         help="train a router, by logs of stages on training images (docs/cascades.md)",
@@ -380,7 +374,6 @@ class TrainSpec(RunSpec):
     track: tuple[str, ...] = setting(
         (),
         choices=TRACKERS,
-        many="extend",
         metavar="NAME",
         group=_EXECUTION,
         help="show the epochs in other tools",

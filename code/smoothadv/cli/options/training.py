@@ -131,7 +131,7 @@ def _of_denoiser(one: Setting) -> Setting:
     """A setting of a training, as it is of a denoiser."""
     if one.field == "model":
         names = f"one of {', '.join(DENOISERS)}"
-        return dataclasses.replace(one, parse=DENOISERS.require, help=names)
+        return dataclasses.replace(one, help=names)
     if one.field == "teacher":
         return dataclasses.replace(one, flags=("--classifier",), help=_CLASSIFIER)
     return one

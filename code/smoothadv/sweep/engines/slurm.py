@@ -61,10 +61,9 @@ class Slurm(Engine):
         help=f"CPUs per process (default: {_CPUS_BESIDE_A_GPU} with a GPU, else the grid's threads "
         "or 1)",
     )
-    sbatch: list[str] | None = setting(
+    sbatch: tuple[str, ...] | None = setting(
         None,
         parse=_key_value,
-        many=True,
         help="further options of sbatch as KEY=VALUE, like account=vision, or gpus-per-node=a100:1 "
         "for a kind of GPU",
     )
