@@ -327,7 +327,7 @@ def test_split_updates_divide_the_batch_by_the_number_of_draws(compose, batch, c
 @pytest.mark.parametrize(
     ("words", "flag", "estimator"),
     [
-        ("--no-grad-attack", "--gradient", "Stein"),
+        ("--gradient stein", "--gradient", "Stein"),
         ("--gradient hard-stein", "--gradient", "Stein"),
         ("--beta 2", "--beta", "PlugIn"),
     ],

@@ -230,7 +230,7 @@ SHORT = ["--device", "cpu", "--epochs", 1, "--steps-per-epoch", 1]
         ([*PGD, "--noise", 0, "--num-noise-vec", 4], ["--noise 0", "--num-noise-vec"]),
         ([*PGD, "--sync-bn", "--micro-batch", 8], ["--sync-bn", "--micro-batch"]),
         ([*PGD, "--sync-bn", "--cuda-graph"], ["--sync-bn", "--cuda-graph"]),
-        ([*PGD, "--base-attack", "--no-grad-attack"], ["--gradient stein", "--base-attack"]),
+        ([*PGD, "--base-attack", "--gradient", "stein"], ["--gradient stein", "--base-attack"]),
         ([*PGD, "--gradient", "hard-stein", "--beta", 2], ["--beta", "--gradient hard-stein"]),
         ([*PGD, "--beta", 0], ["--beta", "'0'"]),
         ([*PGD[:2], "--objective", "gaussian", "--beta", 2], ["--beta", "--objective gaussian"]),

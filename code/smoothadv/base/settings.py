@@ -62,8 +62,8 @@ class SettingError(UserError, argparse.ArgumentTypeError, ValueError):
     """
 
 
-def refuse_any(faults: Mapping[str, bool], error: type[Exception] = UserError) -> None:
-    """Raise the error with the first of these texts that is so."""
+def refuse_any(faults: Mapping[str, object], error: type[Exception] = UserError) -> None:
+    """Raise the error with the first of these texts whose value is true."""
     for fault, is_so in faults.items():
         if is_so:
             raise error(fault)
@@ -298,17 +298,6 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": how}, **further)
 
 
-@functools.cache
-def settings_of(spec: type) -> tuple[Setting, ...]:
-    """The settings that a dataclass declares, in order of declaration."""
-    types = get_type_hints(spec)
-    return tuple(
-        _of_type(how, field.name, types[field.name])
-        for field in dataclasses.fields(spec)
-        if (how := field.metadata.get("setting")) is not None
-    )
-
-
 def _of_type(how: Setting, field: str, hint: Any) -> Setting:
     """The setting of a ``field``, completed by its name and its type."""
     types = _members(hint)
@@ -332,6 +321,19 @@ def _members(hint: Any) -> list[Any]:
     """The types in a union, or a type alone; that of None is None."""
     types = get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
     return [None if one is type(None) else one for one in types]
+
+
+def _settings_of(spec: type) -> tuple[Setting, ...]:
+    types = get_type_hints(spec)
+    return tuple(
+        _of_type(how, field.name, types[field.name])
+        for field in dataclasses.fields(spec)
+        if (how := field.metadata.get("setting")) is not None
+    )
+
+
+settings_of: Callable[[type], tuple[Setting, ...]] = functools.cache(_settings_of)
+"""The settings that a dataclass declares, in order of declaration."""
 
 
 def options_of(spec: type) -> list[Setting]:

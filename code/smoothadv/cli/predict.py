@@ -35,7 +35,7 @@ def make_parser() -> Parser:
         "abstain; with --attack, on attacked images (Salman et al., 2019).",
         kinds=[PredictSpec],
     )
-    add_attack(parser, EvaluationAttackOptions, released=["--no-grad-attack", "--base-attack"])
+    add_attack(parser, EvaluationAttackOptions)
     return parser
 
 

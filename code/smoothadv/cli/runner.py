@@ -43,6 +43,8 @@ _RELEASED = {
     "--learning-rate": "write --lr",
     "--wd": "write --weight-decay",
     "--self-training-weight": "write --unlabelled-weight",
+    "--no-grad-attack": "write --gradient stein",
+    "--base-attack": "write --gradient base",
     **dict.fromkeys(
         ("--adv-training", "--train-multi-noise", "--visualize-examples", "--workers"),
         "leave it out",

@@ -3,7 +3,7 @@ options describe.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,6 @@ from smoothadv.cli.runner import (
 
 _BASE = "base"
 _GROUP = "attack"
-_RELEASED = {"--no-grad-attack": "stein", "--base-attack": _BASE}
-"""Flags of the released code, and what they say in words of --gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,21 +65,13 @@ def add_attack(
     parser: Parser,
     kind: type[AttackOptions],
     adapt: Callable[[Setting], Setting] = lambda one: one,
-    released: Iterable[str] = (),
 ) -> None:
     """The options of the ``kind`` and the settings of all attacks, each changed by ``adapt``, in a
-    group that further options join. The ``released`` flags stand for a --gradient.
+    group that further options join.
     """
-    chooser, beta, gradient = options_of(kind)
+    chooser, *gradients = options_of(kind)
     of_attacks = [one for attack in ATTACKS.values() for one in options_of(attack)]
-    group = group_of(parser, _GROUP)
-    add_settings(group, map(adapt, [chooser, *of_attacks, beta]))
-    choice = group.add_mutually_exclusive_group()
-    add_settings(choice, [gradient])
-    for flag in released:
-        value = _RELEASED[flag]
-        text = f"as --gradient {value}"
-        choice.add_argument(flag, action="store_const", const=value, dest=gradient.flag, help=text)
+    add_settings(group_of(parser, _GROUP), map(adapt, [chooser, *of_attacks, *gradients]))
 
 
 def in_256ths(setting: Setting) -> Setting:
