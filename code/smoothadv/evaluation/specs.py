@@ -29,6 +29,7 @@ from smoothadv.base.settings import (
     perturbation_size,
     positive_int,
     probability,
+    refuse_any,
     setting,
     settings_of,
     up_to_a_million,
@@ -470,11 +471,15 @@ class _OutdirSpec(AttackedSpec):
     )
 
     def __post_init__(self) -> None:
-        if self.attack is None:
-            raise UserError("attack: found None: give one, like PGD(0.5, 20)")
+        has_others = self.skip != 1 or self.limit is not None
+        faults = {
+            "attack: found None: give one, like PGD(0.5, 20)": self.attack is None,
+            "--only is not read with --skip or --max: leave one of them out": (
+                self.only is not None and has_others
+            ),
+        }
+        refuse_any(faults, UsageError)
         super().__post_init__()
-        if self.only is not None and (self.skip != 1 or self.limit is not None):
-            raise UsageError("--only is not read with --skip or --max: leave one of them out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from smoothadv.base.settings import (
     INPUT_LAYER_NAMES,
     a_threshold,
     positive_noise_level,
+    refuse_any,
     setting,
 )
 from smoothadv.datasets import DatasetDescription, describe_dataset
@@ -134,16 +135,21 @@ class ModelSpec(RunSpec):
         elif isinstance(self.sigma, str):
             stages, router, threshold = read_stages(self.model.source)
             self._set(stages=stages, router=router, threshold=self.threshold or threshold)
-        if self.threshold is not None and self.kind != "cascade":
-            raise UsageError("--threshold is for cascades: leave it out")
-        if self.stages is None:
-            if self.router is not None:
-                raise UsageError("router: found one without stages: give stages, too")
-            return
-        if self.denoiser is not None:
-            raise UsageError(f"--denoiser is for one sigma: leave it out for a {self.kind}")
-        self._set(sigma=max(stage.sigma for stage in self.classifiers))
-        if self.router is None and self.threshold is None:
+        faults = {
+            "--threshold is for cascades: leave it out": (
+                self.threshold is not None and self.kind != "cascade"
+            ),
+            "router: found one without stages: give stages, too": (
+                self.router is not None and self.stages is None
+            ),
+            f"--denoiser is for one sigma: leave it out for a {self.kind}": (
+                self.denoiser is not None and self.kind
+            ),
+        }
+        refuse_any(faults, UsageError)
+        if self.kind:
+            self._set(sigma=max(stage.sigma for stage in self.classifiers))
+        if self.kind == "cascade" and self.threshold is None:
             self._set(threshold=DEFAULT_THRESHOLD)
 
     @property

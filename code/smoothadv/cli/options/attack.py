@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smoothadv.attacks import ATTACKS, GradientAttack
-from smoothadv.attacks.estimators import ESTIMATORS, GradientEstimator, PlugIn, plug_in
+from smoothadv.attacks.estimators import ESTIMATORS, PlugIn, plug_in
 from smoothadv.base.errors import UsageError
 from smoothadv.base.settings import (
     Checked,
@@ -16,6 +16,7 @@ from smoothadv.base.settings import (
     options_of,
     perturbation_size_in_256ths,
     positive_float,
+    refuse_any,
     setting,
 )
 from smoothadv.cli.runner import (
@@ -23,7 +24,6 @@ from smoothadv.cli.runner import (
     Parser,
     add_settings,
     compose,
-    given_settings,
     group_of,
     refuse_foreign_settings,
 )
@@ -96,27 +96,21 @@ def compose_attack(
             f"{', '.join(ATTACKS)}"
         )
     refuse_foreign_settings(options, ATTACKS, "--attack", name)
-    chosen = EvaluationAttackOptions(**given_settings(EvaluationAttackOptions, options))
-    gradient = chosen.gradient or "plug-in"
-    way = f"--gradient {gradient}"
-    is_plug_in = gradient in ("plug-in", _BASE)
-    if chosen.beta is not None and not is_plug_in:
-        raise UsageError(
-            f"--beta is not read by {way}, but by the plug-in gradient: leave one of them out"
-        )
-    if noise_sd == 0 and not is_plug_in:
-        raise UsageError(
+    gradient, beta = options.get("--gradient", "plug-in"), options.get("--beta")
+    way, estimator = f"--gradient {gradient}", plug_in
+    if gradient not in ("plug-in", _BASE):
+        faults = {
+            f"--beta is not read by {way}, but by the plug-in gradient: leave one of them out": (
+                beta is not None
+            ),
+            f"{way} estimates gradients from noise: give --noise, like 0.25": noise_sd is None,
             f"{way} estimates gradients from noise, and there is none: leave it out, or --noise 0, "
-            "or --base-attack"
-        )
-    if chosen.beta not in (None, 1):
-        estimator: GradientEstimator = PlugIn(chosen.beta)
-    elif is_plug_in:
-        estimator = plug_in
-    elif noise_sd is None:
-        raise UsageError(f"{way} estimates gradients from noise: give --noise, like 0.25")
-    else:
+            "or --base-attack": noise_sd == 0,
+        }
+        refuse_any(faults, UsageError)
         estimator = ESTIMATORS[gradient][0](noise_sd)
+    elif beta not in (None, 1):
+        estimator = PlugIn(beta)
     return compose(ATTACKS[name], options, f"--attack {name}", estimator=estimator, **given)
 
 
