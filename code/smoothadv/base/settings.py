@@ -2,9 +2,9 @@
 itself.
 
 A field says what it means, which values it takes, what a command calls it, whether Python has it as
-a keyword, and whether it decides the numbers. This one place makes the options of a command
-(``cli.runner``), the keywords and the documentation of a Python function (``takes``), the checks of
-values (``Checked``) and the manifest's record of a run (``identity``):
+a keyword, and whether it decides the numbers; its type says the rest. This one place makes the
+options of a command (``cli.runner``), the keywords and the documentation of a Python function
+(``takes``), the checks of values (``Checked``) and the manifest's record of a run (``identity``):
 
     @dataclass(frozen=True, kw_only=True)
     class ShoutSpec(Checked):
@@ -272,10 +272,10 @@ def setting(
     which may be empty if the default is. A bool is a switch. Texts and paths are taken as they are.
 
     ``parse`` turns a text into a number or another value, and raises SettingError for a bad text;
-    an object of the type is taken as it is. ``choices`` lists texts instead; it may be a Registry.
-    ``check`` reads in Python what a command would not take.
-    ``help`` is a text, or a function that returns one; ``unit`` is the unit of the value.
-    ``records`` is the name in the manifest of a field that decides the numbers.
+    an object of the type needs none. ``choices`` lists texts instead; it may be a Registry.
+    ``check``, in place of ``parse``, reads in Python what a command would not take. ``help`` is a
+    text, or a function that returns one; ``unit`` is the unit of the value. ``records`` is the name
+    in the manifest of a field that decides the numbers.
 
     In commands, ``flag`` holds one flag or several, separated by spaces, the main one first. A name
     without dashes makes a positional argument, "" makes no option. By default a field with ``help``
@@ -305,13 +305,15 @@ def _of_type(how: Setting, field: str, hint: Any) -> Setting:
     single = _members(get_args(lists[0])[0]) if lists else types
     parse = how.parse or next((one for one in single if one in (str, Path)), None)
     kind = [get_origin(one) or one for one in single if one not in (str, int, float, Path, None)]
+    if Any in kind:
+        kind = [] if parse else [object]
     return dataclasses.replace(
         how,
         field=field,
         flags=tuple(flag or "--" + field.replace("_", "-") for flag in how.flags),
         parse=parse,
         check=how.check or parse,
-        kind=tuple(kind if Any not in kind else [] if parse else [object]),
+        kind=tuple(kind),
         many=(list if get_origin(lists[0]) is list else tuple) if lists else None,
         may_be_none=None in types,
     )

@@ -380,8 +380,8 @@ class AttackedSpec(EvaluationSpec):
                 value = getattr(self, one.field)
                 if one.group == "attack" and value is not None and value is not False:
                     raise UsageError(
-                        f"{one.field}: found {value!r}, and there is no attack: give one, like "
-                        "attack=PGD(0.5, 20) or --attack PGD"
+                        f"{one.flag or one.field}: found {value!r}, and there is no attack: give "
+                        "one, like --attack PGD, or attack=PGD(0.5, 20) in Python"
                     )
             return
         from smoothadv.attacks import GradientAttack  # imports torch
