@@ -96,18 +96,21 @@ def compose_attack(
             f"{', '.join(ATTACKS)}"
         )
     refuse_foreign_settings(options, ATTACKS, "--attack", name)
-    gradient, beta = options.get("--gradient", "plug-in"), options.get("--beta")
-    way, estimator = f"--gradient {gradient}", plug_in
+    beta = options.get("--beta")
+    gradient = options.get("--gradient", "plug-in")
+    way = f"--gradient {gradient}"
+    estimator = plug_in
     if gradient not in ("plug-in", _BASE):
         faults = {
             f"--beta is not read by {way}, but by the plug-in gradient: leave one of them out": (
                 beta is not None
             ),
-            f"{way} estimates gradients from noise: give --noise, like 0.25": noise_sd is None,
             f"{way} estimates gradients from noise, and there is none: leave it out, or --noise 0, "
             "or --base-attack": noise_sd == 0,
         }
         refuse_any(faults, UsageError)
+        if noise_sd is None:
+            raise UsageError(f"{way} estimates gradients from noise: give --noise, like 0.25")
         estimator = ESTIMATORS[gradient][0](noise_sd)
     elif beta not in (None, 1):
         estimator = PlugIn(beta)
