@@ -91,7 +91,6 @@ SAME = {
         np.frombuffer(IMAGES.tobytes(), np.float32).reshape(IMAGES.shape),
         LABELS,
     ),
-    "one memory": lambda: (Reused({}),),
     "images reversed twice": lambda: (np.ascontiguousarray(IMAGES[:, :, ::-1])[:, :, ::-1], LABELS),
     "images in Fortran's order": lambda: (np.asfortranarray(IMAGES), LABELS),
     "labels as bool": lambda: (IMAGES, LABELS.astype(bool)),
@@ -137,6 +136,11 @@ def test_pictures_of_pillow_in_pairs_or_dicts_are_images_of_8_bits(item):
     found, expected = (
         certify(images=Items(dict(enumerate(items))), labels=None) for items in (pictures, levels)
     )
+    pd.testing.assert_frame_equal(found, expected)
+
+
+def test_a_dataset_may_put_each_image_into_the_memory_of_the_one_before():
+    found, expected = (certify(images=kind({}), labels=None) for kind in (Reused, Items))
     pd.testing.assert_frame_equal(found, expected)
 
 
