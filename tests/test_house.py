@@ -122,7 +122,7 @@ def test_imports_follow_the_picture():
             "if TYPE_CHECKING:\n    from smoothadv.objectives import BatchLoss",
         ),
         ("smoothadv.attacks.ddn", "from ..training import train"),
-        ("smoothadv.datasets.digits", "from smoothadv.cli import options"),
+        ("smoothadv.datasets.sources.digits", "from smoothadv.cli import options"),
         (
             "smoothadv.objectives.gaussian",
             "import importlib\nimportlib.import_module('smoothadv.training')",

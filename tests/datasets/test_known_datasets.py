@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from smoothadv.datasets import DATASETS, SPLITS, describe_dataset, get_dataset
-from smoothadv.datasets.imagenet import SYNSETS
+from smoothadv.datasets.sources.imagenet import SYNSETS
 from support.image_files import random_image, save_image
 from support.refusals import refusal
 

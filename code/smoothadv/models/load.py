@@ -26,7 +26,7 @@ from smoothadv.datasets import (
     ImageDataset,
     describe_dataset,
 )
-from smoothadv.datasets.loose import image_files, read_images
+from smoothadv.datasets.given import files_in, read_images
 from smoothadv.datasets.preparation import Preparation, split_location
 from smoothadv.datasets.relabelled import matched_classes
 from smoothadv.models.checkpoint import (
@@ -324,7 +324,7 @@ def loose_images(spec: ModelSpec, paths: Sequence[Path]) -> tuple[list[Path], Im
     """The files in files and folders, and their images for the model of a spec, whose dataset says
     what the model was trained on; also what was changed of them, in words.
     """
-    files, description = image_files(paths), spec.description
+    files, description = files_in(paths), spec.description
     _, preparation = split_location(spec.dataset.partition(":")[2])
     if preparation is None and description.defaults is IMAGENET_TRAINING:
         preparation = Preparation(description.image_shape[1])

@@ -20,8 +20,8 @@ from smoothadv.base.errors import UsageError, UserError, counted, warn
 from smoothadv.base.provenance import provenance
 from smoothadv.base.settings import describe
 from smoothadv.datasets import SPLITS, DatasetDescription, get_dataset
+from smoothadv.datasets.arrays import load_pseudo_labelled
 from smoothadv.datasets.images import StreamedImages, changing_image
-from smoothadv.datasets.unlabelled import load_pseudo_labelled
 from smoothadv.models.checkpoint import (
     INTEGER,
     digest_of,
