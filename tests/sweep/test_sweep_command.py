@@ -13,7 +13,7 @@ import pytest
 from smoothadv.analysis.facts import facts_of
 from smoothadv.records.logs import manifest_path, recorded_settings
 from smoothadv.sweep import expectations, job_execution
-from smoothadv.sweep.command import visible_gpus
+from smoothadv.sweep.engines import visible_gpus
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.jobs import SweepJob
 from smoothadv.sweep.stages import Stage
