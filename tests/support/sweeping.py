@@ -2,7 +2,6 @@
 pretended.
 """
 
-import fcntl
 import json
 import os
 import subprocess
@@ -183,16 +182,6 @@ def commands_in(log: Path) -> int:
     return sum(
         line.startswith("$ ") and " smoothadv " in line for line in log.read_text().splitlines()
     )
-
-
-def is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock on a file."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def is_alive(process: int) -> bool:

@@ -32,7 +32,6 @@ from support.sweeping import (
     fake,
     finish,
     held_by_another,
-    is_locked,
     jobs_of,
     write_grid,
 )
@@ -242,6 +241,24 @@ def test_other_weights_to_start_from_make_another_model():
     assert state.kind is FAILED and "pretrained" in state.detail
 
 
+def test_a_student_waits_for_the_teacher_and_is_not_that_of_another_one():
+    teacher = MODEL / "checkpoint.pth.tar"
+    student = {"noise": 0.25, "objective": "cat-rs", "teacher": str(teacher), "group": "B"}
+    first, second = jobs_of(write_grid(Path("grid.toml"), student, {"noise": 0.25}))
+    assert kind(first) is BLOCKED and str(teacher) in state_of(first).detail
+    for job in (second, first):
+        assert kind(job) is WAITING
+        finish(job)
+    assert kind(first) is DONE
+    teacher.write_bytes(b"another one")
+    assert kind(first) is FAILED and "teacher_sha256" in state_of(first).detail
+
+
+def test_no_file_of_the_hub_is_waited_for():
+    hub = {"objective": "cat-rs", "teacher": "hf-hub:me/teacher", "pretrained-model": "hf-hub:a/b"}
+    assert kind(the_job({**FIXED, **hub}, {**CERTIFY, "denoiser": "hf-hub:a/d"})) is WAITING
+
+
 def test_training_does_not_start_from_an_unfinished_model(done):
     """Its checkpoint exists, but lacks an epoch."""
     start = {**FIXED, "pretrained-model": str(MODEL / "checkpoint.pth.tar"), "seed": 1}
@@ -276,15 +293,10 @@ def test_holder_of_the_lock_works_on_the_job_whatever_the_record_says(state):
     assert job.record.holder() == "" and kind(job) is not RUNNING
 
 
-def test_readers_of_the_lock_do_not_see_each_other():
+def test_this_process_holds_the_job_within_its_claim():
     begun = the_job()
     with begun.record.claim(0):
         begun.record.write("running", stage="train")
-    lock = begun.record.folder / "job.lock"
-    assert not is_locked(lock) and kind(begun) is STOPPED
-    with begun.record.claim(0):
-        assert is_locked(lock)
-        holders = {begun.record.holder() for _ in range(3)}
-        assert holders == {f"{socket.gethostname()}, process {os.getpid()}"}
+        assert begun.record.holder() == f"{socket.gethostname()}, process {os.getpid()}"
         assert_busy(begun)
-    assert not is_locked(lock)
+    assert begun.record.holder() == "" and kind(begun) is STOPPED

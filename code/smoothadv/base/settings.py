@@ -295,9 +295,10 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": how}, **further)
 
 
-def settings_of(spec: type) -> list[Setting]:
+@functools.cache
+def settings_of(spec: type) -> tuple[Setting, ...]:
     """The settings that a dataclass declares, in order of declaration."""
-    return [
+    return tuple(
         dataclasses.replace(
             how,
             field=field.name,
@@ -305,7 +306,7 @@ def settings_of(spec: type) -> list[Setting]:
         )
         for field in dataclasses.fields(spec)
         if (how := field.metadata.get("setting")) is not None
-    ]
+    )
 
 
 def options_of(spec: type) -> list[Setting]:
