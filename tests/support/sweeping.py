@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,26 +155,6 @@ def fake_commands(patch: pytest.MonkeyPatch) -> None:
     from smoothadv.sweep import job_execution
 
     patch.setattr(job_execution, "_run", lambda job, stage, *_: fake(stage) or 0)
-
-
-@contextmanager
-def held_by_another(path: Path) -> Iterator[subprocess.Popen]:
-    """Within, another process holds the lock on a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    program = (
-        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); "
-        "print(1, flush=True)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"{program}; sys.stdin.read()", str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdout.readline() == b"1\n"
-    try:
-        yield process
-    finally:
-        process.communicate()
 
 
 def commands_in(log: Path) -> int:
