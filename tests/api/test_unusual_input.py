@@ -236,7 +236,7 @@ REFUSED = {
     "list": ([1, 2], None, "images are a list"),
     "generator": (iter(IMAGES), None, "images are a"),
     "no labels": (IMAGES, None, "images without labels"),
-    "fewer labels": (IMAGES, LABELS[:3], "labels have shape \\[3\\], expected 6 labels"),
+    "fewer labels": (IMAGES, LABELS[:3], "labels are torch.int64 \\[3\\], expected 6 whole"),
     "labels between": (IMAGES, LABELS + 0.5, "labels are torch.float64"),
     "label above": (IMAGES, LABELS + 1, "image 1 has the label 2, .* from 0 to 1"),
     "label below": (IMAGES, LABELS - 1, "image 0 has the label -1"),

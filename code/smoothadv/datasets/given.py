@@ -22,7 +22,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from smoothadv.base.errors import UserError, counted, first_line
+from smoothadv.base.errors import UserError, first_line
 from smoothadv.base.files import digest
 from smoothadv.datasets import Batches, DatasetDescription, Indices, TrainingDefaults
 from smoothadv.datasets.images import augmented, draw_augmentation, pixels_of
@@ -145,13 +145,12 @@ class Arrays(TensorDataset):
         if labels is None:
             labels = torch.full(self.images.shape[:1], _UNKNOWN)
         found = _tensor(labels, "labels")
-        if found.shape != self.images.shape[:1]:
+        is_number = not (found.is_floating_point() or found.is_complex())
+        if not is_number or found.shape != self.images.shape[:1]:
             raise UserError(
-                f"labels have shape {list(found.shape)}, expected "
-                f"{counted(len(self.images), 'label')}"
+                f"labels are {found.dtype} {list(found.shape)}, expected {len(self.images)} whole "
+                "numbers from 0 on"
             )
-        if found.is_floating_point() or found.is_complex():
-            raise UserError(f"labels are {found.dtype}: give whole numbers from 0 on")
         self.labels = found.to(torch.int64)
         super().__init__(self.images, self.labels)
 

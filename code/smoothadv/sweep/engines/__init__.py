@@ -48,14 +48,10 @@ def context_of(name: str, folder: Path, device: str | None) -> SweepContext:
 
     if device == "cpu":
         return SweepContext(name, folder, (), wants_gpus=False)
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return SweepContext(name, folder, visible_gpus(named, torch.cuda.device_count()))
-
-
-def visible_gpus(named: str | None, count: int) -> tuple[str, ...]:
-    """The names of the ``count`` visible GPUs; ``named`` is the variable CUDA_VISIBLE_DEVICES."""
-    names = [name.strip() for name in (named or "").split(",") if name.strip()]
-    return tuple(names or map(str, range(count)))[:count]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = [name.strip() for name in named if name.strip()]
+    count = torch.cuda.device_count()
+    return SweepContext(name, folder, tuple(names or map(str, range(count)))[:count])
 
 
 @dataclass(frozen=True)
