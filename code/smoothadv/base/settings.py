@@ -499,7 +499,7 @@ def takes(*specs: type) -> Callable[[Function], Function]:
 
 def identity(spec: Any) -> dict[str, Any]:
     """What a manifest records of a run: the settings that decide the numbers, but those at None."""
-    values = {one.records: getattr(spec, one.field) for one in settings_of(type(spec))}
+    values = {one.records: getattr(spec, one.field) for one in settings_of(spec.__class__)}
     return {
         name: settings_record(value) for name, value in values.items() if name and value is not None
     }
