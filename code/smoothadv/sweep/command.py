@@ -30,7 +30,7 @@ from smoothadv.cli.runner import (
     run,
     terminable,
 )
-from smoothadv.sweep.engines import ENGINES, Engine, SweepContext, context_of
+from smoothadv.sweep.engines import ENGINES, Engine, SweepContext
 from smoothadv.sweep.grid import MOST_MODELS, Grid, read_grids
 from smoothadv.sweep.jobs import (
     BLOCKED,
@@ -281,6 +281,20 @@ def _work(asked: _RunOptions, options: Options) -> None:
         _run_jobs(engine, to_do, context_of(names, sweeps[0][0].logs, asked.device))
     print(_summary(sweeps, jobs))
     _conclude(jobs, asked, is_detached=getattr(engine, "detach", False))
+
+
+def context_of(name: str, folder: Path, device: str | None) -> SweepContext:
+    """The context of a sweep that is started here, for ``device`` (None: GPUs where there are
+    any).
+    """
+    import torch
+
+    if device == "cpu":
+        return SweepContext(name, folder, (), wants_gpus=False)
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    names = [name.strip() for name in named if name.strip()]
+    count = torch.cuda.device_count()
+    return SweepContext(name, folder, tuple(names or map(str, range(count)))[:count])
 
 
 def _run_jobs(engine: Engine, jobs: list[SweepJob], context: SweepContext) -> None:

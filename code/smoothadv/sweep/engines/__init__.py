@@ -6,7 +6,6 @@ An engine is a frozen dataclass derived from ``Engine``, in ``ENGINES``; its set
 them.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -38,20 +37,6 @@ class SweepContext:
     folder: Path
     gpus: tuple[str, ...] = ()
     wants_gpus: bool = True
-
-
-def context_of(name: str, folder: Path, device: str | None) -> SweepContext:
-    """The context of a sweep that is started here, for ``device`` (None: GPUs where there are
-    any).
-    """
-    import torch
-
-    if device == "cpu":
-        return SweepContext(name, folder, (), wants_gpus=False)
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    names = [name.strip() for name in named if name.strip()]
-    count = torch.cuda.device_count()
-    return SweepContext(name, folder, tuple(names or map(str, range(count)))[:count])
 
 
 @dataclass(frozen=True)
