@@ -295,9 +295,13 @@ def setting(
     return dataclasses.field(default=default, metadata={"setting": how}, **further)
 
 
-@functools.cache
-def settings_of(spec: type) -> tuple[Setting, ...]:
+def settings_of(spec: Any) -> tuple[Setting, ...]:
     """The settings that a dataclass declares, in order of declaration."""
+    return _declared(spec)
+
+
+@functools.cache
+def _declared(spec: type) -> tuple[Setting, ...]:
     return tuple(
         dataclasses.replace(
             how,
@@ -499,7 +503,7 @@ def takes(*specs: type) -> Callable[[Function], Function]:
 
 def identity(spec: Any) -> dict[str, Any]:
     """What a manifest records of a run: the settings that decide the numbers, but those at None."""
-    values = {one.records: getattr(spec, one.field) for one in settings_of(spec.__class__)}
+    values = {one.records: getattr(spec, one.field) for one in settings_of(type(spec))}
     return {
         name: settings_record(value) for name, value in values.items() if name and value is not None
     }
