@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from smoothadv.analysis.facts import facts_of
+from smoothadv.records.logs import manifest_path, recorded_settings
 from smoothadv.sweep import expectations, job_execution
 from smoothadv.sweep.command import context_of
-from smoothadv.sweep.engines import SweepContext
 from smoothadv.sweep.engines import SweepContext
 from smoothadv.sweep.engines.local import Local
 from smoothadv.sweep.jobs import SweepJob
