@@ -4,7 +4,6 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from queue import SimpleQueue
 
 from smoothadv.base.cpus import JOBS_AT_A_TIME
@@ -36,7 +35,7 @@ class Local(Engine):
 
         with ThreadPoolExecutor(len(groups)) as pool:
             try:
-                wait_for_jobs(jobs, partial(pool.submit, work), len(groups), report_end)
+                wait_for_jobs(jobs, lambda job: pool.submit(work, job), len(groups), report_end)
             finally:
                 stop.set()  # and then the pool waits until the stages have stopped
 
