@@ -33,8 +33,7 @@ def networks_of_bytes(draw: st.DrawFn) -> IntegerNetwork:
     around = {"padding": (kernel // 2, kernel // 2), "shortcut": 1}
     side, again = draw(pair(4, 9)), draw(st.booleans())
     low, high = draw(st.sampled_from([(-127, 127), (0, 99), (0, 255)]))
-    # Without powers of 2 as multipliers, a convolution is not fused.
-    middle = {"low": low, "high": high, **draw(st.sampled_from([{}, {"powers": True}]))}
+    middle = {"low": low, "high": high, "powers": True}
     steps = [
         Step(convolution(seed, (8, 3, 3, 3), padding=(1, 1), **byte), (0,)),
         Step(convolution(seed + 1, (8, 8, 3, 3), padding=(1, 1), **middle), (1,)),
@@ -53,21 +52,53 @@ def networks_of_bytes(draw: st.DrawFn) -> IntegerNetwork:
 @settings(max_examples=25)
 @given(networks_of_bytes(), st.integers(0, 999))
 def test_any_block_of_bytes_is_the_reference_to_the_last_bit(network, seed):
-    """Also where its value is needed again, whose place oneDNN's sum would take. An image with a
-    NaN has no class, and infinite values are clamped.
-    """
+    """Also where its value is needed again, whose place oneDNN's sum would take."""
     images = extreme_images(network, 7, seed)
     assert is_reference(network, images)
     form = byte_form(network)
     if form is not None:
         with torch.inference_mode():
+            assert torch.equal(form(images), network(images))
             assert form.inexact_layer(images) is None
-            images[1, 2, 3, 3], images[2, 0, 0, 0] = torch.nan, torch.inf
-            found = form(images)
-            assert found.isnan().all(1).nonzero().tolist() == [[1]]
-            assert torch.equal(found.nan_to_num(), network(images).nan_to_num())
         fused = [getattr(layer, "is_fused", False) for layer in form.layers[2:4]]
         assert fused == [min(network.ranges[n][0] for n in network.inputs[i]) >= 0 for i in (2, 3)]
+
+
+@needs_bytes
+@pytest.mark.parametrize(
+    ("low", "high", "inputs", "is_fused"),
+    [
+        (0, 255, (1, 2), True),
+        (-9, 9, (1, 2), False),
+        (0, 999, (1, 2), False),
+        (0, 255, (2, 2), True),
+        (0, 255, (2, 1), True),
+    ],
+)
+def test_fused_operators_add_shortcuts_of_bytes_alone(low, high, inputs, is_fused):
+    """oneDNN's sum reads 0..255 and takes the place of it, which may be needed. An image with a NaN
+    has no class, and infinite values are clamped, as the definition says.
+    """
+    byte, powers = {"low": 0, "high": 255, "powers": True}, {}
+    if inputs[0] == 2:
+        powers["powers"] = True
+    steps = [
+        Step(convolution(0, (8, 3, 1, 1), **byte), (0,)),
+        Step(convolution(1, (8, 8, 1, 1), low=low, high=high, **powers), (1,)),
+        Step(convolution(2, (8, 8, 1, 1), shortcut=1, **byte), inputs),
+        Step(convolution(3, (8, 8, 1, 1), shortcut=1, **byte), (3, 3 if inputs[1] == 2 else 1)),
+        Step(Total({"kernel": (5, 5)}, {}), (4,)),
+        Step(convolution(4, (5, 8, 1, 1)), (5,)),
+    ]
+    network = IntegerNetwork((3, 5, 5), 383, torch.tensor([125, 0, 255]), steps).eval()
+    form, images = byte_form(network), extreme_images(network, 9)
+    images[1, 2, 4, 4], images[2, 0, 0, 0] = torch.nan, torch.inf
+    with torch.inference_mode():
+        found, expected = form(images), network(images)
+    assert form.layers[2].is_fused == is_fused
+    assert form.layers[1].is_fused == bool(powers), "others are rounded with the bias"
+    assert found.isnan().any(1).nonzero().tolist() == [[1]] and found[1].isnan().all()
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.parametrize(
