@@ -62,7 +62,7 @@ FIRST_STEPS = {
         "cards.card.CardSpec.made",
         "cards.board.BoardSpec.text",
     ],
-    "sweep": ["sweep.command.read_grid"],
+    "sweep": ["sweep.command.read_grids"],
     "list": ["cli.list.recipe_names"],
 }
 
